@@ -1,0 +1,1 @@
+"""Classification transfer: frozen features, kNN, retrieval, SVM, linear probes and few labels."""

@@ -1,0 +1,8 @@
+"""The one exception that a user can cause; everything else is a bug."""
+
+
+class InputError(Exception):
+    """Something the user gave is wrong. The message says what was expected, what was found and what to do next.
+
+    Tools print it as one line and exit with code 2; library callers may catch it.
+    """
