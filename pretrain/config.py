@@ -98,7 +98,7 @@ def _keys(cfg: CfgNode, prefix: str = "") -> Iterator[str]:
 
 
 def _coerce(key: str, value: Any, default: Any, where: str) -> Any:
-    if default is None or value is None and not isinstance(default, (bool, int, float, str)):
+    if default is None or (value is None and not isinstance(default, (bool, int, float, str))):
         return value
     if isinstance(default, float) and type(value) is int:
         return float(value)

@@ -25,7 +25,7 @@ PLAIN_INTERVAL = 10.0
 
 
 def _is_main() -> bool:
-    """Only the first process of a torchrun job talks; read from the environment so that importing torch is not needed."""
+    """Only the first process of a torchrun job talks. Read from the environment: importing torch takes seconds."""
     return int(os.environ.get("RANK", "0")) == 0
 
 

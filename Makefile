@@ -1,0 +1,29 @@
+# Two commands for a newcomer: `make quickstart` and `make test`. Both set up .venv once and reuse it.
+PYTHON ?= python3
+OUTPUT ?= outputs/quickstart
+
+.PHONY: help quickstart test lint clean
+
+help:
+	@echo "make quickstart   set up .venv, then pretrain, convert, fine-tune, score and report on embedded data"
+	@echo "make test         set up .venv, then run the default test suite"
+	@echo "make lint         ruff and mypy"
+	@echo "make clean        remove .venv and outputs/ (the embedded data's cache is left alone)"
+	@echo "PYTHON=python3.12 make quickstart   use another interpreter; OUTPUT=folder puts the report elsewhere"
+
+quickstart:
+	@$(PYTHON) tools/setup_env.py
+	@.venv/bin/python tools/quickstart.py --output $(OUTPUT)
+
+test:
+	@$(PYTHON) tools/setup_env.py test
+	@.venv/bin/python -m pytest
+
+lint:
+	@$(PYTHON) tools/setup_env.py test lint
+	@.venv/bin/python -m ruff check .
+	@.venv/bin/python -m ruff format --check .
+	@.venv/bin/python -m mypy
+
+clean:
+	rm -rf .venv outputs

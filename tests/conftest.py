@@ -1,0 +1,27 @@
+"""What every test shares: two threads, an own cache folder, and Detectron2's absence said once, with its reason."""
+
+import importlib.util
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory):
+    """Embedded data is made once per test session, never in the user's cache."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``detectron2`` skip where it is not installed."""
+    if importlib.util.find_spec("detectron2") is not None:
+        return
+    reason = "Detectron2 is not installed (https://detectron2.readthedocs.io/en/latest/tutorials/install.html)"
+    for item in items:
+        if "detectron2" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))

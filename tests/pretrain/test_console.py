@@ -1,0 +1,81 @@
+"""The terminal: exit codes, one-line errors, signals that wait for the step to end."""
+
+import argparse
+import errno
+import os
+import signal
+
+import pytest
+
+from pretrain.console import ProgressLine, Stopped, run_tool, stop_signals, table, track
+from pretrain.errors import InputError
+
+
+def run(main, argv=()):
+    return run_tool(argparse.ArgumentParser(), main, list(argv))
+
+
+def raiser(error):
+    def main(_args):
+        raise error
+
+    return main
+
+
+def test_wrong_input_is_one_line_and_exit_code_2(capsys):
+    assert run(raiser(InputError("expected a, found b"))) == 2
+    assert capsys.readouterr().err == "error: expected a, found b\n"
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert run(raiser(InputError("expected a")), ["--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_readable(capsys):
+    assert run(raiser(OSError(errno.ENOSPC, "No space left on device", "x.pt"))) == 1
+    assert "no space left on the disk while writing x.pt" in capsys.readouterr().err
+
+
+def test_a_stop_says_its_message_and_gives_the_shells_code(capsys):
+    assert run(raiser(Stopped("saved step 3; resume with --resume", 143))) == 143
+    assert "resume with --resume" in capsys.readouterr().out
+
+
+def test_bugs_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run(raiser(ZeroDivisionError()))
+
+
+def test_the_first_signal_only_sets_the_flag_and_the_second_ends():
+    with stop_signals() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+        assert stop.exit_code == 143
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_track_yields_everything_and_ends_with_a_plain_line(capsys):
+    assert list(track([1, 2, 3], "reading")) == [1, 2, 3]
+    assert "reading: 3/3" in capsys.readouterr().out
+
+
+def test_progress_carries_its_note(capsys):
+    with ProgressLine("training", total=10, start=4) as line:
+        line.advance(6, note="loss 1.5")
+    assert "training: 10/10" in (out := capsys.readouterr().out)
+    assert "loss 1.5" in out
+
+
+def test_only_the_first_process_talks(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    table("t", ["a"], [["1"]])
+    assert capsys.readouterr().out == ""
+
+
+def test_tables_are_not_folded_off_a_terminal(capsys):
+    table("scores", ["metric", "value"], [["AP " + "x" * 90, 12.5]])
+    assert "x" * 90 in capsys.readouterr().out

@@ -1,0 +1,39 @@
+"""Files are whole or absent."""
+
+import hashlib
+import os
+
+import pytest
+
+from pretrain.files import atomic_path, cache_root, sha256_of, write_text
+
+
+def test_a_failed_write_leaves_the_previous_file_whole_and_no_rest(tmp_path):
+    target = tmp_path / "checkpoint.pt"
+    target.write_bytes(b"previous")
+    with pytest.raises(OSError, match="disk full"), atomic_path(target) as temporary:
+        temporary.write_bytes(b"half")
+        raise OSError("disk full")
+    assert target.read_bytes() == b"previous"
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_a_successful_write_replaces_and_is_readable_by_others(tmp_path):
+    target = tmp_path / "deep" / "a.npy"
+    with atomic_path(target) as temporary:
+        assert temporary.suffix == ".npy"
+        temporary.write_bytes(b"new")
+    assert target.read_bytes() == b"new"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_hash_is_sha256_of_the_bytes(tmp_path):
+    write_text(tmp_path / "a.txt", "text")
+    assert sha256_of(tmp_path / "a.txt") == hashlib.sha256(b"text").hexdigest()
+
+
+def test_cache_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path))
+    assert cache_root() == tmp_path

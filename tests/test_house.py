@@ -1,0 +1,95 @@
+"""The house holds: who imports whom, nothing imports tools, one file imports Detectron2, files stay readable."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("pretrain", "transfer", "lowshot")
+
+#: What the evaluating rooms may take from pretraining.
+SHARED = {
+    "pretrain.errors",
+    "pretrain.console",
+    "pretrain.files",
+    "pretrain.config",
+    "pretrain.images",
+    "pretrain.views",
+    "pretrain.backbones",
+    "pretrain.checkpoint",
+    "pretrain.sources",
+    "pretrain.distributed",
+    "pretrain.schedules",
+    "pretrain.precise_bn",
+}
+#: FixMatch-EMAN is a teacher-student method that lives with the few-label evaluations.
+EXCEPTIONS = {"lowshot/fixmatch.py": {"pretrain.teacher", "pretrain.norms"}}
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imported_modules(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name for name in submodules if is_module(name)} or {node.module}
+    return found
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_the_rooms_are_there():
+    for room in ROOMS:
+        assert python_files(room), f"room {room} is empty"
+
+
+@pytest.mark.parametrize("path", python_files("transfer", "lowshot"), ids=relative)
+def test_evaluating_rooms_import_only_what_is_shared(path: Path):
+    room = relative(path).split("/")[0]
+    other = {"transfer": "lowshot", "lowshot": "transfer"}[room]
+    allowed = SHARED | EXCEPTIONS.get(relative(path), set())
+    for module in imported_modules(path):
+        assert module.split(".")[0] != other, f"{relative(path)} imports {module}"
+        if module.split(".")[0] == "pretrain":
+            assert module in allowed, f"{relative(path)} imports {module}, which pretraining does not share"
+
+
+@pytest.mark.parametrize("path", python_files("pretrain"), ids=relative)
+def test_pretraining_imports_no_evaluating_room(path: Path):
+    assert not {module.split(".")[0] for module in imported_modules(path)} & {"transfer", "lowshot"}
+
+
+@pytest.mark.parametrize("path", python_files(*ROOMS, "tools"), ids=relative)
+def test_nothing_imports_tools(path: Path):
+    assert "tools" not in {module.split(".")[0] for module in imported_modules(path)}
+
+
+def test_only_one_file_imports_detectron2():
+    importers = {relative(path) for path in python_files(*ROOMS) if "detectron2" in path.read_text(encoding="utf-8")}
+    users = {name for name in importers if "detectron2" in {m.split(".")[0] for m in imported_modules(ROOT / name)}}
+    assert users <= {"transfer/detectron2_engine.py"}
+
+
+def test_every_tool_finds_the_packages_and_teaches_with_help():
+    for path in sorted((ROOT / "tools").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if path.name != "setup_env.py":
+            assert "sys.path[0] = " in text, f"{path.name} would import itself instead of its package"
+        assert ast.get_docstring(ast.parse(text)), f"{path.name} says nothing about itself"
+
+
+def test_no_file_is_called_utils():
+    assert not [relative(path) for path in python_files(*ROOMS, "tools", "tests") if path.stem == "utils"]

@@ -1,0 +1,28 @@
+"""Run a benchmark of tools/benchmarks by name; each prints ratios of things measured side by side in one run.
+
+python tools/benchmark.py NAME [OPTIONS …]
+python tools/benchmark.py NAME --help
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)
+
+
+def main() -> int:
+    """Hand the rest of the command line to the benchmark's own parser."""
+    known = {path.stem: path for path in sorted((HERE / "benchmarks").glob("*.py"))}
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in known:
+        print(__doc__.strip(), "\n\nbenchmarks:", ", ".join(known))
+        return 0 if name in ("-h", "--help") else 2
+    sys.argv = [f"benchmark.py {name}", *sys.argv[2:]]
+    runpy.run_path(str(known[name]), run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
