@@ -1,0 +1,138 @@
+"""A list of JSON objects as arrays, one field at a time, each value checked.
+
+The checks are vectorised; only when one fails is the offending entry looked for, so that the message can name it and
+its file.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from pretrain.errors import InputError
+
+
+class Columns:
+    """The N entries of one list in a file.
+
+    Args:
+        entries: the list.
+        where: the file, for messages.
+        kind: what one entry is called in messages.
+
+    Raises:
+        InputError: an entry is no object with named fields.
+    """
+
+    def __init__(self, entries: Sequence[dict[str, Any]], where: str, kind: str) -> None:
+        self.entries, self.where, self.kind = entries, where, kind
+        for index, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                raise InputError(f"{where}: {kind} {index} is {entry!r:.60}; expected an object with named fields")
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def fail(self, index: int, found: str, hint: str) -> NoReturn:
+        """Raise the InputError that names entry ``index``."""
+        entry = self.entries[index]
+        known = ", ".join(f"{key} {entry[key]!r}" for key in ("id", "image_id", "category_id") if key in entry)
+        raise InputError(f"{self.where}: {self.kind} {index} ({known or 'no ids'}) has {found}; {hint}")
+
+    def values(self, key: str) -> list[Any]:
+        """The field ``key`` of every entry, which must have it."""
+        try:
+            return list(map(itemgetter(key), self.entries))
+        except KeyError:
+            index = next(index for index, entry in enumerate(self.entries) if key not in entry)
+            self.fail(index, f"no {key}", f"expected the field {key} in every {self.kind}")
+
+    def lookup(self, key: str, positions: Mapping[Hashable, int], whose: str) -> np.ndarray:
+        """[N] int64: the position of each entry's id ``key``; ``whose`` says in messages where the known ids stand."""
+        ids = self.values(key)
+        try:
+            return np.array(list(map(positions.__getitem__, ids)), dtype=np.int64)
+        except (KeyError, TypeError):
+            known = f"{len(positions)} {key.removesuffix('_id')} ids, such as {next(iter(positions), None)!r}"
+            hint = f"expected one of the {known}, in {whose}"
+            self._find(
+                ids,
+                lambda identity: isinstance(identity, Hashable) and identity in positions,
+                lambda identity: f"the unknown {key} {identity!r}",
+                hint,
+            )
+
+    def numbers(self, key: str) -> np.ndarray:
+        """[N] float64 of a numeric field. Infinity passes, NaN does not."""
+        values = self.values(key)
+        column = _as_floats(values, (len(values),))
+        if column is None or np.isnan(column).any():
+            self._find(values, _is_number, lambda value: f"{key} {value!r}", f"expected a number as {key}")
+        return column
+
+    def boxes(self) -> np.ndarray:
+        """[N, 4] float64 of ``bbox``: x, y, width, height, all finite."""
+        values = self.values("bbox")
+        boxes = _as_floats(values, (len(values), 4))
+        if boxes is None or not np.isfinite(boxes).all():
+            hint = "expected four finite numbers [x, y, width, height]"
+            self._find(values, _is_box, lambda box: f"the bbox {box!r:.80}", hint)
+        return boxes
+
+    def flags(self, key: str) -> np.ndarray:
+        """[N] bool of an optional field that is 0 or 1."""
+        values = [entry.get(key, 0) for entry in self.entries]
+        if not set(map(type, values)) <= {int, bool} or not set(values) <= {0, 1}:
+            self._find(
+                values,
+                lambda value: isinstance(value, int) and value in (0, 1),
+                lambda value: f"{key} {value!r}",
+                f"expected 0 or 1 as {key}",
+            )
+        return np.array(values, dtype=bool)
+
+    def unique(self, key: str) -> list[Any]:
+        """The field ``key`` of every entry: numbers or strings, each only once."""
+        values = self.values(key)
+        seen = set()
+        for index, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+                self.fail(index, f"the {key} {value!r}", "expected a number or a string")
+            if value in seen:
+                self.fail(index, f"the {key} of an earlier {self.kind}", "expected each only once")
+            seen.add(value)
+        return values
+
+    def _find(self, values: list[Any], good: Callable[[Any], bool], found: Callable[[Any], str], hint: str) -> NoReturn:
+        for index, value in enumerate(values):
+            if not good(value):
+                self.fail(index, found(value), hint)
+        raise AssertionError(f"{self.where}: no {self.kind} is at fault, yet a check failed")
+
+
+def _as_floats(values: list[Any], shape: tuple[int, ...]) -> np.ndarray | None:
+    """The values as float64 of that shape, or None where they are no plain numbers of that shape."""
+    if not values:
+        return np.zeros(shape)
+    try:
+        array = np.array(values)
+    except ValueError:  # lists of unequal length
+        return None
+    if array.shape != shape or array.dtype.kind not in "iufO":
+        return None
+    if array.dtype.kind == "O" and not all(isinstance(value, int) for value in array.ravel()):
+        return None
+    return array.astype(np.float64)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and not np.isnan(value)
+
+
+def _is_box(box: Any) -> bool:
+    return (
+        isinstance(box, (list, tuple, np.ndarray))
+        and len(box) == 4
+        and all(_is_number(x) and np.isfinite(x) for x in box)
+    )

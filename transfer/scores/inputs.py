@@ -1,0 +1,215 @@
+"""COCO-form ground truth and result files as checked columns: one array per field instead of one dict per object."""
+
+import json
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pretrain.errors import InputError
+from transfer.scores import masks
+from transfer.scores.columns import Columns
+
+IouType = Literal["bbox", "segm"]
+AreaFrom = Literal["file", "mask"]
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """N objects, in file order; images and categories in the order of their sorted ids."""
+
+    where: str  # the file, for messages
+    images: list[dict[str, Any]]
+    categories: list[dict[str, Any]]
+    image_index: dict[Hashable, int]
+    category_index: dict[Hashable, int]
+    image: np.ndarray  # [N] position in images
+    category: np.ndarray  # [N] position in categories
+    area: np.ndarray  # [N] float64, pixels
+    crowd: np.ndarray  # [N] bool
+    ignore: np.ndarray  # [N] bool, the annotation's own "ignore"
+    difficult: np.ndarray  # [N] bool, VOC's flag
+    zero_id: np.ndarray  # [N] bool, annotation id 0: see matching
+    boxes: np.ndarray | None  # [N, 4] x, y, width, height; only for bbox
+    rles: masks.Rles | None  # only for segm
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def take(self, which: np.ndarray) -> "GroundTruth":
+        """The objects at the positions ``which``; images and categories stay."""
+        columns = ("image", "category", "area", "crowd", "ignore", "difficult", "zero_id")
+        return replace(
+            self,
+            **{name: getattr(self, name)[which] for name in columns},
+            boxes=None if self.boxes is None else self.boxes[which],
+            rles=None if self.rles is None else self.rles.take(which),
+        )
+
+    def class_names(self) -> list[str]:
+        """One name per category; where a name is used twice, its id stands behind it."""
+        names = [str(category.get("name", category["id"])) for category in self.categories]
+        twice = {name for name in set(names) if names.count(name) > 1} if len(set(names)) < len(names) else set()
+        pairs = zip(names, self.categories, strict=True)
+        return [f"{name} ({category['id']})" if name in twice else name for name, category in pairs]
+
+
+@dataclass(frozen=True)
+class Detections:
+    """N detections, in file order."""
+
+    where: str
+    image: np.ndarray  # [N] position in GroundTruth.images
+    category: np.ndarray  # [N] position in GroundTruth.categories
+    score: np.ndarray  # [N] float64, no NaN
+    area: np.ndarray  # [N] float64, pixels
+    boxes: np.ndarray | None  # [N, 4]; only for bbox
+    rles: masks.Rles | None  # only for segm
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def take(self, which: np.ndarray) -> "Detections":
+        """The detections at the positions ``which``."""
+        return replace(
+            self,
+            **{name: getattr(self, name)[which] for name in ("image", "category", "score", "area")},
+            boxes=None if self.boxes is None else self.boxes[which],
+            rles=None if self.rles is None else self.rles.take(which),
+        )
+
+
+def check_iou_type(iou_type: str) -> None:
+    """Raise InputError unless ``iou_type`` is ``bbox`` or ``segm``."""
+    if iou_type not in ("bbox", "segm"):
+        raise InputError(f"expected iou_type bbox or segm, found {iou_type!r}")
+
+
+def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> GroundTruth:
+    """Read a COCO-form annotation file.
+
+    Args:
+        source: path, or the loaded mapping with ``images``, ``categories`` and ``annotations``.
+        iou_type: which geometry to read.
+        area: whether every annotation must carry its ``area`` (COCO, LVIS); otherwise areas are 0.
+
+    Raises:
+        InputError: it is no such file, or an entry is wrong; the entry and the file are named.
+    """
+    data, where = _read_json(source, "ground truth")
+    images, categories, annotations = _sections(data, where)
+    if not len(categories):
+        raise InputError(f"expected at least one category in {where}, found none")
+    image_index, category_index = _positions(images), _positions(categories)
+    image = annotations.lookup("image_id", image_index, f"the images of {where}")
+    sorted_images = sorted(images.entries, key=lambda entry: image_index[entry["id"]])
+    return GroundTruth(
+        where=where,
+        images=sorted_images,
+        categories=sorted(categories.entries, key=lambda entry: category_index[entry["id"]]),
+        image_index=image_index,
+        category_index=category_index,
+        image=image,
+        category=annotations.lookup("category_id", category_index, f"the categories of {where}"),
+        area=annotations.numbers("area") if area else np.zeros(len(annotations)),
+        crowd=annotations.flags("iscrowd"),
+        ignore=annotations.flags("ignore"),
+        difficult=annotations.flags("difficult"),
+        zero_id=np.array([identity in (0, "0") for identity in annotations.unique("id")], dtype=bool),
+        boxes=annotations.boxes() if iou_type == "bbox" else None,
+        rles=_masks(annotations, image, sorted_images, where) if iou_type == "segm" else None,
+    )
+
+
+def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_from: AreaFrom = "file") -> Detections:
+    """Read a COCO-form result file: a list of ``{image_id, category_id, score, bbox and/or segmentation}``.
+
+    Args:
+        source: path, or the loaded list.
+        truth: gives the known images and categories.
+        iou_type: which geometry to read.
+        area_from: how a detection's size is found for ``segm``. ``file``: from ``bbox`` where the entries have one, as
+            pycocotools and lvis do; ``mask``: from the mask, as Detectron2 does (it strips the boxes first). Without
+            boxes in the file both are the same.
+
+    Raises:
+        InputError: it is no such list, an entry is wrong, or it names an image or category that ``truth`` lacks.
+    """
+    data, where = _read_json(source, "results")
+    if not isinstance(data, list):
+        raise InputError(
+            f"expected a list of detections (COCO result format) in {where}, found {_kind(data)}; "
+            "is this the ground truth file, or another kind of output?"
+        )
+    entries = Columns(data, where, "entry")
+    image = entries.lookup("image_id", truth.image_index, f"the images of {truth.where}")
+    category = entries.lookup("category_id", truth.category_index, f"the categories of {truth.where}")
+    score = entries.numbers("score")
+    sized_by_box = iou_type == "bbox" or (area_from == "file" and len(data) > 0 and bool(data[0].get("bbox")))
+    boxes = entries.boxes() if sized_by_box else None
+    rles = _masks(entries, image, truth.images, truth.where) if iou_type == "segm" else None
+    area = boxes[:, 2] * boxes[:, 3] if boxes is not None else rles.areas if rles is not None else np.zeros(0)
+    return Detections(where, image, category, score, area, boxes if iou_type == "bbox" else None, rles)
+
+
+def _read_json(source: Any, what: str) -> tuple[Any, str]:
+    """The object, and its name for messages; ``source`` is a path or the object itself."""
+    if not isinstance(source, (str, Path)):
+        return source, f"the given {what}"
+    path = Path(source)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream), str(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{what} file not found: {path}; expected a JSON file") from error
+    except IsADirectoryError as error:
+        raise InputError(f"expected {what} as a JSON file, found the folder {path}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"expected {what} as JSON in {path}, but it cannot be read: {error}; is it whole?") from error
+
+
+def _kind(data: Any) -> str:
+    if isinstance(data, dict):
+        return f"an object with the keys {', '.join(map(str, list(data)[:6])) or '(none)'}"
+    return f"a list of {len(data)}" if isinstance(data, list) else f"{data!r:.60}"
+
+
+def _sections(data: Any, where: str) -> tuple[Columns, Columns, Columns]:
+    kinds = {"images": "image", "categories": "category", "annotations": "annotation"}
+    if not isinstance(data, dict) or not all(isinstance(data.get(section), list) for section in kinds):
+        hint = "is this a result file? the ground truth comes first" if isinstance(data, list) else "wrong file?"
+        raise InputError(
+            f"expected an object with the lists {', '.join(kinds)} in {where}, found {_kind(data)}; {hint}"
+        )
+    images, categories, annotations = (Columns(data[section], where, kind) for section, kind in kinds.items())
+    return images, categories, annotations
+
+
+def _positions(entries: Columns) -> dict[Hashable, int]:
+    """Id → position in the order of the sorted ids, the order in which the references go through them."""
+    try:
+        ordered = sorted(entries.unique("id"))
+    except TypeError as error:
+        raise InputError(
+            f"{entries.where}: the ids of the {entries.kind} entries are numbers and strings mixed; expected one kind"
+        ) from error
+    return {identity: position for position, identity in enumerate(ordered)}
+
+
+def _masks(entries: Columns, image: np.ndarray, images: list[dict[str, Any]], where: str) -> masks.Rles:
+    sizes = []
+    for entry in images:
+        height, width = entry.get("height"), entry.get("width")
+        if not isinstance(height, int) or not isinstance(width, int) or height <= 0 or width <= 0:
+            raise InputError(
+                f"{where}: image {entry['id']!r} has height {height!r} and width {width!r}; masks need both as whole "
+                "numbers above 0"
+            )
+        sizes.append((height, width))
+    try:
+        segmentations = entries.values("segmentation")
+    except InputError as error:
+        raise InputError(f"{error}; to score boxes choose iou_type bbox") from error
+    return masks.read(segmentations, [sizes[position] for position in image.tolist()], entries.fail)

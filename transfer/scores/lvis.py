@@ -1,0 +1,157 @@
+"""LVIS AP (v0.5 and v1) with its federated rules: every entry of lvis-api's precision and recall, bit for bit.
+
+What differs from COCO (Gupta et al., "LVIS", arXiv:1908.03195, section 3; lvis-api ``eval.py``):
+
+- 300 detections per image over all classes, not 100 per image and class;
+- a detection counts only if its category is annotated in the image or listed as absent from it (``neg_category_ids``);
+- it is no false positive where the category is not exhaustively annotated (``not_exhaustive_category_ids``);
+- no crowds; objects and detections of area 0 are left out; AP also for rare, common and frequent categories.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pretrain.errors import InputError
+from transfer.scores.coco import Results, Source, per_class, percent
+from transfer.scores.inputs import (
+    AreaFrom,
+    Detections,
+    GroundTruth,
+    IouType,
+    check_iou_type,
+    load_detections,
+    load_ground_truth,
+)
+from transfer.scores.matching import AREA_NAMES, IOU_THRESHOLDS
+from transfer.scores.precision import Inputs, tabulate
+
+FREQUENCIES = ("r", "c", "f")
+
+
+@dataclass(frozen=True)
+class LvisScores:
+    """The scores and the tables behind them.
+
+    T 10 IoU thresholds, R 101 recall levels, K categories (ascending id), A 4 area ranges (all, small, medium, large).
+    Entries are −1 where a category has no object that counts.
+    """
+
+    metrics: dict[str, float]  # AP, AP50, AP75, APs/m/l, APr/c/f, AR<max_dets>, ARs/m/l in percent; NaN if undefined
+    per_class: dict[str, float]  # class name → AP in percent
+    precision: np.ndarray  # [T, R, K, A]
+    recall: np.ndarray  # [T, K, A]
+    category_ids: list[Any]  # [K]
+
+
+def evaluate(
+    ground_truth: Source,
+    results: Results,
+    iou_type: IouType = "bbox",
+    max_dets: int = 300,
+    area_from: AreaFrom = "file",
+) -> LvisScores:
+    """Score detections as lvis-api does.
+
+    Args:
+        ground_truth: LVIS annotation JSON, path or loaded object: COCO's form, with ``neg_category_ids`` and
+            ``not_exhaustive_category_ids`` per image and ``frequency`` (r, c, f) per category.
+        results: result JSON, path or list. It is not changed.
+        iou_type: ``bbox`` or ``segm``.
+        max_dets: detections kept per image over all classes, by score; −1 keeps all.
+        area_from: as for ``coco.evaluate``.
+
+    Raises:
+        InputError: a file or an entry is wrong; both are named.
+    """
+    check_iou_type(iou_type)
+    if isinstance(max_dets, bool) or not isinstance(max_dets, int) or max_dets == 0 or max_dets < -1:
+        raise InputError(f"expected max_dets as a whole number above 0, or -1 for no limit, found {max_dets!r}")
+    truth = load_ground_truth(ground_truth, iou_type)
+    groups = _frequency_groups(truth)
+    absent = _listed(truth, "neg_category_ids")
+    incomplete = _listed(truth, "not_exhaustive_category_ids")
+    truth = truth.take(np.flatnonzero(truth.area > 0))
+    detections = load_detections(results, truth, iou_type, area_from)
+    detections = detections.take(_top_of_image(detections, max_dets))
+    detections = detections.take(_judged(detections, truth, absent))
+    exempt = np.isin(_keys(detections.image, detections.category, truth), incomplete)
+    crowd = np.zeros(len(truth), dtype=bool)
+    largest = max(1, len(detections))  # the limit per image has been applied
+    tables = tabulate(Inputs(truth, detections, crowd, truth.ignore, exempt), (largest,))
+    precision, recall = tables.precision[..., 0], tables.recall[..., 0]
+    return LvisScores(
+        metrics=_metrics(precision, recall, groups, max_dets),
+        per_class=per_class(precision[..., 0], truth.class_names()),
+        precision=precision,
+        recall=recall,
+        category_ids=[category["id"] for category in truth.categories],
+    )
+
+
+def _keys(image: np.ndarray, category: np.ndarray, truth: GroundTruth) -> np.ndarray:
+    return image * len(truth.categories) + category
+
+
+def _listed(truth: GroundTruth, field: str) -> np.ndarray:
+    """(image, category) keys of the categories in a list that every image carries."""
+    keys = []
+    for position, image in enumerate(truth.images):
+        if not isinstance(image.get(field), list):
+            raise InputError(
+                f"{truth.where}: image {image['id']!r} has no list {field}; LVIS ground truth needs it for every image "
+                "(is this a COCO file? then score with coco)"
+            )
+        for category in image[field]:
+            # Ids outside the file's categories name nothing that could be detected.
+            if isinstance(category, Hashable) and category in truth.category_index:
+                keys.append(position * len(truth.categories) + truth.category_index[category])
+    return np.array(keys, dtype=np.int64)
+
+
+def _frequency_groups(truth: GroundTruth) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {frequency: [] for frequency in FREQUENCIES}
+    for position, category in enumerate(truth.categories):
+        if category.get("frequency") not in FREQUENCIES:
+            raise InputError(
+                f"{truth.where}: category {category['id']!r} has the frequency {category.get('frequency')!r}; expected "
+                "r, c or f (is this a COCO file? then score with coco)"
+            )
+        groups[category["frequency"]].append(position)
+    return groups
+
+
+def _top_of_image(detections: Detections, max_dets: int) -> np.ndarray:
+    """Positions, in file order, of the ``max_dets`` best of every image; the first in the file among equals."""
+    if max_dets < 0:
+        return np.arange(len(detections))
+    order = np.lexsort((-detections.score, detections.image))
+    image = detections.image[order]
+    rank = np.arange(len(image)) - np.searchsorted(image, image, side="left")
+    return np.sort(order[rank < max_dets])
+
+
+def _judged(detections: Detections, truth: GroundTruth, absent: np.ndarray) -> np.ndarray:
+    """Positions of detections about which the ground truth says something."""
+    known = np.union1d(_keys(truth.image, truth.category, truth), absent)
+    judged = np.isin(_keys(detections.image, detections.category, truth), known)
+    return np.flatnonzero(judged & (detections.area > 0))
+
+
+def _metrics(
+    precision: np.ndarray, recall: np.ndarray, groups: dict[str, list[int]], max_dets: int
+) -> dict[str, float]:
+    def at(iou: float) -> np.ndarray:
+        return np.where(iou == IOU_THRESHOLDS)[0]
+
+    metrics = {
+        "AP": percent(precision[..., 0]),
+        "AP50": percent(precision[at(0.5)][..., 0]),
+        "AP75": percent(precision[at(0.75)][..., 0]),
+    }
+    metrics |= {f"AP{name[0]}": percent(precision[..., a]) for a, name in enumerate(AREA_NAMES) if a}
+    metrics |= {f"AP{frequency}": percent(precision[:, :, chosen, 0]) for frequency, chosen in groups.items()}
+    metrics["AR" if max_dets < 0 else f"AR{max_dets}"] = percent(recall[..., 0])
+    return metrics | {f"AR{name[0]}": percent(recall[..., a]) for a, name in enumerate(AREA_NAMES) if a}

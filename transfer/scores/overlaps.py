@@ -1,0 +1,100 @@
+"""Candidate pairs: which detections overlap which objects of the same category in the same image, and how much.
+
+Everything is sparse. A detection whose category has no object in its image has no pair, and a pair below the lowest
+threshold is dropped at once, so work and memory follow the pairs that can match, not images × categories.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from pycocotools import mask as coco_mask
+
+from transfer.scores.masks import Rles
+
+_BLOCK_PAIRS = 1 << 20  # pairs whose overlap is computed at a time
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """P pairs, ordered by detection and then by object: positions among the sorted detections and objects."""
+
+    detection: np.ndarray  # [P]
+    object: np.ndarray  # [P]
+    iou: np.ndarray  # [P] float64
+
+
+def box_iou(detections: np.ndarray, objects: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """IoU [P] of boxes [P, 4] (x, y, width, height) taken pair by pair, in pycocotools' order of operations.
+
+    For a crowd object the denominator is the detection's area alone. Boxes that only touch have 0.
+    """
+    d, g = detections.T, objects.T
+    width = np.minimum(d[2] + d[0], g[2] + g[0]) - np.maximum(d[0], g[0])
+    height = np.minimum(d[3] + d[1], g[3] + g[1]) - np.maximum(d[1], g[1])
+    area = d[2] * d[3]
+    shared = width * height
+    union = np.where(crowd, area, area + g[2] * g[3] - shared)
+    touching = (width > 0) & (height > 0)
+    return np.divide(shared, union, out=np.zeros(len(shared)), where=touching & (union > 0))
+
+
+def box_pairs(
+    detection_group: np.ndarray, object_group: np.ndarray, detections: np.ndarray, objects: np.ndarray,
+    crowd: np.ndarray, lowest: float,
+) -> Pairs:  # fmt: skip
+    """Pairs of boxes with an IoU of at least ``lowest``. Groups [D], [G] are sorted; boxes are [D, 4], [G, 4]."""
+    found = []
+    for d, g in _all_pairs(detection_group, object_group):
+        iou = box_iou(detections[d], objects[g], crowd[g])
+        keep = iou >= lowest
+        found.append((d[keep], g[keep], iou[keep]))
+    return _joined(found)
+
+
+def mask_pairs(
+    detection_group: np.ndarray, object_group: np.ndarray, detections: Rles, objects: Rles,
+    crowd: np.ndarray, lowest: float,
+) -> Pairs:  # fmt: skip
+    """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is pycocotools' (C, on run lengths)."""
+    found = []
+    for (d0, d1), (g0, g1) in _common_groups(detection_group, object_group):
+        iou = coco_mask.iou(detections.objects(d0, d1), objects.objects(g0, g1), crowd[g0:g1].astype(np.uint8).tolist())
+        d, g = np.nonzero(iou >= lowest)
+        if len(d):
+            found.append((d + d0, g + g0, iou[d, g]))
+    return _joined(found)
+
+
+def _joined(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Pairs:
+    if not found:
+        none = np.zeros(0, dtype=np.int64)
+        return Pairs(none, none, np.zeros(0))
+    detection, object_, iou = (np.concatenate(column) for column in zip(*found, strict=True))
+    return Pairs(detection, object_, iou)
+
+
+def _all_pairs(detection_group: np.ndarray, object_group: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Every (detection, object) of a common group, in blocks."""
+    first = np.searchsorted(object_group, detection_group, side="left")
+    number = np.searchsorted(object_group, detection_group, side="right") - first
+    paired = np.flatnonzero(number)
+    first, number = first[paired], number[paired]
+    block = np.cumsum(number) // _BLOCK_PAIRS
+    for chosen in np.split(np.arange(len(paired)), np.flatnonzero(np.diff(block)) + 1):
+        count = number[chosen]
+        offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        yield np.repeat(paired[chosen], count), np.repeat(first[chosen], count) + offset
+
+
+def _common_groups(
+    detection_group: np.ndarray, object_group: np.ndarray
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    common = np.intersect1d(detection_group, object_group)
+    bounds = [
+        np.searchsorted(groups, common, side=side).tolist()
+        for groups in (detection_group, object_group)
+        for side in ("left", "right")
+    ]
+    for d0, d1, g0, g1 in zip(*bounds, strict=True):
+        yield (d0, d1), (g0, g1)

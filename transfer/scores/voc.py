@@ -1,0 +1,160 @@
+"""PASCAL VOC AP, AP50 and AP75, as papers that fine-tune with Detectron2 report them.
+
+AP50 is the VOC metric: 11-point interpolation for VOC 2007, area under the curve for 2010 and later (Everingham et
+al., IJCV 2010, section 4.2). AP is the mean over IoU .50 : .05 : .95 and AP75 that at .75, each by the same
+interpolation. Detections come in order of score; each belongs to the object that it overlaps most, and only to that:
+a second one on the same object is a false positive, one on a difficult object counts as nothing.
+
+Boxes are COCO's [x, y, width, height] from 0, so a VOC object with corners xmin…ymax (from 1, both ends inside) is
+[xmin − 1, ymin − 1, xmax − xmin + 1, ymax − ymin + 1].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pretrain.errors import InputError
+from transfer.scores.coco import Results, Source
+from transfer.scores.inputs import load_detections, load_ground_truth
+
+Interpolation = Literal["11-point", "area"]
+IOU_PERCENT = tuple(range(50, 100, 5))
+
+
+@dataclass(frozen=True)
+class VocScores:
+    """The scores. A class without an object that counts has NaN and stays out of the means."""
+
+    metrics: dict[str, float]  # AP, AP50, AP75 in percent
+    per_class: dict[str, float]  # class name → AP (mean over the thresholds) in percent
+    per_class_ap50: dict[str, float]
+    table: np.ndarray  # [10, K] AP in percent per threshold and category
+
+
+def evaluate(
+    ground_truth: Source, results: Results, interpolation: Interpolation = "11-point", rounded: bool = True
+) -> VocScores:
+    """Score detections by the VOC rules.
+
+    Args:
+        ground_truth: COCO-form JSON, path or object; an annotation with ``"difficult": 1`` (or ``"ignore": 1``, as
+            Detectron2's and torchvision's converters write it) is neither required nor held against a detection.
+        results: COCO result JSON with ``bbox``, path or list.
+        interpolation: ``11-point`` (VOC 2007) or ``area`` (2010 and later, 2012).
+        rounded: write scores with 3 and corners with 1 decimal before scoring, as Detectron2 does (the VOC submission
+            format); published numbers include this. Equal scores keep the order of the file; Detectron2 leaves it open.
+
+    Raises:
+        InputError: a file or an entry is wrong; both are named.
+    """
+    if interpolation not in ("11-point", "area"):
+        raise InputError(
+            f"expected interpolation 11-point (VOC 2007) or area (2010 and later), found {interpolation!r}"
+        )
+    truth = load_ground_truth(ground_truth, "bbox", area=False)
+    detections = load_detections(results, truth, "bbox")
+    corners = _corners(detections.boxes, round_to=1 if rounded else None)
+    objects = _corners(truth.boxes, None)
+    score = _decimals(detections.score, 3) if rounded else detections.score
+    table = np.full((len(IOU_PERCENT), len(truth.categories)), np.nan)
+    for k in range(len(truth.categories)):
+        mine = np.flatnonzero(truth.category == k)
+        difficult = (truth.difficult | truth.ignore)[mine]
+        if difficult.all():
+            continue
+        found = np.flatnonzero(detections.category == k)
+        found = found[np.argsort(-score[found], kind="stable")]
+        best, overlap = _best_object(corners[found], detections.image[found], objects[mine], truth.image[mine])
+        for row, iou in enumerate(IOU_PERCENT):
+            recall, precision = _curve(best, overlap, difficult, iou / 100.0)
+            table[row, k] = _average_precision(recall, precision, interpolation) * 100
+    return _scores(table, truth.class_names())
+
+
+def _scores(table: np.ndarray, names: Sequence[str]) -> VocScores:
+    defined = ~np.isnan(table[0])
+    by_iou = [float(np.mean(row[defined])) if defined.any() else float("nan") for row in table]
+    at = dict(zip(IOU_PERCENT, by_iou, strict=True))
+    return VocScores(
+        metrics={"AP": float(np.mean(by_iou)), "AP50": at[50], "AP75": at[75]},
+        per_class=dict(zip(names, table.mean(axis=0).tolist(), strict=True)),
+        per_class_ap50=dict(zip(names, table[0].tolist(), strict=True)),
+        table=table,
+    )
+
+
+def _decimals(values: np.ndarray, places: int) -> np.ndarray:
+    """The values as decimal text of ``places`` digits and back (``np.round`` errs in the last bit near halves)."""
+    return np.array([float(f"{value:.{places}f}") for value in values.ravel().tolist()]).reshape(values.shape)
+
+
+def _corners(boxes: np.ndarray | None, round_to: int | None) -> np.ndarray:
+    """[N, 4] xmin, ymin, xmax, ymax counted from 1, both ends inside."""
+    assert boxes is not None
+    corners = np.stack((boxes[:, 0] + 1, boxes[:, 1] + 1, boxes[:, 0] + boxes[:, 2], boxes[:, 1] + boxes[:, 3]), axis=1)
+    return corners if round_to is None else _decimals(corners, round_to)
+
+
+def _best_object(
+    boxes: np.ndarray, image: np.ndarray, objects: np.ndarray, object_image: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each detection the object of its image that it overlaps most (−1: none; the first of equals), and how much."""
+    best = np.full(len(boxes), -1)
+    overlap = np.full(len(boxes), -np.inf)
+    by_image = np.argsort(image, kind="stable")
+    objects_by_image = np.argsort(object_image, kind="stable")
+    common = np.intersect1d(image, object_image)
+    bounds = [
+        np.searchsorted(values[order], common, side=side)
+        for values, order in ((image, by_image), (object_image, objects_by_image))
+        for side in ("left", "right")
+    ]
+    for d0, d1, g0, g1 in zip(*bounds, strict=True):
+        d, g = by_image[d0:d1], objects_by_image[g0:g1]
+        iou = _iou(boxes[d, None], objects[None, g])
+        column = iou.argmax(axis=1)
+        best[d], overlap[d] = g[column], iou[np.arange(len(d)), column]
+    return best, overlap
+
+
+def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """IoU of boxes [..., 4] whose ends are inside (hence the + 1), in the devkit's order of operations."""
+    width = np.maximum(np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0]) + 1.0, 0.0)
+    height = np.maximum(np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1]) + 1.0, 0.0)
+    shared = width * height
+
+    def area(box: np.ndarray) -> np.ndarray:
+        return (box[..., 2] - box[..., 0] + 1.0) * (box[..., 3] - box[..., 1] + 1.0)
+
+    union = area(a) + area(b) - shared
+    return np.divide(shared, union, out=np.zeros(shared.shape), where=union > 0)
+
+
+def _curve(
+    best: np.ndarray, overlap: np.ndarray, difficult: np.ndarray, threshold: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Recall and precision after each detection (in order of score)."""
+    hit = overlap > threshold
+    on_difficult = hit & difficult[best]
+    candidates = np.flatnonzero(hit & ~on_difficult)
+    first = candidates[np.unique(best[candidates], return_index=True)[1]]
+    true = np.zeros(len(best))
+    true[first] = 1.0
+    false = (~on_difficult & (true == 0)).astype(np.float64)
+    true, false = np.cumsum(true), np.cumsum(false)
+    return true / float((~difficult).sum()), true / np.maximum(true + false, np.finfo(np.float64).eps)
+
+
+def _average_precision(recall: np.ndarray, precision: np.ndarray, interpolation: Interpolation) -> float:
+    if interpolation == "11-point":
+        total = 0.0
+        for level in np.arange(0.0, 1.1, 0.1):
+            reached = precision[recall >= level]
+            total += (reached.max() if len(reached) else 0.0) / 11.0
+        return float(total)
+    recall = np.concatenate(([0.0], recall, [1.0]))
+    envelope = np.maximum.accumulate(np.concatenate(([0.0], precision, [0.0]))[::-1])[::-1]
+    rises = np.flatnonzero(recall[1:] != recall[:-1])
+    return float(np.sum((recall[rises + 1] - recall[rises]) * envelope[rises + 1]))
