@@ -1,0 +1,98 @@
+"""The process group: rank, world size, gathers. Every function is inert in a single process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def is_distributed() -> bool:
+    """Whether a process group of more than one process is up."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank() -> int:
+    """This process's rank; 0 alone. Before the group is up, torchrun's RANK."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank() -> int:
+    """This process's rank on its machine, torchrun's LOCAL_RANK; 0 alone."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def world_size() -> int:
+    """Number of processes; 1 alone."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """Whether this process prints and writes files."""
+    return rank() == 0
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Joins torchrun's group (NCCL on CUDA, gloo on CPU) for the body; does nothing outside torchrun."""
+    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) < 2:
+        yield
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Waits for every process."""
+    if is_distributed():
+        dist.barrier()
+
+
+def all_gather_tensor(tensor: Tensor) -> Tensor:
+    """Concatenates every rank's tensor along the first dimension, in rank order, without gradient.
+
+    Args:
+        tensor: [n, …], of the same shape on every rank.
+
+    Returns:
+        [world_size · n, …]; alone, the tensor itself.
+    """
+    if not is_distributed():
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+def all_reduce_mean(tensor: Tensor) -> Tensor:
+    """The mean over ranks of a tensor of equal shape everywhere, without gradient; alone, the tensor itself."""
+    if not is_distributed():
+        return tensor
+    reduced = tensor.clone()
+    dist.all_reduce(reduced)
+    return reduced / world_size()
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on at least one rank: a decision that all ranks take together."""
+    if not is_distributed():
+        return flag
+    value = torch.tensor(float(flag), device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return bool(value.item())
+
+
+def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
+    """Overwrites the tensor in place with that of the source rank and returns it; inert alone."""
+    if is_distributed():
+        dist.broadcast(tensor, source)
+    return tensor
