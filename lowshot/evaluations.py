@@ -1,0 +1,44 @@
+"""Each command by name: settings and features in, scores out. Settings stop here: evaluators take plain arguments."""
+
+from collections.abc import Callable, Iterator
+
+from fvcore.common.config import CfgNode
+
+from lowshot import knn, svm
+from lowshot.feature_set import FeatureSet
+from lowshot.neighbours import search
+from lowshot.score import Score
+
+Wanted = Callable[[str, str, int], bool]
+"""(task, protocol, trial) -> whether that score is still to be computed."""
+
+Evaluation = Callable[[CfgNode, FeatureSet, FeatureSet, Wanted], Iterator[list[Score]]]
+"""Yields the scores of one unit of work (a draw, a preset) together, so that they are written down together."""
+
+
+def evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+    """kNN with every preset of KNN.PRESETS, from one search."""
+    presets = [name for name in cfg.KNN.PRESETS if wanted(f"knn/k={knn.preset(name).k}", name, 0)]
+    if presets:
+        found = search(train.features, test.features, max(knn.preset(name).k for name in presets))
+        yield from knn.scores(found, train, test, presets)
+
+
+def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+    """Low-shot SVMs, draw by draw."""
+    settings = cfg.SVM
+    setup = svm.LowShot(
+        protocol=settings.PROTOCOL,
+        shots=tuple(settings.SHOTS),
+        draws=settings.DRAWS,
+        costs=tuple(settings.COSTS),
+        select_c=settings.SELECT_C,
+        held_out_per_class=settings.HELD_OUT_PER_CLASS,
+        solver=settings.SOLVER,
+        seed=cfg.SEED,
+    )
+    yield from svm.scores(setup, train, test, wanted)
+
+
+#: Evaluations of frozen features.
+ON_FEATURES: dict[str, Evaluation] = {"knn": evaluate_knn, "svm": evaluate_svm}

@@ -1,0 +1,93 @@
+"""From settings and a checkpoint to what the evaluators take: data sets, a frozen backbone, features."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from pretrain.sources import SourceBackbone, load_backbone
+
+from lowshot.feature_set import FeatureSet, check_pair, read_npz
+from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
+from pretrain.errors import InputError
+from pretrain.files import cache_root, sha256_of_text
+from pretrain.images import build_dataset
+from pretrain.views import eval_transform
+
+#: The weights that are no weights: the image's own grey values.
+PIXELS = "pixels"
+
+
+def device() -> torch.device:
+    """The first CUDA device if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_source(weights: str, which: str | None, family: str | None) -> SourceBackbone | None:
+    """The backbone behind ``--weights``, or None for the pixel baseline."""
+    return None if weights == PIXELS else load_backbone(weights, which=which, family=family)
+
+
+def identity(source: SourceBackbone | None) -> dict[str, Any]:
+    """What records say about the weights: ``checkpoint`` (name and hash) and ``network``."""
+    if source is None:
+        return {"checkpoint": {"name": PIXELS, "sha256": sha256_of_text(PIXELS)}, "network": ""}
+    path = Path(source.path)
+    name = "/".join(part for part in (path.parent.name, path.name) if part)
+    return {"checkpoint": {"name": name, "sha256": source.sha256}, "network": source.network}
+
+
+def dataset(cfg: CfgNode, split: str) -> Any:
+    """The labelled images of ``split`` ("TRAIN" or "TEST")."""
+    data = cfg.DATASETS
+    return build_dataset(
+        data.NAME, data.ROOT or None, data[split], image_size=cfg.INPUT.IMAGE_SIZE, variant=data.VARIANT, seed=data.SEED
+    )
+
+
+def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
+    """The frozen network whose outputs are the features."""
+    where = device()
+    if source is None:
+        return Source(Pixels().to(where), sha256_of_text(PIXELS), "raw pixels")
+    network = StageFeatures(source.build(), cfg.FEATURES.LAYER).to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    weights = sha256_of_text(f"{source.sha256} {source.network}")
+    return Source(network, weights, f"{source.network} of {source.path}")
+
+
+def feature_sets(cfg: CfgNode, source: SourceBackbone | None) -> tuple[FeatureSet, FeatureSet]:
+    """(train, test) features, from the cache or computed."""
+    network = feature_network(cfg, source)
+    data = cfg.DATASETS
+    transform = eval_transform(data.NAME, cfg.INPUT.IMAGE_SIZE)
+    cache = Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
+    sets = []
+    for split in ("TRAIN", "TEST"):
+        images = dataset(cfg, split)
+        drawn = f" {data.VARIANT} {data.SEED}" if data.NAME == "digits" else ""
+        about = About(
+            weights=network.weights,
+            data=f"{data.NAME} {data[split]}{drawn} {data_hash(images)}",
+            transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
+            layer=cfg.FEATURES.LAYER if source else PIXELS,
+            precision=cfg.FEATURES.PRECISION,
+        )
+        name = f"{data.NAME} {data[split]}"
+        size, workers = cfg.FEATURES.BATCH_SIZE, cfg.FEATURES.WORKERS
+        sets.append(
+            extract(
+                network, images, transform, about, cache, name=name, batch_size=size, workers=workers, device=device()
+            )
+        )
+    train, test = sets
+    check_pair(train, test)
+    return train, test
+
+
+def given_features(train_file: str, test_file: str) -> tuple[FeatureSet, FeatureSet]:
+    """(train, test) features made elsewhere, see :func:`lowshot.feature_set.read_npz`."""
+    if not (train_file and test_file):
+        raise InputError("expected both --features TRAIN.npz and --test-features TEST.npz, found only one of them")
+    train, test = read_npz(train_file), read_npz(test_file)
+    check_pair(train, test)
+    return train, test

@@ -1,0 +1,84 @@
+"""k-nearest-neighbour classification of frozen features.
+
+Presets:
+    eman: majority vote of the 20 most similar training images (EMAN, arXiv 2101.08482, section 5).
+    dino: 200 neighbours, each voting with exp(similarity / 0.07) (InstDisc, arXiv 1805.01978, section 3.4; DINO,
+        arXiv 2104.14294).
+Features are L2-normalised, the similarity is the cosine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lowshot.feature_set import FeatureSet, chunks
+from lowshot.neighbours import Neighbours
+from lowshot.score import Score
+from pretrain.errors import InputError
+
+
+@dataclass(frozen=True)
+class Preset:
+    """``k`` neighbours; ``temperature`` None is a majority vote, else votes weigh exp(similarity / temperature)."""
+
+    k: int
+    temperature: float | None = None
+
+
+PRESETS = {"eman": Preset(k=20), "dino": Preset(k=200, temperature=0.07)}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name, or an :class:`InputError` that lists them."""
+    if name not in PRESETS:
+        raise InputError(f"expected KNN.PRESETS of {', '.join(PRESETS)}, found {name!r}")
+    return PRESETS[name]
+
+
+def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperature: float | None) -> np.ndarray:
+    """The five classes with most votes for each query, best first: [Q, min(5, classes)] int64.
+
+    In a majority vote ties go to the class whose voters are more similar in sum.
+
+    Args:
+        neighbours: at least ``k`` of them a query.
+        labels: [N] class indices of the database.
+    """
+    classes = int(labels.max()) + 1
+    ranked = []
+    for part in chunks(len(neighbours.indices), max(1, 2**24 // classes)):
+        similarities = torch.from_numpy(neighbours.similarities[part, :k].astype(np.float64))
+        voted = torch.from_numpy(labels[neighbours.indices[part, :k]])
+        if temperature is None:
+            # (sum of similarities + k) / (2k + 1) lies strictly between 0 and 1: it orders ties and nothing else
+            votes = torch.ones_like(similarities) + (similarities + 1) / (2 * k + 1)
+        else:
+            votes = ((similarities - 1) / temperature).exp()  # the factor exp(-1/τ) is common to all and avoids inf
+        ballot = torch.zeros(len(votes), classes, dtype=torch.float64).scatter_add_(1, voted, votes)
+        ranked.append(ballot.topk(min(5, classes), dim=1).indices.numpy())
+    return np.concatenate(ranked)
+
+
+def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, presets: list[str]) -> Iterator[list[Score]]:
+    """top1, top5 and the mean over classes of top1, for every preset; a class's own accuracy is in the details."""
+    for name in presets:
+        chosen = preset(name)
+        if chosen.k > neighbours.indices.shape[1]:
+            raise InputError(
+                f"KNN preset {name} asks for {chosen.k} neighbours, {train.name} has {len(train)} images; leave it out"
+            )
+        hit = ranked_classes(neighbours, train.labels, chosen.k, chosen.temperature) == test.labels[:, None]
+        present = np.unique(test.labels)
+        per_class = {int(label): 100 * float(hit[test.labels == label, 0].mean()) for label in present}
+        values = {
+            "top1": 100 * float(hit[:, 0].mean()),
+            "top5": 100 * float(hit.any(axis=1).mean()),
+            "mean_per_class": float(np.mean(list(per_class.values()))),
+        }
+        task = f"knn/k={chosen.k}"
+        yield [
+            Score(task, metric, value, name, details={"per_class": per_class} if metric == "mean_per_class" else {})
+            for metric, value in values.items()
+        ]

@@ -1,0 +1,27 @@
+"""One number of one evaluation, before anybody writes it down."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an evaluator returns: ``value`` in percent where the metric is a fraction.
+
+    Attributes:
+        task: what was asked, for example ``knn/k=20`` or ``svm/k=4``.
+        metric: ``top1``, ``top5``, ``mAP``, ``recall``, ``mean_per_class``.
+        protocol: the preset by name.
+        engine: what computed it, for example ``torch`` or ``scikit-learn``.
+        trial: which repetition (a draw, a seed); the spread of the report is taken over it.
+        details: what else a reader needs, such as the cost that was chosen.
+    """
+
+    task: str
+    metric: str
+    value: float
+    protocol: str
+    engine: str = "torch"
+    trial: int = 0
+    seed: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)

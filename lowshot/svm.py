@@ -1,0 +1,190 @@
+"""Low-shot classification with linear SVMs on frozen features (EMAN, arXiv 2101.08482, section 5.2 and table 5).
+
+k images of every class are drawn; one squared-hinge linear SVM per class is fitted against the rest on L2-normalised
+features for every cost C of 2^-5 … 2^5; the C that does best on held-out training images is scored on the test set.
+The papers chose C by the test score itself; ``select_c="test"`` reproduces that, and every record says which it was.
+
+Protocols:
+    imagenet: top-1 and top-5; a class with fewer than k images is an error.
+    inaturalist: the same, but a class with fewer than k images gives all it has (long tail).
+    voc07: images carry several labels: mAP (area under precision and recall); positives weigh twice as much
+        (Goyal et al., arXiv 1905.01235). k images are drawn for each class, and each class is fitted on all images
+        drawn, with all their labels; so a class may see more than k positives. "Difficult" counts as negative.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowshot.feature_set import FeatureSet, chunks, normalized
+from lowshot.liblinear import fit_liblinear
+from lowshot.score import Score
+from lowshot.splits import draw_shots, set_aside
+from lowshot.svm_problem import LinearClassifiers, signed_targets
+from pretrain.errors import InputError
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """``metrics``: the first one chooses C. ``positive_weight``: what a positive costs, a negative costs 1."""
+
+    metrics: tuple[str, ...]
+    positive_weight: float = 1.0
+    allow_fewer: bool = False
+
+
+PROTOCOLS = {
+    "imagenet": Protocol(("top1", "top5")),
+    "inaturalist": Protocol(("top1", "top5"), allow_fewer=True),
+    "voc07": Protocol(("mAP",), positive_weight=2.0),
+}
+
+
+Solver = Callable[[np.ndarray, np.ndarray, Sequence[float], float], LinearClassifiers]
+"""(features [n, D], targets [n, classes] of ±1, costs, weight of positives) -> classifiers of all classes and costs."""
+
+SOLVERS: dict[str, tuple[Solver, str]] = {"liblinear": (fit_liblinear, "scikit-learn")}
+
+
+@dataclass(frozen=True)
+class LowShot:
+    """The settings of one evaluation; :func:`scores` runs it."""
+
+    protocol: str = "imagenet"
+    shots: tuple[int, ...] = (1, 2, 4, 8, 16)
+    draws: int = 5
+    costs: tuple[float, ...] = tuple(2.0**power for power in range(-5, 6))
+    select_c: str = "heldout"
+    held_out_per_class: int = 20
+    solver: str = "liblinear"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("SVM.PROTOCOL", self.protocol, tuple(PROTOCOLS)),
+            ("SVM.SELECT_C", self.select_c, ("heldout", "test")),
+            ("SVM.SOLVER", self.solver, tuple(SOLVERS)),
+        ):
+            if value not in known:
+                raise InputError(f"expected {name} of {', '.join(known)}, found {value!r}")
+        if not self.shots or min(self.shots) < 1 or self.draws < 1:
+            raise InputError(f"expected SVM.SHOTS and SVM.DRAWS of at least 1, found {self.shots} and {self.draws}")
+        if not self.costs or min(self.costs) <= 0:
+            raise InputError(f"expected positive SVM.COSTS, found {self.costs}")
+
+
+def scores(
+    setup: LowShot, train: FeatureSet, test: FeatureSet, wanted: Callable[[str, str, int], bool]
+) -> Iterator[list[Score]]:
+    """Scores draw by draw.
+
+    Args:
+        wanted: (task, protocol, draw) -> whether it is to be computed: a second run skips what a killed one has done.
+    """
+    protocol, name = PROTOCOLS[setup.protocol], f"{setup.protocol}/{setup.select_c}"
+    _check_labels(setup, train)
+    pool, held = _pool_and_held_out(setup, train)
+    plan = [
+        (shots, draw, pool[draw_shots(train.labels[pool], shots, draw, setup.seed, allow_fewer=protocol.allow_fewer)])
+        for shots in setup.shots
+        for draw in range(setup.draws)
+        if wanted(f"svm/k={shots}", name, draw)
+    ]
+    if not plan:
+        return
+    test_features, held_features = normalized(test.features), normalized(train.features[held])
+    fit, engine = SOLVERS[setup.solver]
+    for shots, draw, rows in plan:
+        targets = signed_targets(train.labels[rows], train.num_classes)
+        features = normalized(train.features[rows])
+        classifiers = _fit_present(fit, features, targets, setup.costs, protocol.positive_weight)
+        on_test = evaluate(classifiers, test_features, test.labels, protocol.metrics)
+        deciding = on_test
+        if setup.select_c == "heldout":
+            deciding = evaluate(classifiers, held_features, train.labels[held], protocol.metrics)
+        best = int(np.argmax(deciding[protocol.metrics[0]]))
+        details = {"shots": shots, "cost": setup.costs[best], "select_c": setup.select_c, "images": len(rows)}
+        yield [
+            Score(f"svm/k={shots}", metric, 100 * float(on_test[metric][best]), name, engine, draw, setup.seed, details)
+            for metric in protocol.metrics
+        ]
+
+
+def _check_labels(setup: LowShot, train: FeatureSet) -> None:
+    if train.multi_label != (PROTOCOLS[setup.protocol].metrics[0] == "mAP"):
+        kind = "multi-hot labels" if train.multi_label else "one class an image"
+        raise InputError(f"SVM.PROTOCOL {setup.protocol} does not fit {train.name}, which has {kind}")
+
+
+def _pool_and_held_out(setup: LowShot, train: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
+    """Training images to draw from, and those that choose C (none where the test set chooses)."""
+    if setup.select_c == "test":
+        return np.arange(len(train)), np.arange(0)
+    pool, held = set_aside(train.labels, setup.held_out_per_class, setup.seed)
+    if not len(held):
+        raise InputError(f"no image of {train.name} can be held out to choose C; use SVM.SELECT_C test")
+    return pool, held
+
+
+def _fit_present(
+    fit: Solver, features: np.ndarray, targets: np.ndarray, costs: Sequence[float], positive_weight: float
+) -> LinearClassifiers:
+    """Fit the classes of which an image was drawn; one without any (a gap in the labels) is never predicted."""
+    present: np.ndarray = np.any(targets > 0, axis=0)
+    fitted = fit(features, targets[:, present], costs, positive_weight)
+    weights = np.zeros((len(costs), len(present), features.shape[1]), dtype=fitted.weights.dtype)
+    biases = np.full((len(costs), len(present)), -np.inf)
+    weights[:, present], biases[:, present] = fitted.weights, fitted.biases
+    return LinearClassifiers(weights, biases)
+
+
+def evaluate(
+    classifiers: LinearClassifiers, features: np.ndarray, labels: np.ndarray, metrics: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Fractions [costs] for every metric, from one matrix product for all costs per chunk of images.
+
+    Args:
+        features: [N, D] float32, normalised. labels: [N] class indices (top1, top5) or [N, classes] 0/1 (mAP).
+    """
+    costs, classes, dim = classifiers.weights.shape
+    stacked = classifiers.weights.reshape(costs * classes, dim).T.astype(np.float32)
+    biases = classifiers.biases.reshape(-1).astype(np.float32)
+    step = max(1, 2**25 // (costs * classes))
+    parts = (features[part] @ stacked + biases for part in chunks(len(features), step))
+    if "mAP" in metrics:
+        decisions = np.concatenate(list(parts)).reshape(len(features), costs, classes)
+        return {"mAP": np.array([mean_average_precision(labels, decisions[:, cost]) for cost in range(costs)])}
+    top1, top5 = np.zeros(costs), np.zeros(costs)
+    for part, values in zip(chunks(len(features), step), parts, strict=True):
+        decisions = values.reshape(-1, costs, classes)
+        own = np.take_along_axis(decisions, labels[part, None, None], axis=2)
+        better = (decisions > own).sum(axis=2)  # classes with a higher decision value than the right one
+        ties = (decisions == own).sum(axis=2) - 1
+        top1 += ((better == 0) & (ties == 0)).sum(axis=0)
+        top5 += (better + ties < 5).sum(axis=0)
+    return {"top1": top1 / len(features), "top5": top5 / len(features)}
+
+
+def mean_average_precision(labels: np.ndarray, decisions: np.ndarray) -> float:
+    """Mean over classes of :func:`average_precision`; classes without a positive are left out.
+
+    Args:
+        labels: [N, classes] of 0 and 1. decisions: [N, classes].
+    """
+    present = np.flatnonzero(labels.any(axis=0))
+    return float(np.mean([average_precision(labels[:, index], decisions[:, index]) for index in present]))
+
+
+def average_precision(relevant: np.ndarray, decisions: np.ndarray) -> float:
+    """Σ (Rₙ − Rₙ₋₁)·Pₙ over the distinct thresholds, descending; the "area" AP, equal scores counted together.
+
+    Args:
+        relevant: [N] of 0 and 1, at least one 1. decisions: [N].
+    """
+    order = np.argsort(-decisions, kind="stable")
+    hits = np.cumsum(relevant[order])
+    last = np.append(np.flatnonzero(np.diff(decisions[order])), len(order) - 1)  # last place of each distinct score
+    precision = hits[last] / (last + 1)
+    recall = hits[last] / hits[-1]
+    return float(np.sum(np.diff(recall, prepend=0.0) * precision))

@@ -1,0 +1,57 @@
+"""The optimisation problem that every solver solves, and what it returns.
+
+For each class with targets y = ±1, over the weights w and the bias b:
+    minimise  ½‖w‖² + ½b² + C · Σᵢ sᵢ · max(0, 1 − yᵢ(w·xᵢ + b))²,    sᵢ = positive_weight where yᵢ = +1, else 1.
+This is liblinear's L2-regularised squared-hinge SVM as scikit-learn's LinearSVC poses it: the bias is regularised too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class LinearClassifiers:
+    """One-vs-rest classifiers for every cost: ``weights`` [costs, classes, D], ``biases`` [costs, classes]."""
+
+    weights: np.ndarray
+    biases: np.ndarray
+
+
+def signed_targets(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """[n, classes] int8 of +1 where the image shows the class, -1 elsewhere.
+
+    Args:
+        labels: [n] class indices, or [n, classes] of 0 and 1.
+    """
+    if labels.ndim == 2:
+        return np.where(labels > 0, 1, -1).astype(np.int8)
+    targets = np.full((len(labels), num_classes), -1, dtype=np.int8)
+    targets[np.arange(len(labels)), labels] = 1
+    return targets
+
+
+def objectives(
+    classifiers: LinearClassifiers,
+    features: np.ndarray,
+    targets: np.ndarray,
+    costs: Sequence[float],
+    positive_weight: float = 1.0,
+) -> np.ndarray:
+    """The minimised quantity [costs, classes], in float64.
+
+    Args:
+        features: [n, D]. targets: [n, classes] of ±1.
+    """
+    rows = features.astype(np.float64)
+    sample_weights = np.where(targets > 0, positive_weight, 1.0)
+    values = np.empty(classifiers.biases.shape)
+    for index, cost in enumerate(costs):
+        weights = classifiers.weights[index].astype(np.float64)  # [classes, D]
+        biases = classifiers.biases[index].astype(np.float64)
+        hinge = np.maximum(0.0, 1.0 - targets * (rows @ weights.T + biases))
+        values[index] = (
+            0.5 * (weights**2).sum(axis=1) + 0.5 * biases**2 + cost * (sample_weights * hinge**2).sum(axis=0)
+        )
+    return values

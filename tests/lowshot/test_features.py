@@ -1,0 +1,150 @@
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
+from pretrain.backbones import Architecture, build_backbone
+from pretrain.errors import InputError
+from pretrain.images import ArrayImages
+from pretrain.views import eval_transform
+
+GENERATOR = np.random.default_rng(0)
+IMAGES = ArrayImages(
+    GENERATOR.integers(0, 255, (11, 32, 32, 3), dtype=np.uint8), [0, 1, 2] * 3 + [0, 1], ["a", "b", "c"]
+)
+TRANSFORM = eval_transform("digits", 32)
+ABOUT = About(weights="w", data="d", transform="t", layer="pooled", precision="fp32")
+
+
+class CountingNetwork(nn.Module):
+    """Mean colour, and how many images it has seen; dies after ``limit`` batches."""
+
+    def __init__(self, limit=None):
+        super().__init__()
+        self.seen, self.batches, self.limit = 0, 0, limit
+
+    def forward(self, images):
+        if self.limit is not None and self.batches > self.limit:
+            raise KeyboardInterrupt
+        self.seen, self.batches = self.seen + len(images), self.batches + 1
+        return images.mean(dim=(2, 3))
+
+
+def run(network, cache, about=ABOUT, **options):
+    options = {"name": "images", "batch_size": 4, **options}
+    return extract(Source(network, "w", "a test"), IMAGES, TRANSFORM, about, cache, **options)
+
+
+def expected():
+    return torch.stack([TRANSFORM(IMAGES[index][0]) for index in range(11)])
+
+
+def test_features_are_the_networks_outputs_in_order(tmp_path):
+    data = run(CountingNetwork(), tmp_path)
+    assert np.allclose(data.features, expected().mean(dim=(2, 3)), atol=1e-6)
+    assert data.labels.tolist() == IMAGES.labels.tolist()
+
+
+def test_second_call_reads_the_cache_and_maps_it_into_memory(tmp_path):
+    first = run(CountingNetwork(), tmp_path)
+    network = CountingNetwork()
+    second = run(network, tmp_path)
+    assert network.seen == 0
+    assert isinstance(second.features, np.memmap)
+    assert np.array_equal(first.features, second.features)
+
+
+@pytest.mark.parametrize("field", ["weights", "data", "transform", "layer"])
+def test_any_other_setting_misses_the_cache(tmp_path, field):
+    run(CountingNetwork(), tmp_path)
+    network = CountingNetwork()
+    run(network, tmp_path, about=replace(ABOUT, **{field: "other"}))
+    assert network.seen >= len(IMAGES)
+
+
+def test_killed_extraction_goes_on_where_it_was_and_ends_the_same(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(CountingNetwork(limit=2), tmp_path / "killed")
+    assert not list((tmp_path / "killed").rglob("features.npy"))
+    network = CountingNetwork()
+    resumed = run(network, tmp_path / "killed")
+    assert network.seen == 11 - 8
+    whole = run(CountingNetwork(), tmp_path / "whole")
+    assert np.array_equal(resumed.features, whole.features)
+    assert sorted(path.name for path in (tmp_path / "killed" / ABOUT.key).iterdir()) == [
+        "about.json", "features.npy", "labels.npy",
+    ]  # fmt: skip
+
+
+def test_entry_of_other_settings_is_refused(tmp_path):
+    run(CountingNetwork(), tmp_path)
+    described = tmp_path / ABOUT.key / "about.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), "transform": "another"}))
+    with pytest.raises(InputError, match=r"made with other settings \(transform\)"):
+        run(CountingNetwork(), tmp_path)
+    described.write_text("{")
+    with pytest.raises(InputError, match="is damaged"):
+        run(CountingNetwork(), tmp_path)
+
+
+def test_nan_features_are_refused(tmp_path):
+    class Diverged(nn.Module):
+        def forward(self, images):
+            return torch.full((len(images), 2), float("nan"))
+
+    with pytest.raises(InputError, match="NaN or infinite"):
+        run(Diverged(), tmp_path)
+
+
+def test_unknown_precision_and_layer_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"FEATURES\.PRECISION of bf16, fp32, found 'fp8'"):
+        run(CountingNetwork(), tmp_path, about=replace(ABOUT, precision="fp8"))
+    with pytest.raises(InputError, match=r"FEATURES\.LAYER of pooled, res2"):
+        StageFeatures(build_backbone(Architecture("resnet10", 8)), "fc")
+
+
+@pytest.mark.parametrize("layer", StageFeatures.LAYERS)
+def test_stage_features_are_maps_averaged_over_positions(layer):
+    backbone = build_backbone(Architecture("resnet10", 8)).eval()
+    images = expected()
+    with torch.no_grad():
+        maps = backbone.stages(images)
+        found = StageFeatures(backbone, layer)(images)
+    wanted = maps["pooled"] if layer == "pooled" else maps[layer].mean(dim=(2, 3))
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_bf16_features_stay_close_to_fp32(tmp_path):
+    torch.manual_seed(0)
+    network = StageFeatures(build_backbone(Architecture("resnet10", 16)))
+    exact = run(network, tmp_path)
+    fast = run(network, tmp_path, about=replace(ABOUT, precision="bf16"))
+    assert not np.array_equal(exact.features, fast.features)
+    cosine = (exact.features * fast.features).sum(1) / np.linalg.norm(exact.features, axis=1)
+    assert np.all(cosine / np.linalg.norm(fast.features, axis=1) > 0.999)
+
+
+def test_extraction_leaves_the_backbone_frozen_and_in_eval_mode():
+    network = StageFeatures(build_backbone(Architecture("resnet10", 8)))
+    assert not any(module.training for module in network.backbone.modules())
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_pixels_are_the_grey_image():
+    assert torch.allclose(Pixels()(expected()), expected().mean(1).reshape(11, -1))
+
+
+def test_data_hash_depends_on_images_labels_and_order():
+    def images(array, labels):
+        return data_hash(ArrayImages(array, labels, ["a", "b"]))
+
+    array = IMAGES.images[:2]
+    assert images(array, [0, 1]) == images(array.copy(), [0, 1])
+    assert len({images(array, [0, 1]), images(array, [1, 0]), images(array[::-1], [0, 1])}) == 3
+    with pytest.raises(InputError, match="neither paths nor images"):
+        data_hash(SimpleNamespace(labels=np.zeros(1)))

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier
+
+from lowshot import knn
+from lowshot.feature_set import FeatureSet, normalized
+from lowshot.neighbours import search
+from pretrain.errors import InputError
+
+
+def clusters(seed, count, classes=6, dim=16, spread=1.2):
+    """Features around class centres that are the same for every seed."""
+    centres = np.random.default_rng(99).standard_normal((classes, dim))
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, count)
+    labels[:classes] = np.arange(classes)
+    features = centres[labels] + spread * generator.standard_normal((count, dim))
+    return FeatureSet(features.astype(np.float32), labels, f"set {seed}", "0" * 64)
+
+
+TRAIN, TEST = clusters(1, 300), clusters(2, 120)
+
+
+def naive_ranking(similarities, labels, k, temperature):
+    """Votes counted one by one; ties by the sum of similarities."""
+    order = np.argsort(-similarities, kind="stable")[:k]
+    votes, sums = {}, {}
+    for row in order:
+        weight = 1.0 if temperature is None else np.exp(similarities[row] / temperature)
+        votes[labels[row]] = votes.get(labels[row], 0.0) + weight
+        sums[labels[row]] = sums.get(labels[row], 0.0) + similarities[row]
+    return sorted(votes, key=lambda label: (-votes[label], -sums[label]))
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, None), (20, None), (50, 0.07), (300, 0.5)])
+def test_ranking_equals_counting_votes_one_by_one(k, temperature):
+    found = search(TRAIN.features, TEST.features, k)
+    ranked = knn.ranked_classes(found, TRAIN.labels, k, temperature)
+    similarities = normalized(TEST.features).astype(float) @ normalized(TRAIN.features).astype(float).T
+    for row in range(len(TEST)):
+        expected = naive_ranking(similarities[row], TRAIN.labels, k, temperature)[:5]
+        assert ranked[row, : len(expected)].tolist() == expected
+
+
+def test_top1_equals_scikit_learns_cosine_vote():
+    found = search(TRAIN.features, TEST.features, 1)
+    machine = KNeighborsClassifier(1, metric="cosine").fit(TRAIN.features, TRAIN.labels)
+    assert np.array_equal(knn.ranked_classes(found, TRAIN.labels, 1, None)[:, 0], machine.predict(TEST.features))
+
+
+def test_a_tied_vote_goes_to_the_more_similar_class():
+    train = np.array([[1, 0], [0.9, 0.1], [0, 1], [0.1, 0.9]], np.float32)
+    found = search(train, np.array([[0.6, 0.5]], np.float32), 4)
+    assert knn.ranked_classes(found, np.array([1, 1, 0, 0]), 4, None)[0].tolist() == [1, 0]
+
+
+def test_scores_are_percentages_with_each_class_in_the_details():
+    found = search(TRAIN.features, TEST.features, 200)
+    units = list(knn.scores(found, TRAIN, TEST, ["eman", "dino"]))
+    assert [[score.metric for score in unit] for unit in units] == [["top1", "top5", "mean_per_class"]] * 2
+    top1, top5, per_class = units[0]
+    ranked = knn.ranked_classes(found, TRAIN.labels, 20, None)
+    assert top1.value == pytest.approx(100 * np.mean(ranked[:, 0] == TEST.labels))
+    assert top1.value <= top5.value <= 100
+    assert set(per_class.details["per_class"]) == set(range(6))
+    assert (top1.task, top1.protocol) == ("knn/k=20", "eman")
+
+
+def test_unknown_preset_and_too_small_database_are_refused():
+    with pytest.raises(InputError, match=r"expected KNN\.PRESETS of eman, dino, found 'best'"):
+        knn.preset("best")
+    found = search(TRAIN.features, TEST.features, 20)
+    with pytest.raises(InputError, match="asks for 200 neighbours"):
+        list(knn.scores(found, TRAIN, TEST, ["dino"]))
