@@ -100,7 +100,7 @@ def _corners(boxes: np.ndarray | None, round_to: int | None) -> np.ndarray:
 def _best_object(
     boxes: np.ndarray, image: np.ndarray, objects: np.ndarray, object_image: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each detection the object of its image that it overlaps most (−1: none; the first of equals), and how much."""
+    """For each detection the object of its image that it overlaps most (−1: none; first of equals), and how much."""
     best = np.full(len(boxes), -1)
     overlap = np.full(len(boxes), -np.inf)
     by_image = np.argsort(image, kind="stable")

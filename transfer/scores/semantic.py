@@ -1,0 +1,201 @@
+"""Semantic segmentation: mIoU, IoU per class and pixel accuracy from label images.
+
+IoU of a class = TP / (TP + FP + FN) over the pixels of all images whose ground truth is not the ignore label
+(Everingham et al., IJCV 2015, section 4.1.3). What a class that no ground truth holds does to the mean is a
+convention, and papers differ:
+
+- ``ground-truth``: the mean is over classes that occur in the ground truth (Detectron2's SemSegEvaluator);
+- ``union``: also over classes that occur only in predictions, with IoU 0 (cityscapesScripts).
+
+Both are returned; ``mIoU`` is the one asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from pretrain.errors import InputError
+
+AbsentClasses = Literal["ground-truth", "union"]
+Labels = str | Path | Sequence[str | Path]
+
+#: Endings by which Cityscapes tells the label image and the photograph of a scene apart.
+_CITYSCAPES_ENDINGS = ("_gtFine_labelTrainIds", "_gtFine_labelIds", "_leftImg8bit")
+
+
+@dataclass(frozen=True)
+class SemanticScores:
+    """The scores, and the confusion matrix from which they follow."""
+
+    metrics: dict[str, float]  # mIoU, mIoU_ground_truth, mIoU_union, fwIoU, mACC, pACC in percent; NaN if undefined
+    per_class: dict[str, float]  # class name → IoU in percent; NaN where neither truth nor prediction has the class
+    confusion: np.ndarray  # [K, K + 1] pixels: true class × predicted class, the last column "no class"
+
+
+def evaluate(
+    ground_truth: Labels,
+    predictions: Labels,
+    classes: int | Sequence[str] | None = None,
+    ignore_label: int = 255,
+    absent_classes: AbsentClasses = "ground-truth",
+) -> SemanticScores:
+    """Score label images.
+
+    Args:
+        ground_truth, predictions: a folder (label images are looked for in its subfolders too and paired by relative
+            path, whatever the ending of Cityscapes), a text file with one path a line, or a list of paths (paired in
+            order). Label images are single-channel PNG: the pixel's value is its class.
+        classes: names of the classes, or their number; by default up to the largest label found.
+        ignore_label: pixels with this ground truth are left out. As a prediction it means "no class": a missed pixel.
+        absent_classes: which mean ``mIoU`` is, see above.
+
+    Raises:
+        InputError: a file is missing, unreadable or no label image, the sizes of a pair differ, or a label is no class.
+    """
+    if absent_classes not in ("ground-truth", "union"):
+        raise InputError(f"expected absent_classes ground-truth or union, found {absent_classes!r}")
+    pairs = _pairs(ground_truth, predictions)
+    number = None if classes is None else classes if isinstance(classes, int) else len(classes)
+    if number is not None and number < 1:
+        raise InputError(f"expected at least one class, found {number}")
+    confusion = _confusion(pairs, number, ignore_label)
+    names = [str(k) for k in range(len(confusion))] if classes is None or isinstance(classes, int) else list(classes)
+    return _scores(confusion, names, absent_classes)
+
+
+def _scores(confusion: np.ndarray, names: Sequence[str], absent_classes: AbsentClasses) -> SemanticScores:
+    hit = np.diag(confusion).astype(np.float64)
+    true, predicted = confusion.sum(axis=1), confusion[:, :-1].sum(axis=0)
+    union = true + predicted - hit
+    with np.errstate(invalid="ignore"):
+        iou, accuracy = hit / union, hit / true
+    in_truth, in_either = true > 0, union > 0
+    means = {
+        "ground-truth": _percent(iou[in_truth].mean() if in_truth.any() else np.nan),
+        "union": _percent(iou[in_either].mean() if in_either.any() else np.nan),
+    }
+    pixels = true.sum()
+    metrics = {
+        "mIoU": means[absent_classes],
+        "mIoU_ground_truth": means["ground-truth"],
+        "mIoU_union": means["union"],
+        "fwIoU": _percent((iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan),
+        "mACC": _percent(accuracy[in_truth].mean() if in_truth.any() else np.nan),
+        "pACC": _percent(hit.sum() / pixels if pixels else np.nan),
+    }
+    return SemanticScores(metrics, {name: _percent(value) for name, value in zip(names, iou, strict=True)}, confusion)
+
+
+def _percent(fraction: float) -> float:
+    return float(fraction) * 100
+
+
+def _confusion(pairs: Sequence[tuple[Path, Path]], number: int | None, ignore_label: int) -> np.ndarray:
+    """[K, K + 1] counts; K grows with the labels found where ``number`` is None."""
+    table = np.zeros((number or 0, (number or 0) + 1), dtype=np.int64)
+    for truth_file, prediction_file in pairs:
+        truth, prediction = _read(truth_file), _read(prediction_file)
+        if truth.shape != prediction.shape:
+            raise InputError(
+                f"expected the size of the ground truth {truth_file} (height, width {truth.shape}), found "
+                f"{prediction.shape} in {prediction_file}; predict at the size of the image"
+            )
+        counts = _joint(truth, prediction)
+        highest = -1
+        for labels, file in ((counts[0], truth_file), (counts[1], prediction_file)):
+            classes = labels[labels != ignore_label]
+            highest = max(highest, int(classes.max(initial=-1)))
+            if number is not None and highest >= number:
+                raise InputError(
+                    f"expected labels 0 … {number - 1} or the ignore label {ignore_label} in {file}, found {highest}"
+                )
+        if highest >= len(table):
+            grown = np.zeros((highest + 1, highest + 2), dtype=np.int64)
+            grown[: len(table), : len(table)] = table[:, :-1]
+            grown[: len(table), -1] = table[:, -1]
+            table = grown
+        labels, predicted, pixels = counts
+        kept = labels != ignore_label
+        column = np.where(predicted == ignore_label, len(table), predicted)
+        np.add.at(table, (labels[kept], column[kept]), pixels[kept])
+    return table
+
+
+def _joint(truth: np.ndarray, prediction: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pairs (label, predicted label) that occur, and in how many pixels."""
+    width = int(prediction.max(initial=0)) + 1
+    counts = np.bincount((truth.astype(np.int64) * width + prediction).ravel())
+    found = np.flatnonzero(counts)
+    return found // width, found % width, counts[found]
+
+
+def _read(file: Path) -> np.ndarray:
+    try:
+        with Image.open(file) as image:
+            if image.mode not in ("L", "P", "1", "I", "I;16"):
+                raise InputError(f"expected a single-channel label image in {file}, found mode {image.mode}")
+            labels = np.asarray(image)
+    except FileNotFoundError as error:
+        raise InputError(f"label image not found: {file}") from error
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise InputError(f"expected a label image (PNG) in {file}, but it cannot be read: {error}") from error
+    if labels.size and labels.min() < 0:
+        raise InputError(f"expected labels of 0 and above in {file}, found {labels.min()}")
+    return labels.astype(np.int32)
+
+
+def _pairs(ground_truth: Labels, predictions: Labels) -> list[tuple[Path, Path]]:
+    if all(isinstance(side, (str, Path)) and Path(side).is_dir() for side in (ground_truth, predictions)):
+        return _pairs_of_folders(Path(ground_truth), Path(predictions))  # type: ignore[arg-type]
+    sides = [_listed(side) for side in (ground_truth, predictions)]
+    if len(sides[0]) != len(sides[1]):
+        raise InputError(
+            f"expected as many predictions as ground truth images, found {len(sides[1])} and {len(sides[0])}; "
+            "lists are paired in order, two folders by name"
+        )
+    return list(zip(*sides, strict=True))
+
+
+def _listed(side: Labels) -> list[Path]:
+    if not isinstance(side, (str, Path)):
+        return [Path(file) for file in side]
+    path = Path(side)
+    if path.is_dir():
+        return sorted(path.rglob("*.png"))
+    if not path.is_file():
+        raise InputError(f"label images not found: {path}; expected a folder, or a text file with one path a line")
+    if path.suffix.lower() == ".png":
+        return [path]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"expected a text file with one path a line in {path}, but it is no text") from error
+    return [path.parent / line.strip() for line in lines if line.strip()]
+
+
+def _pairs_of_folders(ground_truth: Path, predictions: Path) -> list[tuple[Path, Path]]:
+    truth, predicted = _by_name(ground_truth), _by_name(predictions)
+    if not truth:
+        raise InputError(f"expected label images (*.png) in {ground_truth}, found none")
+    missing, unknown = sorted(truth.keys() - predicted.keys()), sorted(predicted.keys() - truth.keys())
+    if missing:
+        raise InputError(f"no prediction for {truth[missing[0]]} ({len(missing)} missing in {predictions})")
+    if unknown:
+        raise InputError(f"no ground truth for {predicted[unknown[0]]} ({len(unknown)} unknown to {ground_truth})")
+    return [(truth[name], predicted[name]) for name in sorted(truth)]
+
+
+def _by_name(folder: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for file in sorted(folder.rglob("*.png")):
+        name = file.relative_to(folder).with_suffix("").as_posix()
+        for ending in _CITYSCAPES_ENDINGS:
+            name = name.removesuffix(ending)
+        if name in files:
+            raise InputError(f"{files[name]} and {file} label the same image; keep one of them in {folder}")
+        files[name] = file
+    return files
