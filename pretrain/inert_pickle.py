@@ -1,0 +1,334 @@
+"""An unpickler that builds data and nothing else.
+
+``pickle`` runs whatever callable a file names. Here every name resolves to an entry of one allow-list: tensors and
+numpy arrays become descriptions that are turned into tensors once their sizes are checked against the file, and
+configuration objects (``argparse.Namespace``, OmegaConf, Lightning's and MMEngine's) become inert shells that take
+any state and do nothing. Their own classes are never imported.
+
+Built on pickle's Python implementation, because the C one allocates what a crafted length or memo index asks for.
+"""
+
+from __future__ import annotations
+
+import codecs
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pretrain.errors import InputError
+
+#: JAX and Haiku names: BYOL's published weights.
+_JAX_MODULES = ("jax", "jaxlib", "haiku", "optax", "byol", "dm_haiku")
+JAX_REASON = (
+    "BYOL's JAX weights were trained with SAME padding, and loading them with torch's padding costs about 4 points of "
+    "accuracy; they are refused rather than loaded wrongly. Use a checkpoint trained in torch"
+)
+#: Top-level modules whose objects are settings or logs: they become shells. (numpy's and torch's data are exact names.)
+_SHELL_MODULES = ("argparse", "omegaconf", "easydict", "addict", "yacs", "fvcore", "mmcv", "mmengine", "hydra", "box",
+                  "ml_collections", "pytorch_lightning", "lightning", "lightning_fabric", "pathlib", "datetime", "enum",
+                  "typing", "decimal", "uuid")  # fmt: skip
+_SHELL_NAMES = {"collections.defaultdict", "collections.Counter", "collections.deque", "torch.device",
+                "torch.Generator", "builtins.getattr", "builtins.object", "builtins.slice", "builtins.type",
+                "copyreg._reconstructor",
+                "__builtin__.object", "copy_reg._reconstructor"}  # fmt: skip
+
+
+class Description:
+    """What may receive state from a pickle (its BUILD instruction); every subclass only keeps it."""
+
+    state: Any = None
+
+    def set_state(self, state: Any) -> None:
+        """Keep what the pickle says."""
+        self.state = state
+
+
+class Shell(Description):
+    """Stands for an object whose class is not imported. Accepts any construction and state, does nothing with them."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Shell:
+        return super().__new__(cls)
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
+
+    def __setitem__(self, _key: Any, _value: Any) -> None: ...
+
+    def append(self, _item: Any) -> None:
+        """pickle's APPEND on a list subclass."""
+
+    def extend(self, _items: Any) -> None:
+        """pickle's APPENDS on a list subclass."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Shell:
+        return Shell()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class FileStorage:
+    """A run of ``nbytes`` bytes that a checkpoint declares; ``place`` tells where in which file they are."""
+
+    def __init__(self, dtype: torch.dtype, count: int) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise InputError(f"expected a storage size, found {count!r}; the checkpoint is damaged")
+        self.dtype, self.count, self.itemsize = dtype, count, dtype.itemsize
+        self.nbytes = count * self.itemsize
+        self._source: tuple[Path, int] | None = None
+
+    def place(self, path: Path, offset: int) -> None:
+        """Record the position, already checked to lie inside the file."""
+        self._source = (path, offset)
+
+    def read(self) -> Tensor:
+        """All elements as a flat tensor [count]: a private mapping of the file, so pages are read when used."""
+        if self._source is None:
+            raise InputError("expected the bytes of every storage, found one without; the checkpoint is damaged")
+        if not self.count:
+            return torch.empty(0, dtype=self.dtype)
+        path, offset = self._source
+        raw = np.memmap(path, dtype=np.uint8, mode="c", offset=offset, shape=(self.nbytes,))
+        if raw.ctypes.data % self.itemsize:
+            raw = raw.copy()  # legacy streams do not align their storages
+        return torch.from_numpy(raw).view(self.dtype)
+
+
+class LazyTensor:
+    """A tensor that a pickle described: a view of a storage, checked and read by ``resolve``."""
+
+    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any) -> None:
+        self.storage, self.offset, self.size, self.stride = storage, offset, tuple(size), tuple(stride)
+
+    def read(self) -> Tensor:
+        numbers = (self.offset, *self.size, *self.stride)
+        if not isinstance(self.storage, FileStorage) or any(type(n) is not int or n < 0 for n in numbers):
+            raise InputError(
+                "expected a tensor with a storage, a size and a stride, found something else; damaged file"
+            )
+        count = int(np.prod(self.size, dtype=object)) if self.size else 1
+        last = self.offset + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True)) if count else 0
+        if count > self.storage.count or last >= max(self.storage.count, 1):
+            raise InputError(
+                f"expected tensors that fit their storage, found one of shape {list(self.size)} on "
+                f"{self.storage.count} elements; the checkpoint is damaged or crafted"
+            )
+        return self.storage.read().as_strided(self.size, self.stride, self.offset)
+
+
+class LazyArray(Description):
+    """A numpy array that a pickle described by its state (version, shape, dtype, Fortran order, bytes)."""
+
+    def __init__(self, *_args: Any) -> None: ...
+
+    def read(self) -> np.ndarray:
+        if not isinstance(self.state, tuple) or len(self.state) != 5:
+            raise InputError("expected the state of a numpy array, found something else; the checkpoint is damaged")
+        _, shape, dtype, fortran, raw = self.state
+        return array_of(raw, dtype, shape, "F" if fortran else "C")
+
+
+class LazyDtype(Description):
+    """A numpy dtype by name; its pickled state is only asked for the byte order."""
+
+    def __init__(self, name: Any = "", *_flags: Any) -> None:
+        self.name = name
+
+    def read(self) -> np.dtype:
+        order: Any = self.state[1] if isinstance(self.state, tuple) and len(self.state) > 1 else "="
+        name = self.name if isinstance(self.name, str) else "?"
+        if name.lstrip("<>=|") not in _DTYPE_NAMES:
+            raise InputError(f"expected a numeric numpy array, found dtype {name!r}; nothing else can be a weight")
+        return np.dtype(name).newbyteorder(order) if order in ("<", ">") else np.dtype(name)
+
+
+_DTYPE_NAMES = {f"{kind}{size}" for kind, sizes in (("f", "248"), ("i", "1248"), ("u", "1248")) for size in sizes} | {
+    "b1", "c8", "c16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
+    "uint32", "uint64", "complex64", "complex128"}  # fmt: skip
+
+
+def array_of(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
+    """An array over the bytes that are really there; their number must be exactly what shape and dtype need."""
+    if isinstance(raw, str):
+        raw = raw.encode("latin1")  # bytes of Python 2
+    kind = dtype.read() if isinstance(dtype, LazyDtype) else LazyDtype(dtype).read()
+    if not isinstance(raw, (bytes, bytearray)) or not isinstance(shape, (tuple, list)) or order not in ("C", "F"):
+        raise InputError("expected the bytes of a numpy array, found something else; the checkpoint is damaged")
+    needed = int(np.prod(shape, dtype=object)) * kind.itemsize if shape else kind.itemsize
+    if needed != len(raw) or any(type(side) is not int or side < 0 for side in shape):
+        raise InputError(
+            f"expected {needed:,} bytes for an array of shape {list(shape)}, found {len(raw):,}; damaged file"
+        )
+    array = np.frombuffer(raw, dtype=kind).reshape(shape, order=order)
+    return array if isinstance(raw, bytearray) and kind.isnative else array.astype(kind.newbyteorder("="))
+
+
+class LazyCall(Description):
+    """A call whose arguments are descriptions that later instructions complete; made by ``resolve``."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.function, self.args = function, args
+
+    def read(self) -> Any:
+        return self.function(*self.args)
+
+
+def _scalar(dtype: Any, raw: Any) -> Any:
+    return array_of(raw, dtype, ()).item()
+
+
+def _parameter(tensor: Any, *_flags: Any) -> Any:
+    return tensor
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    """``_codecs.encode``: how Python 3 writes bytes with protocol 2."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise InputError(f"expected latin1 bytes, found encoding {encoding!r}; the checkpoint is damaged")
+    return codecs.encode(text, "latin1")
+
+
+def _bytearray(data: Any = b"", encoding: Any = "latin1") -> bytearray:
+    """``bytearray(n)`` would allocate n bytes on the file's word; only given bytes are taken."""
+    return bytearray(_encode(data, encoding) if isinstance(data, str) else data if isinstance(data, bytes) else b"")
+
+
+def _allow_list() -> dict[str, Any]:
+    allowed: dict[str, Any] = {
+        "collections.OrderedDict": OrderedDict,
+        "torch._utils._rebuild_tensor_v2": lambda *args: LazyTensor(*args[:4]),
+        "torch._utils._rebuild_tensor": LazyTensor,
+        "torch._utils._rebuild_parameter": _parameter,
+        "torch.nn.parameter.Parameter": _parameter,
+        "torch.Size": lambda size=(): tuple(size),
+        "_codecs.encode": _encode,
+        "builtins.set": set, "builtins.frozenset": frozenset, "builtins.complex": complex,
+        "__builtin__.set": set, "__builtin__.frozenset": frozenset,
+        "builtins.bytearray": _bytearray, "__builtin__.bytearray": _bytearray,
+        "numpy.ndarray": lambda shape, dtype, raw: LazyCall(array_of, raw, dtype, shape),
+        "numpy.dtype": LazyDtype,
+    }  # fmt: skip
+    for core in ("numpy.core", "numpy._core"):
+        allowed[f"{core}.multiarray._reconstruct"] = LazyArray
+        allowed[f"{core}.multiarray.scalar"] = lambda *args: LazyCall(_scalar, *args)
+        allowed[f"{core}.numeric._frombuffer"] = lambda *args: LazyCall(array_of, *args)
+    for kind, dtype in _STORAGE_DTYPES.items():
+        allowed[f"torch.{kind}Storage"] = allowed[f"torch.storage.{kind}Storage"] = dtype
+        allowed[f"torch.cuda.{kind}Storage"] = dtype
+    for value in vars(torch).values():
+        if isinstance(value, torch.dtype):
+            allowed[str(value)] = value
+    return allowed
+
+
+_STORAGE_DTYPES = {
+    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
+}  # fmt: skip
+_ALLOWED = _allow_list()
+
+
+class BoundedStream:
+    """A stream that refuses to read more than is left, before anything is allocated for it."""
+
+    def __init__(self, stream: IO[bytes], size: int) -> None:
+        self.stream, self.left = stream, size
+
+    def read(self, count: int = -1) -> bytes:
+        """``count`` bytes.
+
+        Raises:
+            EOFError: fewer are left.
+        """
+        if count < 0 or count > self.left:
+            raise EOFError(f"{count:,} bytes asked for, {self.left:,} left")
+        self.left -= count
+        return self.stream.read(count)
+
+    def readline(self) -> bytes:
+        """Up to and with the next newline."""
+        line = self.stream.readline(self.left)
+        self.left -= len(line)
+        return line
+
+
+class InertUnpickler(pickle._Unpickler):
+    """``pickle.Unpickler`` in which names resolve to the allow-list only.
+
+    Args:
+        stream: at the first byte of a pickle; left after its last.
+        size: bytes that the stream holds from there on.
+        path: for messages.
+
+    Attributes:
+        storages: key -> the storages that the pickle refers to; the caller places them in the file.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+
+    stack: list[Any]
+
+    def __init__(self, stream: IO[bytes], size: int, path: Path) -> None:
+        super().__init__(BoundedStream(stream, size), encoding="latin1")  # type: ignore[arg-type]
+        self.path = path
+        self.storages: dict[str, FileStorage] = {}
+
+    def load_build(self) -> None:
+        """BUILD: give an object its state. Only descriptions take any; pickle itself would set arbitrary attributes."""
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if isinstance(target, Description):
+            target.set_state(state)
+        elif not isinstance(target, OrderedDict):  # torch keeps module versions there (_metadata); not needed
+            raise InputError(
+                f"expected state for a known object, found it for {type(target).__name__} in {self.path}; damaged file"
+            )
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The allow-listed stand-in of ``module.name``; an InputError that names it otherwise."""
+        full, top = f"{module}.{name}", module.partition(".")[0]
+        if full in _ALLOWED:
+            return _ALLOWED[full]
+        if full in _SHELL_NAMES or top in _SHELL_MODULES:
+            return Shell
+        if top in _JAX_MODULES:
+            raise InputError(f"expected torch weights, found a pickle that names {full}: {self.path}. {JAX_REASON}")
+        raise InputError(
+            f"expected a pickle of tensors and settings, found one that calls {full}: {self.path}; nothing of it "
+            "was run. Ask its author for a plain state dict, or give --trust-pickle if you trust its author"
+        )
+
+    def persistent_load(self, pid: Any) -> FileStorage:
+        """torch's references to storages: ("storage", dtype, key, location, element count[, view])."""
+        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] not in ("storage", b"storage"):
+            raise InputError(
+                f"expected a reference to a tensor storage, found {str(pid)[:60]!r} in {self.path}; damaged file"
+            )
+        dtype, key, count = pid[1], str(pid[2]), pid[4]
+        if not isinstance(dtype, torch.dtype) or (len(pid) > 5 and pid[5] is not None):
+            raise InputError(
+                f"expected a plain tensor storage, found {str(dtype)[:60]} in {self.path}; save it with a newer torch"
+            )
+        return self.storages.setdefault(key, FileStorage(dtype, count))
+
+
+def resolve(node: Any, depth: int = 0) -> Any:
+    """Turn the descriptions inside nested containers into tensors and scalars."""
+    if depth > 64:
+        raise InputError("expected nested dicts of tensors, found more than 64 levels; the checkpoint is crafted")
+    if isinstance(node, (LazyTensor, LazyArray, LazyCall, LazyDtype)):
+        value = node.read()
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    if isinstance(node, dict):
+        return {key: resolve(value, depth + 1) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [resolve(value, depth + 1) for value in node]
+    return node

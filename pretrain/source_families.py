@@ -1,0 +1,215 @@
+"""Where published checkpoints keep their backbone: one rule a family, as data.
+
+Names are compared after wrapper components (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed.
+Families that write exactly the same names share one rule: a file cannot tell them apart, and nothing hangs on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Names = Mapping[str, str]
+
+STUDENT, TEACHER, ONLY = "student", "teacher", "backbone"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One network of a file: the container (dotted path of dict keys, "" for the top level) and the name prefix."""
+
+    container: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family of checkpoints is laid out.
+
+    Attributes:
+        name: what ``--family`` takes.
+        title: the methods and code bases that write this layout.
+        networks: network -> the places where it may be; the first that holds tensors counts.
+        default: the network that the paper evaluates, used where the file holds it.
+        drops: pattern on the normalised name -> why it is no part of the backbone.
+        evidence: the rule competes only if one of these patterns matches a name in the file; empty: always.
+        needs: the rule competes only if the file holds this network.
+        layout: how backbone tensors are named: "torchvision", "numbered" (lightly's Sequential) or "detectron2".
+    """
+
+    name: str
+    title: str
+    networks: Mapping[str, tuple[Place, ...]]
+    default: str
+    drops: Names = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
+    layout: str = "torchvision"
+    needs: str = ""
+
+    def reason_to_drop(self, name: str) -> str:
+        """Why a normalised name is no part of the backbone; "" where no drop rule matches."""
+        return next((reason for pattern, reason in self.drops.items() if re.search(pattern, name)), "")
+
+    def has_evidence(self, names: list[str]) -> bool:
+        """Whether the normalised names of a file speak for this family."""
+        return not self.evidence or any(re.search(pattern, name) for name in names for pattern in self.evidence)
+
+
+def places(prefix: str, *containers: str) -> tuple[Place, ...]:
+    """The same prefix in several containers."""
+    return tuple(Place(container, prefix) for container in containers)
+
+
+def normalise(name: str) -> str:
+    """``name`` without the components that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+_FC = r"(^|\.)fc\."
+_HEAD = "classification or projection head"
+_QUEUE = {r"(^|\.)queue\w*$": "queue of negatives"}
+_ANY = ("state_dict", "model", "")
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "momentum-transfer", "this project's checkpoints",
+        {STUDENT: (Place("model", "student.backbone."),), TEACHER: (Place("model", "teacher.backbone."),)}, TEACHER,
+        {r"\.(alpha|pending_mean|pending_var|pending_count)$": "Momentum BN's training state",
+         r"(^|\.)(projector|predictor|head|fc|classifier|neck)\.": _HEAD,
+         **_QUEUE},
+        (r"^(student|teacher)\.backbone\.",),
+    ),
+    Family(
+        "momentum2", "Momentum² Teacher",
+        {TEACHER: places("teacher_encoder.", "model", "state_dict", ""),
+         STUDENT: places("student_encoder.", "model", "state_dict", "")}, TEACHER,
+        {_FC: _HEAD, r"^(predictor|projector)\.": _HEAD, r"\.(alpha|momentum_\w+)$": "Momentum BN's training state"},
+        (r"^(teacher|student)_encoder\.",),
+    ),
+    Family(
+        "rcf", "Revisiting Critical Factors: MoCo v2+, S-MoCo v2+, BYOL",
+        {STUDENT: places("online_encoder.", "model", "state_dict", ""),
+         TEACHER: places("target_encoder.", "model", "state_dict", "")}, STUDENT,
+        {_FC: _HEAD, r"^(predictor|projector)\.": _HEAD, **_QUEUE},
+        (r"^(online|target)_encoder\.",),
+    ),
+    Family(
+        "eman-byol", "BYOL and BYOL-EMAN of EMAN",
+        {STUDENT: places("online_net.backbone.", "state_dict", ""),
+         TEACHER: places("target_net.backbone.", "state_dict", "")}, STUDENT,
+        {r"^(online_net|target_net)\.(?!backbone\.)": _HEAD, r"^predictor\.": "predictor", _FC: _HEAD},
+        (r"^online_net\.backbone\.",),
+    ),
+    Family(
+        "eman-fixmatch", "FixMatch and FixMatch-EMAN of EMAN",
+        {STUDENT: places("main.backbone.", "state_dict", ""), TEACHER: places("ema.backbone.", "state_dict", "")},
+        STUDENT,
+        {r"^(main|ema)\.(?!backbone\.)": _HEAD, _FC: _HEAD},
+        (r"^main\.backbone\.",),
+    ),
+    Family(
+        "moco", "MoCo v1, MoCo v2, PCL, and EMAN's MoCo",
+        {STUDENT: places("encoder_q.", "state_dict", ""), TEACHER: places("encoder_k.", "state_dict", "")}, STUDENT,
+        {_FC: _HEAD, r"(^|\.)neck\.": "neck", r"(^|\.)predictor\.": "predictor", **_QUEUE},
+        (r"^encoder_q\.",),
+    ),
+    Family(
+        "mocov3", "MoCo v3",
+        {STUDENT: places("base_encoder.", "state_dict", ""), TEACHER: places("momentum_encoder.", "state_dict", "")},
+        STUDENT,
+        {_FC: _HEAD, r"(^|\.)head\.": _HEAD, r"^predictor\.": "predictor"},
+        (r"^base_encoder\.",),
+    ),
+    Family(
+        "simsiam", "SimSiam",
+        {STUDENT: places("encoder.", "state_dict", "")}, STUDENT,
+        {_FC: _HEAD, r"^predictor\.": "predictor"},
+        (r"^encoder\.",),
+    ),
+    Family(
+        "swav", "SwAV, DeepCluster-v2",
+        {ONLY: places("", "state_dict", "")}, ONLY,
+        {r"^projection_head\.": "projection head", r"^prototypes\.": "prototypes"},
+        (r"^(projection_head|prototypes)\.",),
+    ),
+    Family(
+        "barlow-twins", "Barlow Twins",
+        {ONLY: places("backbone.", "model", "")}, ONLY,
+        {r"^projector\.": "projector", r"^bn\.": "BatchNorm of the projections", r"^backbone\.fc\.": _HEAD},
+        (r"^bn\.(running_mean|num_batches_tracked|weight)$",),
+    ),
+    Family(
+        "vicreg", "VICReg",
+        {ONLY: places("backbone.", "model", "")}, ONLY,
+        {r"^projector\.": "projector", r"^backbone\.fc\.": _HEAD},
+        (r"^projector\.",),
+    ),
+    Family(
+        "dino", "DINO",
+        {TEACHER: places("backbone.", "teacher"), STUDENT: places("backbone.", "student")}, TEACHER,
+        {r"^head\.": _HEAD, r"^backbone\.fc\.": _HEAD},
+    ),
+    Family(
+        "vissl", "VISSL",
+        {ONLY: (Place("classy_state_dict.base_model.model.trunk", "_feature_blocks."),
+                Place("classy_state_dict.base_model.model.trunk", "base_model._feature_blocks."),
+                *places("_feature_blocks.", "model_state_dict", ""),
+                *places("trunk._feature_blocks.", "model_state_dict", ""))}, ONLY,
+        {r"^heads\.": _HEAD, r"(^|\.)_feature_blocks\.fc\.": _HEAD},
+        (r"(^|\.)_feature_blocks\.",),
+    ),
+    Family(
+        "solo-learn", "solo-learn",
+        {STUDENT: (*places("backbone.", "state_dict"), *places("encoder.", "state_dict")),
+         TEACHER: (*places("momentum_backbone.", "state_dict"), *places("momentum_encoder.", "state_dict"))},
+        STUDENT,
+        {r"^(momentum_)?(projector|predictor|classifier|prototypes|head)\b": _HEAD, **_QUEUE},
+        (r"^(momentum_)?(projector|classifier)\.", r"^momentum_(backbone|encoder)\."),
+    ),
+    Family(
+        "lightly", "lightly, torchvision names",
+        {STUDENT: places("backbone.", "state_dict", ""), TEACHER: places("backbone_momentum.", "state_dict", "")},
+        STUDENT,
+        {r"^(\w*(projection|prediction)_head\w*|prototypes)\.": _HEAD, r"^backbone\.fc\.": _HEAD,
+         r"^criterion\.": "loss state"},
+        (r"^backbone\.conv1\.",),
+    ),
+    Family(
+        "lightly-numbered", "lightly, numbered Sequential",
+        {STUDENT: (*places("backbone.", "state_dict", ""), *places("", "state_dict", "")),
+         TEACHER: places("backbone_momentum.", "state_dict", "")}, STUDENT,
+        {r"^(\w*(projection|prediction)_head\w*|prototypes)\.": _HEAD, r"^criterion\.": "loss state"},
+        (r"^(backbone\.)?0\.weight$",), "numbered",
+    ),
+    Family(
+        "mmselfsup", "MMSelfSup, MMPretrain, DenseCL",
+        {STUDENT: places("backbone.", "state_dict", ""),
+         TEACHER: (*places("encoder_k.0.", "state_dict", ""), *places("target_net.0.", "state_dict", ""))}, STUDENT,
+        {r"^(target_net|encoder_k|online_net|encoder_q)\b": "second network or its copy of the first",
+         r"^(backbone\.)?(neck|head|bbox_head)\.": "neck or head", r"^data_preprocessor\.": "image normalisation",
+         r"^backbone\.fc\.": _HEAD, r"^queue\w*$": "queue of negatives"},
+        (r"^(neck|head|data_preprocessor|encoder_k|target_net)\.", r"^backbone\."),
+    ),
+    Family(
+        "timm", "timm and torchvision training checkpoints with averaged weights",
+        {TEACHER: places("", "state_dict_ema", "model_ema"), STUDENT: places("", "state_dict", "model")}, TEACHER,
+        {r"^(fc|head|classifier)\.": _HEAD, r"^n_averaged$": "count of averaged steps"}, needs=TEACHER,
+    ),
+    Family(
+        # torchvision, timm, RCF's supervised baseline, and exported backbones of Barlow Twins, VICReg, DINO,
+        # MMPretrain, DenseCL and this project
+        "torchvision", "flat torchvision names",
+        {ONLY: places("", *_ANY)}, ONLY,
+        {r"^(fc|head|classifier)\.": _HEAD},
+        (r"^conv1\.weight$",),
+    ),
+    Family(
+        "detectron2", "Detectron2 .pkl",
+        {ONLY: places("", "model", "")}, ONLY,
+        {r"^(stem\.fc|linear|fc)\.": _HEAD},
+        (r"^stem\.conv1\.weight$",), "detectron2",
+    ),
+)  # fmt: skip
+
+BY_NAME = {family.name: family for family in FAMILIES}
