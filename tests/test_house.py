@@ -15,6 +15,8 @@ SHARED = {
     "pretrain.files",
     "pretrain.config",
     "pretrain.images",
+    "pretrain.digits",
+    "pretrain.subsets",
     "pretrain.views",
     "pretrain.backbones",
     "pretrain.checkpoint",

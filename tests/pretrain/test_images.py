@@ -1,0 +1,196 @@
+"""Datasets by name; nothing is downloaded, unreadable images are replaced up to a limit."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from pretrain.errors import InputError
+from pretrain.images import FileImages, build_dataset
+
+
+def picture(path: Path, value: int, side: int = 8) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.new("RGB", (side, side), (value, 0, 0)).save(path)
+    return path
+
+
+def red(sample: tuple[PIL.Image.Image, int]) -> int:
+    return int(np.asarray(sample[0])[0, 0, 0])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for k in range(6):
+        picture(tmp_path / "train" / ("cat" if k % 2 else "ant") / f"{k}.png", 10 * k)
+    return tmp_path
+
+
+def test_digits_need_no_folder():
+    data = build_dataset("digits", split="val")
+    assert len(data) == 540
+    assert data.classes == [str(k) for k in range(10)]
+    assert data.labels.dtype == np.int64
+
+
+def test_image_folder_reads_classes_in_alphabetical_order(folder: Path):
+    data = build_dataset("imagefolder", folder)
+    assert data.classes == ["ant", "cat"]
+    assert data.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert [red(data[k]) for k in range(6)] == [0, 20, 40, 10, 30, 50]
+    assert data[0][0].mode == "RGB"
+
+
+def test_file_list_takes_paths_with_spaces_and_named_or_numbered_classes(folder: Path):
+    picture(folder / "two words" / "7.png", 70)
+    listing = folder / "list.txt"
+    listing.write_text("# index\ntwo words/7.png dog\ntrain/cat/1.png cat\n")
+    data = build_dataset("filelist", folder, file_list=listing)
+    assert data.classes == ["cat", "dog"]
+    assert [red(data[0]), red(data[1])] == [70, 10]
+    assert data.labels.tolist() == [1, 0]
+    listing.write_text("train/cat/1.png 3\ntrain/ant/0.png 0\n")
+    assert build_dataset("filelist", folder, file_list=listing).labels.tolist() == [3, 0]
+
+
+def test_file_list_without_labels_takes_the_folder_as_class(folder: Path):
+    listing = folder / "list.txt"
+    listing.write_text("train/cat/1.png\ntrain/ant/0.png\n")
+    data = build_dataset("filelist", folder, file_list=listing)
+    assert data.classes == ["ant", "cat"]
+    assert data.labels.tolist() == [1, 0]
+
+
+def test_faulty_file_lists_are_named(folder: Path):
+    listing = folder / "list.txt"
+    with pytest.raises(InputError, match="index file"):
+        build_dataset("filelist", folder, file_list=listing)
+    listing.write_text("# nothing\n")
+    with pytest.raises(InputError, match="empty file"):
+        build_dataset("filelist", folder, file_list=listing)
+    listing.write_text("train/ant/0.png 0\nnonsense\n")
+    with pytest.raises(InputError, match=r"list\.txt:2, found 'nonsense'"):
+        build_dataset("filelist", folder, file_list=listing)
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "stl10", "cifar10", "cifar100", "inaturalist"])
+def test_missing_data_is_an_error_and_not_a_download(name: str, tmp_path: Path):
+    with pytest.raises(InputError, match=r"DATA\.ROOT"):
+        build_dataset(name)
+    with pytest.raises(InputError, match="found no such folder"):
+        build_dataset(name, tmp_path / "absent")
+    with pytest.raises(InputError, match="expected"):
+        build_dataset(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_dataset_and_split_are_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"digits, imagefolder, filelist.*found 'imagenet'"):
+        build_dataset("imagenet")
+    with pytest.raises(InputError, match="cifar10 split"):
+        build_dataset("cifar10", tmp_path, "training")
+    with pytest.raises(InputError, match="stl10 split"):
+        build_dataset("stl10", tmp_path, "training")
+    with pytest.raises(InputError, match="inaturalist split"):
+        build_dataset("inaturalist", tmp_path, "2022")
+
+
+def test_cifar_reads_the_published_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(0)
+    base = tmp_path / "cifar-10-batches-py"
+    base.mkdir()
+    pixels = rng.integers(0, 256, (6, 3072), dtype=np.uint8)
+    for number in range(1, 6):
+        (base / f"data_batch_{number}").write_bytes(pickle.dumps({"data": pixels, "labels": [0, 1, 2, 3, 4, 5]}))
+    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(k) for k in range(10)]}))
+    monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    data = build_dataset("cifar10", tmp_path)
+    assert len(data) == 30
+    image, label = data[2]
+    assert label == 2
+    np.testing.assert_array_equal(np.asarray(image).transpose(2, 0, 1), pixels[2].reshape(3, 32, 32))
+
+
+def test_stl10_reads_the_published_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    base = tmp_path / "stl10_binary"
+    base.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 96, 96), dtype=np.uint8)
+    pixels.tofile(base / "train_X.bin")
+    pixels.tofile(base / "unlabeled_X.bin")
+    np.array([1, 2, 3, 10], np.uint8).tofile(base / "train_y.bin")
+    (base / "class_names.txt").write_text("\n".join("abcdefghij"))
+    monkeypatch.setattr("torchvision.datasets.STL10._check_integrity", lambda self: True)
+    data = build_dataset("stl10", tmp_path)
+    assert data.labels.tolist() == [0, 1, 2, 9]
+    # STL-10 stores columns first.
+    np.testing.assert_array_equal(np.asarray(data[1][0]), pixels[1].transpose(2, 1, 0))
+    unlabeled = build_dataset("stl10", tmp_path, "unlabeled")
+    assert unlabeled.classes[unlabeled[0][1]] == "unlabeled"
+
+
+def test_inaturalist_reads_the_extracted_folders(tmp_path: Path):
+    for k, name in enumerate(("00000_Animalia_b_c_d_e_f_terrestris", "00001_Animalia_b_c_d_e_g_viridis")):
+        picture(tmp_path / "2021_train" / name / "x.jpg", 100 * k)
+    data = build_dataset("inaturalist", tmp_path)
+    assert [name[:5] for name in data.classes] == ["00000", "00001"]
+    assert abs(red(data[1]) - 100) < 4
+
+
+def damaged(tmp_path: Path, broken: list[int], limit: int = 100) -> FileImages:
+    paths = [picture(tmp_path / f"{k}.png", 10 * k, side=64) for k in range(8)]
+    for k in broken:
+        paths[k].write_bytes(paths[k].read_bytes()[:60])
+    return FileImages(paths, [k % 2 for k in range(8)], ["even", "odd"], limit)
+
+
+def test_unreadable_image_is_replaced_by_the_next_of_its_class_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = damaged(tmp_path, broken=[2, 7])
+    assert red(data[2]) == 40
+    assert red(data[7]) == 10  # cyclically
+    assert data[7][1] == 1
+    assert data.unreadable == [str(tmp_path / "2.png"), str(tmp_path / "7.png")]
+    _ = data[2]
+    assert capsys.readouterr().err.count("2.png") == 1  # named once
+
+
+def test_replacement_does_not_depend_on_what_was_read_before(tmp_path: Path):
+    forwards, backwards = damaged(tmp_path, [2, 3, 4]), damaged(tmp_path, [2, 3, 4])
+    first = [red(forwards[k]) for k in range(8)]
+    second = [red(backwards[k]) for k in reversed(range(8))][::-1]
+    assert first == second == [0, 10, 60, 50, 60, 50, 60, 70]
+
+
+def test_more_unreadable_images_than_the_limit_are_an_error(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 1, 2], limit=2)
+    _ = data[0]
+    with pytest.raises(InputError, match=r"at most 2 unreadable images, found 3: .*0\.png.*1\.png.*2\.png"):
+        _ = [data[k] for k in range(8)]
+
+
+def test_a_class_without_any_readable_image_is_an_error(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 2, 4, 6])
+    with pytest.raises(InputError, match="readable image of class 'even', found none"):
+        _ = data[4]
+
+
+def test_missing_file_counts_as_unreadable(tmp_path: Path):
+    data = damaged(tmp_path, broken=[])
+    (tmp_path / "5.png").unlink()
+    assert red(data[5]) == 70
+    assert data.unreadable == [str(tmp_path / "5.png")]
+
+
+def test_workers_share_the_count_of_unreadable_images(tmp_path: Path):
+    data = damaged(tmp_path, broken=[1, 6])
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=2, num_workers=2, collate_fn=lambda batch: [red(s) for s in batch]
+    )
+    values = [value for batch in loader for value in batch]
+    assert values == [0, 30, 20, 30, 40, 50, 0, 70]
+    assert len(data.unreadable) == 2
