@@ -1,0 +1,197 @@
+"""The transcribed tables: all there, in shape, in range, and right in spot values read from the papers' prose."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pretrain.errors import InputError
+from transfer.report.reference import REFERENCE_DIR, ReferenceTable, load_table, load_tables, published
+
+#: (paper, table) to (rows, columns), counted in the papers.
+SHAPES = {
+    ("momentum2", 1): (6, 4),
+    ("momentum2", 2): (4, 5),
+    ("momentum2", 3): (2, 4),
+    ("momentum2", 4): (2, 8),
+    ("momentum2", 5): (4, 5),
+    ("momentum2", 6): (6, 3),
+    ("momentum2", 7): (6, 3),
+    ("momentum2", 8): (18, 4),
+    ("momentum2", 9): (5, 25),
+    ("momentum2", 10): (5, 13),
+    ("momentum2", 11): (4, 4),
+    ("momentum2", 12): (16, 7),
+    ("rcf", 1): (7, 8),
+    ("rcf", 2): (4, 10),
+    ("rcf", 3): (4, 13),
+    ("rcf", 4): (3, 10),
+    ("rcf", 6): (9, 9),
+    ("rcf", 7): (6, 9),
+    ("rcf", 8): (5, 7),
+    ("eman", 1): (7, 5),
+    ("eman", 2): (17, 8),
+    ("eman", 3): (11, 7),
+    ("eman", 4): (11, 5),
+    ("eman", 5): (19, 10),
+    ("eman", 6): (9, 7),
+    ("eman", 7): (7, 6),
+    ("eman", 8): (9, 5),
+}
+
+#: Numbers that the prose of the papers repeats: (paper, table, labels of the row, column, group, value).
+SPOTS = [
+    ("momentum2", 1, ("BN", "Momentum BN"), "Top1", "", 88.18),
+    ("momentum2", 1, ("BN", "BN"), "Sec./Iter", "", 0.24),
+    ("momentum2", 2, ("BYOL w/o Synced BN",), "Top1", "", 61.5),
+    ("momentum2", 8, ("Ours", 1000), "Top-1", "", 74.5),
+    ("momentum2", 12, ("Ours", 1000), "1%", "Top-1", 62.3),
+    ("momentum2", 11, ("Ours 300e",), "AP^mk", "", 26.1),
+    ("rcf", 3, ("BYOL-NR",), "AP75", "VOC07+12", 62.9),
+    ("rcf", 7, ("ResNet-101", "MoCo v2"), "Acc", "ImageNet", 65.0),
+    ("rcf", 7, ("ResNet-18", "MoCo v2+"), "Acc", "ImageNet", 57.3),
+    ("eman", 3, ("BYOL-EMAN", 200), "top-1", "10% labels", 68.1),
+    ("eman", 5, ("ImageNet", "MoCo-EMAN", 800), "k=1", "", 35.8),
+    ("eman", 6, ("EMAN", "MoCo-EMAN", "3×"), "top-1", "1% labels", 63.0),
+    ("eman", 8, ("BN", "EMAN"), "FixMatch", "", 69.2),
+]
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[tuple[str, int], ReferenceTable]:
+    return {(table.paper, table.number): table for table in load_tables()}
+
+
+def cell(table: ReferenceTable, labels: tuple, column: str, group: str) -> float:
+    (index,) = [i for i, c in enumerate(table.columns) if (c.name, c.group) == (column, group)]
+    (row,) = [row for row in table.rows if Counter(labels) <= Counter(row)]
+    return row[index]
+
+
+def test_every_results_table_of_the_papers_is_there_in_its_printed_shape(tables):
+    found = {key: (len(table.rows), len(table.columns)) for key, table in tables.items()}
+    assert found == SHAPES
+
+
+@pytest.mark.parametrize(("paper", "number", "labels", "column", "group", "value"), SPOTS)
+def test_spot_values_equal_the_papers(tables, paper, number, labels, column, group, value):
+    assert cell(tables[paper, number], labels, column, group) == value
+
+
+def test_scores_are_percentages_and_times_are_seconds(tables):
+    for table in tables.values():
+        for index, column in enumerate(table.columns):
+            if column.kind == "result":
+                values = [row[index] for row in table.rows if row[index] is not None]
+                high = 10 if column.unit == "seconds per iteration" else 100
+                assert values, f"{table.source}: column {column.name} is empty"
+                assert all(0 < value < high for value in values), (table.source, column.name)
+                assert column.unit in ("percent", "seconds per iteration")
+
+
+def test_looser_thresholds_score_higher_in_every_row(tables):
+    """AP50 ≥ AP75, AP50 ≥ AP and top-5 ≥ top-1, wherever a row prints both: catches a slipped column."""
+    compared = 0
+    for table in tables.values():
+        for row in table.rows:
+            scores: dict[tuple[str, ...], dict[str, float]] = {}
+            for column, value in zip(table.columns, row, strict=True):
+                if column.kind == "result" and column.task and value is not None:
+                    place = (column.task, column.dataset, column.protocol)
+                    scores.setdefault(place, {})[column.metric] = value
+            for found in scores.values():
+                for loose, strict in (("AP50", "AP75"), ("AP50", "AP"), ("top5", "top1")):
+                    if loose in found and strict in found:
+                        assert found[loose] > found[strict], (table.source, row)
+                        compared += 1
+    assert compared > 100
+
+
+def test_rescaling_by_the_sgd_model_is_norm_rescale_of_table_3(tables):
+    rescaled = tables["rcf", 8].rows[1][1:]
+    assert tables["rcf", 3].rows[3][1:7] == rescaled
+
+
+def test_gains_over_supervised_equal_the_printed_ones(tables):
+    rows = {row[0]: row[1:] for row in tables["momentum2", 11].rows}
+    gains = [round(a - b, 1) for a, b in zip(rows["Ours 300e"], rows["supervised"], strict=True)]
+    assert gains == [1.7, 2.0, 2.3]
+
+
+def test_numbers_lost_in_the_text_versions_are_empty_and_told(tables):
+    lost = tables["rcf", 3]
+    assert lost.rows[0].count(None) == 8
+    assert any("lost" in note for note in lost.notes)
+    half = tables["rcf", 7]
+    assert all(row.count(None) == 3 for row in half.rows)
+    assert any("not estimated" in note for note in half.notes)
+
+
+def test_known_misprints_are_noted(tables):
+    assert any("misprint" in note for note in tables["momentum2", 2].notes)
+    assert any("[9]" in note for note in tables["momentum2", 2].notes)
+    assert any("76.4" in note for note in tables["rcf", 2].notes)
+
+
+def test_published_rows_carry_task_data_and_marks(tables):
+    rows = published(list(tables.values()))
+    swav = [row for row in rows if row.source == "EMAN table 4" and row.method == "SwAV, 800 epochs"]
+    assert {(row.task, row.metric, row.value) for row in swav} == {
+        ("knn/k=20", "top1", 59.2),
+        ("retrieval", "mAP", 35.9),
+        ("retrieval", "recall", 17.5),
+    }
+    assert {row.metric: bool(row.mark) for row in swav} == {"top1": False, "mAP": True, "recall": True}
+    voc = [row for row in rows if row.task == "svm/k=1" and row.dataset == "VOC07"]
+    assert {row.metric for row in voc} == {"mAP"}
+    assert len(voc) == 6
+
+
+def test_the_label_of_a_row_gives_its_task(tables):
+    rows = [row for row in published([tables["eman", 2]]) if row.method == "MoCo-EMAN (800)"]
+    assert {(row.task, row.value) for row in rows if row.metric == "top1"} == {
+        ("linear/1%", 55.4),
+        ("linear/10%", 64.0),
+        ("linear/100%", 70.1),
+        ("finetune/1%", 57.4),
+        ("finetune/10%", 68.1),
+        ("finetune/100%", 77.4),
+    }
+
+
+def test_ours_of_a_paper_is_called_by_the_papers_name(tables):
+    methods = {row.method for row in published([tables["momentum2", 9]])}
+    assert "Momentum² Teacher 300e" in methods
+    assert not [method for method in methods if "Ours" in method]
+
+
+def test_a_row_of_another_length_is_an_error_that_names_file_and_row(tmp_path: Path):
+    content = yaml.safe_load((REFERENCE_DIR / "eman_table_01.yaml").read_text(encoding="utf-8"))
+    content["rows"][2].append(1.0)
+    path = tmp_path / "table.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with pytest.raises(InputError, match=r"table\.yaml: row 3 has 6 cells, expected 5"):
+        load_table(path)
+
+
+def test_a_word_in_a_result_column_is_an_error(tmp_path: Path):
+    content = yaml.safe_load((REFERENCE_DIR / "eman_table_01.yaml").read_text(encoding="utf-8"))
+    content["rows"][0][2] = "failed"
+    path = tmp_path / "table.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with pytest.raises(InputError, match="column 'FixMatch': unexpected 'failed'"):
+        load_table(path)
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "just text", "source: {key: x}\n"])
+def test_a_file_that_is_no_table_is_an_input_error(tmp_path: Path, text: str):
+    path = tmp_path / "other.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="is not a reference table"):
+        load_table(path)
+
+
+def test_an_empty_folder_is_an_input_error(tmp_path: Path):
+    with pytest.raises(InputError, match="no reference tables"):
+        load_tables(tmp_path)

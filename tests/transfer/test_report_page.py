@@ -1,0 +1,270 @@
+"""The page from fixed records: expected tables, one file, escaping, damaged input, size and time."""
+
+import csv
+import io
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pretrain.errors import InputError
+from transfer import results as records_file
+from transfer.report.markdown import render_markdown
+from transfer.report.page import build, make_report, read_records, render_html
+from transfer.report.pictures import LONGEST
+from transfer.report.reference import load_tables, published
+from transfer.report.runs import read_runs
+from transfer.report.spreadsheet import render_csv
+from transfer.results import make_record
+
+
+def record(name: str, task: str, metric: str, value: float, trial: int = 0, **more) -> dict:
+    details = {"protocol": "imagenet/heldout", "dataset": "digits", "engine": "scikit-learn", **more}
+    return make_record(task, metric, value, checkpoint={"name": name, "sha256": "ab" * 32}, trial=trial, **details)
+
+
+def small_records() -> list[dict]:
+    """Two checkpoints, low-shot with three draws and a detector with one trial."""
+    records = []
+    for name, start in (("momentum2_digits", 60.0), ("random_digits", 10.0)):
+        for k in (1, 4):
+            records += [record(name, f"svm/k={k}", "top1", start + k + d, trial=i) for i, d in enumerate((-1, 0, 1))]
+        for metric, value in (("AP", start / 2), ("AP50", start / 1.5)):
+            more = {"protocol": "mask_rcnn_fpn_1x", "dataset": "coco_2017_val", "engine": "torchvision"}
+            records.append(record(name, "coco/bbox", metric, value, **more))
+    return records
+
+
+class Tables(HTMLParser):
+    """The cells of every table of a page, row by row, and every address that the page would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.loads: list[str] = []
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self._inside = True
+        self.loads += [value for key, value in attrs if key in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.tables[-1][-1][-1] += data
+
+
+def table_with(page: str, label: str) -> list[list[str]]:
+    for table in Tables(page).tables:
+        if any(row and row[0].startswith(label) for row in table):
+            return [[" ".join(cell.split()) for cell in row] for row in table]
+    raise AssertionError(f"no table has a row {label}")
+
+
+def test_summary_equals_the_expected_table():
+    rows = table_with(render_html(build(small_records())), "svm/k=4 top1")
+    assert rows[0] == ["task", "momentum2_digits", "random_digits", "momentum2_digits − random_digits"]
+    assert ["30.0", "5.0", "+25.0"] in [row[1:] for row in rows]
+    assert ["64.0 ± 1.0 n=3", "14.0 ± 1.0 n=3", "+50.0 ± 0.0"] in [row[1:] for row in rows]
+    assert rows[-1][1:3] == ["1.0 over 3", "2.0 over 3"]
+
+
+def test_verdict_counts_clear_differences_only_with_spread():
+    (verdict,) = build(small_records()).verdicts
+    assert "ahead of random_digits on 3 of 3 measures, clearly on 2" in verdict
+
+
+def test_without_a_random_baseline_the_page_says_so():
+    (verdict,) = build([record("momentum2", "svm/k=4", "top1", 1.0)]).verdicts
+    assert "No baseline" in verdict
+
+
+def test_page_loads_nothing_from_elsewhere(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "visuals").mkdir(parents=True)
+    Image.new("RGB", (20, 20), "red").save(run / "visuals" / "scene.png")
+    page = render_html(build(small_records(), runs=read_runs([run])))
+    loads = Tables(page).loads
+    assert any(address.startswith("data:image/") for address in loads)
+    assert all(address.startswith(("data:image/", "#")) for address in loads)
+    assert "<script" not in page
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_published_rows_of_the_same_protocol_and_data_stand_unmarked_and_first():
+    report = build(small_records(), reference=published(load_tables()))
+    (boxes,) = [table for table in report.details if "boxes" in table.title]
+    beside = [row for row in boxes.rows if row.kind == "published"]
+    assert beside[0].label == "random init."
+    assert beside[0].note.startswith("Momentum² Teacher table 9 (a); same protocol and data")
+    assert [cell.text for cell in beside[0].cells] == ["31.0", "49.5"]
+    assert [row.label for row in beside[:5]] == [
+        "random init.", "supervised", "MoCo 200e", "BYOL 300e", "Momentum² Teacher 300e",
+    ]  # fmt: skip
+
+
+def test_a_published_number_of_another_protocol_is_marked_in_every_output():
+    report = build(small_records(), reference=published(load_tables()))
+    (svm,) = [table for table in report.details if "SVM" in table.title]
+    beside = [row for row in svm.rows if row.kind == "published"]
+    assert beside
+    assert all("other protocol: imagenet/test" in row.note and "other data: ImageNet" in row.note for row in beside)
+    assert all(cell.differs for row in beside for cell in row.cells if cell.main != "–")
+    assert "≠" in render_html(report)
+    assert re.search(r"published: Supervised, 90 epochs.*≠ 46\.8", render_markdown(report))
+
+
+def test_names_from_files_are_escaped_everywhere():
+    evil = '<img src=x onerror="alert(1)">|`$x$'
+    records = [record(evil, "svm/k=4", "top1", 50.0, dataset=evil, protocol=evil), *small_records()]
+    records += [record(evil, "svm/k=1", "top1", 40.0, dataset=evil, protocol=evil)]
+    report = build(records, problems=[f"broken {evil}"], sources=[evil], command=evil, title=evil)
+    page, markdown = render_html(report), render_markdown(report)
+    assert "<img" not in page
+    assert "&lt;img src=x onerror=" in page
+    assert "<img" not in markdown
+    rows = [line for line in markdown.splitlines() if line.startswith("|") and "&lt;img" in line]
+    assert rows
+    assert all("\\|`$x$" in line for line in rows)
+
+
+def test_a_formula_as_a_name_is_inert_in_the_spreadsheet():
+    text = render_csv(build([record("=HYPERLINK(1)", "svm/k=4", "top1", 1.5)]).results)
+    assert "'=HYPERLINK(1)" in text
+
+
+def test_spreadsheet_holds_every_cell_unrounded():
+    rows = list(csv.DictReader(io.StringIO(render_csv(build(small_records()).results))))
+    assert len(rows) == 8
+    (row,) = [r for r in rows if r["task"] == "svm/k=4" and r["checkpoint"] == "momentum2_digits"]
+    assert (row["mean"], row["std"], row["trials"], row["values"]) == ("64.0", "1.0", "3", "63.0 64.0 65.0")
+
+
+def test_markdown_holds_the_summary_with_trials():
+    text = render_markdown(build(small_records()))
+    assert "**64.0 ± 1.0 (n=3)** | 14.0 ± 1.0 (n=3) | +50.0 ± 0.0 |" in text
+    widths = {line.count(" | ") for line in text.split("## Summary")[1].split("##")[0].splitlines() if "|" in line}
+    assert len(widths) == 1
+
+
+def test_broken_and_foreign_lines_are_listed_and_the_rest_is_kept(tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    records_file.append(path, small_records())
+    other = {**small_records()[0], "format": 99}
+    with open(path, "a", encoding="utf-8") as stream:
+        stream.write('{"task": "half\n[1]\n' + json.dumps({"task": "x"}) + "\n" + json.dumps(other) + "\n")
+    report = make_report([path, path])
+    assert len(report.results.records["momentum2_digits"]) == 8  # the file counts once
+    text = render_html(report)
+    for told in ("not JSON", "expected an object", "keys missing", "format 99"):
+        assert sum(told in notice for notice in report.notices) == 1
+        assert told in text
+
+
+def test_no_record_is_an_input_error_that_tells_the_first_problem(tmp_path: Path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match=r"no record in .*empty\.jsonl; run an evaluating tool"):
+        read_records([empty])
+    empty.write_text("{\n", encoding="utf-8")
+    with pytest.raises(InputError, match="first of 1 unreadable lines"):
+        read_records([empty])
+    with pytest.raises(InputError, match="results file not found"):
+        read_records([tmp_path / "nowhere.jsonl"])
+
+
+def test_missing_run_folder_is_an_input_error_and_an_empty_one_is_told(tmp_path: Path):
+    with pytest.raises(InputError, match="run folder not found"):
+        read_runs([tmp_path / "nowhere"])
+    assert "no metrics.jsonl" in read_runs([tmp_path]).notices[0]
+
+
+def test_damaged_pictures_and_curves_are_told_and_the_page_is_made(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "visuals").mkdir(parents=True)
+    (run / "visuals" / "scene.png").write_bytes(b"no picture")
+    (run / "conversion.json").write_text("{", encoding="utf-8")
+    (run / "metrics.jsonl").write_text('{"step": 0, "loss": 2.0}\n{"step": 1, "los\n{"step": 2, "loss": 1.0}\n')
+    report = build(small_records(), runs=read_runs([run]))
+    assert [plot.title for plot in report.curves] == ["Training loss"]
+    assert "run ends at 1" in report.curves[0].caption
+    told = " ".join(report.notices)
+    for problem in ("not a readable picture", "1 broken line(s)", "conversion.json: not JSON"):
+        assert problem in told
+    assert "scene.png" in render_html(report)
+
+
+def test_a_resumed_runs_repeated_steps_count_once(tmp_path: Path):
+    lines = [{"step": 0, "loss": 5.0}, {"step": 1, "loss": 4.0}, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (curve,) = read_runs([tmp_path]).curves
+    assert (curve.steps, curve.values) == ((0, 1, 2), (5.0, 3.0, 2.0))
+
+
+def test_the_same_scene_of_two_runs_stands_side_by_side_best_first(tmp_path: Path):
+    for run in ("momentum2", "random_init"):
+        folder = tmp_path / run / "mask_rcnn" / "visuals"
+        folder.mkdir(parents=True)
+        for name in ("worst_2", "best_1", "other"):
+            Image.new("RGB", (900, 300), "blue").save(folder / f"{name}.png")
+    found = read_runs([tmp_path / "momentum2", tmp_path / "random_init"])
+    report = build(small_records(), runs=found)
+    assert [scene.name for scene in report.scenes] == ["best_1", "worst_2", "other"]
+    assert [run for run, _ in report.scenes[0].shots] == ["momentum2/mask_rcnn", "random_init/mask_rcnn"]
+    assert LONGEST < 900
+
+
+def test_conversion_report_lists_what_was_used_dropped_and_missing(tmp_path: Path):
+    content = {"used": [f"layer{i}" for i in range(10)], "dropped": ["fc.weight"], "missing": [], "family": "ours"}
+    (tmp_path / "conversion.json").write_text(json.dumps(content))
+    (table,) = build(small_records(), runs=read_runs([tmp_path])).conversions
+    cells = {row.label: [cell.main for cell in row.cells] for row in table.rows}
+    assert cells["used"][0] == "10"
+    assert cells["used"][1].endswith("… (4 more)")
+    assert cells["missing"] == ["0", ""]
+    assert cells["family"] == ["", "ours"]
+
+
+def test_ten_thousand_records_make_a_page_below_5_mb_in_5_s(tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    one = record("a", "svm/k=1", "top1", 1.0)
+    records = [
+        {
+            **one,
+            "checkpoint": {"name": f"ckpt{c}", "sha256": f"{c:064d}"},
+            "task": f"svm/k={k}",
+            "metric": metric,
+            "value": float((c * 7 + k * 3 + t) % 97),
+            "trial": t,
+        }
+        for c in range(20)
+        for k in (1, 2, 4, 8, 16)
+        for metric in ("top1", "top5")
+        for t in range(50)
+    ]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    began = time.process_time()
+    page = render_html(make_report([path]))
+    assert time.process_time() - began < 5
+    assert len(page.encode()) < 5_000_000
+
+
+def test_provenance_names_hash_engine_protocol_and_versions():
+    page = render_html(build(small_records()))
+    for told in ("abababababababab…", "torchvision", "mask_rcnn_fpn_1x (coco)", "torch "):
+        assert told in page

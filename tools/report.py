@@ -1,0 +1,48 @@
+"""One page that answers "does it transfer?": HTML, Markdown and CSV from result records and run folders.
+
+    python tools/report.py outputs/results.jsonl --runs outputs/momentum2_digits --out outputs/report.html
+
+Writes the HTML page, and beside it the same tables as .md and the cells as .csv. The page needs no network.
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pretrain.console import run_tool, say
+from pretrain.errors import InputError
+from pretrain.files import write_text
+from transfer.report.markdown import render_markdown
+from transfer.report.page import make_report, render_html
+from transfer.report.spreadsheet import render_csv
+
+
+def main(args: argparse.Namespace) -> None:
+    """Read, build, write the three files."""
+    out = Path(args.out) if args.out else Path(args.results[0]).parent / "report.html"
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"expected --out to end in .html, found {out}; .md and .csv are written beside it")
+    command = shlex.join(["python", "tools/report.py", *sys.argv[1:]])
+    report = make_report(args.results, args.runs, command=command, title=args.title)
+    write_text(out, render_html(report))
+    write_text(out.with_suffix(".md"), render_markdown(report))
+    write_text(out.with_suffix(".csv"), render_csv(report.results))
+    for verdict in report.verdicts:
+        say(verdict)
+    if report.notices:
+        say(f"{len(report.notices)} notice(s) stand at the end of the page; the first: {report.notices[0]}")
+    say(f"wrote {out} ({out.stat().st_size / 1e6:.2f} MB), and beside it {out.stem}.md and {out.stem}.csv")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
+    parser.add_argument(
+        "--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, pictures, conversion"
+    )
+    parser.add_argument("--out", metavar="FILE.html", help="default: report.html beside the first results file")
+    parser.add_argument("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
+    sys.exit(run_tool(parser, main))

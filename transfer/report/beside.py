@@ -1,0 +1,74 @@
+"""The published rows nearest to ours, each marked where its protocol or its data are not those of our rows."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transfer.report.aggregate import Measure
+from transfer.report.reference import Published
+from transfer.report.views import CellView, RowView, number
+
+#: Published rows shown below one table; the others stay in configs/reference/.
+SHOWN = 6
+
+#: Words of dataset names that do not tell one dataset from another.
+_NOISE = {"test", "val", "validation", "train", "trainval", "minival", "fine", "sem", "seg"}
+
+
+@dataclass
+class _Row:
+    """One printed row: the cells that our columns have, by column."""
+
+    first: Published
+    place: int
+    cells: dict[int, Published] = field(default_factory=dict)
+
+
+def published_rows(measures: Sequence[Measure], published: Sequence[Published]) -> tuple[list[RowView], int]:
+    """Rows for the columns ``measures``, and how many more there are.
+
+    Nearest means: the same protocol first, then the same data, then most columns filled. Among equals the rows of one
+    printed table stay together, so that its baselines come with its methods.
+    """
+    columns = {(measure.task, measure.metric): index for index, measure in enumerate(measures)}
+    places: dict[tuple[str, str], int] = {}
+    rows: dict[tuple[str, ...], _Row] = {}
+    for item in published:
+        # Records of the full label set carry the bare task; the papers' tables count it as one more fraction.
+        index = columns.get((item.task.removesuffix("/100%"), item.metric))
+        if index is None:
+            continue
+        place = places.setdefault((item.source, item.protocol), len(places))
+        key = (item.source, item.method, item.dataset, item.protocol)
+        rows.setdefault(key, _Row(item, place)).cells[index] = item
+    ours = measures[0]
+    nearest = sorted(rows.values(), key=lambda row: (*_differences(row.first, ours), -len(row.cells), row.place))
+    return [_view(row, measures) for row in nearest[:SHOWN]], max(0, len(nearest) - SHOWN)
+
+
+def _differences(item: Published, ours: Measure) -> tuple[bool, bool]:
+    return (item.protocol != ours.protocol, not same_dataset(item.dataset, ours.dataset))
+
+
+def same_dataset(one: str, other: str) -> bool:
+    """Whether two dataset names mean the same images: ``VOC07 test`` and ``voc_2007_test`` do."""
+    return bool(_words(one)) and _words(one) == _words(other)
+
+
+def _words(name: str) -> list[str]:
+    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+    words = [f"20{word}" if re.fullmatch("0[0-9]|1[0-9]", word) and "voc" in words else word for word in words]
+    return sorted(word for word in words if word not in _NOISE)
+
+
+def _view(row: _Row, measures: Sequence[Measure]) -> RowView:
+    other_protocol, other_data = _differences(row.first, measures[0])
+    reasons = [f"other protocol: {row.first.protocol or 'not named'}"] if other_protocol else []
+    reasons += [f"other data: {row.first.dataset}"] if other_data else []
+    cells = []
+    for index in range(len(measures)):
+        item = row.cells.get(index)
+        cells.append(CellView(number(item.value), mark=item.mark[:1], differs=bool(reasons)) if item else CellView())
+    note = "; ".join([row.first.source, *(reasons or ["same protocol and data"])])
+    marks = sorted({item.mark for item in row.cells.values() if item.mark})
+    return RowView(row.first.method, "published", tuple(cells), note="; ".join([note, *marks]))

@@ -1,0 +1,52 @@
+"""The report as Markdown, for a pull request or a terminal: the same tables, without plots and pictures."""
+
+from collections.abc import Iterable
+
+from transfer.report.page import Report
+from transfer.report.views import TableView
+
+
+def render_markdown(report: Report) -> str:
+    """All tables, curves' ends, provenance and notices."""
+    lines = [f"# {escape(report.title)}", "", *(f"- {escape(verdict)}" for verdict in report.verdicts), ""]
+    lines += _table(report.summary)
+    for table in report.details:
+        lines += _table(table)
+    for table in report.conversions:
+        lines += _table(table)
+    if report.curves:
+        lines += ["## Training", "", *(f"- {plot.title}: {escape(plot.caption)}" for plot in report.curves), ""]
+    lines += ["## Provenance", ""]
+    for block in report.provenance:
+        lines += [f"### {escape(block.name)}", "", f"- records: {block.records}"]
+        lines += [f"- {heading}: {escape('; '.join(values))}" for heading, values in block.facts]
+        lines += [*(f"- `{command.replace('`', ' ')}`" for command in block.commands), ""]
+    if report.notices:
+        lines += ["## Set aside or worth knowing", "", *(f"- {escape(notice)}" for notice in report.notices), ""]
+    lines.append(f"Made from {escape(', '.join(report.sources))}.")
+    return "\n".join(lines) + "\n"
+
+
+def _table(table: TableView) -> list[str]:
+    heads = list(table.columns)
+    if table.groups:
+        tasks = [task for task, span in table.groups for _ in range(span)]
+        heads = [f"{task} {metric}" for task, metric in zip(tasks, table.columns, strict=True)]
+    lines = [f"## {escape(table.title)}", ""]
+    lines += [escape(table.caption), ""] if table.caption else []
+    lines += [_row([table.first, *heads]), _row(["---", *("---:" for _ in heads)])]
+    for row in table.rows:
+        label = f"{row.label} *({row.note})*" if row.note else row.label
+        label = f"published: {label}" if row.kind == "published" else label
+        lines.append(_row([label, *(f"**{c.text}**" if c.best else c.text for c in row.cells)]))
+    return [*lines, "", *table.notes, ""]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def escape(text: str) -> str:
+    """Text that cannot break a table or become HTML."""
+    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|")
+    return " ".join(plain.split())

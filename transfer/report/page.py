@@ -1,0 +1,243 @@
+"""The page: everything gathered from records, run folders and reference tables, rendered once.
+
+``build`` is a pure function of its inputs; ``render_html`` and ``render_markdown`` only lay out what it returns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from pretrain.errors import InputError
+from transfer import results as records_file
+from transfer.report import plots
+from transfer.report.aggregate import Results, aggregate, baseline, difference, is_baseline
+from transfer.report.conversion import conversion_table
+from transfer.report.pictures import Scene, scenes
+from transfer.report.provenance import Provenance, provenance
+from transfer.report.reference import Published, load_tables, published
+from transfer.report.runs import Curve, RunFiles, read_runs
+from transfer.report.tables import detail_tables, measure_label, summary_table
+from transfer.report.views import TableView
+
+#: Lines in the slope chart; more would not be told apart. The tables hold them all.
+SLOPES = 8
+
+_CURVE_TITLES = {
+    "loss": "Training loss",
+    "total_loss": "Detector training loss",
+    "embedding_std": "Standard deviation of the embedding (0 would be collapse)",
+    "lr": "Learning rate",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """An inline SVG with its heading and caption."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page shows."""
+
+    results: Results
+    title: str
+    verdicts: tuple[str, ...]
+    colours: Mapping[str, int]
+    summary: TableView
+    plots: tuple[Plot, ...]
+    details: tuple[TableView, ...]
+    curves: tuple[Plot, ...]
+    analyses: tuple[Plot, ...]
+    scenes: tuple[Scene, ...]
+    conversions: tuple[TableView, ...]
+    provenance: tuple[Provenance, ...]
+    notices: tuple[str, ...]
+    sources: tuple[str, ...]
+    command: str
+
+
+def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Records of all files, each file once, and what is wrong with their lines.
+
+    Raises:
+        InputError: a file is missing, or no line of any file is a record.
+    """
+    records: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for path in dict.fromkeys(Path(path).resolve() for path in paths):
+        found, wrong = records_file.read(path)
+        records += found
+        problems += wrong
+    if not records:
+        first = f"; the first of {len(problems)} unreadable lines: {problems[0]}" if problems else ""
+        raise InputError(
+            f"no record in {', '.join(map(str, paths))}{first}; run an evaluating tool with --results and this file"
+        )
+    return records, problems
+
+
+def build(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    runs: RunFiles | None = None,
+    reference: Sequence[Published] = (),
+    problems: Sequence[str] = (),
+    sources: Sequence[str] = (),
+    command: str = "",
+    title: str = "Does it transfer?",
+) -> Report:
+    """Turn records (and what run folders hold) into the report."""
+    runs = runs or RunFiles()
+    results = aggregate(records)
+    colours = {name: index for index, name in enumerate(results.checkpoints)}
+    notices: list[str] = []
+    found_scenes = scenes(runs.pictures, notices)
+    return Report(
+        results=results,
+        title=title,
+        verdicts=tuple(_verdicts(results)),
+        colours=colours,
+        summary=summary_table(results),
+        plots=tuple(_summary_plots(results, colours)),
+        details=tuple(detail_tables(results, reference, colours)),
+        curves=tuple(_curve_plots(runs.curves)),
+        analyses=tuple(_analysis_plots(runs.analyses)),
+        scenes=tuple(found_scenes),
+        conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
+        provenance=tuple(provenance(results)),
+        notices=(*problems, *results.notices, *runs.notices, *notices),
+        sources=tuple(sources),
+        command=command,
+    )
+
+
+def _verdicts(results: Results) -> list[str]:
+    """A sentence for each checkpoint of interest: on how many measures it is ahead of the random baseline."""
+    base = baseline(results, "random")
+    if base is None:
+        return ["No baseline: none of the checkpoints is named random…, so there is nothing to say what transfers."]
+    sentences = []
+    for name in results.checkpoints:
+        if name == base or name.lower().startswith(("random", "pixels")):
+            continue
+        cells = [results.cells[m] for m in results.headlines()]
+        changes = [difference(c[name], c[base]) for c in cells if name in c and base in c]
+        if not changes:
+            sentences.append(f"{name} and {base} have no measure in common.")
+            continue
+        ahead, behind = sum(c.mean > 0 for c in changes), sum(c.mean < 0 for c in changes)
+        clear_ahead = sum(c.clear and c.mean > 0 for c in changes)
+        clear_behind = sum(c.clear and c.mean < 0 for c in changes)
+        sentences.append(
+            f"{name} is ahead of {base} on {ahead} of {len(changes)} measures, clearly on {clear_ahead}, "
+            f"and behind on {behind}, clearly on {clear_behind}."
+        )
+    return sentences
+
+
+def _summary_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:
+    drawn = []
+    rows = {
+        measure_label(measure): {name: (cell.mean, cell.std) for name, cell in results.cells[measure].items()}
+        for measure in results.headlines()
+        if len(results.cells[measure]) > 1
+    }
+    order = [name for name in reversed(results.checkpoints) if any(name in cells for cells in rows.values())]
+    if rows and len(order) > 1:
+        chosen = dict(list(rows.items())[:SLOPES])
+        more = f" The first {SLOPES} of {len(rows)} measures." if len(rows) > SLOPES else ""
+        caption = f"One line a task, from the baselines to the pretrained weights; whiskers are ±1 std.{more}"
+        drawn.append(Plot("From baseline to pretrained", caption, plots.slope_plot(order, chosen, colours, caption)))
+    drawn += _low_shot_plots(results, colours)
+    return drawn
+
+
+def _low_shot_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:
+    """One plot for every (dataset, protocol) with at least two shot counts."""
+    groups: dict[tuple[str, str], dict[str, list[tuple[int, float, float | None]]]] = {}
+    for measure in results.headlines():
+        family, _, k = measure.task.partition("/k=")
+        if family != "svm" or not k.isdigit():
+            continue
+        lines = groups.setdefault((measure.dataset, measure.protocol), {})
+        for name, cell in results.cells[measure].items():
+            lines.setdefault(name, []).append((int(k), cell.mean, cell.std))
+    drawn = []
+    for (dataset, protocol), lines in groups.items():
+        if max(len(points) for points in lines.values()) > 1:
+            ordered = {name: lines[name] for name in results.checkpoints if name in lines}
+            where = " · ".join(part for part in (dataset, protocol) if part)
+            caption = f"{where}: mean accuracy over the draws of k images per class; bands are ±1 std over draws."
+            drawn.append(Plot("Low-shot curve", caption, plots.low_shot_plot(ordered, colours)))
+    return drawn
+
+
+def _curve_plots(curves: Sequence[Curve]) -> list[Plot]:
+    drawn = []
+    for key, title in _CURVE_TITLES.items():
+        same = [curve for curve in curves if curve.key == key]
+        if same:
+            caption = ", ".join(f"{curve.run} ends at {curve.values[-1]:.4g}" for curve in same)
+            drawn.append(Plot(title, caption, plots.curve_plot(same, title.split(" (")[0])))
+    return drawn
+
+
+def _analysis_plots(analyses: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
+    """Weight norms and CKA by layer, as tools/compare.py writes them: ``kind`` and named ``lines`` of [name, value]."""
+    titles = {"cka": "Linear CKA by block", "weight_norms": "Weight norm by layer", "similarity": "Similarity"}
+    drawn = []
+    for name, content in analyses.items():
+        lines = content.get("lines")
+        if isinstance(lines, Mapping) and lines:
+            title = titles.get(str(content["kind"]), str(content["kind"]))
+            drawn.append(Plot(title, name, plots.line_plot(lines, title)))
+    return drawn
+
+
+def environment() -> Environment:
+    """Jinja with escaping on for HTML, and undefined names as errors."""
+    return Environment(
+        loader=PackageLoader("transfer.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def render_html(report: Report) -> str:
+    """The page, in one file: style and pictures are inside it."""
+    style = resources.files("transfer.report").joinpath("style.css").read_text(encoding="utf-8")
+    template = environment().get_template("page.html.j2")
+    return template.render(report=report, style=style, is_baseline=is_baseline)
+
+
+def make_report(
+    results: Sequence[str | Path],
+    runs: Sequence[str | Path] = (),
+    *,
+    reference_dir: str | Path | None = None,
+    command: str = "",
+    title: str = "Does it transfer?",
+) -> Report:
+    """Read everything from disk and build the report.
+
+    Raises:
+        InputError: a results file or run folder is missing, there is no record, or a reference table is damaged.
+    """
+    records, problems = read_records(results)
+    tables = load_tables(reference_dir) if reference_dir is not None else load_tables()
+    return build(
+        records,
+        runs=read_runs(runs),
+        reference=published(tables),
+        problems=problems,
+        sources=[str(path) for path in results],
+        command=command,
+        title=title,
+    )

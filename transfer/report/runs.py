@@ -1,0 +1,131 @@
+"""What the report reads from run folders beside the records: training curves, pictures, conversion reports.
+
+A run folder is what a tool wrote as OUTPUT_DIR. Only its own few known files are read, at most two levels down, so
+that pointing the report at a folder full of checkpoints costs nothing.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import InputError
+
+#: Levels below a run folder in which its sub-runs (a detector's, say) are looked for.
+DEPTH = 2
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One training curve: ``values[i]`` at ``steps[i]``."""
+
+    run: str
+    key: str
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a run's ``visuals`` folder; the same ``name`` in several runs is the same scene."""
+
+    run: str
+    name: str
+    path: Path
+
+
+@dataclass
+class RunFiles:
+    """Everything found in the run folders; ``notices`` tell what was broken or missing."""
+
+    curves: list[Curve] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    conversions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    analyses: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+def read_runs(folders: Sequence[str | Path]) -> RunFiles:
+    """Read all run folders; a folder that does not exist is an InputError, a damaged file in one is a notice."""
+    found = RunFiles()
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"run folder not found: {folder}; expected the OUTPUT_DIR of a tool")
+        before = (len(found.curves), len(found.pictures), len(found.conversions), len(found.analyses))
+        for place in _places(folder):
+            name = folder.name if place == folder else f"{folder.name}/{place.relative_to(folder).as_posix()}"
+            _read_place(place, name, found)
+        if before == (len(found.curves), len(found.pictures), len(found.conversions), len(found.analyses)):
+            found.notices.append(f"{folder}: no metrics.jsonl, visuals/*.png or conversion report in this run folder")
+    return found
+
+
+def _places(folder: Path) -> list[Path]:
+    places, level = [folder], [folder]
+    for _ in range(DEPTH):
+        level = sorted(
+            child
+            for parent in level
+            for child in parent.iterdir()
+            if child.is_dir() and not child.name.startswith(".") and child.name not in ("visuals", "checkpoints")
+        )
+        places += level
+    return places
+
+
+def _read_place(place: Path, name: str, found: RunFiles) -> None:
+    metrics = place / "metrics.jsonl"
+    if metrics.is_file():
+        found.curves += _curves(metrics, name, found.notices)
+    visuals = place / "visuals"
+    if visuals.is_dir():
+        pictures = sorted(path for path in visuals.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
+        found.pictures += [Picture(name, path.stem, path) for path in pictures]
+        if not pictures:
+            found.notices.append(f"{visuals}: holds no picture")
+    for path in sorted(place.glob("*.json")):
+        content = _read_json(path, found.notices)
+        if path.stem.startswith("conversion") or path.name.endswith(".report.json"):
+            found.conversions[name] = content
+        elif content.get("kind") in ("cka", "weight_norms", "similarity"):
+            found.analyses[f"{name}/{path.stem}"] = content
+
+
+def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:
+    """The object in a JSON file of moderate size; anything else is an empty one (predictions are lists, and large)."""
+    if path.stat().st_size > 2_000_000:
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        notices.append(f"{path}: not JSON ({error})")
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
+    """The loss, the embedding's standard deviation and the learning rate of a ``metrics.jsonl``."""
+    rows: dict[float, dict[str, Any]] = {}
+    broken = 0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+            # A resumed run repeats the steps after its checkpoint: the later line is the one that counts.
+            rows[float(row.get("step", row.get("iteration", len(rows))))] = row
+        except (json.JSONDecodeError, AttributeError, TypeError, ValueError):
+            broken += bool(line.strip())
+    if broken:
+        notices.append(f"{path}: {broken} broken line(s) left out of the training curve")
+    curves = []
+    for key in ("loss", "total_loss", "embedding_std", "lr"):
+        points = [(step, row[key]) for step, row in sorted(rows.items()) if _finite(row.get(key))]
+        if len(points) > 1:
+            steps, values = zip(*points, strict=True)
+            curves.append(Curve(run, key, steps, tuple(float(value) for value in values)))
+    return curves
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,186 @@
+"""Cells to tables of text: what the HTML page and the Markdown show, decided once.
+
+A detail table has the papers' orientation: one row a checkpoint, one column a metric; below them the differences from
+the baselines, and the nearest published rows, each marked where its protocol or data are not those of our rows.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from transfer.report.aggregate import DESCRIPTIVE, Cell, Difference, Measure, Results, baseline, difference, mean_ranks
+from transfer.report.beside import published_rows
+from transfer.report.reference import Published
+from transfer.report.views import CellView, RowView, TableView, number
+
+#: Families of tasks in the order of the page, with their headings.
+FAMILIES = {
+    "coco": "COCO-style detection",
+    "lvis": "LVIS-style long-tailed detection",
+    "voc": "PASCAL VOC-style detection",
+    "semantic": "Semantic segmentation",
+    "svm": "Low-shot classification (linear SVM)",
+    "knn": "k-nearest neighbours",
+    "retrieval": "Image retrieval",
+    "linear": "Linear classification",
+    "finetune": "Fine-tuning with few labels",
+    "fixmatch": "FixMatch",
+    "cka": "Similarity of representations (CKA)",
+}
+
+
+#: Families with so many metrics that every task has its own table.
+DETECTION = ("coco", "lvis", "voc")
+
+_PARTS = {"bbox": "boxes", "segm": "masks"}
+
+
+def cell_view(cell: Cell | None, best: bool = False) -> CellView:
+    """A cell of trials; an empty one is a dash."""
+    if cell is None:
+        return CellView()
+    if cell.std is None:
+        return CellView(number(cell.mean), best=best)
+    return CellView(number(cell.mean), f"± {number(cell.std)}", f"n={cell.trials}", best)
+
+
+def difference_view(change: Difference | None) -> CellView:
+    """A difference with its sign; up and down are told only where it is clear."""
+    if change is None:
+        return CellView()
+    sign = "+" if change.mean >= 0 else ""
+    tone = ("up" if change.mean > 0 else "down") if change.clear else ""
+    spread = f"± {number(change.std)}" if change.std is not None else ""
+    return CellView(sign + number(change.mean), spread, tone=tone)
+
+
+def summary_table(results: Results) -> TableView:
+    """One row a headline measure, one column a checkpoint, then the differences from random and supervised."""
+    pairs = compared(results)
+    rows = []
+    for measure in sorted(results.headlines(), key=_measure_order):
+        cells = results.cells[measure]
+        top = _best(cells)
+        views = [cell_view(cells.get(name), name in top) for name in results.checkpoints]
+        views += [difference_view(_change(cells, name, base)) for name, base in pairs]
+        rows.append(RowView(measure_label(measure), "ours", tuple(views), note=_context(measure)))
+    ranks = mean_ranks(results)
+    if ranks:
+        rank_cells = [
+            CellView(f"{ranks[name][0]:.1f}", note=f"over {ranks[name][1]}") if name in ranks else CellView()
+            for name in results.checkpoints
+        ]
+        rows.append(
+            RowView("mean rank", "rank", tuple(rank_cells + [CellView()] * len(pairs)), note="1 is best; ties share")
+        )
+    return TableView(
+        "Summary",
+        "The main metric of every task, in percent: mean ± sample standard deviation over n trials (a number without ± "
+        "is a single trial); the best mean in bold. A difference is in points, and coloured where it exceeds twice the "
+        "larger standard deviation over trials of its two sides; its own ± is over trials, pair by pair where both "
+        "sides have the same ones.",
+        "task",
+        (*results.checkpoints, *(f"{name} − {base}" for name, base in pairs)),
+        tuple(rows),
+    )
+
+
+def compared(results: Results) -> list[tuple[str, str]]:
+    """(checkpoint, baseline) for every checkpoint of interest against random, then against supervised."""
+    bases = [name for kind in ("random", "supervised") if (name := baseline(results, kind))]
+    return [
+        (name, base)
+        for base in bases
+        for name in results.checkpoints
+        if name != base and not name.lower().startswith(("random", "pixels"))
+    ]
+
+
+def _change(cells: Mapping[str, Cell], name: str, base: str) -> Difference | None:
+    if name not in cells or base not in cells:
+        return None
+    return difference(cells[name], cells[base])
+
+
+def _best(cells: Mapping[str, Cell]) -> set[str]:
+    """Names with the highest mean, as shown (one decimal); nothing is best alone."""
+    if len(cells) < 2:
+        return set()
+    top = max(round(cell.mean, 1) for cell in cells.values())
+    return {name for name, cell in cells.items() if round(cell.mean, 1) == top}
+
+
+def measure_label(measure: Measure) -> str:
+    """``svm/k=4 top1``."""
+    return f"{measure.task} {measure.metric}"
+
+
+def _context(measure: Measure) -> str:
+    return " · ".join(part for part in (measure.dataset, measure.protocol, measure.engine) if part)
+
+
+def _measure_order(measure: Measure) -> tuple[int, str, float, str]:
+    family = measure.task.split("/")[0]
+    place = list(FAMILIES).index(family) if family in FAMILIES else len(FAMILIES)
+    return (place, *_natural(measure.task), _context(measure))
+
+
+def _natural(task: str) -> tuple[str, float]:
+    """``svm/k=16`` after ``svm/k=4``."""
+    stem, _, count = task.rpartition("=")
+    return (stem, float(count)) if stem and count.isdigit() else (task, 0.0)
+
+
+def detail_tables(results: Results, published: Sequence[Published], colours: Mapping[str, int]) -> list[TableView]:
+    """One table for every (family, dataset, protocol, engine); detection has one for boxes and one for masks."""
+    groups: dict[tuple[str, ...], list[Measure]] = {}
+    for measure in sorted(results.cells, key=_measure_order):
+        family = measure.task.split("/")[0]
+        part = measure.task if family in DETECTION else family
+        groups.setdefault((part, *measure[2:]), []).append(measure)
+    return [_detail_table(results, measures, published, colours) for measures in groups.values()]
+
+
+def _detail_table(
+    results: Results, measures: Sequence[Measure], published: Sequence[Published], colours: Mapping[str, int]
+) -> TableView:
+    present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
+    best = {m: set() if m.metric in DESCRIPTIVE else _best(results.cells[m]) for m in measures}
+    rows = [
+        RowView(
+            name,
+            "ours",
+            tuple(cell_view(results.cells[m].get(name), name in best[m]) for m in measures),
+            colour=colours[name],
+        )
+        for name in present
+    ]
+    for name, base in compared(results):
+        changes = [_change(results.cells[m], name, base) if m.metric not in DESCRIPTIVE else None for m in measures]
+        if any(changes):
+            rows.append(RowView(f"{name} − {base}", "difference", tuple(difference_view(c) for c in changes)))
+    beside, left_out = published_rows(measures, published)
+    notes = [f"{left_out} more published rows of these measures are in configs/reference/."] if left_out else []
+    return TableView(
+        _title(measures[0].task),
+        _context(measures[0]),
+        "weights",
+        tuple(m.metric for m in measures),
+        tuple(rows + beside),
+        groups=_groups(measures),
+        notes=tuple(notes),
+    )
+
+
+def _title(task: str) -> str:
+    family, _, part = task.partition("/")
+    heading = FAMILIES.get(family, family)
+    return f"{heading}: {_PARTS.get(part, part)}" if family in DETECTION and part else heading
+
+
+def _groups(measures: Sequence[Measure]) -> tuple[tuple[str, int], ...]:
+    groups: list[tuple[str, int]] = []
+    for measure in measures:
+        if groups and groups[-1][0] == measure.task:
+            groups[-1] = (measure.task, groups[-1][1] + 1)
+        else:
+            groups.append((measure.task, 1))
+    return tuple(groups)
