@@ -63,9 +63,7 @@ class KeyReport:
         return rows
 
     def show(self, title: str) -> None:
-        """Print the notes and the grouped table."""
-        for note in self.notes:
-            console.say(note)
+        """Print the grouped table."""
         console.table(title, ("keys", "rule", "number", "examples"), self.rows())
 
 

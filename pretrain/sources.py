@@ -23,7 +23,7 @@ from pretrain.files import sha256_of, sha256_of_text
 from pretrain.key_report import CoverageError, KeyReport
 from pretrain.safe_load import read_safetensors_metadata, read_tree
 from pretrain.source_families import BY_NAME, FAMILIES, ONLY, Family, Place, normalise
-from pretrain.source_layouts import to_torchvision_name
+from pretrain.source_layouts import to_detectron2, to_torchvision_name
 from pretrain.source_refusals import refuse_other_models, refuse_values
 
 #: The ``format`` of this project's checkpoints.
@@ -86,7 +86,10 @@ def load_backbone(
     tables = tensor_tables(tree)
     refuse_other_models(tree, tables, file)
     reading = _choose(tables, tree, which, family, file)
-    return _finish(reading, tree, file)
+    source = _finish(reading, tree, file)
+    if which is not None and source.network not in (which, ONLY):
+        raise InputError(f"expected the {which}, found a file that holds only the {source.network}: {file}")
+    return source
 
 
 def checkpoint_file(path: Path) -> Path:
@@ -176,6 +179,16 @@ def expected_shapes(architecture: Architecture) -> Mapping[str, tuple[int, ...]]
     """torchvision name -> shape of every parameter and buffer."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in build_backbone(architecture).state_dict().items()}
+
+
+def detectron2_names(architecture: Architecture) -> dict[str, str]:
+    """torchvision name -> Detectron2 name of every parameter and buffer, one to one."""
+    return {name: to_detectron2(name) for name in expected_shapes(architecture)}
+
+
+def infer_detectron2(shapes: Mapping[str, tuple[int, ...]]) -> Architecture:
+    """``infer_architecture`` from Detectron2's names."""
+    return infer_architecture({to_torchvision_name(name, "detectron2"): shape for name, shape in shapes.items()})
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -283,7 +296,8 @@ def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tab
             elif owner is not None:
                 report.dropped[entry.key] = f"the other network ({owner})"
             else:
-                report.dropped[entry.key] = "outside the backbone, named by no rule"
+                here = container == found[network].container
+                report.dropped[entry.key] = "outside the backbone's prefix" if here else "another part of the file"
                 unexplained += 1
     reading = Reading(rule, network, tuple(found), None, {}, report, unexplained)
     try:
@@ -350,6 +364,10 @@ def _nothing_found(tables: Tables, rules: tuple[Family, ...], readings: list[Rea
 
 def _finish(reading: Reading, tree: Any, path: Path) -> SourceBackbone:
     report = reading.report
+    carried = carried_metadata(tree, path)
+    if reading.network == ONLY and "network" in carried:
+        reading.network = carried["network"]
+        report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
     for note in report.notes:
         say(note)
     if not report.complete or reading.architecture is None:
@@ -362,9 +380,7 @@ def _finish(reading: Reading, tree: Any, path: Path) -> SourceBackbone:
             ):
                 report.dropped[str(key)] = "not weights (training state or settings)"
     sha256 = sha256_of(path)
-    carried = carried_metadata(tree, path)
-    network = carried.get("network", reading.network) if reading.network == ONLY else reading.network
-    architecture = reading.architecture
+    architecture, network = reading.architecture, reading.network
     metadata = {
         "source": path.name,
         "source_sha256": sha256,

@@ -1,0 +1,75 @@
+"""Convert any known checkpoint to Detectron2 or torchvision weights; every key is accounted for, or nothing is written.
+
+python tools/convert.py CHECKPOINT OUT.pkl                              Detectron2 weights
+python tools/convert.py CHECKPOINT OUT.safetensors --which student      torchvision names (.pth too)
+python tools/convert.py BYOL_LARS.pth OUT.pkl --norm-rescale SGD.pth    NormRescale with an anchor (RCF, equation 3)
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pretrain.console import run_tool, say, warn
+from pretrain.files import write_text
+from pretrain.key_report import CoverageError, KeyReport
+from pretrain.source_families import BY_NAME
+from pretrain.sources import load_backbone
+from transfer import convert, norm_rescale
+
+
+def main(args: argparse.Namespace) -> None:
+    """Read, rescale if asked, write, report."""
+    out = Path(args.out)
+    convert.check_suffix(out)
+    options = {"family": args.family, "trust_pickle": args.trust_pickle}
+    try:
+        source = load_backbone(args.checkpoint, which=args.which, **options)
+    except CoverageError as error:
+        error.report.show(f"keys of {args.checkpoint}")
+        _write_report(args.report, error.report)
+        raise
+    source.report.show(f"keys of {args.checkpoint}")
+    rescaling = norm_rescale.apply(source, args.norm_rescale, args.constant, args.scope, trust_pickle=args.trust_pickle)
+    if not rescaling and (warning := norm_rescale.lars_warning(source.state)):
+        warn(warning)
+    convert.write(out, source.state, source.architecture, convert.metadata_of(source, rescaling))
+    _write_report(args.report, source.report)
+    arch = source.architecture
+    say(f"wrote {out}: {arch.name}, width {arch.width}, stem {arch.stem}, network {source.network}"
+        + (f", NormRescale {rescaling}" if rescaling else ""))  # fmt: skip
+
+
+def _write_report(path: str | None, report: KeyReport) -> None:
+    if path is not None:
+        write_text(path, json.dumps(report.as_dict(), indent=1) + "\n")
+        say(f"wrote {path}: what became of every key")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("checkpoint", help="a checkpoint file, or an output folder of tools/pretrain.py")
+    made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's names)")
+    made.add_argument(
+        "--which", choices=("student", "teacher"), help="network to take; default: what the paper evaluates"
+    )
+    made.add_argument(
+        "--family", choices=sorted(BY_NAME), help="layout of the checkpoint; default: the one that fits best"
+    )
+    made.add_argument("--report", metavar="FILE.json", help="write what became of every key")
+    rescale = made.add_mutually_exclusive_group()
+    rescale.add_argument(
+        "--norm-rescale", metavar="ANCHOR", help="give every weight the norm it has in this checkpoint"
+    )
+    rescale.add_argument("--constant", type=float, metavar="X", help="multiply every weight by X (RCF table 8: 0.1)")
+    made.add_argument("--scope", choices=norm_rescale.SCOPES, default=norm_rescale.DEFAULT_SCOPE,
+                      help="which tensors are rescaled (default: %(default)s, every learned weight)")  # fmt: skip
+    made.add_argument("--trust-pickle", action="store_true", help="let the checkpoint run code while it is read")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))
