@@ -81,10 +81,8 @@ def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -
         _histogram(data.name, rows).savefig(temporary, dpi=120)
     annotated = {annotation["image_id"] for annotation in data.load()["annotations"]}
     images = [image for image in data.load()["images"] if image["id"] in annotated]
-    chosen = (
-        np.unique(np.linspace(0, len(images) - 1, min(examples, len(images))).round().astype(int)) if images else []
-    )
-    for number, index in enumerate(chosen, 1):
+    chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(examples, len(images)))}
+    for number, index in enumerate(sorted(chosen), 1):
         written.append(folder / f"{stem}_example_{number}.png")
         with atomic_path(written[-1]) as temporary:
             draw_example(data, images[index]).save(temporary)
@@ -97,11 +95,13 @@ def _histogram(name: str, rows: list[tuple[str, int, int]]) -> matplotlib.figure
     figure = matplotlib.figure.Figure(figsize=(10, 4), layout="constrained")
     axes = figure.add_subplot()
     place = np.arange(len(rows))
-    axes.bar(place, [max(row[2], 0.1) for row in rows], width=0.9, label="instances")
-    axes.bar(place, [max(row[1], 0.1) for row in rows], width=0.5, label="images")
+    axes.bar(place, [row[2] for row in rows], width=0.9, label="instances")
+    axes.bar(place, [row[1] for row in rows], width=0.5, label="images")
     axes.set_yscale("log")
     if len(rows) <= 100:
         axes.set_xticks(place, [row[0] for row in rows], rotation=90 if len(rows) > 20 else 0)
-    axes.set(title=f"{name}: {len(rows)} classes, {sum(row[2] for row in rows)} instances", ylabel="count")
+    axes.set(
+        title=f"{name}: {len(rows)} classes, {sum(row[2] for row in rows)} instances", ylabel="count", ylim=(0.5, None)
+    )
     axes.legend()
     return figure

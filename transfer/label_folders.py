@@ -19,9 +19,9 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 # Cityscapes' 19 evaluated classes in the order of their training ids, with the ids that the published label files hold.
 # fmt: off
 CITYSCAPES = {
-    "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19, "traffic sign": 20,
-    "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27, "bus": 28, "train": 31,
-    "motorcycle": 32, "bicycle": 33,
+    "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19,
+    "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27,
+    "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33,
 }
 # fmt: on
 
@@ -90,7 +90,7 @@ def _pairs(name: str, images: Path, labels: Path, label_name: dict[str, str]) ->
 
 
 def label_folder(name: str, images: str | Path, labels: str | Path, classes: tuple[str, ...]) -> SemanticData:
-    """Any folder of images with a folder of PNGs of the same names, whose values are classes 0.. and 255 for "ignore"."""
+    """A folder of images and one of PNGs of the same names, whose values are classes 0.. and 255 for "ignore"."""
     identity = np.arange(256, dtype=np.uint8)
     return SemanticData(name, _pairs(name, Path(images), Path(labels), {}), classes, identity)
 
@@ -109,8 +109,8 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
     """Find a semantic segmentation dataset.
 
     Args:
-        name: `cityscapes_fine_sem_seg_train` or `_val` (below root/cityscapes), or `digit_scenes_sem_seg_train` or `_val`
-            (embedded: background and ten digits).
+        name: `cityscapes_fine_sem_seg_train` or `_val` (below root/cityscapes), or `digit_scenes_sem_seg_train` or
+            `_val` (embedded: background and ten digits).
         root: see `transfer.datasets.datasets_root`.
 
     Raises:
