@@ -109,9 +109,9 @@ def test_page_loads_nothing_from_elsewhere(tmp_path: Path):
 def test_published_rows_of_the_same_protocol_and_data_stand_unmarked_and_first():
     report = build(small_records(), reference=published(load_tables()))
     (boxes,) = [table for table in report.details if "boxes" in table.title]
-    beside = [row for row in boxes.rows if row.kind == "published"]
-    assert beside[0].label == "random init."
-    assert beside[0].note.startswith("Momentum² Teacher table 9 (a); same protocol and data")
+    heading, *beside = [row for row in boxes.rows if row.kind in ("source", "published")]
+    assert (heading.kind, heading.label) == ("source", "published: Momentum² Teacher table 9 (a)")
+    assert heading.note == "same protocol and data"
     assert [cell.text for cell in beside[0].cells] == ["31.0", "49.5"]
     assert [row.label for row in beside[:5]] == [
         "random init.", "supervised", "MoCo 200e", "BYOL 300e", "Momentum² Teacher 300e",
@@ -121,9 +121,11 @@ def test_published_rows_of_the_same_protocol_and_data_stand_unmarked_and_first()
 def test_a_published_number_of_another_protocol_is_marked_in_every_output():
     report = build(small_records(), reference=published(load_tables()))
     (svm,) = [table for table in report.details if "SVM" in table.title]
+    (heading,) = [row for row in svm.rows if row.kind == "source"]
+    assert heading.label == "published: EMAN table 5"
+    assert heading.note == "≠ other protocol: imagenet/test, other data: ImageNet"
     beside = [row for row in svm.rows if row.kind == "published"]
     assert beside
-    assert all("other protocol: imagenet/test" in row.note and "other data: ImageNet" in row.note for row in beside)
     assert all(cell.differs for row in beside for cell in row.cells if cell.main != "–")
     assert "≠" in render_html(report)
     assert re.search(r"published: Supervised, 90 epochs.*≠ 46\.8", render_markdown(report))
@@ -146,6 +148,26 @@ def test_names_from_files_are_escaped_everywhere():
 def test_a_formula_as_a_name_is_inert_in_the_spreadsheet():
     text = render_csv(build([record("=HYPERLINK(1)", "svm/k=4", "top1", 1.5)]).results)
     assert "'=HYPERLINK(1)" in text
+
+
+def test_plots_are_painted_by_the_pages_variables_only():
+    report = build(small_records())
+    assert [plot.title for plot in report.plots] == ["From baseline to pretrained", "Low-shot curve"]
+    for plot in report.plots:
+        assert not re.search(r"#[0-9a-f]{6}\b", plot.svg), "a fixed colour would not follow the dark page"
+        assert "var(--series-0)" in plot.svg
+
+
+def test_ids_of_the_plots_are_unique_on_the_page():
+    ids = re.findall(r' id="([^"]+)"', render_html(build(small_records())))
+    assert len(ids) == len(set(ids))
+
+
+def test_counts_of_labels_stand_side_by_side_under_their_metric():
+    records = [record("a", f"svm/k={k}", metric, 1.0) for k in (16, 4, 1) for metric in ("top5", "top1")]
+    (table,) = build(records).details
+    assert table.columns == ("k=1", "k=4", "k=16") * 2
+    assert [span for _, span in table.groups] == [3, 3]
 
 
 def test_spreadsheet_holds_every_cell_unrounded():

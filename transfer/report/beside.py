@@ -25,7 +25,7 @@ class _Row:
 
 
 def published_rows(measures: Sequence[Measure], published: Sequence[Published]) -> tuple[list[RowView], int]:
-    """Rows for the columns ``measures``, and how many more there are.
+    """Rows for the columns ``measures``, under a heading for each printed table, and how many more there are.
 
     Nearest means: the same protocol first, then the same data, then most columns filled. Among equals the rows of one
     printed table stay together, so that its baselines come with its methods.
@@ -43,7 +43,13 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
         rows.setdefault(key, _Row(item, place)).cells[index] = item
     ours = measures[0]
     nearest = sorted(rows.values(), key=lambda row: (*_differences(row.first, ours), -len(row.cells), row.place))
-    return [_view(row, measures) for row in nearest[:SHOWN]], max(0, len(nearest) - SHOWN)
+    shown: list[RowView] = []
+    for row in nearest[:SHOWN]:
+        source = _source(row, ours)
+        if source != next((view for view in reversed(shown) if view.kind == "source"), None):
+            shown.append(source)
+        shown.append(_view(row, measures))
+    return shown, max(0, len(nearest) - SHOWN)
 
 
 def _differences(item: Published, ours: Measure) -> tuple[bool, bool]:
@@ -61,14 +67,24 @@ def _words(name: str) -> list[str]:
     return sorted(word for word in words if word not in _NOISE)
 
 
+def _reasons(item: Published, ours: Measure) -> list[str]:
+    other_protocol, other_data = _differences(item, ours)
+    reasons = [f"other protocol: {item.protocol or 'not named'}"] if other_protocol else []
+    return reasons + ([f"other data: {item.dataset}"] if other_data else [])
+
+
+def _source(row: _Row, ours: Measure) -> RowView:
+    """The heading above the rows of one printed table."""
+    reasons = _reasons(row.first, ours)
+    told = "≠ " + ", ".join(reasons) if reasons else "same protocol and data"
+    return RowView(f"published: {row.first.source}", "source", (), note=told)
+
+
 def _view(row: _Row, measures: Sequence[Measure]) -> RowView:
-    other_protocol, other_data = _differences(row.first, measures[0])
-    reasons = [f"other protocol: {row.first.protocol or 'not named'}"] if other_protocol else []
-    reasons += [f"other data: {row.first.dataset}"] if other_data else []
+    differs = bool(_reasons(row.first, measures[0]))
     cells = []
     for index in range(len(measures)):
         item = row.cells.get(index)
-        cells.append(CellView(number(item.value), mark=item.mark[:1], differs=bool(reasons)) if item else CellView())
-    note = "; ".join([row.first.source, *(reasons or ["same protocol and data"])])
+        cells.append(CellView(number(item.value), mark=item.mark[:1], differs=differs) if item else CellView())
     marks = sorted({item.mark for item in row.cells.values() if item.mark})
-    return RowView(row.first.method, "published", tuple(cells), note="; ".join([note, *marks]))
+    return RowView(row.first.method, "published", tuple(cells), note="; ".join(marks))

@@ -38,7 +38,8 @@ def _table(table: TableView) -> list[str]:
     for row in table.rows:
         label = f"{row.label} *({row.note})*" if row.note else row.label
         label = f"published: {label}" if row.kind == "published" else label
-        lines.append(_row([label, *(f"**{c.text}**" if c.best else c.text for c in row.cells)]))
+        cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells] or [""] * len(heads)
+        lines.append(_row([label, *cells]))
     return [*lines, "", *table.notes, ""]
 
 

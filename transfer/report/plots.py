@@ -183,7 +183,9 @@ def _label(name: str) -> str:
 def _svg(figure: Figure, name: str, title: str) -> str:
     """The figure as one ``<svg>`` element with a text alternative and the page's colours."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(
+        buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]  # without the XML prologue
     text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>", "", text, flags=re.DOTALL)

@@ -118,9 +118,12 @@ def _context(measure: Measure) -> str:
 
 
 def _measure_order(measure: Measure) -> tuple[int, str, float, str]:
+    return (_place(measure), *_natural(measure.task), _context(measure))
+
+
+def _place(measure: Measure) -> int:
     family = measure.task.split("/")[0]
-    place = list(FAMILIES).index(family) if family in FAMILIES else len(FAMILIES)
-    return (place, *_natural(measure.task), _context(measure))
+    return list(FAMILIES).index(family) if family in FAMILIES else len(FAMILIES)
 
 
 def _natural(task: str) -> tuple[str, float]:
@@ -136,12 +139,21 @@ def detail_tables(results: Results, published: Sequence[Published], colours: Map
         family = measure.task.split("/")[0]
         part = measure.task if family in DETECTION else family
         groups.setdefault((part, *measure[2:]), []).append(measure)
-    return [_detail_table(results, measures, published, colours) for measures in groups.values()]
+    return [_detail_table(results, _in_columns(measures), published, colours) for measures in groups.values()]
+
+
+def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
+    """Counted tasks (``svm/k=1``, ``svm/k=2``, …) stand side by side for each metric, as the papers print them."""
+    metrics = list(dict.fromkeys(measure.metric for measure in measures))
+    if all("=" in measure.task for measure in measures):
+        return sorted(measures, key=lambda measure: metrics.index(measure.metric))
+    return measures
 
 
 def _detail_table(
     results: Results, measures: Sequence[Measure], published: Sequence[Published], colours: Mapping[str, int]
 ) -> TableView:
+    columns, groups = _headings(measures)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
     best = {m: set() if m.metric in DESCRIPTIVE else _best(results.cells[m]) for m in measures}
     rows = [
@@ -163,9 +175,9 @@ def _detail_table(
         _title(measures[0].task),
         _context(measures[0]),
         "weights",
-        tuple(m.metric for m in measures),
+        columns,
         tuple(rows + beside),
-        groups=_groups(measures),
+        groups=groups,
         notes=tuple(notes),
     )
 
@@ -176,11 +188,15 @@ def _title(task: str) -> str:
     return f"{heading}: {_PARTS.get(part, part)}" if family in DETECTION and part else heading
 
 
-def _groups(measures: Sequence[Measure]) -> tuple[tuple[str, int], ...]:
+def _headings(measures: Sequence[Measure]) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """Column headings and the groups above them: metrics under tasks, or counts (k=1 …) under metrics."""
+    counted = all("=" in measure.task for measure in measures)
+    columns = tuple(m.task.partition("/")[2] if counted else m.metric for m in measures)
     groups: list[tuple[str, int]] = []
     for measure in measures:
-        if groups and groups[-1][0] == measure.task:
-            groups[-1] = (measure.task, groups[-1][1] + 1)
+        heading = measure.metric if counted else measure.task
+        if groups and groups[-1][0] == heading:
+            groups[-1] = (heading, groups[-1][1] + 1)
         else:
-            groups.append((measure.task, 1))
-    return tuple(groups)
+            groups.append((heading, 1))
+    return columns, tuple(groups)

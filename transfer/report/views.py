@@ -36,7 +36,10 @@ class CellView:
 
 @dataclass(frozen=True)
 class RowView:
-    """A row: ``kind`` is ours, difference or published; ``colour`` the checkpoint's series number."""
+    """A row: ``colour`` is the checkpoint's series number.
+
+    ``kind``: ours, difference, rank, published, fact, or source (a heading without cells across the table).
+    """
 
     label: str
     kind: str
