@@ -1,0 +1,211 @@
+"""The scenes' annotations are exact, and the reference readers of COCO and LVIS read them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+from pycocotools.coco import COCO
+
+from pretrain.digits import load_glyphs
+from transfer import digit_scenes
+from transfer.digit_scenes import RECIPES, Scene, SceneRecipe, draw_scene, ensure_scenes, write_scenes
+
+SMALL = replace(RECIPES["digit_scenes"], images=(30, 12))
+SMALL_TAIL = replace(RECIPES["digit_scenes_lt"], images=(60, 12))
+UNIFORM = np.full(10, 0.1)
+
+
+def scenes(recipe: SceneRecipe, number: int) -> list[Scene]:
+    glyphs, labels = load_glyphs("train")
+    return [draw_scene(recipe, glyphs, labels, UNIFORM, np.random.default_rng(k)) for k in range(number)]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return ensure_scenes(SMALL)
+
+
+@pytest.fixture(scope="module")
+def tail() -> dict[str, dict[str, Any]]:
+    where = ensure_scenes(SMALL_TAIL) / "annotations"
+    return {split: json.loads((where / f"{split}.json").read_text()) for split in ("train", "val")}
+
+
+def test_every_scene_has_its_number_of_digits_and_disjoint_masks():
+    drawn = scenes(SMALL, 40)
+    numbers = [len(scene.digits) for scene in drawn]
+    assert min(numbers) >= 3
+    assert max(numbers) == 8
+    for scene in drawn:
+        assert scene.masks.sum(0).max() == 1
+        assert scene.masks.any((1, 2)).all()
+
+
+def test_masks_are_the_pixels_of_the_digits():
+    clean = replace(SMALL, noise=0.0, strokes=0, unevenness=0.0)
+    for scene in scenes(clean, 20):
+        background = np.median(scene.image).astype(int)
+        covered = scene.masks.any(0)
+        raised = scene.image.astype(int) - background
+        # A quarter of the least contrast separates them; a digit covers at most a quarter of a pixel outside its mask.
+        assert raised[covered].min() >= 0.25 * clean.contrast * 255 - 2
+        assert raised[~covered].max() <= 0.25 * (1 - clean.background[0]) * 255 + 2
+
+
+def test_later_digits_hide_at_most_the_stated_share(monkeypatch: pytest.MonkeyPatch):
+    placed: list[digit_scenes._Placed] = []
+    made = digit_scenes._Placed
+
+    def remember(recipe: SceneRecipe) -> digit_scenes._Placed:
+        placed.append(made(recipe))
+        return placed[-1]
+
+    monkeypatch.setattr(digit_scenes, "_Placed", remember)
+    drawn = scenes(SMALL, 30)
+    hidden = []
+    for scene, state in zip(drawn, placed, strict=True):
+        for visible, mask, whole in zip(state.visible, scene.masks, state.whole, strict=True):
+            np.testing.assert_array_equal(visible, mask)
+            hidden.append(1 - visible.sum() / whole.sum())
+    assert 0 < max(hidden) <= SMALL.hidden  # some do hide
+
+
+def test_json_boxes_areas_and_masks_are_those_of_the_scene(folder: Path):
+    coco = COCO(str(folder / "annotations" / "train.json"))
+    glyphs, labels = load_glyphs("train")
+    for index, image_id in enumerate(sorted(coco.imgs)):
+        scene = draw_scene(SMALL, glyphs, labels, UNIFORM, np.random.default_rng((SMALL.seed, 0, index)))
+        entry = coco.loadImgs([image_id])[0]
+        picture = np.asarray(PIL.Image.open(folder / "train" / entry["file_name"]))
+        np.testing.assert_array_equal(picture, np.repeat(scene.image[..., None], 3, 2))
+        annotations = coco.loadAnns(coco.getAnnIds([image_id]))
+        assert [a["category_id"] - 1 for a in annotations] == scene.digits.tolist()
+        for annotation, mask in zip(annotations, scene.masks, strict=True):
+            np.testing.assert_array_equal(coco.annToMask(annotation).astype(bool), mask)
+            rows, columns = np.nonzero(mask)
+            left, top = columns.min(), rows.min()
+            assert annotation["bbox"] == [left, top, columns.max() + 1 - left, rows.max() + 1 - top]
+            assert annotation["area"] == mask.sum()
+
+
+def test_label_maps_are_the_masks_by_class(folder: Path):
+    coco = COCO(str(folder / "annotations" / "val.json"))
+    for image_id, entry in coco.imgs.items():
+        labels = np.asarray(PIL.Image.open(folder / "labels" / "val" / entry["file_name"]))
+        expected = np.zeros_like(labels)
+        for annotation in coco.loadAnns(coco.getAnnIds([image_id])):
+            expected[coco.annToMask(annotation) == 1] = annotation["category_id"]
+        np.testing.assert_array_equal(labels, expected)
+
+
+def test_splits_show_the_digits_of_their_own_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked: list[str] = []
+
+    def glyphs(split: str) -> Any:
+        asked.append(split)
+        return load_glyphs(split)
+
+    monkeypatch.setattr(digit_scenes, "load_glyphs", glyphs)
+    for split in ("train", "val"):
+        digit_scenes._write_split(replace(SMALL, images=(1, 1)), split, tmp_path)
+    assert asked == ["train", "val"]
+
+
+def test_scenes_repeat_with_their_seed(folder: Path, tmp_path: Path):
+    write_scenes(SMALL, tmp_path)
+    for file in sorted(folder.rglob("*.*")):
+        assert (tmp_path / file.relative_to(folder)).read_bytes() == file.read_bytes()
+
+
+def test_cache_is_written_once_and_keyed_by_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(digit_scenes, "write_scenes", None)
+    assert ensure_scenes(SMALL) == folder
+    monkeypatch.undo()
+    assert ensure_scenes(replace(SMALL, images=(1, 1), seed=1)) != folder
+
+
+def test_interrupted_writing_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path))
+
+    def full(recipe: SceneRecipe, folder: Path) -> None:
+        (folder / "train").mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(digit_scenes, "write_scenes", full)
+    with pytest.raises(OSError, match="No space left"):
+        ensure_scenes(SMALL)
+    assert list((tmp_path / "scenes").iterdir()) == []
+
+
+def test_a_faster_process_wins_without_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path))
+    recipe = replace(SMALL, images=(1, 1))
+    real, nested = write_scenes, []
+
+    def slow(recipe: SceneRecipe, folder: Path) -> None:
+        real(recipe, folder)
+        if not nested:
+            nested.append(True)
+            ensure_scenes(recipe)
+
+    monkeypatch.setattr(digit_scenes, "write_scenes", slow)
+    assert (ensure_scenes(recipe) / "annotations" / "val.json").is_file()
+    assert len(list((tmp_path / "scenes").iterdir())) == 1
+
+
+def test_long_tail_is_annotated_as_lvis_does(tail: dict[str, dict[str, Any]]):
+    for data in tail.values():
+        shown: dict[int, set[int]] = {image["id"]: set() for image in data["images"]}
+        for annotation in data["annotations"]:
+            shown[annotation["image_id"]].add(annotation["category_id"])
+        for image in data["images"]:
+            assert not shown[image["id"]] & set(image["neg_category_ids"])
+            assert set(image["not_exhaustive_category_ids"]) <= shown[image["id"]]
+        for category in data["categories"]:
+            assert category["image_count"] == sum(category["id"] in found for found in shown.values())
+            count = sum(annotation["category_id"] == category["id"] for annotation in data["annotations"])
+            assert category["instance_count"] == count
+        assert any(image["not_exhaustive_category_ids"] for image in data["images"])
+
+
+def test_frequency_is_that_of_training_and_validation_is_balanced(tail: dict[str, dict[str, Any]]):
+    train, val = (tail[split]["categories"] for split in ("train", "val"))
+    assert [c["frequency"] for c in train] == [c["frequency"] for c in val]
+    for category in train:
+        number = category["image_count"]
+        assert category["frequency"] == ("r" if number <= 10 else "c" if number <= 100 else "f")
+    counts = [category["instance_count"] for category in train]
+    assert counts[0] > 10 * counts[6]
+    assert min(category["instance_count"] for category in val) > 0
+
+
+def test_the_default_long_tail_has_rare_common_and_frequent_classes():
+    profile = digit_scenes._profile(RECIPES["digit_scenes_lt"], "train")
+    glyphs, labels = load_glyphs("train")
+    recipe = replace(RECIPES["digit_scenes_lt"], noise=0.0)
+    seen = np.zeros(10, int)
+    for index in range(recipe.images[0]):
+        rng = np.random.default_rng((recipe.seed, 0, index))
+        seen[np.unique(draw_scene(recipe, glyphs, labels, profile, rng).digits)] += 1
+    assert seen.min() >= 1
+    assert (seen <= 10).sum() >= 2
+    assert ((seen > 10) & (seen <= 100)).sum() >= 2
+    assert (seen > 100).sum() >= 2
+
+
+def test_lvis_api_reads_and_scores_the_long_tail(tail: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(np, "float", float, raising=False)  # lvis 0.5.3 uses a name that numpy 2 removed
+    lvis = pytest.importorskip("lvis")
+    file = ensure_scenes(SMALL_TAIL) / "annotations" / "val.json"
+    truth = lvis.LVIS(str(file))
+    perfect = [
+        {"image_id": a["image_id"], "category_id": a["category_id"], "segmentation": a["segmentation"], "score": 1.0}
+        for a in tail["val"]["annotations"]
+    ]
+    evaluation = lvis.LVISEval(truth, lvis.LVISResults(truth, perfect), "segm")
+    evaluation.run()
+    assert evaluation.get_results()["AP"] == pytest.approx(1.0)
