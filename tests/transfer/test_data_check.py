@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pycocotools import mask as coco_mask
 from pretrain.errors import InputError
 from transfer.data_check import FATAL, NAMED, check, find_problems
 from transfer.datasets import get_dataset
+from transfer.digit_scenes import RECIPES
 
 SQUARE = np.zeros((40, 60), np.uint8)
 SQUARE[10:20, 5:25] = 1
@@ -130,6 +132,8 @@ def test_many_entries_are_counted_and_the_first_ten_named(tmp_path: Path):
         check(dataset(tmp_path, many))
 
 
-def test_embedded_scenes_pass_the_check():
-    for name in ("digit_scenes_train", "digit_scenes_val", "digit_scenes_lt_train", "digit_scenes_lt_val"):
-        assert check(get_dataset(name)) == []
+def test_embedded_scenes_pass_the_check(monkeypatch: pytest.MonkeyPatch):
+    for name, recipe in list(RECIPES.items()):
+        monkeypatch.setitem(RECIPES, name, replace(recipe, images=(30, 10)))
+        for split in ("train", "val"):
+            assert check(get_dataset(f"{name}_{split}")) == []
