@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from pretrain.sources import SourceBackbone, load_backbone
 
 from lowshot.feature_set import FeatureSet, check_pair, read_npz
 from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
 from pretrain.errors import InputError
-from pretrain.files import cache_root, sha256_of_text
+from pretrain.files import cache_root, sha256_of_text, weights_name
 from pretrain.images import build_dataset
+from pretrain.sources import SourceBackbone, load_backbone
 from pretrain.views import eval_transform
 
 #: The weights that are no weights: the image's own grey values.
@@ -32,9 +32,7 @@ def identity(source: SourceBackbone | None) -> dict[str, Any]:
     """What records say about the weights: ``checkpoint`` (name and hash) and ``network``."""
     if source is None:
         return {"checkpoint": {"name": PIXELS, "sha256": sha256_of_text(PIXELS)}, "network": ""}
-    path = Path(source.path)
-    name = "/".join(part for part in (path.parent.name, path.name) if part)
-    return {"checkpoint": {"name": name, "sha256": source.sha256}, "network": source.network}
+    return {"checkpoint": {"name": weights_name(source.path), "sha256": source.sha256}, "network": source.network}
 
 
 def dataset(cfg: CfgNode, split: str) -> Any:

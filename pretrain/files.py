@@ -3,9 +3,13 @@
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+#: Names that our tools give to every run's files, and so say nothing about which run it is.
+_GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
 
 
 @contextlib.contextmanager
@@ -51,6 +55,18 @@ def sha256_of(path: str | Path) -> str:
 def sha256_of_text(text: str) -> str:
     """Hex SHA-256 of a string's UTF-8 bytes."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def weights_name(path: str | Path) -> str:
+    """What results call the weights at ``path``: the run's folder, or the stem of a file that has a name of its own.
+
+    ``outputs/momentum2/checkpoints/step_0000999.pt`` and ``outputs/momentum2/backbone.pkl`` are both ``momentum2``;
+    ``downloads/moco_v2_800ep.pth.tar`` is ``moco_v2_800ep``. So the evaluations of one backbone share a column.
+    """
+    parts = list(Path(path).parts)
+    while len(parts) > 1 and _GENERIC.fullmatch(parts[-1]):
+        parts.pop()
+    return re.sub(r"(\.(pt|pth|tar|pkl|safetensors|npz))+$", "", parts[-1]) if parts else str(path)
 
 
 def cache_root() -> Path:

@@ -4,11 +4,14 @@ Every score of every evaluator ends here; the report is a pure function of these
 write, so a killed run leaves whole lines only.
 """
 
+import functools
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,6 +30,11 @@ _PACKAGES = ("momentum-transfer", "torch", "torchvision", "scikit-learn", "pycoc
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that make numbers; absent ones are left out."""
+    return dict(_versions())
+
+
+@functools.cache  # looking up six packages takes milliseconds, and a sweep writes thousands of records
+def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -79,6 +87,7 @@ def make_record(
         "config": config,
         "engine": engine,
         "versions": versions(),
+        "command": shlex.join(["python", *sys.argv]),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **details,
     }

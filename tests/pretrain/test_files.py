@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pretrain.files import atomic_path, cache_root, sha256_of, write_text
+from pretrain.files import atomic_path, cache_root, sha256_of, weights_name, write_text
 
 
 def test_a_failed_write_leaves_the_previous_file_whole_and_no_rest(tmp_path):
@@ -37,3 +37,22 @@ def test_hash_is_sha256_of_the_bytes(tmp_path):
 def test_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path))
     assert cache_root() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("outputs/momentum2_digits/checkpoints/step_0000999.pt", "momentum2_digits"),
+        ("outputs/momentum2_digits/checkpoints", "momentum2_digits"),
+        ("outputs/momentum2_digits/backbone.pkl", "momentum2_digits"),
+        ("outputs/momentum2_digits/backbone.safetensors", "momentum2_digits"),
+        ("outputs/momentum2_digits", "momentum2_digits"),
+        ("/data/moco_v2_800ep.pth.tar", "moco_v2_800ep"),
+        ("R-50.v2.pkl", "R-50.v2"),
+        ("backbone.pkl", "backbone"),
+        ("pixels", "pixels"),
+        ("none", "none"),
+    ],
+)
+def test_weights_are_called_by_their_run_or_by_their_own_name(path, name):
+    assert weights_name(path) == name
