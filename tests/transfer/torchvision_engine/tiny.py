@@ -1,0 +1,67 @@
+"""Detectors small enough for a test, and samples for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from fvcore.common.config import CfgNode
+
+from transfer import config
+from transfer.torchvision_engine.masks import BitMasks
+from transfer.torchvision_engine.structures import Sample, Target
+
+CLASSES = 3
+
+_COMMON = """MODEL.DEVICE cpu MODEL.RESNETS.DEPTH 10 MODEL.RESNETS.STEM_OUT_CHANNELS 32 MODEL.RESNETS.RES2_OUT_CHANNELS 32
+MODEL.RESNETS.STRIDE_IN_1X1 False MODEL.RESNETS.NORM BN MODEL.BACKBONE.FREEZE_AT 0 MODEL.FPN.OUT_CHANNELS 32
+INPUT.FORMAT RGB INPUT.MASK_FORMAT bitmask INPUT.MIN_SIZE_TRAIN [64] INPUT.MIN_SIZE_TEST 64 INPUT.RANDOM_FLIP none
+DATALOADER.NUM_WORKERS 0 TEST.DETECTIONS_PER_IMAGE 20 SOLVER.IMS_PER_BATCH 2
+MODEL.ROI_HEADS.NUM_CLASSES 3 MODEL.RETINANET.NUM_CLASSES 3 MODEL.FCOS.NUM_CLASSES 3
+MODEL.RPN.BATCH_SIZE_PER_IMAGE 32 MODEL.RPN.PRE_NMS_TOPK_TRAIN 100 MODEL.RPN.PRE_NMS_TOPK_TEST 100
+MODEL.RPN.POST_NMS_TOPK_TRAIN 40 MODEL.RPN.POST_NMS_TOPK_TEST 40 MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 16"""
+
+_PYRAMID = """MODEL.RESNETS.OUT_FEATURES ['res2','res3','res4','res5'] MODEL.FPN.IN_FEATURES ['res2','res3','res4','res5']
+MODEL.BACKBONE.NAME build_resnet_fpn_backbone MODEL.ANCHOR_GENERATOR.SIZES [[8],[16],[32],[64],[128]]
+MODEL.RPN.IN_FEATURES ['p2','p3','p4','p5','p6'] MODEL.ROI_HEADS.IN_FEATURES ['p2','p3','p4','p5'] MODEL.MASK_ON True
+MODEL.ROI_HEADS.NAME StandardROIHeads MODEL.ROI_BOX_HEAD.NAME FastRCNNConvFCHead MODEL.ROI_BOX_HEAD.NUM_FC 2
+MODEL.ROI_BOX_HEAD.FC_DIM 64 MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION 7 MODEL.ROI_MASK_HEAD.NUM_CONV 1
+MODEL.ROI_MASK_HEAD.CONV_DIM 32"""
+
+_DENSE = """MODEL.RESNETS.OUT_FEATURES ['res3','res4','res5'] MODEL.FPN.IN_FEATURES ['res3','res4','res5']
+MODEL.RETINANET.NUM_CONVS 1 MODEL.FCOS.NUM_CONVS 1
+MODEL.ANCHOR_GENERATOR.SIZES [[16,20,25],[32,40,50],[64,80,101],[128,161,203],[256,322,406]]"""
+
+DETECTORS = {
+    "mask_rcnn": _PYRAMID,
+    "mask_rcnn_4conv1fc": _PYRAMID + " MODEL.ROI_BOX_HEAD.NUM_CONV 2 MODEL.ROI_BOX_HEAD.NUM_FC 1"
+    " MODEL.ROI_BOX_HEAD.CONV_DIM 32 MODEL.ROI_BOX_HEAD.NORM BN MODEL.FPN.NORM BN MODEL.ROI_MASK_HEAD.NORM BN",
+    "cascade": _PYRAMID + " MODEL.ROI_HEADS.NAME CascadeROIHeads MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG True",
+    "retinanet": _DENSE + " MODEL.META_ARCHITECTURE RetinaNet MODEL.BACKBONE.NAME build_retinanet_resnet_fpn_backbone",
+    "fcos": _DENSE
+    + " MODEL.FPN.OUT_CHANNELS 64 MODEL.META_ARCHITECTURE FCOS MODEL.BACKBONE.NAME build_fcos_resnet_fpn_backbone",
+    "faster_rcnn_c4": "MODEL.ROI_HEADS.NAME Res5ROIHeadsExtraNorm MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION 14"
+    " MODEL.ANCHOR_GENERATOR.SIZES [[16,32,64]]",
+    "mask_rcnn_c4": "MODEL.ROI_HEADS.NAME Res5ROIHeadsExtraNorm MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION 14"
+    " MODEL.ANCHOR_GENERATOR.SIZES [[16,32,64]] MODEL.MASK_ON True MODEL.ROI_MASK_HEAD.CONV_DIM 32",
+}
+
+
+def tiny_config(detector: str, *overrides: str) -> CfgNode:
+    """Settings of one of ``DETECTORS``, then KEY VALUE pairs."""
+    return config.load(None, [*_COMMON.split(), *DETECTORS[detector].split(), *overrides])
+
+
+def tiny_samples(sizes: Sequence[tuple[int, int]] = ((64, 64), (48, 70)), seed: int = 0) -> list[Sample]:
+    """Noise with rectangles as objects, one sample for each (height, width)."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for number, (height, width) in enumerate(sizes):
+        image = torch.randint(0, 256, (3, height, width), generator=generator, dtype=torch.uint8)
+        boxes = torch.tensor([[4.0, 6.0, 30.0, 34.0], [width - 36.0, height - 28.0, width - 3.0, height - 2.0]])
+        bitmaps = torch.zeros(2, height, width, dtype=torch.bool)
+        for bitmap, box in zip(bitmaps, boxes.int().tolist(), strict=True):
+            bitmap[box[1] : box[3], box[0] : box[2]] = True
+        target = Target(boxes, torch.tensor([number % CLASSES, 2]), BitMasks(bitmaps))
+        samples.append(Sample(image, number, height, width, target=target))
+    return samples

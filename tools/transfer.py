@@ -1,0 +1,46 @@
+"""Fine-tune a detector from pretrained weights and score it.
+
+    python tools/transfer.py --config configs/smoke/mask_rcnn_digits.yaml --weights OUT.pkl [KEY VALUE …]
+
+Weights come from tools/convert.py; `--weights none` starts the whole detector at random. With several GPUs:
+`torchrun --nproc-per-node 8 tools/transfer.py …`.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pretrain.console import run_tool
+from pretrain.errors import InputError
+from transfer import config
+from transfer.run import Request, check_data, run
+
+
+def main(args: argparse.Namespace) -> None:
+    """Merge the settings, then check the data or run the trials."""
+    own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
+    overrides = [word for key, value in own if value is not None for word in (key, str(value))]
+    cfg = config.load(args.config, [*overrides, *args.overrides])
+    if args.check_data:
+        check_data(cfg)
+        return
+    weights = args.weights or cfg.MODEL.WEIGHTS
+    if not weights:
+        raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
+    run(cfg, Request(weights, args.results, args.resume, args.eval_only))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
+    parser.add_argument("--weights", help="backbone .pkl, detector .pth, or none (default: MODEL.WEIGHTS)")
+    parser.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
+    parser.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
+    parser.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
+    parser.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
+    parser.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
+    parser.add_argument("--check-data", action="store_true", help="only look through the data sets")
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    sys.exit(run_tool(parser, main))

@@ -1,0 +1,142 @@
+"""One transfer experiment: check the data, fine-tune and predict in an engine, score outside it, keep records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.config import config_hash, dump
+from pretrain.console import say, table, warn
+from pretrain.distributed import is_main
+from pretrain.errors import InputError
+from pretrain.files import weights_name, write_text
+from transfer import results
+from transfer.datasets import check, get_dataset
+from transfer.engine import Engine, Predictions, choose_engine
+from transfer.initial_weights import read_initial
+from transfer.scores import coco, lvis, voc
+from transfer.visuals import draw_detections
+
+#: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.
+_FREE = {
+    "": ("OUTPUT_DIR", "TRIALS", "ENGINE"),
+    "DATASETS": ("ROOT",),
+    "DATALOADER": ("NUM_WORKERS",),
+    "MODEL": ("DEVICE",),
+    "SOLVER": ("CHECKPOINT_PERIOD",),
+    "TEST": ("VISUALS",),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for. results: where records go (None: OUTPUT_DIR/results.jsonl)."""
+
+    weights: str
+    results: Path | None = None
+    resume: bool = False
+    eval_only: bool = False
+
+
+def check_data(cfg: CfgNode) -> None:
+    """Look through every data set of the config; what is wrong but bearable is said, what is not raises InputError."""
+    if not cfg.DATASETS.TRAIN or not cfg.DATASETS.TEST:
+        raise InputError("expected DATASETS.TRAIN and DATASETS.TEST to name at least one data set each")
+    for name in dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]):
+        data = get_dataset(name, cfg.DATASETS.ROOT or None)
+        for problem in check(data):
+            warn(f"{name}: {problem}")
+        say(f"{name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
+
+
+def run(cfg: CfgNode, request: Request) -> None:
+    """All trials of a config. What a results file holds already is not done again."""
+    engine, why = choose_engine(cfg.ENGINE, cfg)
+    say(why)
+    check_data(cfg)
+    initial = read_initial(request.weights)
+    checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256, "network": initial.network}
+    for trial in range(cfg.TRIALS):
+        folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
+        _trial(cfg, request, engine, checkpoint, trial, folder)
+
+
+def identity(cfg: CfgNode) -> str:
+    """Hash of the settings that decide numbers."""
+    same = cfg.clone()
+    same.defrost()
+    for section, keys in _FREE.items():
+        for key in keys:
+            del (same[section] if section else same)[key]
+    return config_hash(same)
+
+
+def _trial(
+    cfg: CfgNode, request: Request, engine: Engine, checkpoint: Mapping[str, str], trial: int, folder: Path
+) -> None:
+    file = request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
+    wanted = {"trial": trial, "config": identity(cfg), "sha256": checkpoint["sha256"], "engine": engine.name}
+    if results.done(file, **wanted):
+        say(f"trial {trial}: its records are in {file} already")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_main():
+        write_text(folder / "config.yaml", dump(cfg))
+    seed = cfg.SEED + trial
+    if request.eval_only:
+        final = Path(request.weights)
+    else:
+        finetuned = engine.finetune(cfg, request.weights, seed, folder, resume=request.resume)
+        final = finetuned.weights
+        if finetuned.seconds_per_step == finetuned.seconds_per_step:
+            say(f"{finetuned.seconds_per_step:.3f} s per iteration")
+    for predictions in engine.predict(cfg, final, folder):
+        if is_main():
+            _record(cfg, predictions, checkpoint, trial, seed, file, folder)
+
+
+def _record(
+    cfg: CfgNode,
+    predictions: Predictions,
+    checkpoint: Mapping[str, str],
+    trial: int,
+    seed: int,
+    file: Path,
+    folder: Path,
+) -> None:
+    data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
+    say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
+    records = []
+    for task, metrics in score(data.kind, str(data.annotation_file), predictions, cfg.TEST.DETECTIONS_PER_IMAGE):
+        table(f"{predictions.dataset}, {task}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
+        for metric, value in metrics.items():
+            records.append(
+                results.make_record(
+                    task, metric, value, checkpoint=checkpoint, network=checkpoint["network"], trial=trial, seed=seed,
+                    protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine, dataset=predictions.dataset,
+                )
+            )  # fmt: skip
+    for path in draw_detections(data, predictions.results, folder / "visuals", cfg.TEST.VISUALS):
+        say(f"picture: {path}")
+    results.append(file, records)
+    say(f"{len(records)} records appended to {file}")
+
+
+def score(
+    kind: str, annotation_file: str, predictions: Predictions, max_dets: int
+) -> Iterable[tuple[str, dict[str, float]]]:
+    """Task and metrics (percent), for each kind of overlap the predictions hold."""
+    found = str(predictions.results)
+    for iou_type in predictions.iou_types:
+        if kind == "lvis":
+            scores: Any = lvis.evaluate(annotation_file, found, iou_type, max_dets=max_dets)  # type: ignore[arg-type]
+        elif kind == "voc":
+            year = "area" if "2012" in predictions.dataset else "11-point"
+            scores = voc.evaluate(annotation_file, found, interpolation=year)  # type: ignore[arg-type]
+        else:
+            scores = coco.evaluate(annotation_file, found, iou_type)  # type: ignore[arg-type]
+        yield f"{kind}/{iou_type}", scores.metrics

@@ -1,0 +1,155 @@
+"""Feature maps: a ResNet's stages, and the feature pyramid on top of them (FPN, arXiv 1612.03144)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.backbones import ResNet
+from transfer.torchvision_engine.layers import ConvNorm, FrozenBatchNorm2d, xavier_fill
+
+STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
+
+
+class BottomUp(nn.Module):
+    """The stem and the first stages of a ResNet, with the first ``freeze_at`` of them frozen.
+
+    Parameter names are torchvision's; ``weights.py`` renames them for Detectron2's files.
+
+    Args:
+        resnet: gives its modules away.
+        last: the last stage to keep, ``res4`` for C4 detectors.
+        freeze_at: 0 freezes nothing, 1 the stem, 2 the stem and res2, and so on. A frozen part takes no gradient, and
+            its BatchNorms become FrozenBN, as in Detectron2.
+    """
+
+    def __init__(self, resnet: ResNet, last: str = "res5", freeze_at: int = 0) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = resnet.conv1, resnet.bn1
+        self.relu, self.maxpool = resnet.relu, resnet.maxpool
+        self.stages = [name for name in STRIDES if name <= last]
+        for name in self.stages:
+            self.add_module(f"layer{int(name[-1]) - 1}", getattr(resnet, f"layer{int(name[-1]) - 1}"))
+        self.channels = {name: _out_channels(self._stage(name)) for name in self.stages}
+        self._freeze(freeze_at)
+
+    def _stage(self, name: str) -> nn.Module:
+        return getattr(self, f"layer{int(name[-1]) - 1}")
+
+    def _freeze(self, freeze_at: int) -> None:
+        frozen = ["conv1", "bn1"] if freeze_at >= 1 else []
+        frozen += [f"layer{int(name[-1]) - 1}" for name in self.stages if freeze_at >= int(name[-1])]
+        for name in frozen:
+            module = getattr(self, name)
+            for parameter in module.parameters():
+                parameter.requires_grad_(False)
+            setattr(self, name, freeze_norms(module))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Normalised images [N, 3, H, W] → one map a stage."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        features = {}
+        for name in self.stages:
+            features[name] = x = self._stage(name)(x)
+        return features
+
+
+def _out_channels(stage: nn.Module) -> int:
+    """Channels of the last convolution: every residual block ends in one."""
+    return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
+
+
+def freeze_norms(module: nn.Module) -> nn.Module:
+    """The module with every BatchNorm replaced by a FrozenBatchNorm2d of the same numbers."""
+    if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+        frozen = FrozenBatchNorm2d(module.num_features, eps=module.eps)
+        state = module.state_dict()
+        frozen.load_state_dict({name: state[name] for name in ("weight", "bias", "running_mean", "running_var")})
+        return frozen
+    for name, child in module.named_children():
+        setattr(module, name, freeze_norms(child))
+    return module
+
+
+class MaxPoolP6(nn.Module):
+    """P6 of Mask R-CNN: P5 subsampled by 2."""
+
+    levels, source = ("p6",), "p5"
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [F.max_pool2d(x, kernel_size=1, stride=2)]
+
+
+class ConvP6P7(nn.Module):
+    """P6 and P7 by strided convolutions: from C5 in RetinaNet, from P5 in FCOS."""
+
+    levels = ("p6", "p7")
+
+    def __init__(self, inputs: int, outputs: int, source: str) -> None:
+        super().__init__()
+        self.source = source
+        self.p6 = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1)
+        self.p7 = nn.Conv2d(outputs, outputs, 3, stride=2, padding=1)
+        xavier_fill(self.p6)
+        xavier_fill(self.p7)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        p6 = self.p6(x)
+        return [p6, self.p7(F.relu(p6))]
+
+
+class FPN(nn.Module):
+    """Feature pyramid: lateral 1×1 convolutions, top-down sum, 3×3 output convolutions, extra levels on top.
+
+    ``size_divisibility``: images are padded to multiples of it, so that doubling a level meets the one below.
+    """
+
+    def __init__(
+        self, bottom_up: BottomUp, sources: Sequence[str], channels: int, norm: str, top_block: MaxPoolP6 | ConvP6P7
+    ) -> None:
+        super().__init__()
+        self.bottom_up, self.sources = bottom_up, list(sources)
+        for name in self.sources:
+            lateral = ConvNorm(bottom_up.channels[name], channels, 1, norm=norm)
+            output = ConvNorm(channels, channels, 3, padding=1, norm=norm)
+            xavier_fill(lateral)
+            xavier_fill(output)
+            self.add_module(f"fpn_lateral{name[-1]}", lateral)
+            self.add_module(f"fpn_output{name[-1]}", output)
+        self.top_block = top_block
+        self.size_divisibility = STRIDES[self.sources[-1]]
+        names = [f"p{name[-1]}" for name in self.sources] + list(top_block.levels)
+        self.strides = {name: 2 ** int(name[-1]) for name in names}
+        self.channels = dict.fromkeys(names, channels)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Normalised images [N, 3, H, W] → p2 … p6 or p3 … p7."""
+        stages = self.bottom_up(x)
+        outputs: dict[str, Tensor] = {}
+        above: Tensor | None = None
+        for name in reversed(self.sources):
+            merged = getattr(self, f"fpn_lateral{name[-1]}")(stages[name])
+            if above is not None:
+                merged = merged + F.interpolate(above, scale_factor=2.0, mode="nearest")
+            outputs[f"p{name[-1]}"] = getattr(self, f"fpn_output{name[-1]}")(merged)
+            above = merged
+        source = stages[self.top_block.source] if self.top_block.source in stages else outputs[self.top_block.source]
+        outputs.update(zip(self.top_block.levels, self.top_block(source), strict=True))
+        return {name: outputs[name] for name in self.strides}
+
+
+class SingleScale(nn.Module):
+    """The backbone of C4 detectors: res2 … res4 and no pyramid. Named as a bare ResNet in Detectron2's files."""
+
+    size_divisibility = 1
+
+    def __init__(self, bottom_up: BottomUp) -> None:
+        super().__init__()
+        self.bottom_up = bottom_up
+        self.strides = {name: STRIDES[name] for name in bottom_up.stages}
+        self.channels = bottom_up.channels
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.bottom_up(x)

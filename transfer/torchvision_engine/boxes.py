@@ -1,0 +1,134 @@
+"""Boxes: clipping, overlap, matching with ground truth, sampling of a training batch, coding of offsets.
+
+Boxes are float32 [N, 4], x1 y1 x2 y2 in pixels. Every function orders its arithmetic so that its results carry the
+same bits as Detectron2's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.models.detection._utils import BoxCoder
+
+
+def clip(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
+    """Boxes [..., 4] limited to an image of (height, width)."""
+    height, width = image_size
+    x1, y1, x2, y2 = boxes.unbind(-1)
+    limited = (x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height))
+    return torch.stack(limited, dim=-1)
+
+
+def nonempty(boxes: Tensor, threshold: float = 0.0) -> Tensor:
+    """Bool [N]: both sides are longer than ``threshold`` pixels."""
+    return ((boxes[:, 2] - boxes[:, 0]) > threshold) & ((boxes[:, 3] - boxes[:, 1]) > threshold)
+
+
+def area(boxes: Tensor) -> Tensor:
+    """Area in square pixels, [N]."""
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def pairwise_iou(first: Tensor, second: Tensor) -> Tensor:
+    """Intersection over union of every pair, [N, M]; 0 where nothing intersects, also for empty boxes."""
+    size = torch.min(first[:, None, 2:], second[:, 2:]) - torch.max(first[:, None, :2], second[:, :2])
+    intersection = size.clamp_(min=0).prod(dim=2)
+    union = area(first)[:, None] + area(second) - intersection
+    return torch.where(intersection > 0, intersection / union, intersection.new_zeros(1))
+
+
+def match(
+    quality: Tensor, thresholds: Sequence[float], labels: Sequence[int], *, low_quality: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Assign each candidate its best ground-truth object.
+
+    Args:
+        quality: overlap [G, N] of G objects with N candidates.
+        thresholds: ascending borders of the overlap; ``labels`` has one more entry, the label of each interval
+            (1 foreground, 0 background, −1 ignored).
+        low_quality: every object also takes the candidates that overlap it most, however little
+            (Faster R-CNN, section 3.1.2, rule i).
+
+    Returns:
+        index int64 [N] of the matched object (0 where there are none), label int8 [N].
+    """
+    objects, candidates = quality.shape
+    if objects == 0 or candidates == 0:
+        index = quality.new_zeros(candidates, dtype=torch.int64)
+        return index, quality.new_full((candidates,), labels[0], dtype=torch.int8)
+    best, index = quality.max(dim=0)
+    label = torch.full_like(index, labels[0], dtype=torch.int8)
+    for threshold, value in zip(thresholds, labels[1:], strict=True):
+        label[best >= threshold] = value
+    if low_quality:
+        most = quality.max(dim=1, keepdim=True).values
+        label[(quality == most).any(dim=0)] = 1
+    return index, label
+
+
+def sample(labels: Tensor, count: int, positive_fraction: float, background: int) -> tuple[Tensor, Tensor]:
+    """Draw up to ``count`` candidates, at most ``positive_fraction`` of them foreground, the rest background.
+
+    Args:
+        labels: [N]; −1 is never drawn, ``background`` is background, all else is foreground.
+
+    Returns:
+        Indices of the drawn foreground and background candidates, in random order.
+    """
+    positive = torch.nonzero((labels != -1) & (labels != background)).squeeze(1)
+    negative = torch.nonzero(labels == background).squeeze(1)
+    positives = min(positive.numel(), int(count * positive_fraction))
+    negatives = min(negative.numel(), count - positives)
+    drawn = positive[torch.randperm(positive.numel(), device=labels.device)[:positives]]
+    return drawn, negative[torch.randperm(negative.numel(), device=labels.device)[:negatives]]
+
+
+class OffsetCoder:
+    """Boxes as offsets of centre and log size from a reference box (R-CNN, appendix C): torchvision's coder.
+
+    Decoding is done in float32 whatever the precision of the network: bfloat16 offsets would move boxes by pixels.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        wx, wy, ww, wh = (float(weight) for weight in weights)
+        self._coder = BoxCoder((wx, wy, ww, wh))
+
+    def encode(self, references: Tensor, boxes: Tensor) -> Tensor:
+        """Offsets [N, 4] that lead from ``references`` to ``boxes``."""
+        return self._coder.encode_single(boxes, references)
+
+    def decode(self, offsets: Tensor, references: Tensor) -> Tensor:
+        """Boxes [N, K·4] from offsets [N, K·4] and references [N, 4]."""
+        offsets = offsets.float()
+        return self._coder.decode_single(offsets, references.to(offsets.dtype)).reshape(offsets.shape)
+
+
+class DistanceCoder:
+    """Boxes as distances from a point to the four sides, in units of the stride (FCOS, arXiv 2006.09214, section 2.1).
+
+    A point is given as the square of one stride around it.
+    """
+
+    def encode(self, references: Tensor, boxes: Tensor) -> Tensor:
+        """Distances left, top, right, bottom [N, 4]."""
+        x, y, stride = _centres(references)
+        sides = (x - boxes[:, 0], y - boxes[:, 1], boxes[:, 2] - x, boxes[:, 3] - y)
+        return torch.stack(sides, dim=1) / stride
+
+    def decode(self, offsets: Tensor, references: Tensor) -> Tensor:
+        """Boxes [N, 4] from distances [N, 4]; negative distances count as 0."""
+        offsets = F.relu(offsets.float())
+        x, y, stride = _centres(references.to(offsets.dtype))
+        left, top, right, bottom = (offsets * stride).unbind(dim=1)
+        return torch.stack((x - left, y - top, x + right, y + bottom), dim=1)
+
+
+def _centres(references: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre x [N], centre y [N], sides [N, 4] as width, height, width, height."""
+    x = 0.5 * (references[:, 0] + references[:, 2])
+    y = 0.5 * (references[:, 1] + references[:, 3])
+    width, height = references[:, 2] - references[:, 0], references[:, 3] - references[:, 1]
+    return x, y, torch.stack((width, height, width, height), dim=1)

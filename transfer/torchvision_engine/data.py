@@ -1,0 +1,243 @@
+"""Detectron2's data path: COCO-format files to samples; resizing, flipping, crowds and empty images as there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from pycocotools import mask as coco_mask
+from torch.utils.data import Dataset
+
+from pretrain.errors import InputError
+from transfer.annotations import DetectionData
+from transfer.torchvision_engine.boxes import nonempty
+from transfer.torchvision_engine.masks import BitMasks, PolygonMasks, polygons_to_bitmap
+from transfer.torchvision_engine.sampling import Draw
+from transfer.torchvision_engine.structures import Sample, Target
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """One object. box: x1 y1 x2 y2. category: from 0. segmentation: polygons, an RLE, or None."""
+
+    box: tuple[float, float, float, float]
+    category: int
+    segmentation: Any
+    crowd: bool
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image of a data set with its objects."""
+
+    file: Path
+    image_id: int
+    height: int
+    width: int
+    annotations: tuple[Annotation, ...]
+
+
+@dataclass(frozen=True)
+class PictureList:
+    """A data set in memory. category_ids: the file's id of each class from 0."""
+
+    pictures: tuple[Picture, ...]
+    category_ids: tuple[int, ...]
+
+
+def read_pictures(data: DetectionData) -> PictureList:
+    """The images and objects of a data set. Classes are numbered in the order of the file's ids, as Detectron2 does."""
+    content = data.load()
+    number = {category: index for index, category in enumerate(data.category_ids)}
+    objects: dict[int, list[Annotation]] = {}
+    for entry in content["annotations"]:
+        x, y, width, height = entry["bbox"]
+        found = Annotation(
+            (x, y, x + width, y + height), number[entry["category_id"]], entry.get("segmentation"),
+            bool(entry.get("iscrowd", 0)),
+        )  # fmt: skip
+        objects.setdefault(entry["image_id"], []).append(found)
+    pictures = [
+        Picture(data.image_path(i), i["id"], i["height"], i["width"], tuple(objects.get(i["id"], ())))
+        for i in sorted(content["images"], key=lambda image: image["id"])
+    ]
+    return PictureList(tuple(pictures), data.category_ids)
+
+
+def with_objects(pictures: Sequence[Picture]) -> list[Picture]:
+    """Only the images with at least one object that is no crowd (FILTER_EMPTY_ANNOTATIONS)."""
+    return [p for p in pictures if any(not a.crowd for a in p.annotations)]
+
+
+def output_size(height: int, width: int, short_edge: int, long_edge: int) -> tuple[int, int]:
+    """(height, width) with the shorter side ``short_edge``, unless the longer one would pass ``long_edge``."""
+    scale = short_edge * 1.0 / min(height, width)
+    new_height, new_width = (short_edge * 1.0, scale * width) if height < width else (scale * height, short_edge * 1.0)
+    if max(new_height, new_width) > long_edge:
+        scale = long_edge * 1.0 / max(new_height, new_width)
+        new_height, new_width = new_height * scale, new_width * scale
+    return int(new_height + 0.5), int(new_width + 0.5)
+
+
+class Mapper:
+    """A picture to a sample.
+
+    Args:
+        short_edges: to choose from; with ``size_range`` the two ends of a range.
+        long_edge: limit of the longer side.
+        bgr: channel order blue, green, red.
+        mask_format: ``polygon``, ``bitmask`` or None for no masks.
+        flip: horizontally with probability one half.
+    """
+
+    def __init__(
+        self,
+        short_edges: Sequence[int],
+        long_edge: int,
+        *,
+        bgr: bool,
+        mask_format: str | None,
+        flip: bool,
+        size_range: bool = False,
+    ) -> None:
+        self.short_edges, self.long_edge, self.bgr = list(short_edges), long_edge, bgr
+        self.mask_format, self.flip, self.size_range = mask_format, flip, size_range
+
+    def train(self, picture: Picture, random: np.random.Generator) -> Sample:
+        """Resized and flipped at random, with its target."""
+        if self.size_range:
+            short = int(random.integers(self.short_edges[0], self.short_edges[-1] + 1))
+        else:
+            short = int(random.choice(self.short_edges))
+        flip = self.flip and bool(random.random() < 0.5)
+        image = read_image(picture)
+        size = output_size(picture.height, picture.width, short, self.long_edge)
+        target = self._target(picture, size, flip)
+        return self._sample(picture, _resize(image, size, flip), target)
+
+    def test(self, picture: Picture) -> Sample:
+        """Resized to the first short edge; no target."""
+        size = output_size(picture.height, picture.width, self.short_edges[0], self.long_edge)
+        return self._sample(picture, _resize(read_image(picture), size, flip=False), None)
+
+    def _sample(self, picture: Picture, image: np.ndarray, target: Target | None) -> Sample:
+        pixels = image[:, :, ::-1] if self.bgr else image
+        tensor = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        return Sample(tensor, picture.image_id, picture.height, picture.width, str(picture.file), target)
+
+    def _target(self, picture: Picture, size: tuple[int, int], flip: bool) -> Target:
+        objects = [a for a in picture.annotations if not a.crowd]
+        scale = np.array([size[1] * 1.0 / picture.width, size[0] * 1.0 / picture.height])
+        boxes = [_move_box(a.box, scale, size, flip) for a in objects]
+        tensor = torch.as_tensor(np.array(boxes, dtype=np.float64).reshape(-1, 4), dtype=torch.float32)
+        target = Target(tensor, torch.tensor([a.category for a in objects], dtype=torch.int64))
+        keep = nonempty(tensor, 1e-5)
+        if self.mask_format is not None:
+            masks = self._masks([a.segmentation for a in objects], picture, scale, size, flip)
+            keep &= masks.nonempty()
+            target.masks = masks.select(torch.nonzero(keep).squeeze(1))
+        return Target(target.boxes[keep], target.classes[keep], target.masks)
+
+    def _masks(
+        self, segmentations: Sequence[Any], picture: Picture, scale: np.ndarray, size: tuple[int, int], flip: bool
+    ) -> BitMasks | PolygonMasks:
+        moved = [_move_segmentation(s, picture, scale, size, flip) for s in segmentations]
+        if self.mask_format == "polygon":
+            if any(isinstance(m, np.ndarray) for m in moved):
+                raise InputError(
+                    f"expected polygons as masks of {picture.file}, found a run-length encoding; "
+                    "set INPUT.MASK_FORMAT bitmask"
+                )
+            return PolygonMasks(moved)
+        bitmaps = [m if isinstance(m, np.ndarray) else polygons_to_bitmap(m, *size) for m in moved]
+        stacked = np.stack(bitmaps) if bitmaps else np.zeros((0, *size), dtype=bool)
+        return BitMasks(torch.from_numpy(stacked))
+
+
+def read_image(picture: Picture) -> np.ndarray:
+    """uint8 [H, W, 3] in RGB, turned as its EXIF says.
+
+    Raises:
+        InputError: the file cannot be read, or has another size than the data set says; the file is named.
+    """
+    try:
+        with Image.open(picture.file) as opened:
+            image = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read the image {picture.file}: {error}; restore it or drop it from the data set"
+        ) from error
+    if image.shape[:2] != (picture.height, picture.width):
+        raise InputError(
+            f"expected {picture.width}×{picture.height} pixels in {picture.file} as its data set says, found "
+            f"{image.shape[1]}×{image.shape[0]}; correct the data set's file"
+        )
+    return image
+
+
+def _resize(image: np.ndarray, size: tuple[int, int], flip: bool) -> np.ndarray:
+    """Bilinear by Pillow, whose filter widens when shrinking; to (height, width)."""
+    resized = np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+    return resized[:, ::-1] if flip else resized
+
+
+def _move_box(box: Sequence[float], scale: np.ndarray, size: tuple[int, int], flip: bool) -> np.ndarray:
+    corners = np.array(box, dtype=np.float64).reshape(2, 2) * scale
+    if flip:
+        corners[:, 0] = size[1] - corners[::-1, 0]
+    return np.minimum(corners.reshape(4).clip(min=0), [size[1], size[0], size[1], size[0]])
+
+
+def _move_segmentation(
+    segmentation: Any, picture: Picture, scale: np.ndarray, size: tuple[int, int], flip: bool
+) -> Any:
+    """Polygons stay polygons; a run-length encoding becomes a bitmap [H, W] of the new size."""
+    if isinstance(segmentation, list):
+        polygons = [np.asarray(p, dtype=np.float64).reshape(-1, 2) * scale for p in segmentation]
+        if flip:
+            for polygon in polygons:
+                polygon[:, 0] = size[1] - polygon[:, 0]
+        return [p.reshape(-1) for p in polygons]
+    if not isinstance(segmentation, dict):
+        raise InputError(
+            f"expected a mask for every object of {picture.file}, found one without; "
+            "set MODEL.MASK_ON False to train boxes only"
+        )
+    runs = segmentation
+    if isinstance(runs["counts"], list):
+        runs = coco_mask.frPyObjects(runs, *runs["size"])
+    bitmap = coco_mask.decode(runs)
+    bitmap = np.asarray(Image.fromarray(bitmap).resize((size[1], size[0]), Image.Resampling.NEAREST)).astype(bool)
+    return bitmap[:, ::-1].copy() if flip else bitmap
+
+
+class TrainingSamples(Dataset[Sample]):
+    """Samples of draws. Each is a pure function of the seed and its place in the stream, whichever worker makes it."""
+
+    def __init__(self, pictures: Sequence[Picture], mapper: Mapper, seed: int) -> None:
+        self.pictures, self.mapper, self.seed = pictures, mapper, seed
+
+    def __getitem__(self, draw: Draw) -> Sample:  # type: ignore[override]
+        place, index = draw
+        return self.mapper.train(self.pictures[index], np.random.default_rng((self.seed, place)))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+
+class TestSamples(Dataset[Sample]):
+    """Every image once, in order."""
+
+    def __init__(self, pictures: Sequence[Picture], mapper: Mapper) -> None:
+        self.pictures, self.mapper = pictures, mapper
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.mapper.test(self.pictures[index])
+
+    def __len__(self) -> int:
+        return len(self.pictures)

@@ -1,0 +1,298 @@
+"""Detectors from settings: the only file of the engine's models that knows the config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from pretrain.backbones import Architecture, build_backbone
+from transfer.torchvision_engine import masks
+from transfer.torchvision_engine.anchors import AnchorGenerator
+from transfer.torchvision_engine.backbone import FPN, BottomUp, ConvP6P7, MaxPoolP6, SingleScale
+from transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
+from transfer.torchvision_engine.cascade import CascadeRoIHeads
+from transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
+from transfer.torchvision_engine.fcos import FCOS, FCOSHead
+from transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
+from transfer.torchvision_engine.layers import norm_layer
+from transfer.torchvision_engine.pooler import RoIPooler
+from transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads
+from transfer.torchvision_engine.rpn import RPN
+from transfer.torchvision_engine.structures import Detections, Sample, Target
+
+
+class Detector(nn.Module):
+    """Images in; losses out in training, detections in the original images' pixels otherwise.
+
+    Args:
+        backbone: gives named feature maps. pixel_mean, pixel_std: in the channel order of the images.
+    """
+
+    def __init__(self, backbone: FPN | SingleScale, pixel_mean: Sequence[float], pixel_std: Sequence[float]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pixel_mean: Tensor
+        self.pixel_std: Tensor
+        self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(pixel_std).view(-1, 1, 1), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixel_mean.device
+
+    def batch(self, images: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width)."""
+        normalised = [(x.to(self.device) - self.pixel_mean) / self.pixel_std for x in images]
+        sizes = [(x.shape[-2], x.shape[-1]) for x in normalised]
+        step = self.backbone.size_divisibility
+        height, width = (-(-max(s) // step) * step for s in zip(*sizes, strict=True))
+        stacked = normalised[0].new_zeros(len(normalised), 3, height, width)
+        for index, (x, (h, w)) in enumerate(zip(normalised, sizes, strict=True)):
+            stacked[index, :, :h, :w] = x
+        return stacked, sizes
+
+    def run(
+        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
+    ) -> tuple[list[Detections], dict[str, Tensor]]:
+        """Everything behind the backbone."""
+        raise NotImplementedError
+
+    def forward(self, samples: Sequence[Sample]) -> dict[str, Tensor] | list[Detections]:
+        """Losses by name in training; in evaluation the detections of each sample."""
+        x, sizes = self.batch([sample.image for sample in samples])
+        targets = None
+        if self.training:
+            targets = [sample.target.to(self.device) for sample in samples if sample.target is not None]
+            if len(targets) != len(samples):
+                raise ValueError("every sample needs a target in training")
+        detections, losses = self.run(self.backbone(x), sizes, targets)
+        if self.training:
+            return losses
+        return [
+            masks.rescale(found, size, sample.height, sample.width)
+            for found, size, sample in zip(detections, sizes, samples, strict=True)
+        ]
+
+
+class RCNN(Detector):
+    """Two stages: region proposals, then RoI heads."""
+
+    def __init__(self, backbone: FPN | SingleScale, rpn: RPN, roi_heads: nn.Module, **pixels: Sequence[float]) -> None:
+        super().__init__(backbone, **pixels)  # type: ignore[arg-type]
+        self.proposal_generator, self.roi_heads = rpn, roi_heads
+
+    def run(
+        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
+    ) -> tuple[list[Detections], dict[str, Tensor]]:
+        proposals, proposal_losses = self.proposal_generator(features, sizes, targets)
+        detections, losses = self.roi_heads(features, proposals, targets)
+        return detections, losses | proposal_losses
+
+
+class OneStage(Detector):
+    """RetinaNet and FCOS. ``heads.head`` holds the parameters, named ``head`` in Detectron2's files."""
+
+    def __init__(self, backbone: FPN, heads: RetinaNet | FCOS, **pixels: Sequence[float]) -> None:
+        super().__init__(backbone, **pixels)  # type: ignore[arg-type]
+        self.heads = heads
+
+    def run(
+        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
+    ) -> tuple[list[Detections], dict[str, Tensor]]:
+        return self.heads(features, sizes, targets)
+
+
+def architecture_of(cfg: CfgNode) -> Architecture:
+    """The backbone that a config asks for."""
+    return Architecture(name=f"resnet{cfg.MODEL.RESNETS.DEPTH}", width=cfg.MODEL.RESNETS.STEM_OUT_CHANNELS)
+
+
+def build_detector(cfg: CfgNode) -> Detector:
+    """The detector of a config, freshly initialised, on the CPU, in training mode."""
+    pixels = {"pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": cfg.MODEL.PIXEL_STD}
+    name = cfg.MODEL.META_ARCHITECTURE
+    if name == "RetinaNet":
+        backbone = _pyramid(cfg, convolved_from="res5")
+        return OneStage(backbone, _retinanet(cfg, backbone), **pixels)
+    if name == "FCOS":
+        backbone = _pyramid(cfg, convolved_from="p5")
+        return OneStage(backbone, _fcos(cfg, backbone), **pixels)
+    if cfg.MODEL.ROI_HEADS.NAME in ("Res5ROIHeads", "Res5ROIHeadsExtraNorm"):
+        return _c4(cfg, pixels)
+    backbone = _pyramid(cfg)
+    heads = _cascade_heads(cfg, backbone) if cfg.MODEL.ROI_HEADS.NAME == "CascadeROIHeads" else _heads(cfg, backbone)
+    return RCNN(backbone, _rpn(cfg, backbone), heads, **pixels)
+
+
+def _resnet(cfg: CfgNode) -> Any:
+    norm = norm_layer(cfg.MODEL.RESNETS.NORM)
+    return build_backbone(architecture_of(cfg), norm if norm is not None else nn.Identity)
+
+
+def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN:
+    bottom_up = BottomUp(_resnet(cfg), freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT)
+    channels = cfg.MODEL.FPN.OUT_CHANNELS
+    top: MaxPoolP6 | ConvP6P7 = MaxPoolP6()
+    if convolved_from:
+        inputs = bottom_up.channels["res5"] if convolved_from == "res5" else channels
+        top = ConvP6P7(inputs, channels, convolved_from)
+    return FPN(bottom_up, cfg.MODEL.FPN.IN_FEATURES, channels, cfg.MODEL.FPN.NORM, top)
+
+
+def _anchors(cfg: CfgNode, strides: Sequence[int]) -> AnchorGenerator:
+    settings = cfg.MODEL.ANCHOR_GENERATOR
+    return AnchorGenerator(settings.SIZES, settings.ASPECT_RATIOS, strides, settings.OFFSET)
+
+
+def _rpn(cfg: CfgNode, backbone: FPN | SingleScale) -> RPN:
+    rpn = cfg.MODEL.RPN
+    return RPN(
+        rpn.IN_FEATURES,
+        _anchors(cfg, [backbone.strides[name] for name in rpn.IN_FEATURES]),
+        backbone.channels[rpn.IN_FEATURES[0]],
+        coder_weights=rpn.BBOX_REG_WEIGHTS,
+        thresholds=rpn.IOU_THRESHOLDS,
+        labels=rpn.IOU_LABELS,
+        batch_size=rpn.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=rpn.POSITIVE_FRACTION,
+        pre_nms=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
+        post_nms=(rpn.POST_NMS_TOPK_TRAIN, rpn.POST_NMS_TOPK_TEST),
+        nms_threshold=rpn.NMS_THRESH,
+        min_size=cfg.MODEL.PROPOSAL_GENERATOR.MIN_SIZE,
+        smooth_l1_beta=rpn.SMOOTH_L1_BETA,
+        loss_weight=rpn.LOSS_WEIGHT,
+        box_loss_weight=rpn.BBOX_REG_LOSS_WEIGHT,
+    )
+
+
+def _sampler(cfg: CfgNode) -> ProposalSampler:
+    roi = cfg.MODEL.ROI_HEADS
+    return ProposalSampler(
+        roi.NUM_CLASSES, roi.IOU_THRESHOLDS[0], roi.BATCH_SIZE_PER_IMAGE, roi.POSITIVE_FRACTION, roi.PROPOSAL_APPEND_GT
+    )
+
+
+def _pooler(cfg: CfgNode, backbone: FPN | SingleScale, head: CfgNode) -> RoIPooler:
+    strides = [backbone.strides[name] for name in cfg.MODEL.ROI_HEADS.IN_FEATURES]
+    return RoIPooler(head.POOLER_RESOLUTION, strides, head.POOLER_SAMPLING_RATIO, head.POOLER_TYPE == "ROIAlignV2")
+
+
+def _box_head(cfg: CfgNode, channels: int) -> BoxHead:
+    head = cfg.MODEL.ROI_BOX_HEAD
+    return BoxHead(channels, head.POOLER_RESOLUTION, head.NUM_CONV, head.CONV_DIM, head.NUM_FC, head.FC_DIM, head.NORM)
+
+
+def _box_predictor(cfg: CfgNode, inputs: int, coder_weights: Sequence[float]) -> BoxPredictor:
+    head = cfg.MODEL.ROI_BOX_HEAD
+    return BoxPredictor(
+        inputs,
+        cfg.MODEL.ROI_HEADS.NUM_CLASSES,
+        coder_weights=coder_weights,
+        class_agnostic=head.CLS_AGNOSTIC_BBOX_REG,
+        box_loss=head.BBOX_REG_LOSS_TYPE,
+        smooth_l1_beta=head.SMOOTH_L1_BETA,
+        box_loss_weight=head.BBOX_REG_LOSS_WEIGHT,
+        score_threshold=cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST,
+        nms_threshold=cfg.MODEL.ROI_HEADS.NMS_THRESH_TEST,
+        detections=cfg.TEST.DETECTIONS_PER_IMAGE,
+    )
+
+
+def _mask_head(cfg: CfgNode, channels: int) -> MaskHead | None:
+    if not cfg.MODEL.MASK_ON:
+        return None
+    head = cfg.MODEL.ROI_MASK_HEAD
+    classes = 1 if head.CLS_AGNOSTIC_MASK else cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    return MaskHead(channels, classes, head.NUM_CONV, head.CONV_DIM, head.NORM)
+
+
+def _mask_branch(cfg: CfgNode, backbone: FPN) -> tuple[RoIPooler | None, MaskHead | None]:
+    head = _mask_head(cfg, backbone.channels[cfg.MODEL.ROI_HEADS.IN_FEATURES[0]])
+    return (_pooler(cfg, backbone, cfg.MODEL.ROI_MASK_HEAD) if head is not None else None), head
+
+
+def _heads(cfg: CfgNode, backbone: FPN) -> StandardRoIHeads:
+    levels = cfg.MODEL.ROI_HEADS.IN_FEATURES
+    box_head = _box_head(cfg, backbone.channels[levels[0]])
+    predictor = _box_predictor(cfg, box_head.outputs, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS)
+    pooler = _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD)
+    return StandardRoIHeads(levels, _sampler(cfg), pooler, box_head, predictor, *_mask_branch(cfg, backbone))
+
+
+def _cascade_heads(cfg: CfgNode, backbone: FPN) -> CascadeRoIHeads:
+    levels, cascade = cfg.MODEL.ROI_HEADS.IN_FEATURES, cfg.MODEL.ROI_BOX_CASCADE_HEAD
+    heads = [_box_head(cfg, backbone.channels[levels[0]]) for _ in cascade.IOUS]
+    weights = zip(heads, cascade.BBOX_REG_WEIGHTS, strict=True)
+    predictors = [_box_predictor(cfg, head.outputs, weight) for head, weight in weights]
+    pooler, branch = _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD), _mask_branch(cfg, backbone)
+    return CascadeRoIHeads(levels, _sampler(cfg), pooler, heads, predictors, cascade.IOUS, *branch)
+
+
+def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:
+    resnet = _resnet(cfg)
+    backbone = SingleScale(BottomUp(resnet, last="res4", freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT))
+    channels = resnet.num_features
+    extra = norm_layer(cfg.MODEL.RESNETS.NORM) if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm" else None
+    heads = Res5RoIHeads(
+        cfg.MODEL.ROI_HEADS.IN_FEATURES[0],
+        _sampler(cfg),
+        _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD),
+        res5_head(resnet.layer4, channels, extra),
+        _box_predictor(cfg, channels, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS),
+        _mask_head(cfg, channels),
+    )
+    return RCNN(backbone, _rpn(cfg, backbone), heads, **pixels)
+
+
+def _retinanet(cfg: CfgNode, backbone: FPN) -> RetinaNet:
+    settings = cfg.MODEL.RETINANET
+    anchors = _anchors(cfg, [backbone.strides[name] for name in settings.IN_FEATURES])
+    channels, levels = cfg.MODEL.FPN.OUT_CHANNELS, len(settings.IN_FEATURES)
+    head = RetinaNetHead(
+        channels, settings.NUM_CLASSES, anchors.per_location[0], settings.NUM_CONVS, settings.NORM,
+        settings.PRIOR_PROB, levels,
+    )  # fmt: skip
+    return RetinaNet(
+        settings.IN_FEATURES,
+        head,
+        anchors,
+        coder_weights=settings.BBOX_REG_WEIGHTS,
+        thresholds=settings.IOU_THRESHOLDS,
+        labels=settings.IOU_LABELS,
+        alpha=settings.FOCAL_LOSS_ALPHA,
+        gamma=settings.FOCAL_LOSS_GAMMA,
+        box_loss=settings.BBOX_REG_LOSS_TYPE,
+        smooth_l1_beta=settings.SMOOTH_L1_LOSS_BETA,
+        **_dense_inference(cfg, settings),
+    )
+
+
+def _fcos(cfg: CfgNode, backbone: FPN) -> FCOS:
+    settings = cfg.MODEL.FCOS
+    strides = [backbone.strides[name] for name in settings.IN_FEATURES]
+    head = FCOSHead(
+        cfg.MODEL.FPN.OUT_CHANNELS, settings.NUM_CLASSES, settings.NUM_CONVS, settings.NORM, settings.PRIOR_PROB,
+        len(strides),
+    )  # fmt: skip
+    return FCOS(
+        settings.IN_FEATURES,
+        head,
+        AnchorGenerator([[stride] for stride in strides], [[1.0]], strides, offset=0.5),
+        radius=settings.CENTER_SAMPLING_RADIUS,
+        alpha=settings.FOCAL_LOSS_ALPHA,
+        gamma=settings.FOCAL_LOSS_GAMMA,
+        **_dense_inference(cfg, settings),
+    )
+
+
+def _dense_inference(cfg: CfgNode, settings: CfgNode) -> dict[str, Any]:
+    return {
+        "score_threshold": settings.SCORE_THRESH_TEST,
+        "candidates": settings.TOPK_CANDIDATES_TEST,
+        "nms_threshold": settings.NMS_THRESH_TEST,
+        "detections": cfg.TEST.DETECTIONS_PER_IMAGE,
+    }

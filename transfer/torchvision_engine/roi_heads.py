@@ -1,0 +1,147 @@
+"""The second stage of R-CNN detectors: regions from proposals, then boxes and masks (Mask R-CNN, arXiv 1703.06870)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from transfer.torchvision_engine import boxes as box_ops
+from transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss, mask_probabilities
+from transfer.torchvision_engine.pooler import RoIPooler
+from transfer.torchvision_engine.structures import Detections, Proposals, Target
+
+
+class ProposalSampler:
+    """Draws the proposals that train the heads, labelled by overlap with ground truth (Fast R-CNN, section 2.3).
+
+    Args:
+        threshold: overlap from which a proposal is foreground.
+        append_ground_truth: the true boxes join the proposals, so that early training sees foreground.
+    """
+
+    def __init__(
+        self, num_classes: int, threshold: float, batch_size: int, positive_fraction: float, append_ground_truth: bool
+    ) -> None:
+        self.num_classes, self.threshold = num_classes, threshold
+        self.batch_size, self.positive_fraction = batch_size, positive_fraction
+        self.append_ground_truth = append_ground_truth
+
+    @torch.no_grad()
+    def __call__(self, proposals: Sequence[Proposals], targets: Sequence[Target]) -> list[Proposals]:
+        return [self._sample(p, t) for p, t in zip(proposals, targets, strict=True)]
+
+    def _sample(self, proposals: Proposals, target: Target) -> Proposals:
+        boxes = torch.cat((proposals.boxes, target.boxes)) if self.append_ground_truth else proposals.boxes
+        labelled = label_proposals(Proposals(boxes, proposals.image_size), target, self.threshold, self.num_classes)
+        drawn = torch.cat(
+            box_ops.sample(labelled.classes, self.batch_size, self.positive_fraction, background=self.num_classes)
+        )
+        return _index(labelled, drawn)
+
+
+def label_proposals(proposals: Proposals, target: Target, threshold: float, num_classes: int) -> Proposals:
+    """The proposals with class and box of the object that each overlaps by ``threshold`` or more, else background."""
+    index, label = box_ops.match(box_ops.pairwise_iou(target.boxes, proposals.boxes), [threshold], [0, 1])
+    if len(target.boxes):
+        classes, boxes = target.classes[index], target.boxes[index]
+        classes[label == 0] = num_classes
+    else:
+        classes, boxes = torch.full_like(index, num_classes), torch.zeros_like(proposals.boxes)
+    return Proposals(proposals.boxes, proposals.image_size, classes, index, boxes)
+
+
+def _index(p: Proposals, at: Tensor) -> Proposals:
+    return Proposals(p.boxes[at], p.image_size, p.classes[at], p.matched[at], p.matched_boxes[at])
+
+
+def foreground(proposals: Sequence[Proposals], num_classes: int) -> list[Proposals]:
+    """Only the proposals that carry an object."""
+    return [_index(p, torch.nonzero((p.classes >= 0) & (p.classes < num_classes)).squeeze(1)) for p in proposals]
+
+
+def mask_targets(proposals: Sequence[Proposals], targets: Sequence[Target], size: int) -> Tensor:
+    """The true mask within each proposal, bool [ΣR, size, size]."""
+    crops = []
+    for p, target in zip(proposals, targets, strict=True):
+        if len(p.boxes):
+            if target.masks is None:
+                raise ValueError("the mask head needs masks in every target")
+            crops.append(target.masks.select(p.matched).crop_and_resize(p.boxes, size))
+    device = proposals[0].boxes.device
+    return torch.cat(crops).to(device) if crops else torch.zeros(0, size, size, dtype=torch.bool, device=device)
+
+
+class StandardRoIHeads(nn.Module):
+    """Box and mask branches, each with its own pooling from the pyramid.
+
+    Args:
+        levels: names of the feature maps that regions are pooled from.
+        mask_head, mask_pooler: None without masks.
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[str],
+        sampler: ProposalSampler,
+        box_pooler: RoIPooler,
+        box_head: nn.Module,
+        box_predictor: nn.Module,
+        mask_pooler: RoIPooler | None = None,
+        mask_head: MaskHead | None = None,
+    ) -> None:
+        super().__init__()
+        self.levels, self.sampler = list(levels), sampler
+        self.box_pooler, self.box_head, self.box_predictor = box_pooler, box_head, box_predictor
+        self.mask_pooler, self.mask_head = mask_pooler, mask_head
+
+    def forward(
+        self, features: dict[str, Tensor], proposals: Sequence[Proposals], targets: Sequence[Target] | None
+    ) -> tuple[list[Detections], dict[str, Tensor]]:
+        """Losses in training (no detections), detections otherwise (no losses)."""
+        maps = [features[name] for name in self.levels]
+        if self.training:
+            if targets is None:
+                raise ValueError("the RoI heads need targets in training")
+            drawn = self.sampler(proposals, targets)
+            return [], self._box_losses(maps, drawn, targets) | self._mask_losses(maps, drawn, targets)
+        return self._with_masks(maps, self._detect(maps, proposals)), {}
+
+    def _predict(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> tuple[Tensor, Tensor]:
+        return self.box_predictor(self.box_head(self.box_pooler(maps, [p.boxes for p in proposals])))
+
+    def _box_losses(
+        self, maps: Sequence[Tensor], drawn: Sequence[Proposals], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]
+        return predictor.losses(*self._predict(maps, drawn), drawn)
+
+    def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
+        predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]
+        logits, offsets = self._predict(maps, proposals)
+        boxes, scores = predictor.decode(offsets, proposals), predictor.probabilities(logits, proposals)
+        return [predictor.detect(b, s, p.image_size) for b, s, p in zip(boxes, scores, proposals, strict=True)]
+
+    def _mask_losses(
+        self, maps: Sequence[Tensor], drawn: Sequence[Proposals], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        if self.mask_head is None or self.mask_pooler is None:
+            return {}
+        chosen = foreground(drawn, self.sampler.num_classes)
+        logits = self.mask_head(self.mask_pooler(maps, [p.boxes for p in chosen]))
+        wanted = mask_targets(chosen, targets, logits.shape[-1])
+        return {"loss_mask": mask_loss(logits, torch.cat([p.classes for p in chosen]), wanted)}
+
+    def _with_masks(self, maps: Sequence[Tensor], detections: list[Detections]) -> list[Detections]:
+        if self.mask_head is None or self.mask_pooler is None:
+            return detections
+        logits = self.mask_head(self.mask_pooler(maps, [d.boxes for d in detections]))
+        return attach_masks(logits, detections)
+
+
+def attach_masks(logits: Tensor, detections: list[Detections]) -> list[Detections]:
+    """Give each image's detections their mask probabilities; ``logits`` [ΣD, classes or 1, M, M]."""
+    masks = mask_probabilities(logits, torch.cat([d.classes for d in detections]))
+    split = masks.split([len(d) for d in detections])
+    return [Detections(d.boxes, d.scores, d.classes, m) for d, m in zip(detections, split, strict=True)]

@@ -1,0 +1,210 @@
+"""The torchvision engine: Detectron2's computation from torchvision's parts, wherever PyPI reaches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch.utils.data import DataLoader
+
+from pretrain.backbones import DEPTHS
+from pretrain.console import say
+from pretrain.distributed import barrier, is_main, local_rank, process_group, rank, world_size
+from pretrain.errors import InputError
+from transfer.datasets import get_dataset
+from transfer.engine import Finetuned, Predictions
+from transfer.initial_weights import InitialWeights, read_detector, read_initial
+from transfer.torchvision_engine import solver, training_state
+from transfer.torchvision_engine.data import Mapper, PictureList, TrainingSamples, read_pictures, with_objects
+from transfer.torchvision_engine.models import Detector, build_detector
+from transfer.torchvision_engine.predict import predict
+from transfer.torchvision_engine.sampling import TrainingBatches, repeat_factors
+from transfer.torchvision_engine.train import Training, train
+from transfer.torchvision_engine.training_state import Position
+from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
+
+_META = ("GeneralizedRCNN", "RetinaNet", "FCOS")
+_HEADS = ("StandardROIHeads", "CascadeROIHeads", "Res5ROIHeads", "Res5ROIHeadsExtraNorm")
+
+
+class TorchvisionEngine:
+    """Fine-tuning and prediction by this project's own detectors."""
+
+    name = "torchvision"
+
+    def unsupported(self, cfg: CfgNode) -> str | None:
+        """Why this engine cannot run the config here, or None."""
+        checks = (
+            (cfg.MODEL.META_ARCHITECTURE in _META, f"MODEL.META_ARCHITECTURE is none of {', '.join(_META)}"),
+            (cfg.MODEL.ROI_HEADS.NAME in _HEADS, f"MODEL.ROI_HEADS.NAME is none of {', '.join(_HEADS)}"),
+            (not cfg.MODEL.RESNETS.STRIDE_IN_1X1, "MODEL.RESNETS.STRIDE_IN_1X1 True is Caffe2's ResNet; set it False"),
+            (f"resnet{cfg.MODEL.RESNETS.DEPTH}" in DEPTHS, f"MODEL.RESNETS.DEPTH is none of {_depths()}"),
+            (cfg.MODEL.RESNETS.RES5_DILATION == 1, "MODEL.RESNETS.RES5_DILATION other than 1"),
+            (cfg.MODEL.RESNETS.WIDTH_PER_GROUP == 64 or cfg.MODEL.RESNETS.DEPTH < 50, "WIDTH_PER_GROUP other than 64"),
+            (
+                not (cfg.SOLVER.AMP.ENABLED and cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.PRECISION == "float16"),
+                "float16 needs a GPU; set SOLVER.AMP.PRECISION bfloat16",
+            ),
+            (
+                not (world_size() > 1 and cfg.MODEL.DEVICE == "cpu" and "SyncBN" in cfg.dump()),
+                "SyncBN over several processes needs GPUs; use BN, or one process",
+            ),
+        )
+        return next((reason for fine, reason in checks if not fine), None)
+
+    def finetune(self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False) -> Finetuned:
+        """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and the last checkpoint."""
+        device = device_of(cfg)
+        with process_group(device):
+            return _finetune(cfg, weights, seed, Path(out_dir), resume, device)
+
+    def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
+        """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
+        device = device_of(cfg)
+        detector = build_detector(cfg)
+        load_detector(detector, read_detector(weights), str(weights))
+        detector.to(device)
+        mapper = mapper_of(cfg, train=False)
+        types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+        found = []
+        with process_group(device):
+            for name in cfg.DATASETS.TEST:
+                data = _pictures(cfg, name)
+                path = Path(out_dir) / f"results_{name}.json"
+                seconds = predict(detector, data, mapper, path, cfg.DATALOADER.NUM_WORKERS)
+                found.append(Predictions(path, name, types, self.name, seconds))
+        return found
+
+
+def _depths() -> str:
+    return ", ".join(name.removeprefix("resnet") for name in DEPTHS)
+
+
+def device_of(cfg: CfgNode) -> torch.device:
+    """MODEL.DEVICE, or the CPU (said aloud) where ``cuda`` is asked for and absent."""
+    if cfg.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        say("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank()) if cfg.MODEL.DEVICE == "cuda" else torch.device(cfg.MODEL.DEVICE)
+
+
+def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
+    """The data path of a config, for training or for test."""
+    return Mapper(
+        cfg.INPUT.MIN_SIZE_TRAIN if train else (cfg.INPUT.MIN_SIZE_TEST,),
+        cfg.INPUT.MAX_SIZE_TRAIN if train else cfg.INPUT.MAX_SIZE_TEST,
+        bgr=cfg.INPUT.FORMAT == "BGR",
+        mask_format=cfg.INPUT.MASK_FORMAT if cfg.MODEL.MASK_ON and train else None,
+        flip=cfg.INPUT.RANDOM_FLIP == "horizontal",
+        size_range=cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range",
+    )
+
+
+def num_classes_of(cfg: CfgNode) -> tuple[str, int]:
+    """The key that holds the class count of a config's detector, and its value."""
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        return "MODEL.RETINANET.NUM_CLASSES", cfg.MODEL.RETINANET.NUM_CLASSES
+    if cfg.MODEL.META_ARCHITECTURE == "FCOS":
+        return "MODEL.FCOS.NUM_CLASSES", cfg.MODEL.FCOS.NUM_CLASSES
+    return "MODEL.ROI_HEADS.NUM_CLASSES", cfg.MODEL.ROI_HEADS.NUM_CLASSES
+
+
+def _pictures(cfg: CfgNode, name: str) -> PictureList:
+    data = get_dataset(name, cfg.DATASETS.ROOT or None)
+    pictures = read_pictures(data)
+    key, count = num_classes_of(cfg)
+    if count != len(pictures.category_ids):
+        raise InputError(
+            f"{key} is {count}, but {name} has {len(pictures.category_ids)} classes; "
+            f"set {key} {len(pictures.category_ids)}"
+        )
+    return pictures
+
+
+def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:
+    """Endless batches from iteration ``start`` on."""
+    lists = [_pictures(cfg, name) for name in cfg.DATASETS.TRAIN]
+    pictures = [picture for one in lists for picture in one.pictures]
+    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+        before = len(pictures)
+        pictures = with_objects(pictures)
+        say(f"training images: {len(pictures)} ({before - len(pictures)} without objects left out)")
+    if not pictures:
+        raise InputError(f"no image with objects in {', '.join(cfg.DATASETS.TRAIN)}; nothing can be trained")
+    factors = torch.ones(len(pictures))
+    if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
+        classes = [{a.category for a in p.annotations} for p in pictures]
+        factors = repeat_factors(classes, cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATALOADER.REPEAT_SQRT)
+    if cfg.SOLVER.IMS_PER_BATCH % world_size():
+        raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
+    wide = [p.width > p.height for p in pictures] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
+    size = cfg.SOLVER.IMS_PER_BATCH // world_size()
+    batches = TrainingBatches(factors, wide, size, seed, rank=rank(), world_size=world_size(), start=start)
+    samples = TrainingSamples(pictures, mapper_of(cfg, train=True), seed)
+    return DataLoader(
+        samples, batch_sampler=batches, num_workers=cfg.DATALOADER.NUM_WORKERS, collate_fn=list,  # type: ignore[arg-type]
+        persistent_workers=cfg.DATALOADER.NUM_WORKERS > 0,
+    )  # fmt: skip
+
+
+def initialise(detector: Detector, initial: InitialWeights) -> Position:
+    """Give a fresh detector its weights; what was loaded and what stays new is returned."""
+    if initial.detector:
+        load_detector(detector, initial.detector, initial.name)
+        say(f"weights: the whole detector from {initial.name}")
+        return Position(0, tuple(sorted(initial.detector)), ())
+    if not initial.backbone:
+        say("weights: none, so the whole detector starts at random, its backbone too")
+        return Position(0, (), tuple(sorted(export_state(detector))))
+    loaded, new = load_backbone(detector, initial.backbone, initial.name)
+    say(f"weights: {len(loaded)} backbone tensors from {initial.name}; {len(new)} detector tensors are new")
+    return Position(0, tuple(loaded), tuple(new))
+
+
+def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Training:
+    """Optimiser, schedule, clipping and precision of a config."""
+    s = cfg.SOLVER
+    groups = solver.parameter_groups(detector, s.WEIGHT_DECAY, s.WEIGHT_DECAY_NORM)
+    optimizer = torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV, foreach=True)
+    if s.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
+        schedule = solver.multi_step(s.STEPS, s.GAMMA)
+    elif s.LR_SCHEDULER_NAME == "WarmupCosineLR":
+        schedule = solver.cosine(s.MAX_ITER, s.BASE_LR_END / s.BASE_LR)
+    else:
+        raise InputError(
+            f"expected SOLVER.LR_SCHEDULER_NAME WarmupMultiStepLR or WarmupCosineLR, found {s.LR_SCHEDULER_NAME}"
+        )
+    schedule = solver.with_warmup(schedule, min(s.WARMUP_ITERS, s.MAX_ITER), s.WARMUP_FACTOR, s.WARMUP_METHOD)
+    clip = s.CLIP_GRADIENTS
+    clipper = solver.GradientClipper(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None
+    half = s.AMP.ENABLED and s.AMP.PRECISION == "float16"
+    scaler = torch.amp.GradScaler(detector.device.type, enabled=half)
+    autocast = getattr(torch, s.AMP.PRECISION) if s.AMP.ENABLED else None
+    return Training(detector, optimizer, scaler, schedule, position, clipper, autocast)
+
+
+def _finetune(cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool, device: torch.device) -> Finetuned:
+    out_dir.mkdir(parents=True, exist_ok=True)
+    final, last = out_dir / "model_final.pth", training_state.last(out_dir)
+    if resume and final.is_file():
+        _, position = training_state.read_final(final)
+        say(f"{final} is finished already")
+        return Finetuned(final, position.loaded, position.new)
+    if not resume and last is not None:
+        raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
+    torch.manual_seed(seed)
+    detector = build_detector(cfg)
+    position = initialise(detector, read_initial(weights)) if last is None else Position(0, (), ())
+    training = build_training(cfg, detector.to(device), position)
+    torch.manual_seed(seed + rank())  # every process draws its own proposals
+    if last is not None:
+        training.position = training_state.resume(last, detector, training.optimizer, training.scaler, cfg, device)
+        say(f"going on after iteration {training.position.step} of {last}")
+    loader = training_loader(cfg, seed, training.position.step)
+    position, seconds = train(training, loader, cfg, out_dir)
+    if is_main():
+        training_state.save_final(out_dir, detector, position)
+    barrier()
+    return Finetuned(final, position.loaded, position.new, seconds)

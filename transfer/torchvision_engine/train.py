@@ -1,0 +1,152 @@
+"""The training loop of the torchvision engine, top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from fvcore.nn import get_bn_modules, update_bn_stats
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pretrain.console import ProgressLine, Stopped, say, stop_signals
+from pretrain.distributed import any_rank, is_distributed, is_main
+from pretrain.errors import InputError
+from transfer.torchvision_engine import training_state
+from transfer.torchvision_engine.models import Detector
+from transfer.torchvision_engine.solver import GradientClipper
+from transfer.torchvision_engine.structures import Sample
+from transfer.torchvision_engine.training_state import Position
+
+#: Iterations between two lines of metrics.jsonl, as in Detectron2.
+METRICS_PERIOD = 20
+
+
+@dataclass
+class Training:
+    """All that moves while a detector trains. schedule: factor of the learning rate at a step."""
+
+    detector: Detector
+    optimizer: torch.optim.Optimizer
+    scaler: Any
+    schedule: Callable[[int], float]
+    position: Position
+    clipper: GradientClipper | None = None
+    autocast: torch.dtype | None = None
+
+
+def train(
+    training: Training, batches: Iterable[Sequence[Sample]], cfg: CfgNode, out_dir: Path
+) -> tuple[Position, float]:
+    """Train to SOLVER.MAX_ITER, then recompute BN statistics if TEST.PRECISE_BN asks for it.
+
+    Returns:
+        The final position, and the mean seconds per iteration.
+
+    Raises:
+        Stopped: a signal came; the state is saved. InputError: the loss is not finite.
+    """
+    detector, optimizer = training.detector, training.optimizer
+    detector.train()
+    model: nn.Module = detector
+    if is_distributed():
+        ids = [detector.device.index] if detector.device.type == "cuda" else None
+        model = DistributedDataParallel(detector, device_ids=ids, broadcast_buffers=False)
+    base = [group["lr"] for group in optimizer.param_groups]
+    log, stream, position, total = Metrics(out_dir), iter(batches), training.position, cfg.SOLVER.MAX_ITER
+    begun, first = time.monotonic(), position.step
+    with stop_signals() as stop, ProgressLine("train", total, start=first) as progress:
+        for step in range(first, total):
+            before = time.monotonic()
+            samples = next(stream)
+            data_seconds = time.monotonic() - before
+            for group, lr in zip(optimizer.param_groups, base, strict=True):
+                group["lr"] = lr * training.schedule(step)
+            losses = _step(model, samples, training, step)
+            position = Position(step + 1, position.loaded, position.new)
+            log.add(step, losses, optimizer.param_groups[0]["lr"], time.monotonic() - before, data_seconds)
+            progress.advance(note=f"loss {log.loss:.3f}")
+            ending = any_rank(bool(stop), detector.device)
+            if ending or (step + 1) % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or step + 1 == total:
+                _save(out_dir, training, position, cfg)
+            if ending:
+                raise Stopped(
+                    f"stopped after iteration {step + 1}; go on with the same command and --resume", stop.exit_code
+                )
+    seconds = (time.monotonic() - begun) / max(total - first, 1)
+    if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(detector):
+        say(f"recomputing BN statistics over {cfg.TEST.PRECISE_BN.NUM_ITER} batches")
+        update_bn_stats(model, stream, cfg.TEST.PRECISE_BN.NUM_ITER)
+    return position, seconds
+
+
+def _save(out_dir: Path, training: Training, position: Position, cfg: CfgNode) -> None:
+    if is_main():
+        training_state.save(out_dir, training.detector, training.optimizer, training.scaler, position, cfg)
+
+
+def _step(model: nn.Module, samples: Sequence[Sample], training: Training, step: int) -> dict[str, float]:
+    """One iteration: losses, gradients, parameters. The losses as numbers, their sum as ``loss``."""
+    optimizer, scaler = training.optimizer, training.scaler
+    with _autocast(training):
+        try:
+            losses: dict[str, Tensor] = model(samples)
+        except FloatingPointError as error:
+            raise _diverged(step, samples, str(error)) from error
+        total = torch.stack(list(losses.values())).sum()
+    numbers = {"loss": float(total.detach()), **{name: float(value.detach()) for name, value in losses.items()}}
+    if not math.isfinite(numbers["loss"]):
+        bad = ", ".join(f"{name} {value}" for name, value in numbers.items() if not math.isfinite(value))
+        raise _diverged(step, samples, bad)
+    optimizer.zero_grad()
+    scaler.scale(total).backward()
+    if training.clipper is not None:
+        scaler.unscale_(optimizer)
+        training.clipper([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+    scaler.step(optimizer)
+    scaler.update()
+    return numbers
+
+
+def _autocast(training: Training) -> contextlib.AbstractContextManager[Any]:
+    if training.autocast is None:
+        return contextlib.nullcontext()
+    return torch.autocast(training.detector.device.type, dtype=training.autocast)
+
+
+def _diverged(step: int, samples: Sequence[Sample], what: str) -> InputError:
+    images = ", ".join(str(sample.image_id) for sample in samples)
+    return InputError(
+        f"the loss is not finite at iteration {step + 1} ({what}) on the images {images}; lower SOLVER.BASE_LR "
+        "or lengthen SOLVER.WARMUP_ITERS, or look at these images' annotations"
+    )
+
+
+class Metrics:
+    """metrics.jsonl: every ``METRICS_PERIOD`` iterations the means since the last line."""
+
+    def __init__(self, out_dir: Path) -> None:
+        self.path = out_dir / "metrics.jsonl"
+        self.loss = float("nan")
+        self._since: list[dict[str, float]] = []
+
+    def add(self, step: int, losses: dict[str, float], lr: float, seconds: float, data_seconds: float) -> None:
+        """Count one iteration; write a line when it is time."""
+        self.loss = losses["loss"]
+        self._since.append({**losses, "seconds": seconds, "data_seconds": data_seconds})
+        if step % METRICS_PERIOD and step != 0:
+            return
+        means = {key: sum(entry[key] for entry in self._since) / len(self._since) for key in self._since[0]}
+        self._since.clear()
+        if is_main():
+            line = {"step": step + 1, "lr": lr, **means}
+            with open(self.path, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")

@@ -1,0 +1,74 @@
+"""Detections drawn on images, from files that both engines write."""
+
+from __future__ import annotations
+
+import colorsys
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from pycocotools import mask as coco_mask
+
+from pretrain.files import atomic_path
+from transfer.annotations import DetectionData
+
+#: Detections below this score are not drawn.
+MIN_SCORE = 0.5
+#: Small images are enlarged until their shorter side has at least this many pixels.
+MIN_SIDE = 256
+
+
+def draw_detections(data: DetectionData, results: Path, folder: Path, count: int) -> list[Path]:
+    """Draw detections on ``count`` images, spread evenly over the data set, each under its stem in ``folder``."""
+    images = sorted(data.load()["images"], key=lambda image: image["id"])
+    chosen = [images[index * len(images) // count] for index in range(min(count, len(images)))] if count else []
+    wanted = {image["id"] for image in chosen}
+    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for entry in json.loads(Path(results).read_text(encoding="utf-8")):
+        if entry["image_id"] in wanted and entry["score"] >= MIN_SCORE:
+            found[entry["image_id"]].append(entry)
+    names = dict(zip(data.category_ids, data.classes, strict=True))
+    written = []
+    for image in chosen:
+        path = folder / f"{data.image_path(image).stem}.png"
+        with Image.open(data.image_path(image)) as opened:
+            drawn = draw(opened.convert("RGB"), found[image["id"]], names)
+        with atomic_path(path) as temporary:
+            drawn.save(temporary)
+        written.append(path)
+    return written
+
+
+def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mapping[int, str]) -> Image.Image:
+    """The image with masks tinted, boxes and "class score" labels; worst score first, so that the best lies on top."""
+    scale = max(1, -(-MIN_SIDE // min(image.size)))
+    canvas = image.resize((image.width * scale, image.height * scale), Image.Resampling.LANCZOS)
+    ordered = sorted(entries, key=lambda entry: entry["score"])
+    for entry in ordered:
+        if "segmentation" in entry:
+            canvas = _tint(canvas, coco_mask.decode(entry["segmentation"]), _colour(entry["category_id"]))
+    pen = ImageDraw.Draw(canvas)
+    for entry in ordered:
+        x, y, width, height = (value * scale for value in entry["bbox"])
+        colour = _colour(entry["category_id"])
+        pen.rectangle((x, y, x + width, y + height), outline=colour, width=2)
+        label = f"{names[entry['category_id']]} {entry['score']:.2f}"
+        corner = (x, max(0.0, y - 12))
+        pen.rectangle(pen.textbbox(corner, label), fill=colour)
+        pen.text(corner, label, fill=(0, 0, 0))
+    return canvas
+
+
+def _colour(category: int) -> tuple[int, int, int]:
+    """A bright colour; neighbouring ids lie far apart on the colour circle (golden angle)."""
+    red, green, blue = colorsys.hsv_to_rgb((category * 0.381966) % 1.0, 0.75, 1.0)
+    return int(255 * red), int(255 * green), int(255 * blue)
+
+
+def _tint(canvas: Image.Image, mask: np.ndarray, colour: tuple[int, int, int]) -> Image.Image:
+    veil = Image.fromarray((mask * 110).astype(np.uint8)).resize(canvas.size, Image.Resampling.NEAREST)
+    return Image.composite(Image.new("RGB", canvas.size, colour), canvas, veil)
