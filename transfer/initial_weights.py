@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pretrain.errors import InputError
 from pretrain.files import sha256_of
-from pretrain.source_layouts import to_detectron2
-from pretrain.sources import load_backbone
+from pretrain.sources import detectron2_names, load_backbone
 
 #: Stands for random initialisation, so that it never happens by a forgotten option.
 NONE = "none"
@@ -52,7 +51,8 @@ def read_initial(weights: str) -> InitialWeights:
         if any(name.startswith(("proposal_generator.", "head.", "sem_seg_head.")) for name in state):
             return InitialWeights(str(path), sha256_of(path), detector=state)
     source = load_backbone(path)
-    state = {to_detectron2(name): tensor for name, tensor in source.state.items()}
+    names = detectron2_names(source.architecture)
+    state = {names[name]: tensor for name, tensor in source.state.items()}
     return InitialWeights(str(path), source.sha256, source.network, backbone=state)
 
 

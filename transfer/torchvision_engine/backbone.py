@@ -27,6 +27,7 @@ class BottomUp(nn.Module):
 
     def __init__(self, resnet: ResNet, last: str = "res5", freeze_at: int = 0) -> None:
         super().__init__()
+        self.architecture = resnet.architecture
         self.conv1, self.bn1 = resnet.conv1, resnet.bn1
         self.relu, self.maxpool = resnet.relu, resnet.maxpool
         self.stages = [name for name in STRIDES if name <= last]

@@ -11,32 +11,31 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from pretrain.errors import InputError
-from pretrain.source_layouts import to_detectron2
+from pretrain.sources import detectron2_names
 from transfer.torchvision_engine.models import Detector
 
 #: State of a training that Detectron2's files do not hold.
 _OWN = ("loss_normalizer.value",)
 
 
-def detectron2_name(name: str, single_scale: bool) -> str:
-    """The name of a detector's tensor in Detectron2's files.
-
-    Args:
-        name: a key of the detector's ``state_dict``.
-        single_scale: the backbone is a bare ResNet (C4), which is not called ``bottom_up`` there.
-    """
-    prefix = "backbone.bottom_up."
-    if name.startswith(prefix):
-        return ("backbone." if single_scale else prefix) + to_detectron2(name[len(prefix) :])
-    if name.startswith("roi_heads.res5.") and not name.startswith("roi_heads.res5.norm."):
-        return "roi_heads." + to_detectron2("layer4." + name[len("roi_heads.res5.") :])
-    return re.sub(r"^heads\.head\.", "head.", name)
-
-
 def names(detector: Detector) -> dict[str, str]:
     """Own name → Detectron2's name, for every tensor that its files hold."""
-    single_scale = not hasattr(detector.backbone, "top_block")
-    return {name: detectron2_name(name, single_scale) for name in detector.state_dict() if not name.endswith(_OWN)}
+    table = detectron2_names(detector.backbone.bottom_up.architecture)
+    # The backbone of C4 detectors is a bare ResNet, which is not called ``bottom_up`` there; its res5 is a head's.
+    bottom_up = "backbone.bottom_up." if hasattr(detector.backbone, "top_block") else "backbone."
+    prefixes = {"backbone.bottom_up.": ("", bottom_up), "roi_heads.res5.": ("layer4.", "roi_heads.")}
+    found = {}
+    for name in detector.state_dict():
+        theirs = re.sub(r"^heads\.head\.", "head.", name)
+        for prefix, (inside, outside) in prefixes.items():
+            if name.startswith(prefix):
+                key = inside + name[len(prefix) :]
+                theirs = (
+                    outside + table[key] if key in table else theirs
+                )  # C4's extra norm is no ResNet's
+        if not name.endswith(_OWN):
+            found[name] = theirs
+    return found
 
 
 def export_state(detector: Detector) -> dict[str, Tensor]:
@@ -78,8 +77,9 @@ def load_backbone(detector: Detector, state: Mapping[str, Tensor], source: str) 
         InputError: not every tensor of the backbone is covered (a silently random backbone is the costliest mistake
             in transfer), or one has another shape.
     """
+    table = names(detector)
     loaded, new, missing = {}, [], []
-    for own, theirs in names(detector).items():
+    for own, theirs in table.items():
         if own.endswith("num_batches_tracked"):
             continue
         key = _in_resnet(theirs)
@@ -95,7 +95,7 @@ def load_backbone(detector: Detector, state: Mapping[str, Tensor], source: str) 
             f"{_some('missing', sorted(missing))}; let MODEL.RESNETS.DEPTH and the widths be the checkpoint's"
         )
     _assign(detector, loaded, source)
-    return [detectron2_name(own, not hasattr(detector.backbone, "top_block")) for own in loaded], new
+    return [table[own] for own in loaded], new
 
 
 def _in_resnet(name: str) -> str | None:
