@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.svm import LinearSVC
+
+from lowshot.batched_svm import Classes, fit_batched, share
+from lowshot.feature_set import normalized
+from lowshot.liblinear import fit_liblinear
+from lowshot.svm_problem import objectives, signed_targets
+
+COSTS = [2.0**power for power in range(-5, 6)]
+
+
+def problem(classes, shots, dim, seed=0, overlap=1.0):
+    """Non-negative features around class means, L2-normalised, as a network with ReLU gives them."""
+    generator = np.random.default_rng(seed)
+    means = generator.standard_normal((classes, dim))
+    rows = np.repeat(means, shots, axis=0) + overlap * generator.standard_normal((classes * shots, dim))
+    labels = np.repeat(np.arange(classes), shots)
+    return normalized(np.maximum(rows + 0.3, 0)), signed_targets(labels, classes)
+
+
+SHAPES = {
+    "one image a class": (7, 1, 40, 1.0),
+    "fewer images than features": (10, 4, 120, 1.0),
+    "more images than features": (5, 60, 24, 1.0),
+    "classes that overlap": (4, 80, 10, 3.0),
+    "two classes": (2, 8, 16, 1.0),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("positive_weight", [1.0, 2.0])
+def test_objective_is_never_above_liblinears(shape, positive_weight):
+    features, targets = problem(*shape[:3], overlap=shape[3])
+    arguments = (features, targets, COSTS, positive_weight)
+    found = objectives(fit_batched(*arguments), *arguments)
+    reference = objectives(fit_liblinear(*arguments), *arguments)
+    assert (found <= reference * (1 + 1e-6)).all()
+
+
+def exact(features, signs, cost, positive_weight):
+    """liblinear by its dual solver, at the tolerance where it is exact (the primal one stops earlier)."""
+    machine = LinearSVC(
+        C=cost, class_weight={1: positive_weight, -1: 1.0}, tol=1e-10, dual=True, max_iter=10**7, random_state=0
+    )
+    return machine.fit(features.astype(np.float64), signs)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("cost", [2.0**-5, 1.0, 2.0**5])
+def test_float64_solution_equals_linear_svc_to_1e_8(shape, cost):
+    features, targets = problem(*shape[:3], overlap=shape[3])
+    found = fit_batched(features, targets, [cost], 2.0, double=True)
+    for label in range(targets.shape[1]):
+        machine = exact(features, targets[:, label], cost, 2.0)
+        expected = np.append(machine.coef_[0], machine.intercept_)
+        mine = np.append(found.weights[0, label], found.biases[0, label])
+        assert np.linalg.norm(mine - expected) <= 1e-8 * np.linalg.norm(expected)
+
+
+def test_gradient_of_the_float64_solution_vanishes_for_every_cost():
+    features, targets = problem(6, 12, 50, overlap=2.0)
+    found = fit_batched(features, targets, COSTS, 2.0, double=True)
+    rows = np.hstack([features.astype(np.float64), np.ones((len(features), 1))])
+    for index, cost in enumerate(COSTS):
+        weights = np.hstack([found.weights[index], found.biases[index][:, None]])
+        hinge = np.maximum(0, 1 - targets.T * (weights @ rows.T)) * np.where(targets.T > 0, 2.0, 1.0)
+        gradient = weights - 2 * cost * (hinge * targets.T) @ rows
+        assert np.abs(gradient).max() < 1e-9 * (1 + cost)
+
+
+def test_predictions_agree_with_liblinears():
+    features, targets = problem(20, 16, 64, overlap=1.5)
+    others, labels = problem(20, 100, 64, seed=0, overlap=1.5)[0], np.repeat(np.arange(20), 100)
+    found, reference = fit_batched(features, targets, COSTS), fit_liblinear(features, targets, COSTS, tol=1e-6)
+    mine, theirs = (np.einsum("nd,scd->snc", others, fit.weights) + fit.biases[:, None] for fit in (found, reference))
+    assert np.mean(mine.argmax(2) == theirs.argmax(2)) >= 0.999
+    assert np.mean(mine.argmax(2) == labels) > 0.5
+
+
+def test_duplicated_images_and_contradicting_labels_are_solved():
+    features, targets = problem(4, 5, 30)
+    features, targets = np.vstack([features, features, features[:2]]), np.vstack([targets, targets, -targets[:2]])
+    arguments = (features, targets, COSTS, 1.0)
+    found = objectives(fit_batched(*arguments), *arguments)
+    assert (found <= objectives(fit_liblinear(*arguments, tol=1e-6), *arguments) * (1 + 1e-6)).all()
+
+
+def test_solution_does_not_depend_on_order_of_costs_on_batching_or_on_the_gram_matrix():
+    features, targets = problem(9, 6, 30)
+    whole = fit_batched(features, targets, COSTS, double=True)
+    backwards = fit_batched(features, targets, COSTS[::-1], double=True)
+    assert np.allclose(whole.weights, backwards.weights[::-1], rtol=0, atol=1e-10)
+    batches = fit_batched(features, targets, COSTS, double=True, class_batch=4)
+    assert np.allclose(whole.weights, batches.weights, rtol=0, atol=1e-10)
+    without_gram = fit_batched(features, targets, COSTS, double=True, gram_bytes=0)
+    assert np.allclose(whole.weights, without_gram.weights, rtol=0, atol=1e-10)
+
+
+def test_gram_matrix_that_would_not_fit_is_left_out_aloud(capsys):
+    features, _ = problem(4, 10, 30)
+    assert share(features, torch.float32, "cpu", gram_bytes=100).gram is None
+    assert "no 40 × 40 Gram matrix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("few", [0, 10**6], ids=["conjugate gradients", "cholesky"])
+def test_both_ways_to_take_a_newton_step_reach_the_same_minimum(few):
+    features, targets = problem(6, 20, 60, overlap=2.0)
+    shared = share(features, torch.float64, "cpu", 1e9)
+    classes = Classes(shared, torch.from_numpy(targets.T.astype(np.float64)), 1.0)
+    classes.few = few
+    for cost in COSTS:
+        assert classes.solve(cost) == 0
+    expected = fit_batched(features, targets, COSTS[-1:], double=True)
+    found = (classes.weights @ shared.basis.T).numpy()
+    assert np.allclose(found[:, :-1], expected.weights[0], rtol=0, atol=1e-8 * np.abs(expected.weights).max() * 10)
+
+
+def test_coordinates_keep_every_inner_product():
+    for shape in SHAPES.values():
+        features, _ = problem(*shape[:3], overlap=shape[3])
+        shared = share(features, torch.float64, "cpu", 1e9)
+        assert np.allclose(shared.gram.numpy(), features.astype(np.float64) @ features.T + 1, atol=1e-10)
+        assert torch.allclose(shared.rows.T @ shared.rows, torch.diag(shared.moments), atol=1e-8)
