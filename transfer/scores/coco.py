@@ -93,7 +93,7 @@ def per_class(precision: np.ndarray, names: Sequence[str]) -> dict[str, float]:
 
 
 def _limits(max_dets: int | Sequence[int]) -> tuple[int, ...]:
-    given = [1, 10, max_dets] if isinstance(max_dets, int) else list(max_dets)
+    given = list(max_dets) if isinstance(max_dets, Sequence) else [1, 10, max_dets]
     if not given or not all(isinstance(limit, int) and limit > 0 for limit in given):
         raise InputError(f"expected max_dets as whole numbers above 0, found {max_dets!r}")
     largest = max_dets if isinstance(max_dets, int) else max(given)

@@ -5,12 +5,15 @@ its file.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
 
 from pretrain.errors import InputError
+
+_NUMBERS = (int, float, np.number)
 
 
 class Columns:
@@ -66,19 +69,21 @@ class Columns:
     def numbers(self, key: str) -> np.ndarray:
         """[N] float64 of a numeric field. Infinity passes, NaN does not."""
         values = self.values(key)
-        column = _as_floats(values, (len(values),))
+        column = _as_floats(values)
         if column is None or np.isnan(column).any():
-            self._find(values, _is_number, lambda value: f"{key} {value!r}", f"expected a number as {key}")
+            self._find(values, _is_number, lambda value: f"{key} {value!r:.60}", f"expected a number as {key}")
         return column
 
     def boxes(self) -> np.ndarray:
         """[N, 4] float64 of ``bbox``: x, y, width, height, all finite."""
         values = self.values("bbox")
-        boxes = _as_floats(values, (len(values), 4))
+        boxes = None
+        if set(map(type, values)) <= {list, tuple} and set(map(len, values)) <= {4}:
+            boxes = _as_floats(list(chain.from_iterable(values)))
         if boxes is None or not np.isfinite(boxes).all():
             hint = "expected four finite numbers [x, y, width, height]"
             self._find(values, _is_box, lambda box: f"the bbox {box!r:.80}", hint)
-        return boxes
+        return boxes.reshape(-1, 4)
 
     def flags(self, key: str) -> np.ndarray:
         """[N] bool of an optional field that is 0 or 1."""
@@ -111,28 +116,21 @@ class Columns:
         raise AssertionError(f"{self.where}: no {self.kind} is at fault, yet a check failed")
 
 
-def _as_floats(values: list[Any], shape: tuple[int, ...]) -> np.ndarray | None:
-    """The values as float64 of that shape, or None where they are no plain numbers of that shape."""
-    if not values:
-        return np.zeros(shape)
+def _as_floats(values: list[Any]) -> np.ndarray | None:
+    """The values as float64, or None where one is no number (a bool or a string that NumPy would convert is none)."""
+    if any(kind is bool or not issubclass(kind, _NUMBERS) for kind in set(map(type, values))):
+        return None
     try:
-        array = np.array(values)
-    except ValueError:  # lists of unequal length
+        return np.array(values, dtype=np.float64)
+    except OverflowError:  # a whole number beyond the range of floats
         return None
-    if array.shape != shape or array.dtype.kind not in "iufO":
-        return None
-    if array.dtype.kind == "O" and not all(isinstance(value, int) for value in array.ravel()):
-        return None
-    return array.astype(np.float64)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and not np.isnan(value)
+    column = _as_floats([value])
+    return column is not None and not np.isnan(column[0])
 
 
 def _is_box(box: Any) -> bool:
-    return (
-        isinstance(box, (list, tuple, np.ndarray))
-        and len(box) == 4
-        and all(_is_number(x) and np.isfinite(x) for x in box)
-    )
+    column = _as_floats(list(box)) if isinstance(box, (list, tuple)) and len(box) == 4 else None
+    return column is not None and bool(np.isfinite(column).all())

@@ -1,0 +1,106 @@
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.transfer.scores.random_sets import coco_set, federated
+from transfer import results as records
+from transfer.scores import coco, lvis, semantic, voc
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    command = [sys.executable, str(ROOT / "tools" / "score.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    truth, found = coco_set(5)
+    (tmp_path / "gt.json").write_text(json.dumps(federated(truth, 5)))
+    (tmp_path / "predictions.json").write_text(json.dumps(found))
+    return tmp_path / "gt.json", tmp_path / "predictions.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "task", "expected"),
+    [
+        (("coco", "--max-dets", "300"), "coco/bbox", lambda *f: coco.evaluate(*f, max_dets=300)),
+        (("lvis",), "lvis/bbox", lvis.evaluate),
+        (("voc", "--interpolation", "area"), "voc/bbox", lambda *f: voc.evaluate(*f, interpolation="area")),
+    ],
+)
+def test_scores_are_printed_and_recorded(files, arguments, task: str, expected):
+    output = run(arguments[0], *files, *arguments[1:], "--per-class", "--dataset", "scenes")
+    scores = expected(*files)
+    assert f"{scores.metrics['AP']:.2f}" in output
+    assert "class 1" in output
+    found, problems = records.read(files[1].parent / "results.jsonl")
+    assert not problems
+    assert {record["metric"]: record["value"] for record in found} == {
+        name: None if np.isnan(value) else value for name, value in scores.metrics.items()
+    }
+    assert {(record["task"], record["dataset"]) for record in found} == {(task, "scenes")}
+
+
+def test_what_is_recorded_already_is_not_recorded_again(files, tmp_path: Path):
+    file = tmp_path / "own" / "results.jsonl"
+    run("coco", *files, "--results", file)
+    before = file.read_text()
+    assert "already" in run("coco", *files, "--results", file)
+    assert file.read_text() == before
+    run("coco", *files, "--results", file, "--max-dets", "50")
+    assert len(file.read_text()) > len(before)
+
+
+def test_weights_given_by_file_are_recorded_with_their_hash(files, tmp_path: Path):
+    weights = tmp_path / "weights.pkl"
+    weights.write_bytes(b"weights")
+    run("coco", *files, "--checkpoint", weights, "--network", "teacher", "--trial", 2)
+    record = records.read(tmp_path / "results.jsonl")[0][0]
+    assert record["checkpoint"] == {"name": str(weights), "sha256": hashlib.sha256(b"weights").hexdigest()}
+    assert (record["network"], record["trial"]) == ("teacher", 2)
+
+
+def test_label_images_are_scored(tmp_path: Path):
+    for name in ("gt", "predicted"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.array([[0, 1, 1, 255]], dtype=np.uint8)).save(tmp_path / name / "a.png")
+    (tmp_path / "names.txt").write_text("road\nsky\n")
+    output = run(
+        "semantic", tmp_path / "gt", tmp_path / "predicted", "--classes", tmp_path / "names.txt", "--per-class"
+    )
+    assert "road" in output
+    found, _ = records.read(tmp_path / "results.jsonl")
+    assert {record["metric"]: record["value"] for record in found} == semantic.evaluate(
+        tmp_path / "gt", tmp_path / "predicted"
+    ).metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("coco", "nowhere.json", "nowhere.json"), "error: ground truth file not found: nowhere.json"),
+        (("semantic", ".", ".", "--classes", "nowhere.txt"), "error: expected --classes as a number or a file"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(arguments, message: str):
+    output = run(*arguments, code=2)
+    assert output.startswith(message)
+    assert len(output.strip().splitlines()) == 1
+
+
+def test_a_wrong_entry_is_named_and_nothing_is_recorded(files):
+    entries = json.loads(files[1].read_text())
+    entries[3]["score"] = None
+    files[1].write_text(json.dumps(entries))
+    assert "predictions.json: entry 3" in run("coco", *files, code=2)
+    assert not (files[1].parent / "results.jsonl").exists()

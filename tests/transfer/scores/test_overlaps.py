@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools import mask as coco_mask
+
+from tests.transfer.scores.random_sets import HEIGHT, WIDTH, rectangle
+from transfer.scores import masks, overlaps
+
+side = st.one_of(st.floats(0, 300), st.integers(0, 5).map(float), st.just(1e-200))
+box = st.tuples(st.floats(-50, 300), st.floats(-50, 300), side, side)
+
+
+@settings(max_examples=300, deadline=None)
+@given(box, box, st.booleans())
+def test_box_iou_equals_pycocotools_to_the_last_bit(detection, target, crowd: bool):
+    expected = coco_mask.iou([list(detection)], [list(target)], [int(crowd)])[0, 0]
+    ours = overlaps.box_iou(np.array([detection]), np.array([target]), np.array([crowd]))[0]
+    # Sides of 1e-200 make areas of 0 and pycocotools divides 0 by 0: that is no overlap.
+    assert ours == (0 if np.isnan(expected) else expected)
+
+
+def grouped(seed: int):
+    """Sorted groups of detections and objects, some on one side only; whole-pixel boxes."""
+    random = np.random.default_rng(seed)
+    groups = [np.sort(random.integers(0, 9, count)) for count in (60, 25)]
+    boxes = [random.integers((0, 0, 0, 0), (40, 40, 60, 60), (len(group), 4)).astype(float) for group in groups]
+    return groups, boxes, random.random(25) < 0.2
+
+
+def naive_pairs(groups, shapes, crowd, lowest):
+    return [
+        (d, g, iou)
+        for d in range(len(groups[0]))
+        for g in range(len(groups[1]))
+        if groups[0][d] == groups[1][g]
+        and (iou := coco_mask.iou([shapes[0][d]], [shapes[1][g]], [int(crowd[g])])[0, 0]) >= lowest
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 7, 10**6])
+@pytest.mark.parametrize("seed", range(3))
+def test_box_pairs_are_those_of_a_double_loop_whatever_the_block(seed: int, block: int, monkeypatch):
+    monkeypatch.setattr(overlaps, "_BLOCK_PAIRS", block)
+    groups, boxes, crowd = grouped(seed)
+    pairs = overlaps.box_pairs(*groups, *boxes, crowd, 0.2)
+    expected = naive_pairs(groups, [b.tolist() for b in boxes], crowd, 0.2)
+    assert list(zip(pairs.detection, pairs.object, pairs.iou, strict=True)) == expected
+    assert expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mask_pairs_are_those_of_a_double_loop(seed: int):
+    groups, boxes, crowd = grouped(seed)
+    codes = [[rectangle(*map(int, values)) for values in side] for side in boxes]
+    rles = [masks.read(side, [(HEIGHT, WIDTH)] * len(side), lambda *_: None) for side in codes]
+    pairs = overlaps.mask_pairs(*groups, *rles, crowd, 0.2)
+    assert list(zip(pairs.detection, pairs.object, pairs.iou, strict=True)) == naive_pairs(groups, codes, crowd, 0.2)
+
+
+def test_without_a_common_group_there_are_no_pairs():
+    pairs = overlaps.box_pairs(np.array([1]), np.array([2]), np.ones((1, 4)), np.ones((1, 4)), np.array([False]), 0.5)
+    assert len(pairs.detection) == len(pairs.object) == len(pairs.iou) == 0

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from tests.transfer.scores.random_sets import coco_set, federated
+from transfer.scores import coco, lvis, precision
+
+
+@pytest.mark.parametrize("chunk", [1, 50, 200])
+@pytest.mark.parametrize("segm", [False, True])
+def test_the_size_of_the_chunks_changes_nothing(chunk: int, segm: bool, monkeypatch: pytest.MonkeyPatch):
+    truth, results = coco_set(5, segm)
+    iou_type = "segm" if segm else "bbox"
+    whole = coco.evaluate(truth, results, iou_type), lvis.evaluate(federated(truth, 5), results, iou_type)
+    monkeypatch.setattr(precision, "CHUNK", chunk)
+    parts = coco.evaluate(truth, results, iou_type), lvis.evaluate(federated(truth, 5), results, iou_type)
+    for before, after in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(after.precision, before.precision)
+        np.testing.assert_array_equal(after.recall, before.recall)
+
+
+def test_no_chunk_is_larger_than_asked_unless_one_category_alone_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(precision, "CHUNK", 10)
+    random = np.random.default_rng(0)
+    detections, objects = random.choice(8, 60, p=[0.4, 0, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05]), random.integers(0, 8, 30)
+    chunks = list(precision._chunks(detections, objects, categories=8))
+    assert [low for low, *_ in chunks] == [0, *(high for _, high, *_ in chunks)][:-1]
+    assert chunks[-1][1] == 8
+    for low, high, of_detections, of_objects in chunks:
+        assert len(of_detections) <= 10 or high == low + 1
+        np.testing.assert_array_equal(np.sort(of_detections), np.flatnonzero((detections >= low) & (detections < high)))
+        np.testing.assert_array_equal(np.sort(of_objects), np.flatnonzero((objects >= low) & (objects < high)))
+
+
+def test_recall_levels_are_reached_by_the_smallest_sufficient_number_of_objects():
+    for positives in (1, 2, 3, 7, 101, 997):
+        for level, needed in zip(precision.RECALL_THRESHOLDS, precision._needed(positives), strict=True):
+            reached = [count for count in range(1, positives + 1) if count / positives >= level]
+            assert needed + 1 == reached[0]
