@@ -279,9 +279,13 @@ class TwoViewDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int, int]:
+        return self.at(int(self._epoch), index)
+
+    def at(self, epoch: int, index: int) -> tuple[Tensor, Tensor, int, int]:
+        """The item of a given epoch, whatever ``set_epoch`` said: for workers that already read ahead into the next."""
         sample, label = self._source[index]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would reseed the accelerators as well.
-            torch.default_generator.manual_seed(sample_seed(self.seed, int(self._epoch), index))
+            torch.default_generator.manual_seed(sample_seed(self.seed, epoch, index))
             first, second = self.views(sample)
         return first, second, label, index

@@ -1,0 +1,167 @@
+"""The methods, and the one place where settings become modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from pretrain.backbones import Architecture, ResNet, build_backbone
+from pretrain.errors import InputError
+from pretrain.heads import mlp, simsiam_projector
+from pretrain.methods.byol import BYOL
+from pretrain.methods.moco import MoCo
+from pretrain.methods.momentum2 import Momentum2Teacher
+from pretrain.methods.random import RandomBackbone
+from pretrain.methods.simsiam import SimSiam
+from pretrain.methods.student_teacher import Branch, TeacherRule
+from pretrain.methods.supervised import Supervised
+from pretrain.norms import POLICIES, Norm, check_norms
+from pretrain.schedules import MOMENTUM_SCHEDULES, check_choice, scale_to_batch
+
+
+class Method(Protocol):
+    """What the training loop asks of a method, which is an ``nn.Module`` besides."""
+
+    network_default: str
+
+    def __call__(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """ "loss" and figures for the log, of two views [N, 3, H, W] of N images."""
+
+    def update_teacher(self, progress: float) -> dict[str, float]:
+        """Moves the teacher, at the share ``progress`` of the run; returns the momenta for the log."""
+
+    def commit_statistics(self) -> None:
+        """Ends the iteration's pair of views for normalisations that keep pending statistics."""
+
+    def backbone(self, which: str | None = None) -> ResNet:
+        """The "student"'s or "teacher"'s backbone; by default that of the network the paper evaluates."""
+
+
+def architecture_of(cfg: CfgNode) -> Architecture:
+    """The backbone that the settings name."""
+    return Architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+
+
+def scaled_teacher_momentum(cfg: CfgNode) -> float:
+    """m_base at this batch size: the equivalence rule of Momentum^2 Teacher 4.2, at most 1."""
+    base = cfg.TEACHER.MOMENTUM_BASE
+    if not cfg.TEACHER.SCALE_MOMENTUM:
+        return base
+    return min(scale_to_batch(base, cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.BASE_BATCH_SIZE), 1.0)
+
+
+def check_teacher(cfg: CfgNode) -> None:
+    """Raises InputError for a normalisation, schedule or momentum without meaning."""
+    has_teacher = cfg.METHOD.NAME in ("momentum2", "byol", "moco")
+    check_norms(cfg.NORM.STUDENT, cfg.NORM.TEACHER if has_teacher else None)
+    check_choice("TEACHER.MOMENTUM_SCHEDULE", cfg.TEACHER.MOMENTUM_SCHEDULE, MOMENTUM_SCHEDULES)
+    check_choice("TEACHER.MOVES", cfg.TEACHER.MOVES, ("before", "after"))
+    check_choice("NORM.ALPHA_SCHEDULE", cfg.NORM.ALPHA_SCHEDULE, MOMENTUM_SCHEDULES)
+    check_choice("NORM.POLICY", cfg.NORM.POLICY, POLICIES)
+    for key, value in (
+        ("TEACHER.MOMENTUM_BASE", cfg.TEACHER.MOMENTUM_BASE),
+        ("NORM.ALPHA_BASE", cfg.NORM.ALPHA_BASE),
+        ("NORM.STUDENT_MOMENTUM", cfg.NORM.STUDENT_MOMENTUM),
+        ("NORM.PROXY_MOMENTUM", cfg.NORM.PROXY_MOMENTUM),
+    ):
+        if not 0 <= value <= 1:
+            raise InputError(f"expected {key} in [0, 1], found {value}; a momentum is the weight of the new value")
+
+
+def _rule(cfg: CfgNode) -> TeacherRule:
+    own = cfg.NORM.STATISTICS_MOMENTUM
+    return TeacherRule(
+        norm=cfg.NORM.TEACHER,
+        momentum_base=scaled_teacher_momentum(cfg),
+        momentum_schedule=cfg.TEACHER.MOMENTUM_SCHEDULE,
+        moves=cfg.TEACHER.MOVES,
+        statistics_momentum=None if own < 0 else own,
+        alpha_base=cfg.NORM.ALPHA_BASE,
+        alpha_schedule=cfg.NORM.ALPHA_SCHEDULE,
+        policy=cfg.NORM.POLICY,
+    )
+
+
+def _branch(cfg: CfgNode, norm: Norm, predictor: bool) -> Branch:
+    backbone = build_backbone(architecture_of(cfg), norm)
+    head = cfg.HEAD
+    head_norm = norm.for_vectors if head.PROJECTOR_NORM else None
+    projector = mlp(backbone.num_features, head.HIDDEN, head.OUTPUT, head_norm)
+    hidden = head.PREDICTOR_HIDDEN or head.HIDDEN
+    return Branch(backbone, projector, mlp(head.OUTPUT, hidden, head.OUTPUT, norm.for_vectors) if predictor else None)
+
+
+def _branches(cfg: CfgNode, student_predictor: bool, teacher_predictor: bool) -> tuple[Branch, Branch]:
+    student = Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)
+    teacher = Norm(cfg.NORM.TEACHER, cfg.NORM.STUDENT_MOMENTUM, cfg.NORM.PROXY_MOMENTUM)
+    return _branch(cfg, student, student_predictor), _branch(cfg, teacher, teacher_predictor)
+
+
+def _momentum2(cfg: CfgNode, num_classes: int) -> nn.Module:
+    return Momentum2Teacher(*_branches(cfg, True, False), _rule(cfg))
+
+
+def _byol(cfg: CfgNode, num_classes: int) -> nn.Module:
+    return BYOL(*_branches(cfg, True, False), _rule(cfg))
+
+
+def _moco(cfg: CfgNode, num_classes: int) -> nn.Module:
+    moco = cfg.MOCO
+    if moco.TEACHER_PREDICTOR and not moco.PREDICTOR:
+        raise InputError("expected MOCO.PREDICTOR True under MOCO.TEACHER_PREDICTOR: the teacher's is a copy of it")
+    if moco.QUEUE < 1 or moco.TEMPERATURE <= 0:
+        raise InputError(f"expected a queue and a temperature above 0, found {moco.QUEUE} and {moco.TEMPERATURE}")
+    return MoCo(
+        *_branches(cfg, moco.PREDICTOR, moco.TEACHER_PREDICTOR),
+        _rule(cfg),
+        dim=cfg.HEAD.OUTPUT,
+        queue_size=moco.QUEUE,
+        temperature=moco.TEMPERATURE,
+        symmetric=moco.SYMMETRIC,
+    )
+
+
+def _simsiam(cfg: CfgNode, num_classes: int) -> nn.Module:
+    norm = Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)
+    backbone = build_backbone(architecture_of(cfg), norm)
+    head = cfg.HEAD
+    projector = simsiam_projector(backbone.num_features, head.HIDDEN, head.OUTPUT, norm.for_vectors)
+    predictor = mlp(head.OUTPUT, head.PREDICTOR_HIDDEN or head.HIDDEN, head.OUTPUT, norm.for_vectors)
+    return SimSiam(Branch(backbone, projector, predictor))
+
+
+def _supervised(cfg: CfgNode, num_classes: int) -> nn.Module:
+    backbone = build_backbone(architecture_of(cfg), Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM))
+    return Supervised(backbone, num_classes)
+
+
+def _random(cfg: CfgNode, num_classes: int) -> nn.Module:
+    return RandomBackbone(build_backbone(architecture_of(cfg), Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)))
+
+
+METHODS: dict[str, Callable[[CfgNode, int], nn.Module]] = {
+    "momentum2": _momentum2,
+    "byol": _byol,
+    "moco": _moco,
+    "simsiam": _simsiam,
+    "supervised": _supervised,
+    "random": _random,
+}
+
+
+def build_method(cfg: CfgNode, num_classes: int) -> nn.Module:
+    """The method that METHOD.NAME names, freshly initialised.
+
+    Args:
+        cfg: settings of ``config.get_cfg``.
+        num_classes: classes of the data; only the supervised baseline uses it.
+
+    Raises:
+        InputError: an unknown name, or settings that contradict each other.
+    """
+    check_choice("METHOD.NAME", cfg.METHOD.NAME, tuple(METHODS))
+    check_teacher(cfg)
+    return METHODS[cfg.METHOD.NAME](cfg, num_classes)

@@ -1,0 +1,71 @@
+"""MoCo v2 (arXiv 2003.04297), and RCF's MoCo v2+ and S-MoCo v2+ ("Revisiting the Critical Factors of
+Augmentation-Invariant Representation Learning", figures 1 and 2), each step of which is a setting.
+
+MoCo v2: hidden layer without BN, no predictor, momentum fixed, one direction. MoCo v2+: SyncBN, BN in the projector's
+hidden layer, a predictor on the student, momentum .99 -> 1, both directions. S-MoCo v2+: the teacher has one too.
+MoCo-EMAN (arXiv 2101.08482): MoCo v2 with NORM.TEACHER EMAN.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pretrain.losses import embedding_std, info_nce
+from pretrain.methods.student_teacher import Branch, StudentTeacher, TeacherRule
+from pretrain.negative_queue import NegativeQueue
+
+
+class MoCo(StudentTeacher):
+    """Contrast of a query with its key against a queue of earlier keys.
+
+    Args:
+        student, teacher, rule: as ``StudentTeacher``; predictors and normalisation come with the branches.
+        dim: dimension D of the embeddings.
+        queue_size: keys kept.
+        temperature: tau.
+        symmetric: both directions, summed (MoCo v2+), or view 1 as query only (MoCo v2).
+    """
+
+    def __init__(
+        self,
+        student: Branch,
+        teacher: Branch,
+        rule: TeacherRule,
+        *,
+        dim: int = 128,
+        queue_size: int = 65536,
+        temperature: float = 0.2,
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__(student, teacher, rule)
+        self.queue = NegativeQueue(queue_size, dim)
+        self.temperature = temperature
+        self.symmetric = symmetric
+
+    def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """The contrastive loss (MoCo, arXiv 1911.05722, eq. 1), once or for both directions.
+
+        Both directions meet the same queue; then, after the logits are taken, view 2's keys enter it.
+
+        Args:
+            view1, view2: [N, 3, H, W], two views of the same images.
+            labels: ignored.
+
+        Returns:
+            "loss", and "embedding_std" of the keys of view 2 (1 spread out, 0 collapsed).
+        """
+        with torch.no_grad():
+            key2 = F.normalize(self.targets(view2).float(), dim=1)  # NxD
+            key1 = F.normalize(self.targets(view1).float(), dim=1) if self.symmetric else None
+        loss = self._contrast(view1, key2)
+        if key1 is not None:
+            loss = loss + self._contrast(view2, key1)
+        self.queue.enqueue(key2)
+        return {"loss": loss, "embedding_std": embedding_std(key2)}
+
+    def _contrast(self, view: Tensor, key: Tensor) -> Tensor:
+        query = F.normalize(self.student(view).float(), dim=1)
+        # The queue is overwritten before the backward pass, so its product needs the keys as they are now.
+        return info_nce(query, key, self.queue.keys.clone(), self.temperature)

@@ -1,0 +1,54 @@
+"""SimSiam: "Exploring Simple Siamese Representation Learning" (arXiv 2011.10566); the peer of Momentum^2's table 5."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pretrain.backbones import ResNet
+from pretrain.losses import embedding_std, negative_cosine
+from pretrain.methods.student_teacher import Branch
+from pretrain.norms import commit_pair, pair_norms
+
+
+class SimSiam(nn.Module):
+    """A predictor and a stop-gradient, no teacher.
+
+    Args:
+        student: backbone, projector and predictor.
+    """
+
+    network_default = "student"
+
+    def __init__(self, student: Branch) -> None:
+        super().__init__()
+        self.student = student
+
+    def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """D(p1, stop-gradient z2)/2 + D(p2, stop-gradient z1)/2 (eq. 4): the paper halves, unlike BYOL.
+
+        Args:
+            view1, view2: [N, 3, H, W], two views of the same images.
+            labels: ignored.
+
+        Returns:
+            "loss", and "embedding_std" of the projection of view 1 (1 spread out, 0 collapsed).
+        """
+        student = self.student
+        assert student.predictor is not None
+        projection1 = student.projector(student.backbone(view1))  # NxD
+        projection2 = student.projector(student.backbone(view2))
+        loss = negative_cosine(student.predictor(projection1), projection2) / 2
+        loss = loss + negative_cosine(student.predictor(projection2), projection1) / 2
+        return {"loss": loss, "embedding_std": embedding_std(projection1)}
+
+    def backbone(self, which: str | None = None) -> ResNet:
+        """The only backbone there is, the student's."""
+        return self.student.backbone
+
+    def update_teacher(self, progress: float) -> dict[str, float]:
+        """Nothing moves."""
+        return {}
+
+    def commit_statistics(self) -> None:
+        """Ends the pair of views for a Momentum BN student."""
+        commit_pair(pair_norms(self))

@@ -1,0 +1,107 @@
+"""What every method with a teacher shares: two branches, the teacher's two momenta, when it moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.backbones import ResNet
+from pretrain.norms import FOLLOWS_STUDENT, commit_pair, pair_norms, set_alpha
+from pretrain.schedules import momentum_at
+from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
+
+
+class Branch(nn.Module):
+    """Backbone, projector and, where the method has one, predictor: images [N, 3, H, W] -> embedding [N, D]."""
+
+    def __init__(self, backbone: ResNet, projector: nn.Module, predictor: nn.Module | None = None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = projector
+        self.predictor = predictor
+
+    def forward(self, images: Tensor) -> Tensor:
+        embedding = self.projector(self.backbone(images))
+        return embedding if self.predictor is None else self.predictor(embedding)
+
+
+@dataclass(frozen=True)
+class TeacherRule:
+    """How the teacher follows the student. Every momentum is the weight of the new value.
+
+    Args:
+        norm: the teacher's normalisation, a name of ``norms.TEACHER_NORMS``.
+        momentum_base: m_base of the parameters.
+        momentum_schedule: "cosine" (m_base -> 0) or "constant".
+        moves: "before" the forwards (Momentum^2 Teacher) or "after" the optimiser step (BYOL, MoCo as RCF trains it).
+        statistics_momentum: EMAN's own momentum for the statistics; None takes the parameters'.
+        alpha_base, alpha_schedule: Momentum BN's weight of the batch, in the same two schedules.
+        policy: what processes do with their Momentum BN histories, see ``norms.commit_pair``.
+    """
+
+    norm: str = "BN"
+    momentum_base: float = 0.01
+    momentum_schedule: str = "cosine"
+    moves: str = "after"
+    statistics_momentum: float | None = None
+    alpha_base: float = 1.0
+    alpha_schedule: str = "cosine"
+    policy: str = "local"
+
+
+class StudentTeacher(nn.Module):
+    """A student, a teacher that starts as its copy, and the moments at which the training loop calls them.
+
+    Args:
+        student: trained by the optimiser.
+        teacher: of the same parameter names, possibly without predictor, possibly of another normalisation.
+        rule: how the teacher follows.
+    """
+
+    #: network whose backbone the paper evaluates
+    network_default = "student"
+
+    def __init__(self, student: Branch, teacher: Branch, rule: TeacherRule) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = teacher
+        self.rule = rule
+        copy_student(student, teacher)
+        set_alpha(pair_norms(self), rule.alpha_base)
+
+    def backbone(self, which: str | None = None) -> ResNet:
+        """The backbone of the "student" or the "teacher"; by default of the network that the paper evaluates."""
+        return getattr(self, which or self.network_default).backbone
+
+    def update_teacher(self, progress: float) -> dict[str, float]:
+        """Moves the teacher towards the student and sets alpha for the coming forwards.
+
+        Args:
+            progress: share of the run that is done, k/K of eq. 8.
+
+        Returns:
+            The momentum and, with Momentum BN, the alpha in use: figures for the log.
+        """
+        rule = self.rule
+        momentum = momentum_at(rule.momentum_base, progress, rule.momentum_schedule)
+        move_parameters(self.student, self.teacher, momentum)
+        figures = {"momentum": momentum}
+        if rule.norm in FOLLOWS_STUDENT:
+            own = momentum if rule.statistics_momentum is None else rule.statistics_momentum
+            move_statistics(self.student, self.teacher, 1.0 if rule.norm == "StudentPN" else own)
+        layers = pair_norms(self)
+        if layers:
+            figures["alpha"] = momentum_at(rule.alpha_base, progress, rule.alpha_schedule)
+            set_alpha(layers, figures["alpha"])
+        return figures
+
+    @torch.no_grad()
+    def targets(self, view: Tensor) -> Tensor:
+        """The teacher's embedding [N, D] of a view, without gradient; under ShuffleBN from exchanged batches."""
+        return shuffled_forward(self.teacher, view) if self.rule.norm == "ShuffleBN" else self.teacher(view)
+
+    def commit_statistics(self) -> None:
+        """Ends the pair of views for Momentum BN and teacher proxy norm; nothing for the other normalisations."""
+        commit_pair(pair_norms(self), self.rule.policy)

@@ -1,0 +1,105 @@
+"""What is watched during training: features by kNN on a held-out split, and where a NaN came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import PIL.Image
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from pretrain.images import LabelledImages
+
+BANK = 20_000  # training images that vote; enough to compare epochs with each other
+
+
+class EvaluationImages(Dataset):
+    """Images under the fixed evaluation transform: ``self[i] -> (tensor [3, H, W], label)``."""
+
+    def __init__(self, images: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor]) -> None:
+        self.images = images
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.images[index]
+        return self.transform(image), label
+
+
+def shuffled_subset(images: EvaluationImages, count: int, seed: int) -> Dataset:
+    """At most ``count`` of the images, drawn with the seed."""
+    order = np.random.default_rng(seed).permutation(len(images))[:count]
+    return torch.utils.data.Subset(images, order.tolist())
+
+
+@torch.no_grad()
+def features(
+    backbone: nn.Module, images: Dataset, device: torch.device, batch: int, workers: int
+) -> tuple[Tensor, Tensor]:
+    """L2-normalised pooled features [N, C] and labels [N], in evaluation mode; the mode is put back."""
+    training = backbone.training
+    backbone.eval()
+    parts, labels = [], []
+    for tensors, targets in DataLoader(images, batch_size=batch, num_workers=workers):
+        parts.append(F.normalize(backbone(tensors.to(device)).float(), dim=1))
+        labels.append(targets.to(device))
+    backbone.train(training)
+    return torch.cat(parts), torch.cat(labels)
+
+
+def knn_top1(bank: Tensor, bank_labels: Tensor, queries: Tensor, labels: Tensor, k: int = 20) -> float:
+    """Percent of queries whose k nearest neighbours' majority has their label (EMAN: k 20, cosine, majority vote).
+
+    Args:
+        bank: [M, C], L2-normalised.
+        bank_labels: [M].
+        queries: [N, C], L2-normalised.
+        labels: [N].
+        k: neighbours; at most M are taken. A tie goes to the class with the smallest number.
+    """
+    classes = int(torch.cat([bank_labels, labels]).max()) + 1
+    correct = 0
+    for part, wanted in zip(queries.split(1024), labels.split(1024), strict=True):
+        nearest = (part @ bank.T).topk(min(k, len(bank)), dim=1).indices
+        votes = F.one_hot(bank_labels[nearest], classes).sum(dim=1)
+        correct += int((votes.argmax(dim=1) == wanted).sum())
+    return 100 * correct / len(labels)
+
+
+class KnnMonitor:
+    """kNN top-1 of a backbone as it is now: training images vote on held-out ones.
+
+    Args:
+        bank: training images; at most ``BANK`` of them, drawn with a fixed seed.
+        held_out: the images to be classified.
+        device, batch, workers: for the features.
+    """
+
+    def __init__(
+        self, bank: EvaluationImages, held_out: EvaluationImages, device: torch.device, *, batch: int, workers: int
+    ) -> None:
+        self.bank = shuffled_subset(bank, BANK, seed=0)
+        self.held_out = held_out
+        self.device, self.batch, self.workers = device, batch, workers
+
+    def top1(self, backbone: nn.Module) -> float:
+        """Percent of the held-out images classified correctly."""
+        bank = features(backbone, self.bank, self.device, self.batch, self.workers)
+        return knn_top1(*bank, *features(backbone, self.held_out, self.device, self.batch, self.workers))
+
+
+def non_finite_tensors(method: nn.Module, named: dict[str, Tensor], limit: int = 8) -> list[str]:
+    """Names of what is NaN or infinite: the given tensors, then parameters, gradients and buffers of the method."""
+    found = [name for name, tensor in named.items() if not torch.isfinite(tensor).all()]
+    for name, parameter in method.named_parameters():
+        if not torch.isfinite(parameter).all():
+            found.append(name)
+        elif parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            found.append(f"{name} (gradient)")
+    found += [name for name, buffer in method.named_buffers() if not torch.isfinite(buffer).all()]
+    return found[:limit] + (["…"] if len(found) > limit else [])

@@ -1,0 +1,131 @@
+"""What the settings come to on these images and processes: steps, micro-batches, scaled rates; checked before work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fvcore.common.config import CfgNode
+
+from pretrain.errors import InputError
+from pretrain.methods import METHODS, check_teacher, scaled_teacher_momentum
+from pretrain.optimizers import OPTIMIZERS
+from pretrain.schedules import LR_SCHEDULES, check_choice, learning_rate, scale_to_batch
+from pretrain.subsets import stretched_epochs
+
+PRECISIONS = ("float32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of one run.
+
+    Args:
+        steps: optimiser steps in all.
+        steps_per_epoch: whole batches in the images; the rest of an epoch is left out.
+        micro_batch: images of one forward on one process.
+        accumulate: micro-batches a step.
+        base_lr: learning rate after warm-up, scaled to the batch.
+        warmup: steps.
+        momentum_base: of the teacher, scaled to the batch where the equivalence rule is asked for.
+    """
+
+    steps: int
+    steps_per_epoch: int
+    micro_batch: int
+    accumulate: int
+    base_lr: float
+    warmup: int
+    momentum_base: float
+
+
+def check_settings(cfg: CfgNode) -> None:
+    """Raises InputError for every setting that can be judged without data, before anything is computed."""
+    check_choice("METHOD.NAME", cfg.METHOD.NAME, tuple(METHODS))
+    check_choice("SOLVER.OPTIMIZER", cfg.SOLVER.OPTIMIZER, OPTIMIZERS)
+    check_choice("SOLVER.SCHEDULE", cfg.SOLVER.SCHEDULE, LR_SCHEDULES)
+    check_choice("RUN.PRECISION", cfg.RUN.PRECISION, PRECISIONS)
+    check_teacher(cfg)
+    positive = {
+        "SOLVER.BATCH_SIZE": cfg.SOLVER.BATCH_SIZE,
+        "SOLVER.BASE_BATCH_SIZE": cfg.SOLVER.BASE_BATCH_SIZE,
+        "SOLVER.ACCUMULATE": cfg.SOLVER.ACCUMULATE,
+        "SOLVER.BASE_LR": cfg.SOLVER.BASE_LR,
+        "SOLVER.EPOCHS": cfg.SOLVER.EPOCHS,
+        "DATA.IMAGE_SIZE": cfg.DATA.IMAGE_SIZE,
+        "HEAD.HIDDEN": cfg.HEAD.HIDDEN,
+        "HEAD.OUTPUT": cfg.HEAD.OUTPUT,
+        "RUN.CHECKPOINT_EVERY": cfg.RUN.CHECKPOINT_EVERY,
+        "RUN.KEEP": cfg.RUN.KEEP,
+        "RUN.LOG_EVERY": cfg.RUN.LOG_EVERY,
+        "RUN.CALIBRATION_BATCHES": cfg.RUN.CALIBRATION_BATCHES,
+    }
+    for key, value in positive.items():
+        if value <= 0:
+            raise InputError(f"expected {key} above 0, found {value}; correct the config")
+    if cfg.DATA.WORKERS < 0:
+        raise InputError(f"expected DATA.WORKERS of at least 0, found {cfg.DATA.WORKERS}; 0 reads in the main process")
+    if cfg.DATA.CROP_SCALE and len(cfg.DATA.CROP_SCALE) != 2:
+        raise InputError(f"expected DATA.CROP_SCALE [low, high] or [], found {cfg.DATA.CROP_SCALE}")
+
+
+def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Plan:
+    """The plan for so many images (of a data set of ``full_images`` before subsets) on so many processes.
+
+    Raises:
+        InputError: a batch that does not divide into processes and micro-batches, or fewer images than a batch.
+    """
+    solver = cfg.SOLVER
+    batch = solver.BATCH_SIZE
+    micro, rest = divmod(batch, processes * solver.ACCUMULATE)
+    if rest or micro == 0:
+        raise InputError(
+            f"expected SOLVER.BATCH_SIZE divisible by processes x SOLVER.ACCUMULATE = {processes} x "
+            f"{solver.ACCUMULATE}, found {batch}; change one of them"
+        )
+    per_epoch = images // batch
+    if per_epoch == 0:
+        raise InputError(
+            f"expected at least one batch of {batch} images, found {images} images; lower SOLVER.BATCH_SIZE"
+        )
+    epochs = solver.EPOCHS
+    if cfg.DATA.STRETCH_EPOCHS:
+        epochs = stretched_epochs(epochs, full_images, images, batch)
+    steps = solver.STEPS or epochs * per_epoch
+    return Plan(
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        micro_batch=micro,
+        accumulate=solver.ACCUMULATE,
+        base_lr=scale_to_batch(solver.BASE_LR, batch, solver.BASE_BATCH_SIZE),
+        warmup=min(round(solver.WARMUP_EPOCHS * per_epoch), steps - 1),
+        momentum_base=scaled_teacher_momentum(cfg),
+    )
+
+
+def learning_rate_at(plan: Plan, cfg: CfgNode, step: int) -> float:
+    """The learning rate of a step under the settings' schedule."""
+    return learning_rate(
+        step,
+        total=plan.steps,
+        base=plan.base_lr,
+        warmup=plan.warmup,
+        warmup_factor=cfg.SOLVER.WARMUP_FACTOR,
+        schedule=cfg.SOLVER.SCHEDULE,
+        milestones=cfg.SOLVER.MILESTONES,
+        gamma=cfg.SOLVER.GAMMA,
+    )
+
+
+def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
+    """The plan in lines for a person, with the scaling that was applied."""
+    solver, factor = cfg.SOLVER, cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.BASE_BATCH_SIZE
+    lines = [
+        f"{plan.steps} steps of {solver.BATCH_SIZE} images ({plan.micro_batch} x {processes} processes x "
+        f"{plan.accumulate} micro-batches), {plan.steps_per_epoch} steps an epoch",
+        f"learning rate {plan.base_lr:g} = {solver.BASE_LR:g} x {factor:g} (linear scaling from a batch of "
+        f"{solver.BASE_BATCH_SIZE}), {plan.warmup} steps of warm-up",
+    ]
+    if cfg.METHOD.NAME in ("momentum2", "byol", "moco"):
+        rule = "equivalence rule" if cfg.TEACHER.SCALE_MOMENTUM else "not scaled"
+        lines.append(f"teacher momentum {plan.momentum_base:g} ({rule}), {cfg.TEACHER.MOMENTUM_SCHEDULE}")
+    return lines

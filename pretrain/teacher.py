@@ -1,0 +1,93 @@
+"""The teacher: a copy of the student that follows it, in its weights and, under EMAN, in its statistics.
+
+Mean Teacher (arXiv 1703.01780); Momentum^2 Teacher (arXiv 2101.07525) eq. 7, read as ``(1 - m) teacher + m student``;
+EMAN (arXiv 2101.08482) eqs. 1 and 9, whose momentum is 1 - m. Updates are fused over all tensors of a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pretrain import distributed
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def _statistics(network: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer for name, buffer in network.named_buffers() if name.rpartition(".")[2] in STATISTICS}
+
+
+def _matching(wanted: Mapping[str, Tensor], student: Mapping[str, Tensor]) -> list[Tensor]:
+    missing = [name for name in wanted if name not in student]
+    if missing:
+        raise ValueError(f"expected the student to have every tensor of the teacher, missing: {', '.join(missing)}")
+    return [student[name] for name in wanted]
+
+
+@torch.no_grad()
+def copy_student(student: nn.Module, teacher: nn.Module) -> None:
+    """Starts the teacher at the student's weights, and at its running statistics where both keep some.
+
+    The teacher's modules may be fewer (no predictor) and its normalisation another, as long as parameter names agree.
+    Its parameters stop asking for gradients.
+    """
+    move_parameters(student, teacher, 1.0)
+    theirs = _statistics(student)
+    for name, buffer in _statistics(teacher).items():
+        if name in theirs:
+            buffer.copy_(theirs[name])
+    teacher.requires_grad_(False)
+
+
+@torch.no_grad()
+def move_parameters(student: nn.Module, teacher: nn.Module, momentum: float) -> None:
+    """teacher <- (1 - momentum) * teacher + momentum * student, over all parameters at once.
+
+    Args:
+        student: holds every parameter name of the teacher.
+        teacher: moved in place.
+        momentum: weight of the student, in [0, 1].
+    """
+    moved = dict(teacher.named_parameters())
+    source = _matching(moved, dict(student.named_parameters()))
+    torch._foreach_lerp_(list(moved.values()), source, momentum)
+
+
+@torch.no_grad()
+def move_statistics(student: nn.Module, teacher: nn.Module, momentum: float) -> None:
+    """EMAN (eq. 9): running means and variances follow the student's like parameters; integer counters are copied.
+
+    Args:
+        momentum: weight of the student's statistics; 1 copies them (student proxy norm).
+    """
+    moved = _statistics(teacher)
+    pairs = list(zip(moved.values(), _matching(moved, _statistics(student)), strict=True))
+    followed = [pair for pair in pairs if pair[0].is_floating_point()]
+    copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+    if followed:
+        torch._foreach_lerp_([pair[0] for pair in followed], [pair[1] for pair in followed], momentum)
+        torch._foreach_copy_([pair[0] for pair in copied], [pair[1] for pair in copied])
+
+
+def shuffled_forward(network: nn.Module, images: Tensor) -> Tensor:
+    """The network on images exchanged at random between processes, outputs brought back in order (MoCo, 3.3).
+
+    So every process's BN statistics come from other images than its student sees. Alone it is the plain forward.
+
+    Args:
+        images: [N, 3, H, W], equally many on every process.
+
+    Returns:
+        [N, D], row i belongs to ``images[i]``.
+    """
+    if not distributed.is_distributed():
+        return network(images)
+    everyone = distributed.all_gather_tensor(images)  # (world N)x3xHxW
+    order = distributed.broadcast(torch.randperm(len(everyone), device=images.device))
+    mine = order.view(distributed.world_size(), -1)[distributed.rank()]
+    outputs = distributed.all_gather_tensor(network(everyone[mine]))  # in shuffled order
+    back = torch.argsort(order).view(distributed.world_size(), -1)[distributed.rank()]
+    return outputs[back]
