@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import pickle
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +36,9 @@ _SHELL_MODULES = ("argparse", "omegaconf", "easydict", "addict", "yacs", "fvcore
                   "typing", "decimal", "uuid")  # fmt: skip
 _SHELL_NAMES = {"collections.defaultdict", "collections.Counter", "collections.deque", "torch.device",
                 "torch.Generator", "builtins.getattr", "builtins.object", "builtins.slice", "builtins.type",
-                "copyreg._reconstructor",
-                "__builtin__.object", "copy_reg._reconstructor"}  # fmt: skip
+                "copyreg._reconstructor"}  # fmt: skip
+#: Python 2's names, which pickle protocols 0 to 2 still use.
+_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 class Description:
@@ -208,8 +210,7 @@ def _allow_list() -> dict[str, Any]:
         "torch.Size": lambda size=(): tuple(size),
         "_codecs.encode": _encode,
         "builtins.set": set, "builtins.frozenset": frozenset, "builtins.complex": complex,
-        "__builtin__.set": set, "__builtin__.frozenset": frozenset,
-        "builtins.bytearray": _bytearray, "__builtin__.bytearray": _bytearray,
+        "builtins.bytearray": _bytearray, "builtins.bytes": lambda *args: bytes(_bytearray(*args)),
         "numpy.ndarray": lambda shape, dtype, raw: LazyCall(array_of, raw, dtype, shape),
         "numpy.dtype": LazyDtype,
     }  # fmt: skip
@@ -252,8 +253,14 @@ class BoundedStream:
         return self.stream.read(count)
 
     def readline(self) -> bytes:
-        """Up to and with the next newline."""
+        """Up to and with the next newline.
+
+        Raises:
+            EOFError: there is none.
+        """
         line = self.stream.readline(self.left)
+        if not line.endswith(b"\n"):
+            raise EOFError("a line that does not end")
         self.left -= len(line)
         return line
 
@@ -273,6 +280,8 @@ class InertUnpickler(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
     stack: list[Any]
+    read: Callable[[int], bytes]
+    append: Callable[[Any], None]
 
     def __init__(self, stream: IO[bytes], size: int, path: Path) -> None:
         super().__init__(BoundedStream(stream, size), encoding="latin1")  # type: ignore[arg-type]
@@ -292,8 +301,16 @@ class InertUnpickler(pickle._Unpickler):
 
     dispatch[pickle.BUILD[0]] = load_build
 
+    def load_bytearray8(self) -> None:
+        """BYTEARRAY8; pickle's own allocates before it reads."""
+        (count,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(count)))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
     def find_class(self, module: str, name: str) -> Any:
         """The allow-listed stand-in of ``module.name``; an InputError that names it otherwise."""
+        module = _RENAMED.get(module, module)
         full, top = f"{module}.{name}", module.partition(".")[0]
         if full in _ALLOWED:
             return _ALLOWED[full]

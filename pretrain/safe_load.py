@@ -152,7 +152,7 @@ def _read_zip(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of pickle protocols other than 2
             if _globals_of_zip(path) <= _PLAIN_GLOBALS:
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                return _check_views(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path)
     except (pickle.UnpicklingError, RuntimeError, ValueError, AttributeError) as error:
         if "truncated" in str(error) or "resize storage" in str(error):
             raise InputError(
@@ -160,6 +160,22 @@ def _read_zip(path: Path) -> Any:
             ) from error
         # Whatever else it could not read, the restricted reader reads or refuses with a reason.
     return _read_zip_restricted(path)
+
+
+def _check_views(node: Any, path: Path) -> Any:
+    """Refuse tensors that repeat their storage (stride 0): using them would allocate more than the file holds."""
+    if isinstance(node, Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
+        raise InputError(
+            f"expected tensors that fit their storage, found one of shape {list(node.shape)} on "
+            f"{node.untyped_storage().nbytes():,} bytes in {path}; the checkpoint is damaged or crafted"
+        )
+    if isinstance(node, Mapping):
+        for value in node.values():
+            _check_views(value, path)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            _check_views(value, path)
+    return node
 
 
 #: What a plain state dict names. ``weights_only`` itself also allows constructors that allocate as told

@@ -186,7 +186,8 @@ FAMILIES: tuple[Family, ...] = (
         "mmselfsup", "MMSelfSup, MMPretrain, DenseCL",
         {STUDENT: places("backbone.", "state_dict", ""),
          TEACHER: (*places("encoder_k.0.", "state_dict", ""), *places("target_net.0.", "state_dict", ""))}, STUDENT,
-        {r"^(target_net|encoder_k|online_net|encoder_q)\b": "second network or its copy of the first",
+        {r"^(online_net|encoder_q)\.": "copy of the backbone and its neck",
+         r"^(target_net|encoder_k)\.(?!0\.)": "neck of the second network",
          r"^(backbone\.)?(neck|head|bbox_head)\.": "neck or head", r"^data_preprocessor\.": "image normalisation",
          r"^backbone\.fc\.": _HEAD, r"^queue\w*$": "queue of negatives"},
         (r"^(neck|head|data_preprocessor|encoder_k|target_net)\.", r"^backbone\."),
@@ -202,13 +203,13 @@ FAMILIES: tuple[Family, ...] = (
         "torchvision", "flat torchvision names",
         {ONLY: places("", *_ANY)}, ONLY,
         {r"^(fc|head|classifier)\.": _HEAD},
-        (r"^conv1\.weight$",),
+        (r"^(conv1|bn1|layer[1-4])\.",),
     ),
     Family(
         "detectron2", "Detectron2 .pkl",
         {ONLY: places("", "model", "")}, ONLY,
         {r"^(stem\.fc|linear|fc)\.": _HEAD},
-        (r"^stem\.conv1\.weight$",), "detectron2",
+        (r"^(stem|res[2-5])\.",), "detectron2",
     ),
 )  # fmt: skip
 

@@ -14,9 +14,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pretrain.console import run_tool, say, warn
 from pretrain.files import write_text
-from pretrain.key_report import CoverageError, KeyReport
 from pretrain.source_families import BY_NAME
-from pretrain.sources import load_backbone
+from pretrain.sources import CoverageError, KeyReport, load_backbone
 from transfer import convert, norm_rescale
 
 

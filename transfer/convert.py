@@ -163,4 +163,4 @@ class _ArrayPickler(pickle.Pickler):
 def metadata_of(source: SourceBackbone, rescaling: str = "") -> dict[str, str]:
     """What travels with a converted file: source and its hash, family, network, architecture, rescaling if any."""
     added = {"norm_rescale": rescaling} if rescaling else {}
-    return {"format": "momentum-transfer/backbone/1", **source.metadata, **added}
+    return dict(sorted({"format": "momentum-transfer/backbone/1", **source.metadata, **added}.items()))

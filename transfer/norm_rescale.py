@@ -162,5 +162,6 @@ def lars_warning(state: Mapping[str, Tensor]) -> str:
         return ""
     return (
         f"the 3x3 convolutions have {ratio:.1f} times the norm of a fresh network, as LARS-trained weights do; "
-        "fine-tuning them with SGD loses much of their transfer (RCF table 3): consider --norm-rescale ANCHOR or --constant 0.1"
+        "fine-tuning them with SGD loses much of their transfer (RCF table 3): consider --norm-rescale ANCHOR or "
+        "--constant 0.1"
     )
