@@ -71,6 +71,13 @@ def test_views_change_with_seed_epoch_and_index():
     assert len({sample_seed(s, e, i) for s in range(5) for e in range(5) for i in range(200)}) == 5000
 
 
+def test_views_of_a_named_epoch_are_those_of_that_epoch():
+    views = TwoViewDataset(DigitImages("val"), build_views("digits", 16), seed=0)
+    ahead = views.at(4, 3)[0]
+    views.set_epoch(4)
+    assert torch.equal(ahead, views[3][0])
+
+
 def test_persistent_workers_follow_the_epoch():
     views = TwoViewDataset(DigitImages("val"), build_views("digits", 16), seed=0)
     part = torch.utils.data.Subset(views, range(4))  # type: ignore[arg-type]
