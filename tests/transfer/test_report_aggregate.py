@@ -93,6 +93,12 @@ def test_two_networks_of_one_checkpoint_are_two_columns():
     assert results.checkpoints == ["a (student)", "a (teacher)"]
 
 
+def test_a_run_and_its_converted_weights_share_a_column():
+    names = ("outputs/q/momentum2/checkpoints/step_0000999.pt", "outputs/q/momentum2/backbone.pkl", "momentum2")
+    records = [record(name, float(i), task=f"knn/k={i}") for i, name in enumerate(names)]
+    assert aggregate(records).checkpoints == ["momentum2"]
+
+
 def test_a_network_that_some_records_leave_out_is_no_second_column():
     results = aggregate([record("a", 1.0, network="teacher"), record("a", 2.0, task="knn/k=20", network="")])
     assert results.checkpoints == ["a"]

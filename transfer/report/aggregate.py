@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pretrain.files import weights_name
+
 #: The metric that stands for a task in the summary: the first of these that the task has.
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
 
@@ -169,7 +171,7 @@ def _trial(record: Mapping[str, Any]) -> int:
 
 def _identity(record: Mapping[str, Any]) -> tuple[str, str]:
     checkpoint = record["checkpoint"]
-    name = str(checkpoint.get("name") or str(checkpoint.get("sha256") or "unnamed")[:12])
+    name = weights_name(str(checkpoint.get("name") or str(checkpoint.get("sha256") or "unnamed")[:12]))
     return name, str(record.get("network") or "")
 
 

@@ -1,0 +1,71 @@
+"""The suite runner from the command line: plan, exit codes, a failure that stops no other, the page at the end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from transfer.results import make_record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TOOL = """
+import json, sys
+results, weights, word = sys.argv[1:4]
+if word == "fail":
+    sys.exit("error: this task always fails")
+record = json.loads(RECORD)
+record["checkpoint"]["name"] = weights
+with open(results, "a") as stream:
+    stream.write(json.dumps(record) + "\\n")
+"""
+
+
+def evaluate(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "tools/evaluate.py", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A suite whose first of two tasks fails, a checkpoint, and the output folder."""
+    record = make_record("knn/k=20", "top1", 50.0, checkpoint={"name": "", "sha256": ""})
+    tool, weights, suite = tmp_path / "tool.py", tmp_path / "momentum2.pt", tmp_path / "suite.yaml"
+    tool.write_text(f"RECORD = {json.dumps(record)!r}\n{TOOL}", encoding="utf-8")
+    weights.write_text("weights", encoding="utf-8")
+    tasks = [
+        {"name": "broken", "command": f"{tool} {{results}} {{weights}} fail", "gpu_hours": 1.5},
+        {"name": "whole", "command": f"{tool} {{results}} {{weights}} go", "gpu_hours": 2.0},
+    ]
+    suite.write_text(yaml.safe_dump({"name": "two", "tasks": tasks}), encoding="utf-8")
+    return suite, weights, tmp_path / "out"
+
+
+def test_a_failing_task_stops_no_other_and_the_exit_code_is_1(files):
+    suite, weights, output = files
+    words = ("--suite", str(suite), "--weights", str(weights), "--output", str(output), "--gpus", "0")
+    ended = evaluate(*words)
+    assert ended.returncode == 1, ended.stderr
+    assert "failed: momentum2: broken, exit code 1: error: this task always fails; see" in ended.stdout
+    assert "momentum2: whole: done in" in ended.stdout
+    assert "knn/k=20 top1" in (output / "report.html").read_text(encoding="utf-8")
+
+
+def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):
+    suite, weights, output = files
+    ended = evaluate("--suite", str(suite), "--weights", str(weights), "--output", str(output), "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert "2 of 2 tasks to do, 3.5 GPU hours expected" in ended.stdout
+    assert "$ python " in ended.stdout
+    assert "results.jsonl" in ended.stdout
+    assert not output.exists()
+
+
+def test_a_missing_suite_is_one_line_and_exit_code_2(tmp_path: Path):
+    ended = evaluate("--suite", str(tmp_path / "none.yaml"), "--weights", "pixels", "--dry-run")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: suite not found")
+    assert "Traceback" not in ended.stderr
