@@ -15,6 +15,7 @@ from pycocotools import mask as coco_mask
 
 from pretrain.files import atomic_path
 from transfer.annotations import DetectionData
+from transfer.image_quality import best_and_worst
 
 #: Detections below this score are not drawn.
 MIN_SCORE = 0.5
@@ -23,18 +24,26 @@ MIN_SIDE = 256
 
 
 def draw_detections(data: DetectionData, results: Path, folder: Path, count: int) -> list[Path]:
-    """Draw detections on ``count`` images, spread evenly over the data set, each under its stem in ``folder``."""
+    """Draw the detections on images of the data set, as PNG files in ``folder`` that replace those of an earlier run.
+
+    ``count`` images spread evenly over the data, the same for every detector, as ``<image file's stem>.png``; and the
+    ``count // 2`` on which this detector did best and worst (``transfer/image_quality.py``), with that word before.
+    """
     images = sorted(data.load()["images"], key=lambda image: image["id"])
-    chosen = [images[index * len(images) // count] for index in range(min(count, len(images)))] if count else []
-    wanted = {image["id"] for image in chosen}
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for entry in json.loads(Path(results).read_text(encoding="utf-8")):
-        if entry["image_id"] in wanted and entry["score"] >= MIN_SCORE:
+        if entry["score"] >= MIN_SCORE:
             found[entry["image_id"]].append(entry)
+    chosen = [("", images[index * len(images) // count]) for index in range(min(count, len(images)))] if count else []
+    by_id = {image["id"]: image for image in images}
+    best, worst = best_and_worst(data, found, count // 2)
+    chosen += [("best_", by_id[identity]) for identity in best] + [("worst_", by_id[identity]) for identity in worst]
     names = dict(zip(data.category_ids, data.classes, strict=True))
+    for old in [*folder.glob("best_*.png"), *folder.glob("worst_*.png")]:
+        old.unlink()
     written = []
-    for image in chosen:
-        path = folder / f"{data.image_path(image).stem}.png"
+    for prefix, image in chosen:
+        path = folder / f"{prefix}{data.image_path(image).stem}.png"
         with Image.open(data.image_path(image)) as opened:
             drawn = draw(opened.convert("RGB"), found[image["id"]], names)
         with atomic_path(path) as temporary:

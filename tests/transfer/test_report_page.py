@@ -1,5 +1,6 @@
 """The page from fixed records: expected tables, one file, escaping, damaged input, size and time."""
 
+import base64
 import csv
 import io
 import json
@@ -238,17 +239,41 @@ def test_a_resumed_runs_repeated_steps_count_once(tmp_path: Path):
     assert (curve.steps, curve.values) == ((0, 1, 2), (5.0, 3.0, 2.0))
 
 
-def test_the_same_scene_of_two_runs_stands_side_by_side_best_first(tmp_path: Path):
+def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):
     for run in ("momentum2", "random_init"):
         folder = tmp_path / run / "mask_rcnn" / "visuals"
         folder.mkdir(parents=True)
         for name in ("worst_2", "best_1", "other"):
             Image.new("RGB", (900, 300), "blue").save(folder / f"{name}.png")
     found = read_runs([tmp_path / "momentum2", tmp_path / "random_init"])
-    report = build(small_records(), runs=found)
-    assert [scene.name for scene in report.scenes] == ["best_1", "worst_2", "other"]
-    assert [run for run, _ in report.scenes[0].shots] == ["momentum2/mask_rcnn", "random_init/mask_rcnn"]
-    assert LONGEST < 900
+    same, best, worst = build(small_records(), runs=found).galleries
+    assert same.title == "mask_rcnn: the same scenes for all"
+    assert [shot.caption for shot in same.rows[0]] == ["momentum2 · other", "random_init · other"]
+    assert best.title.startswith("mask_rcnn: the best of each")
+    assert [[shot.caption for shot in row] for row in worst.rows] == [["momentum2 · 2", "random_init · 2"]]
+    width = Image.open(io.BytesIO(base64.b64decode(best.rows[0][0].uri.partition(",")[2]))).width
+    assert width == LONGEST < 900
+
+
+def test_each_runs_own_best_stand_side_by_side_although_they_are_other_scenes(tmp_path: Path):
+    for run, scenes in {"a": ("best_1", "best_2"), "b": ("best_8",)}.items():
+        folder = tmp_path / run / "visuals"
+        folder.mkdir(parents=True)
+        for scene in scenes:
+            Image.new("RGB", (8, 8)).save(folder / f"{scene}.png")
+    (best,) = build(small_records(), runs=read_runs([tmp_path / "a", tmp_path / "b"])).galleries
+    assert [[shot.caption for shot in row] for row in best.rows] == [["a · 1", "b · 8"], ["a · 2"]]
+
+
+def test_pictures_beyond_the_budget_are_left_out_and_told(tmp_path: Path, monkeypatch):
+    (tmp_path / "visuals").mkdir()
+    for index in range(3):
+        Image.effect_noise((64, 64), 90).save(tmp_path / "visuals" / f"{index}.png")
+    monkeypatch.setattr("transfer.report.pictures.BUDGET", 9000)
+    report = build(small_records(), runs=read_runs([tmp_path]))
+    shown = sum(len(row) for gallery in report.galleries for row in gallery.rows)
+    assert 0 < shown < 3
+    assert f"{3 - shown} picture(s) left out" in report.notices[-1]
 
 
 def test_conversion_report_lists_what_was_used_dropped_and_missing(tmp_path: Path):

@@ -16,7 +16,7 @@ from transfer import results as records_file
 from transfer.report import plots
 from transfer.report.aggregate import Results, aggregate, baseline, difference, is_baseline
 from transfer.report.conversion import conversion_table
-from transfer.report.pictures import Scene, scenes
+from transfer.report.pictures import Gallery, galleries
 from transfer.report.provenance import Provenance, provenance
 from transfer.report.reference import Published, load_tables, published
 from transfer.report.runs import Curve, RunFiles, read_runs
@@ -56,7 +56,7 @@ class Report:
     details: tuple[TableView, ...]
     curves: tuple[Plot, ...]
     analyses: tuple[Plot, ...]
-    scenes: tuple[Scene, ...]
+    galleries: tuple[Gallery, ...]
     conversions: tuple[TableView, ...]
     provenance: tuple[Provenance, ...]
     notices: tuple[str, ...]
@@ -99,7 +99,7 @@ def build(
     results = aggregate(records)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
-    found_scenes = scenes(runs.pictures, notices)
+    found = galleries(runs.pictures, notices)
     return Report(
         results=results,
         title=title,
@@ -110,7 +110,7 @@ def build(
         details=tuple(detail_tables(results, reference, colours)),
         curves=tuple(_curve_plots(runs.curves)),
         analyses=tuple(_analysis_plots(runs.analyses)),
-        scenes=tuple(found_scenes),
+        galleries=tuple(found),
         conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
         provenance=tuple(provenance(results)),
         notices=(*problems, *results.notices, *runs.notices, *notices),

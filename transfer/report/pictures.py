@@ -16,51 +16,71 @@ BUDGET = 2_500_000
 #: The longest side of a picture on the page, in pixels.
 LONGEST = 480
 
-#: File names begin with what the picture was chosen for; other names stand under "detections".
-KINDS = ("best", "worst", "random")
+#: File names of pictures that were chosen for one detector begin so; the others show the same scenes for all.
+CHOSEN = ("best_", "worst_")
+
+_HEADINGS = {
+    "": "the same scenes for all",
+    "best_": "the best of each (F1 at IoU 0.5 on the image)",
+    "worst_": "the worst of each",
+}
 
 
 @dataclass(frozen=True)
-class Scene:
-    """The same scene as several runs saw it: ``shots`` holds (run, data URI)."""
+class Shot:
+    """One picture on the page."""
 
-    kind: str
-    name: str
-    shots: tuple[tuple[str, str], ...]
+    caption: str
+    alt: str
+    uri: str
 
 
-def scenes(pictures: Sequence[Picture], notices: list[str]) -> list[Scene]:
-    """Pictures grouped by name, runs side by side; what is unreadable or beyond the budget goes to ``notices``."""
-    groups: dict[str, list[Picture]] = {}
-    for picture in pictures:
-        groups.setdefault(picture.name, []).append(picture)
-    found: list[Scene] = []
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures under one heading; ``rows`` are read from left to right, a row of the same scene for all runs."""
+
+    title: str
+    rows: tuple[tuple[Shot, ...], ...]
+
+
+def galleries(pictures: Sequence[Picture], notices: list[str]) -> list[Gallery]:
+    """Pictures by place (the detector) and by what they were chosen for; runs stand side by side.
+
+    What is unreadable or beyond the budget goes to ``notices``.
+    """
+    runs = list(dict.fromkeys(picture.run for picture in pictures))
     spent = left_out = 0
-    for name, same in sorted(groups.items(), key=lambda item: (_rank(item[0]), item[0])):
-        shots = []
-        for picture in same:
-            uri = data_uri(picture.path, notices)
-            if uri is None:
-                continue
-            if spent + len(uri) > BUDGET:
-                left_out += 1
-                continue
-            spent += len(uri)
-            shots.append((picture.run, uri))
-        if shots:
-            found.append(Scene(_kind(name), name, tuple(shots)))
+    found: dict[tuple[str, str], dict[str, dict[str, Shot]]] = {}
+    for picture in sorted(pictures, key=lambda p: (p.place, _order(p.name), p.name, runs.index(p.run))):
+        uri = data_uri(picture.path, notices)
+        if uri is None:
+            continue
+        if spent + len(uri) > BUDGET:
+            left_out += 1
+            continue
+        spent += len(uri)
+        kind = _kind(picture.name)
+        rows = found.setdefault((picture.place, kind), {})
+        scene = picture.name.removeprefix(kind)
+        # Each run has its own best images: its n-th stands beside the others' n-th.
+        row = str(sum(picture.run in shots for shots in rows.values())) if kind else scene
+        shot = Shot(f"{picture.run} · {scene}", f"{picture.place}: detections of {picture.run} on {scene}", uri)
+        rows.setdefault(row, {})[picture.run] = shot
     if left_out:
         notices.append(f"{left_out} picture(s) left out: the page holds at most {BUDGET / 1e6:.1f} MB of pictures")
-    return found
+    made = []
+    for (place, kind), rows in found.items():
+        title = _HEADINGS[kind] if place == "." else f"{place}: {_HEADINGS[kind]}"
+        made.append(Gallery(title, tuple(tuple(shots[run] for run in runs if run in shots) for shots in rows.values())))
+    return made
 
 
 def _kind(name: str) -> str:
-    return next((kind for kind in KINDS if name.lower().startswith(kind)), "detections")
+    return next((kind for kind in CHOSEN if name.startswith(kind)), "")
 
 
-def _rank(name: str) -> int:
-    kind = _kind(name)
-    return KINDS.index(kind) if kind in KINDS else len(KINDS)
+def _order(name: str) -> int:
+    return ("", *CHOSEN).index(_kind(name))
 
 
 def data_uri(path: Path, notices: list[str]) -> str | None:

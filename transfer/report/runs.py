@@ -29,9 +29,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a run's ``visuals`` folder; the same ``name`` in several runs is the same scene."""
+    """One picture of a ``visuals`` folder; the same ``place`` and ``name`` in several runs is the same scene."""
 
     run: str
+    place: str
     name: str
     path: Path
 
@@ -55,8 +56,7 @@ def read_runs(folders: Sequence[str | Path]) -> RunFiles:
             raise InputError(f"run folder not found: {folder}; expected the OUTPUT_DIR of a tool")
         before = (len(found.curves), len(found.pictures), len(found.conversions), len(found.analyses))
         for place in _places(folder):
-            name = folder.name if place == folder else f"{folder.name}/{place.relative_to(folder).as_posix()}"
-            _read_place(place, name, found)
+            _read_place(place, folder.name, place.relative_to(folder).as_posix(), found)
         if before == (len(found.curves), len(found.pictures), len(found.conversions), len(found.analyses)):
             found.notices.append(f"{folder}: no metrics.jsonl, visuals/*.png or conversion report in this run folder")
     return found
@@ -75,14 +75,15 @@ def _places(folder: Path) -> list[Path]:
     return places
 
 
-def _read_place(place: Path, name: str, found: RunFiles) -> None:
+def _read_place(place: Path, run: str, inside: str, found: RunFiles) -> None:
+    name = run if inside == "." else f"{run}/{inside}"
     metrics = place / "metrics.jsonl"
     if metrics.is_file():
         found.curves += _curves(metrics, name, found.notices)
     visuals = place / "visuals"
     if visuals.is_dir():
         pictures = sorted(path for path in visuals.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
-        found.pictures += [Picture(name, path.stem, path) for path in pictures]
+        found.pictures += [Picture(run, inside, path.stem, path) for path in pictures]
         if not pictures:
             found.notices.append(f"{visuals}: holds no picture")
     for path in sorted(place.glob("*.json")):
