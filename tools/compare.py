@@ -1,0 +1,77 @@
+"""Compare backbones of any source: CKA on the same images, and the norms of their weights (RCF figures 3a and 3b).
+
+python tools/compare.py SGD.pth LARS.pth --images val_images/
+python tools/compare.py SGD.pth LARS.pth RESCALED.pkl --images digits --image-size 32 --labels SGD LARS NormRescale
+
+The first is the reference; each of the others is compared with it. Depths and widths may differ.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+
+from pretrain.console import run_tool, say, table
+from pretrain.errors import InputError
+from pretrain.sources import load_backbone
+from transfer.comparison import ImageBatches, add_records, compare, norm_records, plot, records, write_matrix
+from transfer.similarity import weight_norms
+
+
+def main(args: argparse.Namespace) -> None:
+    """Load, compare, print, record, plot."""
+    paths = [args.reference, *args.others]
+    labels = args.labels or [Path(path).stem if Path(path).is_file() else Path(path).name for path in paths]
+    if len(labels) != len(paths):
+        raise InputError(f"expected {len(paths)} --labels, one a checkpoint, found {len(labels)}; give each a name")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batches = ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, device)
+    sources = [load_backbone(path, which=args.which, trust_pickle=args.trust_pickle) for path in paths]
+    comparisons = [compare(sources[0], other, batches) for other in sources[1:]]
+    stages = list(comparisons[0].stages())
+    rows = [(f"{label} vs. {labels[0]}", *(f"{c.stages()[s]:.3f}" for s in stages))
+            for label, c in zip(labels[1:], comparisons, strict=True)]  # fmt: skip
+    table(f"linear CKA, {comparisons[0].count} images", ("pair", *stages), rows)
+    norms = [weight_norms(source.state, kernel=3) for source in sources]
+    table("2-norm of the 3x3 convolutions", ("network", "smallest", "mean", "largest"),
+          [(label, *(f"{value:.2f}" for value in (min(n.values()), sum(n.values()) / len(n), max(n.values()))))
+           for label, n in zip(labels, norms, strict=True)])  # fmt: skip
+    out = Path(args.output)
+    for number, comparison in enumerate(comparisons, start=1):
+        write_matrix(out / f"cka_blocks_{number}.json", comparison)
+    lines = [record for comparison in comparisons for record in records(comparison)]
+    lines += [record for source in sources for record in norm_records(source)]
+    file = Path(args.results or out / "results.jsonl")
+    new = add_records(file, lines)
+    say(f"{new} records appended to {file}" + (f", {len(lines) - new} were there" if new < len(lines) else ""))
+    for path in plot(out, labels, sources, comparisons):
+        say(f"wrote {path}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("reference", help="a checkpoint of any known family, or a run folder")
+    made.add_argument("others", nargs="+", help="the checkpoints to compare with it")
+    made.add_argument("--images", required=True, help="folder of images, or digits (the embedded held-out ones)")
+    made.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s; digits: 32)")
+    made.add_argument("--batch-size", type=int, default=64, help="images a batch (default: %(default)s, at least 4)")
+    made.add_argument("--count", type=int, default=0, help="use at most this many images (default: all)")
+    made.add_argument("--seed", type=int, default=0, help="of the images' order (default: %(default)s)")
+    made.add_argument(
+        "--which", choices=("student", "teacher"), help="network to take; default: what the paper evaluates"
+    )
+    made.add_argument("--labels", nargs="+", help="names for the plots, one a checkpoint")
+    made.add_argument(
+        "--output", default="outputs/compare", help="folder for plots and matrices (default: %(default)s)"
+    )
+    made.add_argument("--results", metavar="FILE", help="results file (default: OUTPUT/results.jsonl)")
+    made.add_argument("--trust-pickle", action="store_true", help="let the checkpoints run code while they are read")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))
