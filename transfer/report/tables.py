@@ -33,13 +33,13 @@ DETECTION = ("coco", "lvis", "voc")
 _PARTS = {"bbox": "boxes", "segm": "masks"}
 
 
-def cell_view(cell: Cell | None, best: bool = False) -> CellView:
-    """A cell of trials; an empty one is a dash."""
+def cell_view(cell: Cell | None, best: bool = False, counted: bool = True) -> CellView:
+    """A cell of trials, their number told where ``counted``; an empty one is a dash."""
     if cell is None:
         return CellView()
     if cell.std is None:
         return CellView(number(cell.mean), best=best)
-    return CellView(number(cell.mean), f"± {number(cell.std)}", f"n={cell.trials}", best)
+    return CellView(number(cell.mean), f"± {number(cell.std)}", f"n={cell.trials}" if counted else "", best)
 
 
 def difference_view(change: Difference | None) -> CellView:
@@ -155,12 +155,13 @@ def _detail_table(
 ) -> TableView:
     columns, groups = _headings(measures)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
+    counts = {cell.trials for m in measures for cell in results.cells[m].values()}
     best = {m: set() if m.metric in DESCRIPTIVE else _best(results.cells[m]) for m in measures}
     rows = [
         RowView(
             name,
             "ours",
-            tuple(cell_view(results.cells[m].get(name), name in best[m]) for m in measures),
+            tuple(cell_view(results.cells[m].get(name), name in best[m], counted=len(counts) > 1) for m in measures),
             colour=colours[name],
         )
         for name in present
@@ -173,13 +174,20 @@ def _detail_table(
     notes = [f"{left_out} more published rows of these measures are in configs/reference/."] if left_out else []
     return TableView(
         _title(measures[0].task),
-        _context(measures[0]),
+        f"{_context(measures[0])} · {_trials(counts)}",
         "weights",
         columns,
         tuple(rows + beside),
         groups=groups,
         notes=tuple(notes),
     )
+
+
+def _trials(counts: set[int]) -> str:
+    if len(counts) > 1:
+        return "mean ± std over n trials"
+    (count,) = counts
+    return "a single trial" if count == 1 else f"mean ± std over {count} trials each"
 
 
 def _title(task: str) -> str:
