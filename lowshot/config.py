@@ -30,6 +30,13 @@ def get_cfg() -> CfgNode:
     cfg.KNN = CfgNode()
     cfg.KNN.PRESETS = ["eman", "dino"]  # lowshot/knn.py says what they are
 
+    cfg.RETRIEVAL = CfgNode({"TOP": 1000})  # neighbours that count; at most the size of the training set
+
+    cfg.SEARCH = CfgNode()  # of kNN and retrieval
+    cfg.SEARCH.PRECISION = "fp32"  # or bf16: faster on large databases, the same neighbours
+    cfg.SEARCH.QUERY_CHUNK = 1024
+    cfg.SEARCH.DATABASE_CHUNK = 16384
+
     cfg.SVM = CfgNode()
     cfg.SVM.PROTOCOL = "imagenet"  # or voc07, inaturalist: lowshot/svm.py says what they are
     cfg.SVM.SHOTS = [1, 2, 4, 8, 16]  # labelled images per class

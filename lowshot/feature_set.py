@@ -129,5 +129,5 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
 def normalized(features: np.ndarray) -> np.ndarray:
     """Rows divided by their Euclidean norm, float32; a row of zeros stays one (its cosine with anything is 0)."""
     rows = np.asarray(features, dtype=np.float32)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.maximum(norms, np.finfo(np.float32).tiny)
+    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))  # several times faster than numpy.linalg.norm
+    return rows / np.maximum(norms, np.finfo(np.float32).tiny)[:, None]

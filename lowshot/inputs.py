@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
+from lowshot.devices import device
 from lowshot.feature_set import FeatureSet, check_pair, read_npz
 from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
 from pretrain.errors import InputError
@@ -16,11 +17,6 @@ from pretrain.views import eval_transform
 
 #: The weights that are no weights: the image's own grey values.
 PIXELS = "pixels"
-
-
-def device() -> torch.device:
-    """The first CUDA device if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_source(weights: str, which: str | None, family: str | None) -> SourceBackbone | None:

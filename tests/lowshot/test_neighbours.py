@@ -32,6 +32,28 @@ def test_database_on_disk_gives_the_same(tmp_path):
     assert np.array_equal(search(mapped, QUERIES, 5, database_chunk=100).indices, search(DATABASE, QUERIES, 5).indices)
 
 
+@pytest.mark.parametrize("clustered", [False, True])
+def test_bf16_search_finds_the_same_sets_with_fp32_similarities(clustered, capsys):
+    generator = np.random.default_rng(3)
+    database = generator.standard_normal((2000, 64)).astype(np.float32)
+    if clustered:  # so many almost equal similarities that rounding alone cannot rank them
+        database = database[:20].repeat(100, axis=0) + 1e-4 * database
+    queries = generator.standard_normal((50, 64)).astype(np.float32)
+    exact = search(database, queries, 30)
+    fast = search(database, queries, 30, precision="bf16", database_chunk=300)
+    assert np.allclose(exact.similarities, fast.similarities, atol=1e-6)
+    agreeing = [len(set(one) & set(other)) for one, other in zip(exact.indices, fast.indices, strict=True)]
+    assert np.mean(agreeing) >= 29.9  # what is left are ties in float32
+    assert ("searched again" in capsys.readouterr().out) == clustered
+
+
+def test_rows_of_zeros_and_duplicates_are_found_like_others():
+    database = np.vstack([DATABASE[:50], DATABASE[:50], np.zeros((3, 24), np.float32)])
+    found = search(database, QUERIES, 103, database_chunk=20)
+    assert (np.sort(found.indices, axis=1) == np.arange(103)).all()
+    assert (np.diff(found.similarities, axis=1) <= 0).all()
+
+
 @pytest.mark.parametrize("k", [0, 502])
 def test_k_outside_the_database_is_refused(k):
     with pytest.raises(InputError, match=r"expected 1 ≤ k ≤ 501"):
@@ -41,3 +63,8 @@ def test_k_outside_the_database_is_refused(k):
 def test_other_dimension_is_refused():
     with pytest.raises(InputError, match="queries have 3 features, the database 24"):
         search(DATABASE, QUERIES[:, :3], 1)
+
+
+def test_unknown_precision_is_refused():
+    with pytest.raises(InputError, match=r"SEARCH\.PRECISION of fp32, bf16"):
+        search(DATABASE, QUERIES, 1, precision="int8")

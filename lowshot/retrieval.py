@@ -1,0 +1,49 @@
+"""Image retrieval: the training set is the database, test images are the queries (EMAN, arXiv 2101.08482, table 4).
+
+For each query the 1000 most similar training images are ranked by the cosine of L2-normalised features; relevant are
+those of its class (with several labels: those that share one).
+    average precision = mean over the hits among the 1000 of the precision at that hit (0 without a hit);
+    recall = hits among the 1000 / all relevant images of the database.
+mAP and recall are means over queries.
+"""
+
+import numpy as np
+
+from lowshot.feature_set import FeatureSet, chunks
+from lowshot.neighbours import Neighbours
+from lowshot.score import Score
+
+
+def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, top: int) -> list[Score]:
+    """mAP and recall within the first ``top`` neighbours."""
+    precisions, recalls = [], []
+    for part in chunks(len(test), 4096):
+        hits = relevant(train.labels, neighbours.indices[part, :top], test.labels[part])
+        precisions.append(average_precisions(hits))
+        recalls.append(hits.sum(axis=1) / np.maximum(relevant_counts(train.labels, test.labels[part]), 1))
+    values = {"mAP": np.concatenate(precisions), "recall": np.concatenate(recalls)}
+    return [
+        Score("retrieval", metric, 100 * float(each.mean()), protocol="eman", details={"top": top})
+        for metric, each in values.items()
+    ]
+
+
+def relevant(database: np.ndarray, indices: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """[q, k] bool: does the neighbour share a label with the query?"""
+    if database.ndim == 1:
+        return np.asarray(database[indices] == queries[:, None])
+    return np.asarray((database[indices] * queries[:, None]).any(axis=2))
+
+
+def relevant_counts(database: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """[q]: how many images of the database share a label with each query."""
+    if database.ndim == 1:
+        return np.bincount(database, minlength=int(queries.max()) + 1)[queries]
+    return np.asarray((queries @ database.T > 0).sum(axis=1))
+
+
+def average_precisions(hits: np.ndarray) -> np.ndarray:
+    """[q] average precision of ranked lists ``hits`` [q, k] bool, over the hits that were found."""
+    found = np.cumsum(hits, axis=1)
+    precision = found / np.arange(1, hits.shape[1] + 1)
+    return np.asarray((precision * hits).sum(axis=1) / np.maximum(found[:, -1], 1))
