@@ -32,7 +32,7 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
     cfg.DATASETS.ROOT = ""
     cfg.TEST.VISUALS = 4
     cfg.SOLVER.AMP.PRECISION = "float16"
-    cfg.MODEL.FCOS = CfgNode()
+    cfg.MODEL.FCOS = type(cfg)()  # Detectron2 insists on its own kind of CfgNode
     cfg.MODEL.FCOS.NUM_CLASSES = 80
     cfg.MODEL.FCOS.IN_FEATURES = ["p3", "p4", "p5", "p6", "p7"]
     cfg.MODEL.FCOS.NUM_CONVS = 4

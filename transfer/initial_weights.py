@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,9 +11,14 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import InputError
-from pretrain.files import sha256_of
+from pretrain.files import sha256_of, weights_name
 from pretrain.sources import detectron2_names, load_backbone
 
+#: A ResNet's tensor within a detector. The extra norm of C4 heads, ``roi_heads.res5.norm``, is the detector's own.
+_RESNET = re.compile(r"^(?:backbone\.bottom_up\.|backbone\.|roi_heads\.)((?:stem|res[2-5])\.(?!norm\.).*)$")
+_COUNTER = "num_batches_tracked"
+#: Settings that older versions of Detectron2 keep among the weights.
+_SETTING = re.compile(r"anchor_generator|^pixel_(mean|std)$")
 #: Stands for random initialisation, so that it never happens by a forgotten option.
 NONE = "none"
 
@@ -49,11 +55,11 @@ def read_initial(weights: str) -> InitialWeights:
     if path.suffix == ".pth":
         state = read_detector(path)
         if any(name.startswith(("proposal_generator.", "head.", "sem_seg_head.")) for name in state):
-            return InitialWeights(str(path), sha256_of(path), detector=state)
+            return InitialWeights(weights_name(path), sha256_of(path), detector=state)
     source = load_backbone(path)
     names = detectron2_names(source.architecture)
     state = {names[name]: tensor for name, tensor in source.state.items()}
-    return InitialWeights(str(path), source.sha256, source.network, backbone=state)
+    return InitialWeights(weights_name(path), source.sha256, source.network, backbone=state)
 
 
 def read_detector(path: str | Path) -> dict[str, Tensor]:
@@ -75,3 +81,72 @@ def read_detector(path: str | Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"expected a mapping of names to tensors in {path}, found something else")
     return state
+
+
+def match_backbone(
+    shapes: Mapping[str, Sequence[int]], backbone: Mapping[str, Tensor], source: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Which of a detector's tensors a pretrained ResNet fills.
+
+    Args:
+        shapes: shape of every tensor of the detector, by Detectron2's names.
+        backbone: ``stem.conv1.weight`` …. source: what errors call it.
+
+    Returns:
+        Tensors to load by the detector's names, and the names of those that stay new.
+
+    Raises:
+        InputError: not every tensor of the detector's backbone is covered (a silently random backbone is the costliest
+            mistake in transfer), or one has another shape.
+    """
+    found: dict[str, Tensor] = {}
+    new, missing = [], []
+    for name in shapes:
+        inside = _RESNET.match(name)
+        if inside is None:
+            new.append(name)
+        elif inside[1] in backbone:
+            found[name] = backbone[inside[1]]
+        elif not name.endswith(_COUNTER):
+            missing.append(inside[1])
+    if missing:
+        raise InputError(
+            f"{source} covers {len(found)} of the backbone's {len(found) + len(missing)} tensors: "
+            f"{_some('missing', missing)}; let MODEL.RESNETS.DEPTH and the widths be the checkpoint's"
+        )
+    _check_shapes(shapes, found, source)
+    return found, new
+
+
+def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """All tensors of a detector, by Detectron2's names.
+
+    Raises:
+        InputError: one is missing, left over or of another shape.
+    """
+    missing = [name for name in shapes if name not in state and not name.endswith(_COUNTER)]
+    extra = [name for name in state if name not in shapes and not name.endswith(_COUNTER) and not _SETTING.search(name)]
+    if missing or extra:
+        raise InputError(
+            f"{source} does not hold this detector: {_some('missing', missing)}{_some('left over', extra)}; "
+            "use the config that it was trained with"
+        )
+    found = {name: state[name] for name in shapes if name in state}
+    _check_shapes(shapes, found, source)
+    return found
+
+
+def _check_shapes(shapes: Mapping[str, Sequence[int]], found: Mapping[str, Tensor], source: str) -> None:
+    for name, value in found.items():
+        if tuple(shapes[name]) != tuple(value.shape):
+            raise InputError(
+                f"{source}: expected {name} of shape {tuple(shapes[name])}, found {tuple(value.shape)}; "
+                "let the config's depth, widths and class count be those of the weights"
+            )
+
+
+def _some(what: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{len(names)} {what} ({', '.join(sorted(names)[:3])}{more}) "

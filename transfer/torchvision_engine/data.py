@@ -56,11 +56,14 @@ def read_pictures(data: DetectionData) -> PictureList:
     number = {category: index for index, category in enumerate(data.category_ids)}
     objects: dict[int, list[Annotation]] = {}
     for entry in content["annotations"]:
+        segmentation = entry.get("segmentation")
+        if isinstance(segmentation, list) and segmentation:
+            segmentation = [p for p in segmentation if len(p) % 2 == 0 and len(p) >= 6]
+            if not segmentation:
+                continue  # no polygon with three corners: Detectron2 leaves such objects out
         x, y, width, height = entry["bbox"]
-        found = Annotation(
-            (x, y, x + width, y + height), number[entry["category_id"]], entry.get("segmentation"),
-            bool(entry.get("iscrowd", 0)),
-        )  # fmt: skip
+        box, category = (x, y, x + width, y + height), number[entry["category_id"]]
+        found = Annotation(box, category, segmentation or None, bool(entry.get("iscrowd", 0)))
         objects.setdefault(entry["image_id"], []).append(found)
     pictures = [
         Picture(data.image_path(i), i["id"], i["height"], i["width"], tuple(objects.get(i["id"], ())))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from pretrain.errors import InputError
 from pretrain.sources import detectron2_names
+from transfer.initial_weights import match_backbone, match_detector
 from transfer.torchvision_engine.models import Detector
 
 #: State of a training that Detectron2's files do not hold.
@@ -30,9 +31,8 @@ def names(detector: Detector) -> dict[str, str]:
         for prefix, (inside, outside) in prefixes.items():
             if name.startswith(prefix):
                 key = inside + name[len(prefix) :]
-                theirs = (
-                    outside + table[key] if key in table else theirs
-                )  # C4's extra norm is no ResNet's
+                # The table lacks the extra norm of C4 heads, which keeps its name.
+                theirs = outside + table[key] if key in table else theirs
         if not name.endswith(_OWN):
             found[name] = theirs
     return found
@@ -50,78 +50,26 @@ def own_state(detector: Detector) -> dict[str, Tensor]:
 
 
 def load_detector(detector: Detector, state: Mapping[str, Tensor], source: str) -> None:
-    """Load a whole detector, Detectron2's names.
-
-    Raises:
-        InputError: a tensor is missing, left over or of another shape.
-    """
-    table = names(detector)
-    wanted = {theirs: own for own, theirs in table.items() if not own.endswith("num_batches_tracked")}
-    missing = sorted(set(wanted) - set(state))
-    extra = sorted(name for name in set(state) - set(table.values()) if not _ignorable(name))
-    if missing or extra:
-        raise InputError(
-            f"{source} does not hold this detector: {_some('missing', missing)}{_some('left over', extra)}; "
-            "use the config that it was trained with"
-        )
-    _assign(detector, {own: state[theirs] for own, theirs in table.items() if theirs in state}, source)
+    """Load a whole detector, Detectron2's names; InputError where it is another one (``match_detector``)."""
+    _load(detector, match_detector(_shapes(detector), state, source))
 
 
 def load_backbone(detector: Detector, state: Mapping[str, Tensor], source: str) -> tuple[list[str], list[str]]:
-    """Load a pretrained ResNet (Detectron2's names, ``stem.conv1.weight`` …) into a fresh detector.
+    """Load a pretrained ResNet into a fresh detector; InputError unless it is covered wholly (``match_backbone``).
 
     Returns:
         Detectron2 names of the detector's tensors that were loaded, and of those that stay new.
-
-    Raises:
-        InputError: not every tensor of the backbone is covered (a silently random backbone is the costliest mistake
-            in transfer), or one has another shape.
     """
-    table = names(detector)
-    loaded, new, missing = {}, [], []
-    for own, theirs in table.items():
-        if own.endswith("num_batches_tracked"):
-            continue
-        key = _in_resnet(theirs)
-        if key is None or key.startswith("res5.norm."):  # the extra norm of C4 heads belongs to the detector
-            new.append(theirs)
-        elif key in state:
-            loaded[own] = state[key]
-        else:
-            missing.append(key)
-    if missing:
-        raise InputError(
-            f"{source} covers {len(loaded)} of the backbone's {len(loaded) + len(missing)} tensors: "
-            f"{_some('missing', sorted(missing))}; let MODEL.RESNETS.DEPTH and the widths be the checkpoint's"
-        )
-    _assign(detector, loaded, source)
-    return [table[own] for own in loaded], new
+    found, new = match_backbone(_shapes(detector), state, source)
+    _load(detector, found)
+    return list(found), new
 
 
-def _in_resnet(name: str) -> str | None:
-    """The key within a ResNet's own file, or None where the tensor belongs to the detector."""
-    found = re.match(r"^(?:backbone\.bottom_up\.|backbone\.|roi_heads\.)((?:stem|res[2-5])\..*)$", name)
-    return found[1] if found else None
-
-
-def _ignorable(name: str) -> bool:
-    """Counters, and tensors that Detectron2 writes though they are settings."""
-    return name.endswith("num_batches_tracked") or "anchor_generator" in name or name in ("pixel_mean", "pixel_std")
-
-
-def _assign(detector: Detector, tensors: Mapping[str, Tensor], source: str) -> None:
+def _shapes(detector: Detector) -> dict[str, torch.Size]:
     state = detector.state_dict()
-    for name, value in tensors.items():
-        if state[name].shape != value.shape:
-            raise InputError(
-                f"{source}: expected {name} of shape {tuple(state[name].shape)}, found {tuple(value.shape)}; "
-                "let the config's depth, widths and class count be those of the weights"
-            )
-    detector.load_state_dict(dict(tensors), strict=False)
+    return {theirs: state[own].shape for own, theirs in names(detector).items()}
 
 
-def _some(what: str, found: list[str]) -> str:
-    if not found:
-        return ""
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"{len(found)} {what} ({', '.join(found[:3])}{more}) "
+def _load(detector: Detector, found: Mapping[str, Tensor]) -> None:
+    own = {theirs: name for name, theirs in names(detector).items()}
+    detector.load_state_dict({own[name]: value for name, value in found.items()}, strict=False)
