@@ -158,7 +158,8 @@ def run_tool(
     that is a bug). ``--debug`` shows the traceback of wrong input too.
     """
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
-    args = parser.parse_args(argv)
+    # Intermixed: KEY VALUE pairs may stand before, between and after the options.
+    args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
     try:
         main(args)
     except InputError as error:

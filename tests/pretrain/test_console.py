@@ -42,6 +42,16 @@ def test_a_stop_says_its_message_and_gives_the_shells_code(capsys):
     assert "resume with --resume" in capsys.readouterr().out
 
 
+def test_settings_may_stand_before_between_and_after_options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=["knn", "svm"])
+    parser.add_argument("--config")
+    parser.add_argument("overrides", nargs="*")
+    seen = []
+    assert run_tool(parser, seen.append, ["svm", "A", "1", "--config", "f", "B", "2", "--debug"]) == 0
+    assert (seen[0].command, seen[0].config, seen[0].overrides, seen[0].debug) == ("svm", "f", ["A", "1", "B", "2"], True)
+
+
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         run(raiser(ZeroDivisionError()))
