@@ -224,7 +224,7 @@ def test_damaged_pictures_and_curves_are_told_and_the_page_is_made(tmp_path: Pat
     (run / "conversion.json").write_text("{", encoding="utf-8")
     (run / "metrics.jsonl").write_text('{"step": 0, "loss": 2.0}\n{"step": 1, "los\n{"step": 2, "loss": 1.0}\n')
     report = build(small_records(), runs=read_runs([run]))
-    assert [plot.title for plot in report.curves] == ["Training loss"]
+    assert [plot.title for plot in report.curves] == ["Pretraining loss"]
     assert "run ends at 1" in report.curves[0].caption
     told = " ".join(report.notices)
     for problem in ("not a readable picture", "1 broken line(s)", "conversion.json: not JSON"):
@@ -237,6 +237,17 @@ def test_a_resumed_runs_repeated_steps_count_once(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (curve,) = read_runs([tmp_path]).curves
     assert (curve.steps, curve.values) == ((0, 1, 2), (5.0, 3.0, 2.0))
+
+
+def test_the_losses_of_pretraining_and_of_a_detector_are_two_plots(tmp_path: Path):
+    (tmp_path / "mask_rcnn").mkdir()
+    pretraining = [{"step": i, "loss": 2.0 - i, "lr": 0.1} for i in range(2)]
+    detector = [{"step": i, "loss": 9.0 - i, "loss_rpn_cls": 1.0, "lr": 0.02} for i in range(2)]
+    for path, lines in ((tmp_path, pretraining), (tmp_path / "mask_rcnn", detector)):
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plots = build(small_records(), runs=read_runs([tmp_path])).curves
+    assert [plot.title for plot in plots] == ["Pretraining loss", "Learning rate", "Detector's training loss"]
+    assert plots[2].caption == f"{tmp_path.name}/mask_rcnn ends at 8"
 
 
 def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):

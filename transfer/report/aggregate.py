@@ -20,7 +20,7 @@ MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
 DESCRIPTIVE = ("cost", "loss", "seconds", "lr")
 
 #: A checkpoint whose name begins so is a baseline, in the order in which the columns stand.
-BASELINES = ("supervised", "random", "pixels")
+BASELINES = ("supervised", "random", "pixels", "none")
 
 
 class Measure(NamedTuple):

@@ -20,17 +20,18 @@ from transfer.report.pictures import Gallery, galleries
 from transfer.report.provenance import Provenance, provenance
 from transfer.report.reference import Published, load_tables, published
 from transfer.report.runs import Curve, RunFiles, read_runs
-from transfer.report.tables import detail_tables, measure_label, summary_table
+from transfer.report.tables import NOT_COMPARED, detail_tables, measure_label, summary_table
 from transfer.report.views import TableView
 
 #: Lines in the slope chart; more would not be told apart. The tables hold them all.
 SLOPES = 8
 
-_CURVE_TITLES = {
-    "loss": "Training loss",
-    "total_loss": "Detector training loss",
-    "embedding_std": "Standard deviation of the embedding (0 would be collapse)",
-    "lr": "Learning rate",
+#: Key of a metrics.jsonl to the heading of its plot and the label of its axis.
+_CURVES = {
+    "loss": ("Pretraining loss", "loss"),
+    "embedding_std": ("Spread of the embedding (0 would be collapse)", "std"),
+    "lr": ("Learning rate", "learning rate"),
+    "detector_loss": ("Detector's training loss", "loss"),
 }
 
 
@@ -126,7 +127,7 @@ def _verdicts(results: Results) -> list[str]:
         return ["No baseline: none of the checkpoints is named random…, so there is nothing to say what transfers."]
     sentences = []
     for name in results.checkpoints:
-        if name == base or name.lower().startswith(("random", "pixels")):
+        if name == base or name.lower().startswith(NOT_COMPARED):
             continue
         cells = [results.cells[m] for m in results.headlines()]
         changes = [difference(c[name], c[base]) for c in cells if name in c and base in c]
@@ -182,11 +183,11 @@ def _low_shot_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:
 
 def _curve_plots(curves: Sequence[Curve]) -> list[Plot]:
     drawn = []
-    for key, title in _CURVE_TITLES.items():
+    for key, (title, label) in _CURVES.items():
         same = [curve for curve in curves if curve.key == key]
         if same:
             caption = ", ".join(f"{curve.run} ends at {curve.values[-1]:.4g}" for curve in same)
-            drawn.append(Plot(title, caption, plots.curve_plot(same, title.split(" (")[0])))
+            drawn.append(Plot(title, caption, plots.curve_plot(same, key, label)))
     return drawn
 
 

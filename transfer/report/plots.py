@@ -132,7 +132,7 @@ def _spread(heights: list[float], axes: Axes, inches: float) -> list[float]:
 
 
 @_styled
-def curve_plot(curves: Sequence[Curve], label: str) -> str:
+def curve_plot(curves: Sequence[Curve], key: str, label: str) -> str:
     """Training curves of several runs over the step; long ones are thinned to 400 points by means of blocks."""
     figure, axes = _axes(6.4, 3.0)
     for index, curve in enumerate(curves):
@@ -141,7 +141,7 @@ def curve_plot(curves: Sequence[Curve], label: str) -> str:
     axes.set_xlabel("step")
     axes.set_ylabel(label)
     _legend(axes)
-    return _svg(figure, f"curve-{label}", f"{label} over training steps")
+    return _svg(figure, f"curve-{key}", f"{label} over training steps")
 
 
 @_styled

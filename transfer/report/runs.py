@@ -107,24 +107,27 @@ def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:
 
 
 def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
-    """The loss, the embedding's standard deviation and the learning rate of a ``metrics.jsonl``."""
+    """Of pretraining the loss, the embedding's spread and the learning rate; of a detector its loss."""
     rows: dict[float, dict[str, Any]] = {}
     broken = 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
             # A resumed run repeats the steps after its checkpoint: the later line is the one that counts.
-            rows[float(row.get("step", row.get("iteration", len(rows))))] = row
+            rows[float(row.get("step", row.get("iteration", len(rows))))] = dict(row)
         except (json.JSONDecodeError, AttributeError, TypeError, ValueError):
             broken += bool(line.strip())
     if broken:
         notices.append(f"{path}: {broken} broken line(s) left out of the training curve")
+    detector = any("loss_rpn_cls" in row or "loss_cls" in row or "total_loss" in row for row in rows.values())
+    total = "total_loss" if any("total_loss" in row for row in rows.values()) else "loss"
+    wanted = {total: "detector_loss"} if detector else {key: key for key in ("loss", "embedding_std", "lr")}
     curves = []
-    for key in ("loss", "total_loss", "embedding_std", "lr"):
+    for key, name in wanted.items():
         points = [(step, row[key]) for step, row in sorted(rows.items()) if _finite(row.get(key))]
         if len(points) > 1:
             steps, values = zip(*points, strict=True)
-            curves.append(Curve(run, key, steps, tuple(float(value) for value in values)))
+            curves.append(Curve(run, name, steps, tuple(float(value) for value in values)))
     return curves
 
 

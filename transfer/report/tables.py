@@ -11,6 +11,9 @@ from transfer.report.beside import published_rows
 from transfer.report.reference import Published
 from transfer.report.views import CellView, RowView, TableView, number
 
+#: Baselines that are not themselves compared with one.
+NOT_COMPARED = ("random", "pixels", "none")
+
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
     "coco": "COCO-style detection",
@@ -90,7 +93,7 @@ def compared(results: Results) -> list[tuple[str, str]]:
         (name, base)
         for base in bases
         for name in results.checkpoints
-        if name != base and not name.lower().startswith(("random", "pixels"))
+        if name != base and not name.lower().startswith(NOT_COMPARED)
     ]
 
 
