@@ -36,7 +36,9 @@ _SHELL_MODULES = ("argparse", "omegaconf", "easydict", "addict", "yacs", "fvcore
                   "typing", "decimal", "uuid")  # fmt: skip
 _SHELL_NAMES = {"collections.defaultdict", "collections.Counter", "collections.deque", "torch.device",
                 "torch.Generator", "builtins.getattr", "builtins.object", "builtins.slice", "builtins.type",
-                "copyreg._reconstructor"}  # fmt: skip
+                "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int", "builtins.float", "builtins.str",
+                "builtins.long", "builtins.unicode",
+                "builtins.bool", "copyreg._reconstructor"}  # fmt: skip
 #: Python 2's names, which pickle protocols 0 to 2 still use.
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
@@ -337,15 +339,26 @@ class InertUnpickler(pickle._Unpickler):
         return self.storages.setdefault(key, FileStorage(dtype, count))
 
 
-def resolve(node: Any, depth: int = 0) -> Any:
-    """Turn the descriptions inside nested containers into tensors and scalars."""
-    if depth > 64:
-        raise InputError("expected nested dicts of tensors, found more than 64 levels; the checkpoint is crafted")
-    if isinstance(node, (LazyTensor, LazyArray, LazyCall, LazyDtype)):
-        value = node.read()
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-    if isinstance(node, dict):
-        return {key: resolve(value, depth + 1) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [resolve(value, depth + 1) for value in node]
-    return node
+def resolve(tree: Any) -> Any:
+    """Turn the descriptions inside nested containers into tensors and scalars; shared parts stay shared."""
+    known: dict[int, Any] = {}
+
+    def walk(node: Any, depth: int) -> Any:
+        if depth > 64:
+            raise InputError("expected nested dicts of tensors, found more than 64 levels; the checkpoint is crafted")
+        if id(node) not in known:
+            known[id(node)] = value = convert(node, depth)
+            return value
+        return known[id(node)]
+
+    def convert(node: Any, depth: int) -> Any:
+        if isinstance(node, (LazyTensor, LazyArray, LazyCall, LazyDtype)):
+            value = node.read()
+            return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if isinstance(node, dict):
+            return {key: walk(value, depth + 1) for key, value in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [walk(value, depth + 1) for value in node]
+        return node
+
+    return walk(tree, 0)

@@ -27,6 +27,8 @@ LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 #: What reading a damaged file raises, by whichever byte is wrong.
 _DAMAGE = (EOFError, struct.error, pickle.UnpicklingError, zipfile.BadZipFile, LookupError, TypeError, ValueError,
            AttributeError, AssertionError, RuntimeError, OverflowError)  # fmt: skip
+#: More than any checkpoint has (optimizer states and logs included); crafted references can make exponentially many.
+MAX_DEPTH, MAX_NODES = 64, 2_000_000
 _TORCHSCRIPT_RECORDS = ("constants.pkl", "code/")
 
 _NEXT = "download it again and compare its size with the publisher's"
@@ -71,7 +73,7 @@ def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
     try:
         if trust_pickle:
             return _read_trusted(path, is_zip, head)
-        return _read_zip(path) if is_zip else _read_stream(path)
+        return _check_tree(_read_zip(path) if is_zip else _read_stream(path), path)
     except _DAMAGE as error:
         detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
@@ -152,7 +154,7 @@ def _read_zip(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of pickle protocols other than 2
             if _globals_of_zip(path) <= _PLAIN_GLOBALS:
-                return _check_views(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path)
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, AttributeError) as error:
         if "truncated" in str(error) or "resize storage" in str(error):
             raise InputError(
@@ -162,20 +164,25 @@ def _read_zip(path: Path) -> Any:
     return _read_zip_restricted(path)
 
 
-def _check_views(node: Any, path: Path) -> Any:
-    """Refuse tensors that repeat their storage (stride 0): using them would allocate more than the file holds."""
-    if isinstance(node, Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
-        raise InputError(
-            f"expected tensors that fit their storage, found one of shape {list(node.shape)} on "
-            f"{node.untyped_storage().nbytes():,} bytes in {path}; the checkpoint is damaged or crafted"
-        )
-    if isinstance(node, Mapping):
-        for value in node.values():
-            _check_views(value, path)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            _check_views(value, path)
-    return node
+def _check_tree(tree: Any, path: Path) -> Any:
+    """Refuse what would grow when it is used: nested references that multiply, tensors that repeat their storage."""
+    waiting, seen = [(tree, 0)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        seen += 1
+        if depth > MAX_DEPTH or seen > MAX_NODES:
+            raise InputError(
+                f"expected nested dicts of tensors, found more than {MAX_DEPTH} levels or {MAX_NODES:,} values in "
+                f"{path}; the checkpoint is crafted"
+            )
+        if isinstance(node, Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
+            raise InputError(
+                f"expected tensors that fit their storage, found one of shape {list(node.shape)} on "
+                f"{node.untyped_storage().nbytes():,} bytes in {path}; the checkpoint is damaged or crafted"
+            )
+        if isinstance(node, (Mapping, list, tuple)):
+            waiting.extend((value, depth + 1) for value in (node.values() if isinstance(node, Mapping) else node))
+    return tree
 
 
 #: What a plain state dict names. ``weights_only`` itself also allows constructors that allocate as told

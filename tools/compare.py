@@ -16,6 +16,7 @@ import torch
 
 from pretrain.console import run_tool, say, table
 from pretrain.errors import InputError
+from pretrain.files import weights_name
 from pretrain.sources import load_backbone
 from transfer.comparison import ImageBatches, add_records, compare, norm_records, plot, records, write_matrix
 from transfer.similarity import weight_norms
@@ -24,7 +25,7 @@ from transfer.similarity import weight_norms
 def main(args: argparse.Namespace) -> None:
     """Load, compare, print, record, plot."""
     paths = [args.reference, *args.others]
-    labels = args.labels or [Path(path).stem if Path(path).is_file() else Path(path).name for path in paths]
+    labels = args.labels or [weights_name(path) for path in paths]
     if len(labels) != len(paths):
         raise InputError(f"expected {len(paths)} --labels, one a checkpoint, found {len(labels)}; give each a name")
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,7 +15,7 @@ from torch import Tensor
 from pretrain.backbones import ResNet
 from pretrain.console import track
 from pretrain.errors import InputError
-from pretrain.files import atomic_path, write_text
+from pretrain.files import atomic_path, weights_name, write_text
 from pretrain.images import build_dataset
 from pretrain.sources import SourceBackbone
 from pretrain.views import eval_transform
@@ -120,13 +120,13 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
             "cka",
             name,
             100 * value,
-            checkpoint={"name": other.path.name, "sha256": other.sha256},
+            checkpoint=_named(other),
             network=other.network,
             protocol="linear, unbiased mini-batch HSIC",
             engine="torch",
             dataset=comparison.images,
             images=comparison.count,
-            reference={"name": reference.path.name, "sha256": reference.sha256, "network": reference.network},
+            reference={**_named(reference), "network": reference.network},
         )
         for name, value in comparison.stages().items()
     ]
@@ -144,11 +144,16 @@ def add_records(file: Path, lines: list[dict[str, Any]]) -> int:
 
 def norm_records(source: SourceBackbone) -> list[dict[str, Any]]:
     """2-norm of every convolution, as records."""
-    checkpoint = {"name": source.path.name, "sha256": source.sha256}
     return [
-        results.make_record("weight_norm", name, value, checkpoint=checkpoint, network=source.network, engine="torch")
+        results.make_record(
+            "weight_norm", name, value, checkpoint=_named(source), network=source.network, engine="torch"
+        )
         for name, value in weight_norms(source.state).items()
     ]
+
+
+def _named(source: SourceBackbone) -> dict[str, str]:
+    return {"name": weights_name(source.path), "sha256": source.sha256}
 
 
 def write_matrix(path: Path, comparison: Comparison) -> None:

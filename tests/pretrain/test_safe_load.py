@@ -171,6 +171,22 @@ def test_tensor_that_repeats_its_storage_is_refused(tmp_path):
         read_tree(tmp_path / "expanded.pth")
 
 
+@pytest.mark.parametrize("writer", WRITERS, **by_name)
+def test_references_that_multiply_are_refused(writer, tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrain.safe_load.MAX_NODES", 10_000)  # the real bound takes seconds to reach
+    laughs = [0]
+    for _ in range(40):
+        laughs = [laughs, laughs]
+    writer({"a": laughs}, tmp_path / "laughs.pth")
+    with pytest.raises(InputError, match="10,000 values"):
+        read_tree(tmp_path / "laughs.pth")
+    loop: dict = {}
+    loop["again"] = loop
+    writer(loop, tmp_path / "loop.pth")
+    with pytest.raises(InputError, match="more than 64 levels"):
+        read_tree(tmp_path / "loop.pth")
+
+
 class Allocates:
     def __init__(self, call, *args) -> None:
         self.call, self.args = call, args
