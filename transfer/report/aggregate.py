@@ -127,21 +127,29 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
         trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
         trials.setdefault(_trial(record), []).append(record)
     notices: list[str] = _hash_notices(by_checkpoint)
+    undefined: dict[tuple[str, str], list[str]] = defaultdict(list)
     cells: dict[Measure, dict[str, Cell]] = {}
     for measure, columns in groups.items():
         for label, trials in columns.items():
             values = _values(measure, label, trials, notices)
-            if values:
-                cells.setdefault(measure, {})[label] = Cell(values)
+            finite = {trial: value for trial, value in values.items() if value is not None}
+            if finite:
+                cells.setdefault(measure, {})[label] = Cell(finite)
+            if len(finite) < len(values):
+                lost = ", ".join(str(trial) for trial, value in values.items() if value is None)
+                undefined[measure.task, label].append(f"{measure.metric} (trial {lost})")
+    notices += [f"{task} of {label}: undefined on this data, so without a value: {', '.join(metrics)}"
+                for (task, label), metrics in undefined.items()]  # fmt: skip
     order = sorted(by_checkpoint, key=_column_order)
     return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices)
 
 
 def _values(
     measure: Measure, label: str, trials: Mapping[int, list[Mapping[str, Any]]], notices: list[str]
-) -> dict[int, float]:
+) -> dict[int, float | None]:
+    """The value that counts for each trial; None where it is no finite number."""
     where = f"{measure.task} {measure.metric} of {label}"
-    values: dict[int, float] = {}
+    values: dict[int, float | None] = {}
     for trial, same in sorted(trials.items()):
         newest = max(same, key=lambda record: str(record.get("time", "")))
         if len(same) > 1:
@@ -150,10 +158,8 @@ def _values(
                 f"{where}, trial {trial}: {len(same)} records ({listed}); "
                 + ("they agree and count once" if len({r["value"] for r in same}) == 1 else "the newest counts")
             )
-        if newest["value"] is None or not math.isfinite(newest["value"]):
-            notices.append(f"{where}, trial {trial}: recorded without a finite value (undefined for this data)")
-        else:
-            values[trial] = float(newest["value"])
+        value = newest["value"]
+        values[trial] = float(value) if value is not None and math.isfinite(value) else None
     return values
 
 

@@ -43,13 +43,16 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
         rows.setdefault(key, _Row(item, place)).cells[index] = item
     ours = measures[0]
     nearest = sorted(rows.values(), key=lambda row: (*_differences(row.first, ours), -len(row.cells), row.place))
+    count = min(SHOWN, len(nearest))
+    if 1 < count < len(nearest) and nearest[count - 1].place not in (nearest[count - 2].place, nearest[0].place):
+        count -= 1  # a single row of a further table says little
     shown: list[RowView] = []
-    for row in nearest[:SHOWN]:
+    for row in nearest[:count]:
         source = _source(row, ours)
         if source != next((view for view in reversed(shown) if view.kind == "source"), None):
             shown.append(source)
         shown.append(_view(row, measures))
-    return shown, max(0, len(nearest) - SHOWN)
+    return shown, len(nearest) - count
 
 
 def _differences(item: Published, ours: Measure) -> tuple[bool, bool]:
