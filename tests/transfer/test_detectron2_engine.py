@@ -140,7 +140,9 @@ def test_weights_of_each_engine_load_into_the_other(pair, tmp_path):
     assert len(loaded) == len(theirs.state_dict())
 
 
-@pytest.mark.parametrize("file", sorted(Path("configs/transfer").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[2] / "configs/transfer").glob("*.yaml")), ids=lambda file: file.stem
+)
 def test_every_config_merges_into_detectron2(file, tmp_path):
     from transfer import config
 
