@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +12,14 @@ import torch
 
 pytest.importorskip("detectron2")
 
+from detectron2.config import get_cfg
 from detectron2.structures import BitMasks as TheirBitMasks
 from detectron2.structures import Boxes, Instances
 from detectron2.utils.events import EventStorage
 
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config, tiny_samples
+from transfer import config
+from transfer.config import add_own_keys
 from transfer.detectron2_engine import build_model, detectron2_config
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.structures import Sample
@@ -27,6 +32,7 @@ KEEP_ALL = [
     *("MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "MODEL.RETINANET.SCORE_THRESH_TEST", "0.0"),
     *("MODEL.FCOS.SCORE_THRESH_TEST", "0.0"),
 ]
+ROOT = Path(__file__).parents[2]
 SIZES = ((64, 64), (48, 70), (90, 61))  # multiples of 32 and not
 
 
@@ -140,12 +146,16 @@ def test_weights_of_each_engine_load_into_the_other(pair, tmp_path):
     assert len(loaded) == len(theirs.state_dict())
 
 
-@pytest.mark.parametrize(
-    "file", sorted((Path(__file__).parents[2] / "configs/transfer").glob("*.yaml")), ids=lambda file: file.stem
-)
-def test_every_config_merges_into_detectron2(file, tmp_path):
-    from transfer import config
+CONFIGS = [path for room in ("transfer", "smoke") for path in sorted((ROOT / "configs" / room).glob("*.yaml"))]
+CONFIGS = [path for path in CONFIGS if "tools/transfer.py" in path.read_text()]
 
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_merges_into_detectron2_as_a_file_and_as_settings(file, tmp_path):
     cfg = config.load(file)
+    merged = add_own_keys(get_cfg())
+    merged.merge_from_file(str(file))
     theirs = detectron2_config(cfg, seed=0, out_dir=tmp_path)
-    assert theirs.SOLVER.MAX_ITER == cfg.SOLVER.MAX_ITER
+    for key in ("MODEL.ROI_HEADS.NAME", "SOLVER.STEPS", "SOLVER.BASE_LR", "MODEL.ANCHOR_GENERATOR.SIZES"):
+        values = [functools.reduce(operator.getitem, key.split("."), one) for one in (merged, theirs, cfg)]
+        assert values[0] == values[1] == values[2], key
