@@ -81,4 +81,5 @@ def training_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         prefetch_factor=4 if workers else None,
+        generator=torch.Generator().manual_seed(batches.seed),  # else making an iterator draws from the global one
     )

@@ -94,12 +94,11 @@ class KnnMonitor:
 
 
 def non_finite_tensors(method: nn.Module, named: dict[str, Tensor], limit: int = 8) -> list[str]:
-    """Names of what is NaN or infinite: the given tensors, then parameters, gradients and buffers of the method."""
-    found = [name for name, tensor in named.items() if not torch.isfinite(tensor).all()]
-    for name, parameter in method.named_parameters():
-        if not torch.isfinite(parameter).all():
-            found.append(name)
-        elif parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            found.append(f"{name} (gradient)")
-    found += [name for name, buffer in method.named_buffers() if not torch.isfinite(buffer).all()]
+    """Names of what is NaN or infinite: the given tensors, then the method's parameters, buffers and gradients."""
+    tensors = dict(named)
+    tensors.update(method.named_parameters())
+    tensors.update(method.named_buffers())
+    gradients = ((f"{name} (gradient)", p.grad) for name, p in method.named_parameters() if p.grad is not None)
+    tensors.update(gradients)  # last: they only carry on what the others began
+    found = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     return found[:limit] + (["…"] if len(found) > limit else [])

@@ -117,8 +117,8 @@ class PairBatchNorm(_AnyShapeBatchNorm):
         self.register_buffer("pending_count", torch.tensor(0.0))
 
     def _record(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the batch's statistics to the pending ones; returns its mean and biased variance, both float32 [C]."""
-        mean, var = _batch_statistics(input)
+        """Adds the batch's statistics to the pending ones; returns its mean and biased variance [C]."""
+        mean, var = _batch_statistics(input, self.running_mean.dtype)
         count = input.numel() // input.shape[1]
         if count < 2:
             raise ValueError(
@@ -164,13 +164,14 @@ class TeacherProxyBatchNorm(PairBatchNorm):
         return self.running_mean, self.running_var
 
 
-def _batch_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
-    dims = [d for d in range(input.dim()) if d != 1]
+def _batch_statistics(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        var, mean = torch.var_mean(input.float(), dims, correction=0)  # differentiable, and fused by the compiler
+        dims = [d for d in range(input.dim()) if d != 1]
+        var, mean = torch.var_mean(input.to(dtype), dims, correction=0)  # differentiable, and fused by the compiler
     else:
-        mean, var = torch.batch_norm_update_stats(input, None, None, 0.0)  # one pass, as fast as BN's own statistics
-    return mean.float(), var.float()
+        # One pass, as fast as BN's own statistics; on the CPU it would round them to a 16-bit input's precision.
+        mean, var = torch.batch_norm_update_stats(input if input.is_cuda else input.to(dtype), None, None, 0.0)
+    return mean, var
 
 
 def _normalise(input: Tensor, mean: Tensor, var: Tensor, layer: _BatchNorm) -> Tensor:
@@ -247,9 +248,14 @@ class Norm:
     def for_vectors(self, channels: int) -> nn.Module:
         """The layer for the hidden units [N, C] of an MLP.
 
-        Instance normalisation has no extent to normalise over in a vector: it becomes layer normalisation there.
+        A vector has no spatial extent to normalise over: instance normalisation becomes layer normalisation there, and
+        a group holds at least 16 units (of a single unit group normalisation would leave only its shift).
         """
-        return nn.GroupNorm(1, channels) if self.name == "IN" else self(channels)
+        if self.name == "IN":
+            return nn.GroupNorm(1, channels)
+        if self.name == "GN":
+            return nn.GroupNorm(math.gcd(GROUPS, max(channels // 16, 1)), channels)
+        return self(channels)
 
 
 LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {

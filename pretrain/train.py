@@ -72,6 +72,7 @@ class Run:
     device: torch.device
     plan: Plan
     images: LabelledImages
+    views: TwoViewDataset
     method: nn.Module
     optimizer: Optimizer
     scaler: GradScaler
@@ -110,8 +111,20 @@ def _images(cfg: CfgNode, split: str) -> LabelledImages:
     )
 
 
+def _views(cfg: CfgNode, images: LabelledImages) -> TwoViewDataset:
+    views = build_views(
+        cfg.DATA.VIEWS,
+        cfg.DATA.IMAGE_SIZE,
+        variant=cfg.DATA.VARIANT,
+        remove=cfg.DATA.REMOVE,
+        crop_scale=tuple(cfg.DATA.CROP_SCALE) or None,
+    )
+    return TwoViewDataset(images, views, cfg.SEED)
+
+
 def _prepare(cfg: CfgNode, device: torch.device) -> Run:
     images = _images(cfg, cfg.DATA.SPLIT)
+    views = _views(cfg, images)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
     for line in describe(plan, cfg, distributed.world_size()) if cfg.METHOD.NAME != "random" else []:
         say(line)
@@ -131,7 +144,7 @@ def _prepare(cfg: CfgNode, device: torch.device) -> Run:
         fixed_lr="predictor" if solver.FIXED_PREDICTOR_LR else "",
     )
     scaler = GradScaler(device.type, enabled=cfg.RUN.PRECISION == "fp16")
-    return Run(cfg, device, plan, images, method, optimizer, scaler, _knn_monitor(cfg, images, device))
+    return Run(cfg, device, plan, images, views, method, optimizer, scaler, _knn_monitor(cfg, images, device))
 
 
 def _evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
@@ -230,13 +243,6 @@ def _distribute(run: Run) -> nn.Module:
 def _device_batches(run: Run, first: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Endless (view1 [N, 3, H, W], view2, labels [N]) on the device, from the micro-batch that step ``first`` needs."""
     cfg, plan = run.cfg, run.plan
-    views = build_views(
-        cfg.DATA.VIEWS,
-        cfg.DATA.IMAGE_SIZE,
-        variant=cfg.DATA.VARIANT,
-        remove=cfg.DATA.REMOVE,
-        crop_scale=tuple(cfg.DATA.CROP_SCALE) or None,
-    )
     batches = EndlessBatches(
         len(run.images),
         plan.micro_batch,
@@ -246,7 +252,7 @@ def _device_batches(run: Run, first: int) -> Iterator[tuple[Tensor, Tensor, Tens
         start=first * plan.accumulate,
     )
     loader = training_loader(
-        TwoViewDataset(run.images, views, cfg.SEED),
+        run.views,
         batches,
         workers=cfg.DATA.WORKERS,
         pin_memory=run.device.type == "cuda",

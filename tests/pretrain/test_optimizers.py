@@ -1,0 +1,79 @@
+import pytest
+import torch
+from torch import nn
+
+from pretrain.backbones import Architecture, build_backbone
+from pretrain.errors import InputError
+from pretrain.heads import mlp
+from pretrain.optimizers import LARS, build_optimizer, set_learning_rate
+
+
+def naive_lars(weights, grads_of_steps, lr, momentum, decay, eta, adapt):
+    weights = [w.clone() for w in weights]
+    buffers = [torch.zeros_like(w) for w in weights]
+    for grads in grads_of_steps:
+        for i, g in enumerate(grads):
+            update = g + decay * weights[i]
+            if adapt:
+                w_norm, u_norm = float(weights[i].norm()), float(update.norm())
+                update = update * (eta * w_norm / u_norm if w_norm > 0 and u_norm > 0 else 1.0)
+            buffers[i] = momentum * buffers[i] + update
+            weights[i] = weights[i] - lr * buffers[i]
+    return weights
+
+
+@pytest.mark.parametrize("adapt", [True, False])
+def test_lars_equals_a_loop_over_tensors(adapt):
+    torch.manual_seed(0)
+    start = [torch.randn(4, 3), torch.zeros(5), torch.randn(2, 2, 2)]
+    grads = [[torch.randn_like(w) for w in start] for _ in range(5)]
+    params = [nn.Parameter(w.clone()) for w in start]
+    optimizer = LARS([{"params": params, "adapt": adapt}], lr=0.3, momentum=0.9, weight_decay=0.01, eta=0.02)
+    for step in grads:
+        for p, g in zip(params, step, strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+    expected = naive_lars(start, grads, 0.3, 0.9, 0.01, 0.02, adapt)
+    for p, e in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach(), e, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "gradient"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_zero_norms_have_trust_ratio_one(weight, gradient):
+    p = nn.Parameter(torch.full((3, 3), weight))
+    p.grad = torch.full((3, 3), gradient)
+    LARS([p], lr=0.5, momentum=0.9, weight_decay=0.0).step()
+    assert torch.equal(p, torch.full((3, 3), weight - 0.5 * gradient))
+
+
+def test_lars_leaves_every_bias_and_norm_out_of_adaptation_and_decay():
+    net = nn.ModuleDict(
+        {"backbone": build_backbone(Architecture("resnet10", width=4)), "projector": mlp(32, 8, 4, nn.BatchNorm1d)}
+    )
+    optimizer = build_optimizer(net, "lars", lr=1, momentum=0.9, weight_decay=0.1, eta=0.001)
+    excluded = {id(p) for g in optimizer.param_groups if not g["adapt"] for p in g["params"]}
+    norms = [m for m in net.modules() if isinstance(m, (nn.BatchNorm2d, nn.BatchNorm1d))]
+    biases = [p for name, p in net.named_parameters() if name.endswith("bias")]
+    assert excluded == {id(m.weight) for m in norms} | {id(p) for p in biases}
+    assert all(g["weight_decay"] == (0.1 if g["adapt"] else 0) for g in optimizer.param_groups)
+
+
+def test_sgd_decays_every_parameter():
+    optimizer = build_optimizer(mlp(4, 4, 4, nn.BatchNorm1d), "sgd", lr=1, momentum=0.9, weight_decay=0.1, eta=0)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1]
+
+
+def test_frozen_parameters_are_left_out_and_fixed_ones_keep_their_rate():
+    net = nn.ModuleDict({"predictor": nn.Linear(2, 2), "projector": nn.Linear(2, 2), "teacher": nn.Linear(2, 2)})
+    net["teacher"].requires_grad_(False)
+    optimizer = build_optimizer(net, "sgd", lr=1, momentum=0, weight_decay=0, eta=0, fixed_lr="predictor")
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == 4
+    set_learning_rate(optimizer, 0.1, 1.0)
+    rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
+    assert rates[id(net["predictor"].weight)] == 1.0
+    assert rates[id(net["projector"].weight)] == 0.1
+
+
+def test_unknown_optimizer_is_named():
+    with pytest.raises(InputError, match="found 'adam'"):
+        build_optimizer(nn.Linear(1, 1), "adam", lr=1, momentum=0, weight_decay=0, eta=0)

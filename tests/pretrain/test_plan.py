@@ -1,0 +1,49 @@
+import pytest
+
+from pretrain.errors import InputError
+from pretrain.plan import check_settings, describe, learning_rate_at, make_plan
+
+
+def test_rates_follow_the_batch_and_are_printed(tiny_cfg):
+    cfg = tiny_cfg(
+        {
+            "SOLVER.BATCH_SIZE": 1024,
+            "SOLVER.BASE_BATCH_SIZE": 256,
+            "TEACHER.SCALE_MOMENTUM": True,
+            "SOLVER.STEPS": 0,
+            "SOLVER.EPOCHS": 100,
+            "SOLVER.WARMUP_EPOCHS": 10,
+        }
+    )
+    plan = make_plan(cfg, 1_281_167, 1_281_167, 8)
+    assert (plan.steps, plan.steps_per_epoch, plan.micro_batch, plan.warmup) == (125_100, 1251, 128, 12_510)
+    assert plan.base_lr == pytest.approx(0.2)
+    assert plan.momentum_base == pytest.approx(0.04)
+    text = "\n".join(describe(plan, cfg, 8))
+    assert "learning rate 0.2 = 0.05 x 4" in text
+    assert "teacher momentum 0.04 (equivalence rule)" in text
+    assert learning_rate_at(plan, cfg, 12_510) == pytest.approx(0.2)
+
+
+def test_teacher_momentum_stays_without_the_rule_and_never_exceeds_one(tiny_cfg):
+    settings = {"SOLVER.BATCH_SIZE": 64, "TEACHER.MOMENTUM_BASE": 0.5}
+    assert make_plan(tiny_cfg(settings), 640, 640, 1).momentum_base == 0.5
+    assert make_plan(tiny_cfg({**settings, "TEACHER.SCALE_MOMENTUM": True}), 640, 640, 1).momentum_base == 1
+
+
+def test_a_subset_is_trained_for_the_iterations_of_the_whole(tiny_cfg):
+    cfg = tiny_cfg({"SOLVER.STEPS": 0, "SOLVER.EPOCHS": 10, "DATA.STRETCH_EPOCHS": True})
+    assert make_plan(cfg, 160, 800, 1).steps == make_plan(cfg, 800, 800, 1).steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("processes", "accumulate"), [(3, 1), (1, 5), (8, 2)], ids=["processes", "micro-batches", "both"]
+)
+def test_a_batch_that_does_not_divide_is_refused(processes, accumulate, tiny_cfg):
+    with pytest.raises(InputError, match="divisible by processes x SOLVER.ACCUMULATE"):
+        make_plan(tiny_cfg({"SOLVER.ACCUMULATE": accumulate}), 800, 800, processes)
+
+
+def test_zero_settings_are_refused(tiny_cfg):
+    with pytest.raises(InputError, match=r"expected RUN.KEEP above 0, found 0"):
+        check_settings(tiny_cfg({"RUN.KEEP": 0}))

@@ -1,0 +1,213 @@
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file
+
+import pretrain.train as train_module
+from pretrain.backbones import Architecture, build_backbone
+from pretrain.checkpoint import CheckpointFolder, load
+from pretrain.console import Stopped
+from pretrain.errors import InputError
+from pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
+from pretrain.train import train
+
+
+def last_state(cfg):
+    return load(CheckpointFolder(f"{cfg.OUTPUT_DIR}/checkpoints").last())
+
+
+def metrics(cfg):
+    return [json.loads(line) for line in Path(cfg.OUTPUT_DIR, "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_equal_trees(a, b, where=""):
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal_trees(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for index, (left, right) in enumerate(zip(a, b, strict=True)):
+            assert_equal_trees(left, right, f"{where}[{index}]")
+    else:
+        assert a == b, where
+
+
+METHODS = [
+    {"METHOD.NAME": "momentum2"},
+    {"METHOD.NAME": "moco", "NORM.TEACHER": "EMAN", "HEAD.PROJECTOR_NORM": False},
+    {
+        "METHOD.NAME": "moco",
+        "NORM.TEACHER": "SyncBN",
+        "MOCO.SYMMETRIC": True,
+        "MOCO.PREDICTOR": True,
+        "MOCO.TEACHER_PREDICTOR": True,
+    },
+    {"METHOD.NAME": "simsiam", "NORM.STUDENT": "MomentumBN", "SOLVER.FIXED_PREDICTOR_LR": True},
+    {"METHOD.NAME": "supervised", "SOLVER.OPTIMIZER": "adamw", "SOLVER.ACCUMULATE": 2},
+    {"METHOD.NAME": "momentum2", "SOLVER.OPTIMIZER": "lars", "DATA.WORKERS": 2},
+    *({"METHOD.NAME": "byol", "NORM.TEACHER": norm, "DATA.IMAGE_SIZE": 48} for norm in TEACHER_NORMS),
+    *(
+        {"METHOD.NAME": "byol", "NORM.STUDENT": norm, "NORM.TEACHER": "BN", "DATA.IMAGE_SIZE": 48}
+        for norm in STUDENT_NORMS
+    ),
+]
+
+
+@pytest.mark.parametrize("settings", METHODS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_four_steps_equal_two_and_two_resumed(settings, tiny_cfg, tmp_path):
+    whole = tiny_cfg({"OUTPUT_DIR": tmp_path / "whole", **settings})
+    train(whole)
+    parts = tiny_cfg({"OUTPUT_DIR": tmp_path / "parts", **settings})
+    with pytest.raises(Stopped, match="--resume"):
+        train(parts, stop_after=2)
+    assert last_state(parts)["step"] == 2
+    torch.manual_seed(12345)  # whatever happened in between
+    train(parts, resuming=True)
+    first, second = last_state(whole), last_state(parts)
+    assert first.pop("config") != second.pop("config")  # OUTPUT_DIR
+    assert_equal_trees(first, second)
+
+
+def test_metrics_have_one_whole_line_a_step_after_a_resume(tiny_cfg):
+    cfg = tiny_cfg()
+    with pytest.raises(Stopped):
+        train(cfg, stop_after=2)
+    with open(f"{cfg.OUTPUT_DIR}/metrics.jsonl", "a") as stream:
+        stream.write('{"step": 3, "loss": 1.0}\n{"step": 4, "lo')  # left by a run that was killed
+    train(cfg, resuming=True)
+    lines = metrics(cfg)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    expected = {"epoch", "loss", "lr", "momentum", "alpha", "embedding_std", "seconds", "data_seconds"}
+    assert all(expected <= line.keys() for line in lines)
+    assert lines[0]["alpha"] == 1.0
+
+
+def test_momentum2_exports_the_teachers_history_under_torchvision_names(tiny_cfg):
+    path = train(tiny_cfg())
+    tensors = load_file(path)
+    build_backbone(Architecture("resnet10", 4)).load_state_dict(tensors, strict=True)
+    model = last_state(tiny_cfg())["model"]
+    assert torch.equal(tensors["bn1.running_var"], model["teacher.backbone.bn1.running_var"])
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert (metadata["network"], metadata["architecture"], metadata["width"]) == ("teacher", "resnet10", "4")
+    assert metadata["norm_teacher"] == "MomentumBN"
+
+
+def test_random_baseline_has_the_initial_weights_and_the_images_statistics(tiny_cfg):
+    cfg = tiny_cfg({"METHOD.NAME": "random"})
+    tensors = load_file(train(cfg))
+    torch.manual_seed(cfg.SEED)
+    fresh = build_backbone(Architecture("resnet10", 4))
+    assert torch.equal(tensors["conv1.weight"], fresh.conv1.weight)
+    assert not torch.equal(tensors["bn1.running_var"], fresh.bn1.running_var)
+    run = train_module._prepare(cfg, torch.device("cpu"))
+    images = train_module.shuffled_subset(train_module._evaluation_images(cfg, run.images), 16, cfg.SEED)
+    maps = fresh.conv1(torch.stack([images[i][0] for i in range(16)]))
+    torch.testing.assert_close(tensors["bn1.running_mean"], maps.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
+
+
+def test_random_baseline_resumes_as_done(tiny_cfg):
+    cfg = tiny_cfg({"METHOD.NAME": "random"})
+    first = load_file(train(cfg))
+    assert_equal_trees(first, load_file(train(cfg, resuming=True)))
+
+
+def test_a_run_is_never_overwritten_silently(tiny_cfg):
+    train(tiny_cfg())
+    with pytest.raises(InputError, match="add --resume"):
+        train(tiny_cfg())
+
+
+def test_resume_under_other_settings_names_them(tiny_cfg):
+    with pytest.raises(Stopped):
+        train(tiny_cfg(), stop_after=1)
+    with pytest.raises(InputError, match=r"SOLVER.BASE_LR 0.05 -> 0.1; TEACHER.MOVES 'before' -> 'after'"):
+        train(tiny_cfg({"SOLVER.BASE_LR": 0.1, "TEACHER.MOVES": "after"}), resuming=True)
+    train(tiny_cfg({"RUN.KEEP": 5}), resuming=True)  # how, not what
+
+
+def test_a_signal_saves_and_says_how_to_go_on(tiny_cfg, monkeypatch):
+    log = train_module._log
+
+    def interrupt(*arguments):
+        log(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(train_module, "_log", interrupt)
+    with pytest.raises(Stopped, match=r"saved after step 1 .* --resume") as stopped:
+        train(tiny_cfg())
+    assert stopped.value.exit_code == 143
+    assert last_state(tiny_cfg())["step"] == 1
+
+
+def test_a_loss_that_is_not_finite_stops_naming_step_and_tensors(tiny_cfg, monkeypatch):
+    build = train_module.build_method
+
+    def broken(*arguments):
+        method = build(*arguments)
+        with torch.no_grad():
+            method.student.backbone.layer2[0].conv1.weight[0, 0, 0, 0] = float("nan")
+        return method
+
+    monkeypatch.setattr(train_module, "build_method", broken)
+    with pytest.raises(InputError, match=r"at step 0; not finite: loss.*student.backbone.layer2.0.conv1.weight"):
+        train(tiny_cfg())
+
+
+def test_accumulated_micro_batches_have_the_gradient_of_the_whole_batch(tiny_cfg, tmp_path):
+    settings = {"METHOD.NAME": "byol", "NORM.STUDENT": "GN", "NORM.TEACHER": "GN", "SOLVER.STEPS": 1}
+    states = []
+    for accumulate in (1, 4):
+        cfg = tiny_cfg({**settings, "OUTPUT_DIR": tmp_path / str(accumulate), "SOLVER.ACCUMULATE": accumulate})
+        train(cfg)
+        states.append(last_state(cfg)["model"])
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("settings", [{"RUN.PRECISION": "bf16"}, {"RUN.CHANNELS_LAST": True}], ids=str)
+def test_faster_settings_learn_the_same(settings, tiny_cfg, tmp_path):
+    losses = []
+    for number, changes in enumerate(({}, settings)):
+        cfg = tiny_cfg({"OUTPUT_DIR": tmp_path / str(number), **changes})
+        train(cfg)
+        losses.append([line["loss"] for line in metrics(cfg)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1] != losses[0] or "RUN.CHANNELS_LAST" in settings  # bf16 was really in use
+
+
+def test_knn_monitor_writes_its_score(tiny_cfg):
+    cfg = tiny_cfg({"RUN.KNN_EVERY": 0.01, "METHOD.NAME": "simsiam"})
+    train(cfg)
+    scores = [line.get("knn_top1") for line in metrics(cfg)]
+    assert sum(score is not None and 0 <= score <= 100 for score in scores) >= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"METHOD.NAME": "momentum3"}, "expected METHOD.NAME of momentum2"),
+        ({"NORM.TEACHER": "LN"}, "expected NORM.TEACHER of"),
+        ({"SOLVER.BATCH_SIZE": 4000, "SOLVER.BASE_BATCH_SIZE": 4000}, "expected at least one batch of 4000"),
+        ({"SOLVER.ACCUMULATE": 3}, "divisible by processes x SOLVER.ACCUMULATE"),
+        ({"TEACHER.MOMENTUM_BASE": 1.5}, r"expected TEACHER.MOMENTUM_BASE in \[0, 1\]"),
+        ({"DATA.VIEWS": "cutout"}, "cutout"),
+        ({"DATA.NAME": "imagefolder", "DATA.ROOT": "/nowhere"}, "/nowhere"),
+        ({"RUN.DEVICE": "tpu"}, "expected RUN.DEVICE"),
+        ({"SOLVER.BASE_LR": 0.0}, "expected SOLVER.BASE_LR above 0"),
+        ({"METHOD.NAME": "moco", "MOCO.TEACHER_PREDICTOR": True}, "MOCO.PREDICTOR True"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_written(settings, message, tiny_cfg, tmp_path):
+    with pytest.raises(InputError, match=message):
+        train(tiny_cfg(settings))
+    assert not (tmp_path / "run").exists()
