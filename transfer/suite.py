@@ -178,7 +178,7 @@ def _jobs(suite: Suite, weights: str, name: str, output: Path) -> list[Job]:
         folder = output / name / task.name
         places = {
             "weights": weights,
-            "converted": str(output / name / "converted.pkl"),
+            "converted": str(output / name / "backbone.pkl"),  # a name that results leave out: weights_name
             "folder": str(folder),
             "results": str(output / "results.jsonl"),
         }

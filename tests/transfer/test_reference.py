@@ -8,6 +8,7 @@ import yaml
 
 from pretrain.errors import InputError
 from transfer.report.reference import REFERENCE_DIR, ReferenceTable, load_table, load_tables, published
+from transfer.report.tables import DETECTION
 
 #: (paper, table) to (rows, columns), counted in the papers.
 SHAPES = {
@@ -195,3 +196,13 @@ def test_a_file_that_is_no_table_is_an_input_error(tmp_path: Path, text: str):
 def test_an_empty_folder_is_an_input_error(tmp_path: Path):
     with pytest.raises(InputError, match="no reference tables"):
         load_tables(tmp_path)
+
+
+def test_every_detection_column_names_a_protocol_that_a_config_carries(tables):
+    """So that a record of configs/transfer finds its published row; semantic segmentation has presets of its own."""
+    folder = REFERENCE_DIR.parent / "transfer"
+    named = {item.protocol for item in published(list(tables.values())) if item.task.split("/")[0] in DETECTION}
+    assert named
+    for protocol in named:
+        config = yaml.safe_load((folder / f"{protocol}.yaml").read_text(encoding="utf-8"))
+        assert config["PROTOCOL"] == protocol

@@ -14,6 +14,7 @@ from PIL import Image
 
 from pretrain.errors import InputError
 from transfer import results as records_file
+from transfer.report.beside import same_dataset
 from transfer.report.markdown import render_markdown
 from transfer.report.page import build, make_report, read_records, render_html
 from transfer.report.pictures import LONGEST
@@ -326,3 +327,20 @@ def test_provenance_names_hash_engine_protocol_and_versions():
     page = render_html(build(small_records()))
     for told in ("abababababababab…", "torchvision", "mask_rcnn_fpn_1x (coco)", "torch "):
         assert told in page
+
+
+@pytest.mark.parametrize(
+    ("published_name", "ours", "same"),
+    [
+        ("COCO val2017", "coco_2017_val", True),
+        ("VOC07 test", "voc_2007_test", True),
+        ("LVIS v0.5 val", "lvis_v0.5_val", True),
+        ("LVIS v0.5 val", "lvis_v1_val", False),
+        ("STL-10 test", "stl10", True),
+        ("ImageNet val", "imagenet", True),
+        ("ImageNet val", "digits", False),
+        ("ImageNet", "", False),
+    ],
+)
+def test_dataset_names_are_compared_by_their_words(published_name: str, ours: str, same: bool):
+    assert same_dataset(published_name, ours) is same

@@ -13,6 +13,7 @@ import yaml
 
 from pretrain.console import Stopped
 from pretrain.errors import InputError
+from pretrain.files import weights_name
 from transfer.suite import ROOT, load_suite, plan
 from transfer.suite_run import full_command, last_line, run_local, run_slurm
 
@@ -231,3 +232,9 @@ def test_slurm_path_runs_needs_first_and_tells_failures(tmp_path: Path, weights)
     )
     assert [outcome.status for outcome in again] == ["done before", "done before", "failed", "not run"]
     assert json.loads((jobs[0].folder / "suite_state.json").read_text())["exit_code"] == 0
+
+
+def test_converted_weights_keep_the_checkpoints_name_in_results(tmp_path: Path, weights):
+    path = suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} {{weights}} {{converted}}"})
+    for job in plan(load_suite(path), weights, tmp_path / "out"):
+        assert weights_name(job.command[1]) == weights_name(job.command[2]) == job.weights
