@@ -89,7 +89,8 @@ def percent(table: np.ndarray) -> float:
 
 def per_class(precision: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """AP in percent of each category from precision [T, R, K]."""
-    return {name: percent(precision[:, :, k]) for k, name in enumerate(names)}
+    by_class = np.moveaxis(precision, -1, 0).copy()  # [K, T, R]: each class's entries side by side
+    return {name: percent(table) for name, table in zip(names, by_class, strict=True)}
 
 
 def _limits(max_dets: int | Sequence[int]) -> tuple[int, ...]:

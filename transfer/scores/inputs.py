@@ -207,7 +207,7 @@ def _masks(entries: Columns, image: np.ndarray, images: list[dict[str, Any]], wh
                 f"{where}: image {entry['id']!r} has height {height!r} and width {width!r}; masks need both as whole "
                 "numbers above 0"
             )
-        sizes.append((height, width))
+        sizes.append([height, width])
     try:
         segmentations = entries.values("segmentation")
     except InputError as error:

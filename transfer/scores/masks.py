@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-Size = tuple[int, int]  # height, width
+Size = list[int]  # height, width
 Fail = Callable[[int, str, str], None]
 
 _EXPECTED = "expected polygons or a run-length code of exactly height × width pixels"
-_BLOCK_BYTES = 1 << 20  # decoded at a time: stays in the processor's cache
+_WIDEST = 7  # characters of one value: 35 bits, more than any image has pixels
+_NO_CODE = b"\xff"  # stands for an empty code: malformed, but of a length
+_BLOCK_BYTES = 1 << 17  # decoded at a time: stays in the processor's cache
 
 
 @dataclass(frozen=True)
 class Rles:
-    """N masks: ``counts[i]`` is the compressed code of a mask of ``sizes[i]`` = (height, width)."""
+    """N masks: ``counts[i]`` is the compressed code of a mask of ``sizes[i]`` = [height, width]."""
 
     counts: list[bytes]
     sizes: list[Size]
@@ -47,36 +49,37 @@ def read(segmentations: Sequence[Any], sizes: Sequence[Size], fail: Fail) -> Rle
 
     Args:
         segmentations: one ``segmentation`` field per object.
-        sizes: (height, width) of each object's image.
+        sizes: [height, width] of each object's image.
         fail: called with index, what was found and a hint where a mask is malformed; it raises.
     """
     counts: list[bytes] = []
     for index, (segmentation, size) in enumerate(zip(segmentations, sizes, strict=True)):
-        problem = None
-        if isinstance(segmentation, dict):
-            problem = _size_problem(segmentation, size)
-            code = segmentation.get("counts")
-        elif isinstance(segmentation, list):
-            problem = _polygon_problem(segmentation)
-            code = None if problem else _from_polygons(segmentation, size)
+        if type(segmentation) is dict and segmentation.get("size") == size and type(segmentation.get("counts")) is str:
+            code = segmentation["counts"].encode("utf-8")  # nearly all of them
         else:
-            problem = f"the segmentation {segmentation!r:.60}"
-        if problem is None and isinstance(code, list):
-            problem, code = _from_run_lengths(code, size)
-        if problem is None and not isinstance(code, (str, bytes)):
-            problem = f"the mask counts {code!r:.60}"
-        if problem is not None:
-            fail(index, problem, _EXPECTED)
-        counts.append(code.encode("utf-8") if isinstance(code, str) else code)  # type: ignore[union-attr,arg-type]
+            problem, code = _compressed(segmentation, size)
+            if problem:
+                fail(index, problem, _EXPECTED)
+        counts.append(code)
     areas = _checked_areas(counts, np.array([h * w for h, w in sizes], dtype=np.int64), fail)
     return Rles(counts, list(sizes), areas)
 
 
-def _size_problem(segmentation: dict[str, Any], size: Size) -> str | None:
-    found = segmentation.get("size")
-    if isinstance(found, (list, tuple)) and tuple(found) == size:
-        return None
-    return f"a mask of size {found!r:.40} in an image of height, width {size}"
+def _compressed(segmentation: Any, size: Size) -> tuple[str | None, bytes]:
+    """What is wrong, if something is, and the compressed code."""
+    if isinstance(segmentation, list):
+        problem = _polygon_problem(segmentation)
+        return problem, b"" if problem else _from_polygons(segmentation, size)
+    if not isinstance(segmentation, dict):
+        return f"the segmentation {segmentation!r:.60}", b""
+    found, code = segmentation.get("size"), segmentation.get("counts")
+    if not isinstance(found, (list, tuple)) or list(found) != size:
+        return f"a mask of size {found!r:.40} in an image of height, width {size}", b""
+    if isinstance(code, list):
+        return _from_run_lengths(code, size)
+    if not isinstance(code, (str, bytes)):
+        return f"the mask counts {code!r:.60}", b""
+    return None, code.encode("utf-8") if isinstance(code, str) else code
 
 
 def _polygon_problem(polygons: list[Any]) -> str | None:
@@ -95,12 +98,12 @@ def _from_polygons(polygons: list[list[float]], size: Size) -> bytes:
     return code
 
 
-def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, bytes | None]:
+def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, bytes]:
     if not all(isinstance(run, int) and run >= 0 for run in runs):
-        return f"the run lengths {runs!r:.60}", None
+        return f"the run lengths {runs!r:.60}", b""
     if sum(runs) != size[0] * size[1]:
-        return f"run lengths of {sum(runs)} pixels in an image of {size[0] * size[1]}", None
-    return None, coco_mask.frPyObjects({"size": list(size), "counts": runs}, *size)["counts"]
+        return f"run lengths of {sum(runs)} pixels in an image of {size[0] * size[1]}", b""
+    return None, coco_mask.frPyObjects({"size": size, "counts": runs}, *size)["counts"]
 
 
 def _checked_areas(counts: list[bytes], pixels: np.ndarray, fail: Fail) -> np.ndarray:
@@ -134,42 +137,55 @@ def _blocks(counts: list[bytes]) -> Iterator[tuple[int, int]]:
 
 def _decode(codes: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pixels in all, pixels set, and whether each code is well formed: three arrays [len(codes)]."""
+    codes = [code or _NO_CODE for code in codes]
     lengths = np.array([len(code) for code in codes], dtype=np.int64)
     last = np.cumsum(lengths) - 1
-    # A character outside the alphabet, or a last one that promises more, spoils its own code only: as the final byte
-    # is forced to end a value, the codes stay apart.
-    raw = np.frombuffer(b"".join(code or b"p" for code in codes), dtype=np.uint8)
-    if not lengths.all():
-        lengths = np.maximum(lengths, 1)
-        last = np.cumsum(lengths) - 1
-    bits = raw.astype(np.int64) - 48
-    alien = (bits < 0) | (bits > 63)
-    more = (bits & 0x20) != 0
-    owner_start = last - lengths + 1
-    good = ~(np.logical_or.reduceat(alien, owner_start) | more[last])
-    more[last] = False
+    begin = last - lengths + 1
+    # Characters below the alphabet wrap around and lie above it.
+    bits = np.frombuffer(b"".join(codes), dtype=np.uint8) - np.uint8(48)
+    good = ~np.logical_or.reduceat(bits > 63, begin) & (bits[last] & 0x20 == 0)
+    final = bits & 0x20 == 0
+    final[last] = True  # a code that promises more than it has spoils itself, not its neighbour
+    ends = np.flatnonzero(final)
+    number = np.add.reduceat(final, begin, dtype=np.int64)
+    values, wide = _values(bits, ends)
+    runs, first = _runs(values, number)
+    zeros, ones = runs.T
+    good &= np.minimum.reduceat(np.minimum(zeros, ones), first) >= 0
+    good[np.searchsorted(np.cumsum(number), wide, side="right")] = False
+    area = np.add.reduceat(ones, first)
+    return np.add.reduceat(zeros, first) + area, area, good
 
-    ends = np.flatnonzero(~more)
+
+def _values(bits: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The stored values [V], and the positions of those that are too wide to be one."""
     starts = np.concatenate(([0], ends[:-1] + 1))
     width = ends - starts + 1
-    group = np.arange(len(bits)) - np.repeat(starts, width)
-    too_wide = width > 7  # 35 bits: more than any image has pixels
-    values = np.add.reduceat((bits & 0x1F) << np.minimum(5 * group, 40), starts)
-    values -= np.where(bits[ends] & 0x10, np.int64(1) << np.minimum(5 * width, 45), 0)
-
-    first = np.searchsorted(ends, owner_start)  # first value of each code
-    number = np.diff(np.append(first, len(values)))
-    order = np.arange(len(values)) - np.repeat(first, number)
-    runs = _undo_differences(values, order, first, number)
-    good &= ~np.logical_or.reduceat(too_wide | (runs < 0), first)
-    return np.add.reduceat(runs, first), np.add.reduceat(np.where(order % 2 == 1, runs, 0), first), good
+    values = (bits[starts] & 0x1F).astype(np.int64)
+    longer = np.flatnonzero(width > 1)
+    for digit in range(1, _WIDEST):
+        values[longer] |= (bits[starts[longer] + digit] & 0x1F).astype(np.int64) << (5 * digit)
+        longer = longer[width[longer] > digit + 1]
+    negative = np.flatnonzero(bits[ends] & 0x10)
+    values[negative] -= np.int64(1) << (5 * np.minimum(width[negative], _WIDEST))
+    return values, longer
 
 
-def _undo_differences(values: np.ndarray, order: np.ndarray, first: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Run lengths from stored values: runs 0, 1, 2 stand as they are, later ones add the run two before."""
-    runs = values.copy()
-    for parity in (1, 0):
-        chain = (order % 2 == parity) & (order > 0)
-        summed = np.cumsum(np.where(chain, values, 0))
-        runs[chain] = (summed - np.repeat(summed[first], number))[chain]
-    return runs
+def _runs(values: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Run lengths as rows (zeros, ones), and the first row of each code; ``number`` is how many values a code has.
+
+    In rows of two, "add the run two before" is a cumulative sum down each column. The very first run stays out of it.
+    """
+    rows = (number + 1) // 2
+    first = np.cumsum(rows) - rows
+    table = np.zeros((int(rows.sum()), 2), dtype=np.int64)
+    shift = np.repeat(2 * first - (np.cumsum(number) - number), number)
+    table.reshape(-1)[np.arange(len(values)) + shift] = values
+    head = table[first, 0]
+    table[first, 0] = 0
+    summed = np.cumsum(table, axis=0)
+    runs = summed - np.repeat(summed[first] - table[first], rows, axis=0)
+    runs[first, 0] = head
+    unpaired = number % 2 == 1
+    runs[(first + rows - 1)[unpaired], 1] = 0
+    return runs, first

@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 
 from transfer.scores.masks import Rles
 
-_BLOCK_PAIRS = 1 << 20  # pairs whose overlap is computed at a time
+_BLOCK_PAIRS = 1 << 17  # pairs whose overlap is computed at a time
 
 
 @dataclass(frozen=True)

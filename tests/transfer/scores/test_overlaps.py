@@ -53,7 +53,7 @@ def test_box_pairs_are_those_of_a_double_loop_whatever_the_block(seed: int, bloc
 def test_mask_pairs_are_those_of_a_double_loop(seed: int):
     groups, boxes, crowd = grouped(seed)
     codes = [[rectangle(*map(int, values)) for values in side] for side in boxes]
-    rles = [masks.read(side, [(HEIGHT, WIDTH)] * len(side), lambda *_: None) for side in codes]
+    rles = [masks.read(side, [[HEIGHT, WIDTH]] * len(side), lambda *_: None) for side in codes]
     pairs = overlaps.mask_pairs(*groups, *rles, crowd, 0.2)
     assert list(zip(pairs.detection, pairs.object, pairs.iou, strict=True)) == naive_pairs(groups, codes, crowd, 0.2)
 
