@@ -131,12 +131,13 @@ def score(
 ) -> Iterable[tuple[str, dict[str, float]]]:
     """Task and metrics (percent), for each kind of overlap the predictions hold."""
     found = str(predictions.results)
+    # A mask's size is its pixels, though the file holds boxes too: Detectron2's definition of APs, APm and APl.
     for iou_type in predictions.iou_types:
         if kind == "lvis":
-            scores: Any = lvis.evaluate(annotation_file, found, iou_type, max_dets=max_dets)  # type: ignore[arg-type]
+            scores: Any = lvis.evaluate(annotation_file, found, iou_type, max_dets, area_from="mask")  # type: ignore[arg-type]
         elif kind == "voc":
             year = "area" if "2012" in predictions.dataset else "11-point"
             scores = voc.evaluate(annotation_file, found, interpolation=year)  # type: ignore[arg-type]
         else:
-            scores = coco.evaluate(annotation_file, found, iou_type)  # type: ignore[arg-type]
+            scores = coco.evaluate(annotation_file, found, iou_type, area_from="mask")  # type: ignore[arg-type]
         yield f"{kind}/{iou_type}", scores.metrics
