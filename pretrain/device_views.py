@@ -21,7 +21,8 @@ from torch import Tensor
 from pretrain.errors import InputError
 from pretrain.images import LabelledImages
 from pretrain.view_parameters import CONTRAST, DRAWS, HUE, SATURATION, ViewParameters, draw_parameters, uniforms
-from pretrain.views import MEAN, STD, Augmentation, recipe_augmentations, sample_seed
+from pretrain.view_recipes import Augmentation, recipe_augmentations
+from pretrain.views import MEAN, STD, sample_seed
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, Pillow's "L"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.views import Augmentation
+from pretrain.view_recipes import Augmentation
 
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop
 RATIO = (3 / 4, 4 / 3)

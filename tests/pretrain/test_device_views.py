@@ -21,7 +21,8 @@ from pretrain.device_views import (
 from pretrain.errors import InputError
 from pretrain.images import ArrayImages
 from pretrain.view_parameters import DRAWS, draw_parameters, uniforms
-from pretrain.views import RECIPES, Augmentation, TwoViewDataset, build_views, sample_seed
+from pretrain.view_recipes import RECIPES, Augmentation
+from pretrain.views import TwoViewDataset, build_views, sample_seed
 
 
 def photographs(number: int, height: int = 40, width: int = 40) -> NDArray[np.uint8]:

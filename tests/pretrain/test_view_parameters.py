@@ -7,7 +7,8 @@ from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import v2
 
 from pretrain.view_parameters import DRAWS, draw_crops, draw_parameters, uniforms
-from pretrain.views import RECIPES, Augmentation, recipe_augmentations, sample_seed
+from pretrain.view_recipes import RECIPES, Augmentation, recipe_augmentations
+from pretrain.views import sample_seed
 
 N = 4000
 KEYS = np.array([sample_seed(0, 0, k) for k in range(N)])

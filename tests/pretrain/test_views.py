@@ -11,15 +11,15 @@ from torchvision.transforms import v2
 from pretrain.digits import DigitImages
 from pretrain.errors import InputError
 from pretrain.images import ArrayImages, build_dataset
+from pretrain.view_recipes import RECIPES, recipe_augmentations
 from pretrain.views import (
     MEAN,
-    RECIPES,
     STD,
+    Normalise,
     PilGaussianBlur,
     TwoViewDataset,
     build_views,
     eval_transform,
-    recipe_augmentations,
     sample_seed,
 )
 
@@ -236,6 +236,12 @@ def test_blur_has_the_standard_deviation_it_says():
         profile = np.asarray(PilGaussianBlur((sigma, sigma))(line))[20].astype(float)
         place = np.arange(41) - 20
         assert np.sqrt((profile * place**2).sum() / profile.sum()) == pytest.approx(sigma, rel=0.1)
+
+
+def test_normalisation_equals_torchvisions():
+    image = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
+    theirs = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    torch.testing.assert_close(Normalise(MEAN, STD)(image), theirs(image), atol=1e-6, rtol=1e-6)
 
 
 def test_evaluation_of_photographs_is_resize_and_central_crop():
