@@ -1,5 +1,9 @@
 """COCO box and mask AP: every entry of pycocotools' precision and recall, bit for bit, many times faster.
 
+faster-coco-eval (C++, the same interface) was measured as well, by ``python tools/benchmark.py scores boxes``: it
+takes 6 times as long as this on one core and 3 times the memory, and some of its entries differ from pycocotools in
+the last bit (2.2e-16). So the evaluator is our own; masks overlap by pycocotools' own C code.
+
 Where pycocotools crashes (an empty result list) the answer is that of a detector that finds nothing: precision and
 recall 0 for every category that has objects.
 """

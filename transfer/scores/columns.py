@@ -102,7 +102,7 @@ class Columns:
         values = self.values(key)
         seen = set()
         for index, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            if isinstance(value, bool) or not isinstance(value, (*_NUMBERS, str)):
                 self.fail(index, f"the {key} {value!r}", "expected a number or a string")
             if value in seen:
                 self.fail(index, f"the {key} of an earlier {self.kind}", "expected each only once")

@@ -201,13 +201,14 @@ def _positions(entries: Columns) -> dict[Hashable, int]:
 def _masks(entries: Columns, image: np.ndarray, images: list[dict[str, Any]], where: str) -> masks.Rles:
     sizes = []
     for entry in images:
-        height, width = entry.get("height"), entry.get("width")
-        if not isinstance(height, int) or not isinstance(width, int) or height <= 0 or width <= 0:
+        height: Any = entry.get("height")
+        width: Any = entry.get("width")
+        if not all(isinstance(side, (int, np.integer)) and side > 0 for side in (height, width)):
             raise InputError(
                 f"{where}: image {entry['id']!r} has height {height!r} and width {width!r}; masks need both as whole "
                 "numbers above 0"
             )
-        sizes.append([height, width])
+        sizes.append([int(height), int(width)])
     try:
         segmentations = entries.values("segmentation")
     except InputError as error:

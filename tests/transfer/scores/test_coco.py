@@ -48,6 +48,28 @@ def test_string_ids_equal_pycocotools(seed: int):
     assert_equal_to_pycocotools(*coco_set(seed, string_ids=True), "bbox")
 
 
+def test_without_the_flag_an_object_is_no_crowd():
+    truth, results = coco_set(5)
+    for annotation in truth["annotations"]:
+        annotation["iscrowd"] = 0
+    expected = coco.evaluate(truth, results).precision
+    for annotation in truth["annotations"]:
+        del annotation["iscrowd"]
+    np.testing.assert_array_equal(coco.evaluate(truth, results).precision, expected)
+
+
+def test_numpy_numbers_in_loaded_objects_are_numbers():
+    truth, results = coco_set(5, segm=True)
+    expected = coco.evaluate(truth, results, "segm").precision
+    for entry in (*truth["images"], *truth["annotations"], *results):
+        for key, value in entry.items():
+            if key in ("id", "image_id", "category_id", "height", "width"):
+                entry[key] = np.int64(value)
+            elif key in ("area", "score"):
+                entry[key] = np.float64(value)
+    np.testing.assert_array_equal(coco.evaluate(truth, results, "segm").precision, expected)
+
+
 @settings(max_examples=150, deadline=None)
 @given(small_coco_set())
 def test_small_box_sets_equal_pycocotools(case):

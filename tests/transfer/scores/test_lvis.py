@@ -45,6 +45,12 @@ def test_every_mask_entry_equals_lvis(seed: int, tmp_path: Path):
     assert_equal_to_lvis(tmp_path, *lvis_set(seed, segm=True), iou_type="segm")
 
 
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_string_ids_equal_lvis(seed: int, tmp_path: Path):
+    truth, results = coco_set(seed, string_ids=True)
+    assert_equal_to_lvis(tmp_path, federated(truth, seed), results)
+
+
 @settings(max_examples=120, deadline=None)
 @given(case=small_lvis_set())
 def test_small_sets_equal_lvis(tmp_path_factory: pytest.TempPathFactory, case):
