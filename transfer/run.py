@@ -15,6 +15,7 @@ from pretrain.distributed import is_main
 from pretrain.errors import InputError
 from pretrain.files import weights_name, write_text
 from transfer import results
+from transfer.data_overview import write_overview
 from transfer.datasets import check, get_dataset
 from transfer.engine import Engine, Predictions, choose_engine
 from transfer.initial_weights import read_initial
@@ -43,7 +44,10 @@ class Request:
 
 
 def check_data(cfg: CfgNode) -> None:
-    """Look through every data set of the config; what is wrong but bearable is said, what is not raises InputError."""
+    """Look through every data set of the config; what is wrong but bearable is said, what is not raises InputError.
+
+    A class histogram and example pictures of each go to OUTPUT_DIR/data.
+    """
     if not cfg.DATASETS.TRAIN or not cfg.DATASETS.TEST:
         raise InputError("expected DATASETS.TRAIN and DATASETS.TEST to name at least one data set each")
     for name in dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]):
@@ -51,6 +55,8 @@ def check_data(cfg: CfgNode) -> None:
         for problem in check(data):
             warn(f"{name}: {problem}")
         say(f"{name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
+        if is_main():
+            write_overview(data, Path(cfg.OUTPUT_DIR) / "data")
 
 
 def run(cfg: CfgNode, request: Request) -> None:
