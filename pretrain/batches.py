@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pretrain.errors import InputError
-from pretrain.views import TwoViewDataset
 
 Place = tuple[int, int]  # (epoch, index of an image)
 
 
-class EpochImages(Dataset):
-    """A TwoViewDataset whose key carries its epoch, so that workers may read across the end of an epoch."""
+class EpochDataset(Protocol):
+    """Images whose item is a pure function of epoch and index: ``TwoViewDataset``, ``CanvasDataset``."""
 
-    def __init__(self, dataset: TwoViewDataset) -> None:
+    def at(self, epoch: int, index: int) -> tuple[Any, ...]:
+        """The item."""
+
+
+class EpochImages(Dataset):
+    """The images under a key that carries the epoch, so that workers may read across the end of an epoch."""
+
+    def __init__(self, dataset: EpochDataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, place: Place) -> tuple[Tensor, Tensor, int, int]:
+    def __getitem__(self, place: Place) -> tuple[Any, ...]:
         return self.dataset.at(*place)
 
 
@@ -67,9 +73,9 @@ class EndlessBatches(Sampler[list[Place]]):
 
 
 def training_loader(
-    dataset: TwoViewDataset, batches: EndlessBatches, *, workers: int, pin_memory: bool
+    dataset: EpochDataset, batches: EndlessBatches, *, workers: int, pin_memory: bool
 ) -> DataLoader[Any]:
-    """Endless batches (view1 [N, 3, H, W], view2, labels [N], indices [N]) from worker processes, in order.
+    """Endless batches of the dataset's items, collated, from worker processes, in order.
 
     Args:
         workers: processes; 0 reads in this one.

@@ -174,6 +174,8 @@ def _add_data(cfg: CfgNode) -> None:
     cfg.DATA.VIEWS = "byol"  # rcf, mocov2, eman_byol, digits
     cfg.DATA.REMOVE = []  # of a recipe: solarize, blur, grayscale, color_jitter
     cfg.DATA.CROP_SCALE = []  # in the place of the recipe's
+    cfg.DATA.VIEWS_ON = "workers"  # CPU workers; device: a whole batch in one pass
+    cfg.DATA.CANVAS = 0  # side of the images sent to the device; 0: twice IMAGE_SIZE
     cfg.DATA.WORKERS = 8
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pretrain import distributed, resume
-from pretrain.batches import EndlessBatches, training_loader
 from pretrain.checkpoint import CheckpointFolder, export_backbone, load
 from pretrain.config import config_hash
 from pretrain.console import ProgressLine, Stopped, StopSignal, say, stop_signals
 from pretrain.errors import InputError
-from pretrain.images import LabelledImages, build_dataset
+from pretrain.images import LabelledImages
 from pretrain.methods import build_method
 from pretrain.metrics import Metrics
-from pretrain.monitor import EvaluationImages, KnnMonitor, non_finite_tensors, shuffled_subset
+from pretrain.monitor import KnnMonitor, non_finite_tensors, shuffled_subset
 from pretrain.optimizers import build_optimizer, set_learning_rate
+from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
 from pretrain.plan import Plan, check_settings, describe, learning_rate_at, make_plan
 from pretrain.subsets import full_size
-from pretrain.views import TwoViewDataset, build_views, eval_transform
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -72,7 +70,7 @@ class Run:
     device: torch.device
     plan: Plan
     images: LabelledImages
-    views: TwoViewDataset
+    batches: TrainingBatches
     method: nn.Module
     optimizer: Optimizer
     scaler: GradScaler
@@ -93,39 +91,10 @@ def _device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _images(cfg: CfgNode, split: str) -> LabelledImages:
-    data = cfg.DATA
-    return build_dataset(
-        data.NAME,
-        data.ROOT or None,
-        split,
-        file_list=data.FILE_LIST or None,
-        image_size=data.IMAGE_SIZE,
-        variant=data.VARIANT,
-        class_fraction=data.CLASS_FRACTION,
-        sample_fraction=data.SAMPLE_FRACTION,
-        long_tail=data.LONG_TAIL,
-        taxonomy=data.TAXONOMY or None,
-        seed=cfg.SEED,
-        max_unreadable=data.MAX_UNREADABLE,
-    )
-
-
-def _views(cfg: CfgNode, images: LabelledImages) -> TwoViewDataset:
-    views = build_views(
-        cfg.DATA.VIEWS,
-        cfg.DATA.IMAGE_SIZE,
-        variant=cfg.DATA.VARIANT,
-        remove=cfg.DATA.REMOVE,
-        crop_scale=tuple(cfg.DATA.CROP_SCALE) or None,
-    )
-    return TwoViewDataset(images, views, cfg.SEED)
-
-
 def _prepare(cfg: CfgNode, device: torch.device) -> Run:
-    images = _images(cfg, cfg.DATA.SPLIT)
-    views = _views(cfg, images)
+    images = build_images(cfg, cfg.DATA.SPLIT)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
+    batches = TrainingBatches(cfg, images, plan, device)
     for line in describe(plan, cfg, distributed.world_size()) if cfg.METHOD.NAME != "random" else []:
         say(line)
     torch.manual_seed(cfg.SEED)  # the same weights on every process
@@ -144,19 +113,15 @@ def _prepare(cfg: CfgNode, device: torch.device) -> Run:
         fixed_lr="predictor" if solver.FIXED_PREDICTOR_LR else "",
     )
     scaler = GradScaler(device.type, enabled=cfg.RUN.PRECISION == "fp16")
-    return Run(cfg, device, plan, images, views, method, optimizer, scaler, _knn_monitor(cfg, images, device))
-
-
-def _evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
-    return EvaluationImages(images, eval_transform(cfg.DATA.NAME, cfg.DATA.IMAGE_SIZE))
+    return Run(cfg, device, plan, images, batches, method, optimizer, scaler, _knn_monitor(cfg, images, device))
 
 
 def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> KnnMonitor | None:
     if cfg.RUN.KNN_EVERY <= 0:
         return None
-    held_out = _evaluation_images(cfg, _images(cfg, cfg.RUN.KNN_SPLIT))
+    held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT))
     return KnnMonitor(
-        _evaluation_images(cfg, images), held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=cfg.DATA.WORKERS
+        evaluation_images(cfg, images), held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=cfg.DATA.WORKERS
     )
 
 
@@ -185,7 +150,7 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
     cfg, plan, method = run.cfg, run.plan, run.method
     model = _distribute(run)
     model.train()
-    batches = _device_batches(run, first)
+    batches = run.batches.from_step(first)
     with (
         stop_signals() as stop,
         Metrics(cfg.OUTPUT_DIR, first) as metrics,
@@ -238,32 +203,6 @@ def _distribute(run: Run) -> nn.Module:
     return DistributedDataParallel(
         run.method, device_ids=[run.device.index] if run.device.type == "cuda" else None, broadcast_buffers=False
     )
-
-
-def _device_batches(run: Run, first: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Endless (view1 [N, 3, H, W], view2, labels [N]) on the device, from the micro-batch that step ``first`` needs."""
-    cfg, plan = run.cfg, run.plan
-    batches = EndlessBatches(
-        len(run.images),
-        plan.micro_batch,
-        seed=cfg.SEED,
-        rank=distributed.rank(),
-        world=distributed.world_size(),
-        start=first * plan.accumulate,
-    )
-    loader = training_loader(
-        run.views,
-        batches,
-        workers=cfg.DATA.WORKERS,
-        pin_memory=run.device.type == "cuda",
-    )
-    layout = torch.channels_last if cfg.RUN.CHANNELS_LAST else torch.contiguous_format
-    for view1, view2, labels, _ in loader:
-        yield (
-            view1.to(run.device, non_blocking=True, memory_format=layout),
-            view2.to(run.device, non_blocking=True, memory_format=layout),
-            labels.to(run.device, non_blocking=True),
-        )
 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -321,7 +260,7 @@ def _calibrate(run: Run) -> None:
     cfg = run.cfg
     batch, count = cfg.SOLVER.BATCH_SIZE, cfg.RUN.CALIBRATION_BATCHES
     count = min(count, len(run.images) // batch)
-    subset = shuffled_subset(_evaluation_images(cfg, run.images), batch * count, cfg.SEED)
+    subset = shuffled_subset(evaluation_images(cfg, run.images), batch * count, cfg.SEED)
     loader = torch.utils.data.DataLoader(subset, batch_size=batch, num_workers=cfg.DATA.WORKERS)
     run.method.calibrate((images.to(run.device) for images, _ in loader), count)  # type: ignore[operator]
     say(f"random weights; BN statistics calibrated on {batch * count} training images")

@@ -1,4 +1,4 @@
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ def indices(batches, count):
 
 def test_an_epoch_is_a_permutation_without_what_fills_no_batch():
     batches = EndlessBatches(10, 3, seed=0)
-    epoch = sum(indices(batches, 3), [])
+    epoch = [*chain(*indices(batches, 3))]
     assert len(set(epoch)) == 9
     assert [epoch for batch in islice(batches, 7) for epoch, _ in batch] == [0] * 9 + [1] * 9 + [2] * 3
-    assert sum(indices(batches, 6)[3:], []) != epoch
+    assert [*chain(*indices(batches, 6)[3:])] != epoch
 
 
 @pytest.mark.parametrize("start", [0, 1, 3, 5, 9])

@@ -40,7 +40,7 @@ def test_a_subset_is_trained_for_the_iterations_of_the_whole(tiny_cfg):
     ("processes", "accumulate"), [(3, 1), (1, 5), (8, 2)], ids=["processes", "micro-batches", "both"]
 )
 def test_a_batch_that_does_not_divide_is_refused(processes, accumulate, tiny_cfg):
-    with pytest.raises(InputError, match="divisible by processes x SOLVER.ACCUMULATE"):
+    with pytest.raises(InputError, match=r"divisible by processes x SOLVER\.ACCUMULATE"):
         make_plan(tiny_cfg({"SOLVER.ACCUMULATE": accumulate}), 800, 800, processes)
 
 

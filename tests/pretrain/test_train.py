@@ -110,7 +110,7 @@ def test_random_baseline_has_the_initial_weights_and_the_images_statistics(tiny_
     assert torch.equal(tensors["conv1.weight"], fresh.conv1.weight)
     assert not torch.equal(tensors["bn1.running_var"], fresh.bn1.running_var)
     run = train_module._prepare(cfg, torch.device("cpu"))
-    images = train_module.shuffled_subset(train_module._evaluation_images(cfg, run.images), 16, cfg.SEED)
+    images = train_module.shuffled_subset(train_module.evaluation_images(cfg, run.images), 16, cfg.SEED)
     maps = fresh.conv1(torch.stack([images[i][0] for i in range(16)]))
     torch.testing.assert_close(tensors["bn1.running_mean"], maps.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
 

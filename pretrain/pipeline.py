@@ -1,0 +1,101 @@
+"""From data settings to batches of two views on the device, augmented by workers or on the device itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+
+from pretrain import distributed
+from pretrain.batches import EndlessBatches, training_loader
+from pretrain.device_views import CanvasDataset, build_device_views
+from pretrain.images import LabelledImages, build_dataset
+from pretrain.monitor import EvaluationImages
+from pretrain.plan import Plan
+from pretrain.schedules import check_choice
+from pretrain.views import TwoViewDataset, build_views, eval_transform
+
+Batch = tuple[Tensor, Tensor, Tensor]  # view1 [N, 3, H, W], view2 [N, 3, H, W], labels [N]
+
+
+def build_images(cfg: CfgNode, split: str) -> LabelledImages:
+    """The images of a split, with the subsets that the settings ask for."""
+    data = cfg.DATA
+    return build_dataset(
+        data.NAME,
+        data.ROOT or None,
+        split,
+        file_list=data.FILE_LIST or None,
+        image_size=data.IMAGE_SIZE,
+        variant=data.VARIANT,
+        class_fraction=data.CLASS_FRACTION,
+        sample_fraction=data.SAMPLE_FRACTION,
+        long_tail=data.LONG_TAIL,
+        taxonomy=data.TAXONOMY or None,
+        seed=cfg.SEED,
+        max_unreadable=data.MAX_UNREADABLE,
+    )
+
+
+def evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
+    """The images under the fixed evaluation transform."""
+    return EvaluationImages(images, eval_transform(cfg.DATA.NAME, cfg.DATA.IMAGE_SIZE))
+
+
+class TrainingBatches:
+    """Endless batches of two views, from any step on.
+
+    Args:
+        cfg: settings; DATA.VIEWS_ON "workers" augments on the CPU, "device" a whole batch at once where it is used.
+        images: labelled images.
+        plan: batch sizes.
+        device: where the batches go.
+
+    Raises:
+        InputError: an unknown recipe, or one that cannot be drawn there.
+    """
+
+    def __init__(self, cfg: CfgNode, images: LabelledImages, plan: Plan, device: torch.device) -> None:
+        check_choice("DATA.VIEWS_ON", cfg.DATA.VIEWS_ON, ("workers", "device"))
+        data = cfg.DATA
+        self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
+        recipe: dict[str, Any] = {"remove": data.REMOVE, "crop_scale": tuple(data.CROP_SCALE) or None}
+        self.dataset: TwoViewDataset | CanvasDataset
+        if data.VIEWS_ON == "device":
+            self.device_views = build_device_views(data.VIEWS, data.IMAGE_SIZE, **recipe)
+            self.dataset = CanvasDataset(images, data.CANVAS or 2 * data.IMAGE_SIZE, cfg.SEED)
+        else:
+            self.dataset = TwoViewDataset(
+                images, build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, **recipe), cfg.SEED
+            )
+
+    def from_step(self, first: int) -> Iterator[Batch]:
+        """This process's micro-batches from the first of step ``first`` on."""
+        batches = EndlessBatches(
+            self.size,
+            self.plan.micro_batch,
+            seed=self.cfg.SEED,
+            rank=distributed.rank(),
+            world=distributed.world_size(),
+            start=first * self.plan.accumulate,
+        )
+        pinned = self.device.type == "cuda"
+        layout = torch.channels_last if self.cfg.RUN.CHANNELS_LAST else torch.contiguous_format
+        for batch in training_loader(self.dataset, batches, workers=self.cfg.DATA.WORKERS, pin_memory=pinned):
+            view1, view2, labels = self._views(batch)
+            yield (
+                view1.to(self.device, non_blocking=True, memory_format=layout),
+                view2.to(self.device, non_blocking=True, memory_format=layout),
+                labels.to(self.device, non_blocking=True),
+            )
+
+    def _views(self, batch: list[Tensor]) -> Batch:
+        if isinstance(self.dataset, TwoViewDataset):
+            view1, view2, labels, _ = batch
+        else:
+            canvases, sizes, labels, _, keys = batch
+            view1, view2 = self.device_views(canvases.to(self.device, non_blocking=True), sizes, keys)
+        return view1, view2, labels
