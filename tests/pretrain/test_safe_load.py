@@ -286,8 +286,8 @@ def test_object_arrays_and_strings_are_refused(tmp_path):
 
 
 def test_reading_a_zip_takes_no_memory_for_tensors_that_are_not_used(tmp_path):
-    torch.save({"state_dict": {"w": torch.zeros(10)}, "optimizer": torch.zeros(50_000_000)}, tmp_path / "large.pth")
+    torch.save({"state_dict": {"w": torch.zeros(10)}, "optimizer": torch.zeros(20_000_000)}, tmp_path / "large.pth")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tree = read_tree(tmp_path / "large.pth")
     assert tree["state_dict"]["w"].sum() == 0
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB; the file has 200 MB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # KiB; the file has 80 MB
