@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
+from PIL import Image, ImageDraw
 
 from transfer import config
 from transfer.torchvision_engine.masks import BitMasks
@@ -67,3 +71,48 @@ def tiny_samples(sizes: Sequence[tuple[int, int]] = ((64, 64), (48, 70)), seed: 
         target = Target(boxes, torch.tensor([number % CLASSES, 2]), BitMasks(bitmaps))
         samples.append(Sample(image, number, height, width, target=target))
     return samples
+
+
+def write_shapes(folder: Path, images: int = 4, size: int = 64) -> str:
+    """A COCO-format set of bright shapes (square, diamond, triangle) on dark noise; the name that ``get_dataset`` takes."""
+    random = np.random.default_rng(0)
+    (folder / "images").mkdir(parents=True)
+    entries: dict[str, list] = {"images": [], "annotations": [], "categories": []}
+    entries["categories"] = [
+        {"id": 10 * (k + 1), "name": name} for k, name in enumerate(("square", "diamond", "triangle"))
+    ]
+    for number in range(images):
+        picture = Image.fromarray(random.integers(0, 60, (size, size, 3), dtype=np.uint8))
+        pen = ImageDraw.Draw(picture)
+        for place, (x, y) in enumerate(((6, 5), (size // 2 + 2, size // 2))):
+            side, kind = 22 + 2 * ((number + place) % 3), (number + place) % 3
+            polygon = [(x + side * u, y + side * v) for u, v in _OUTLINES[kind]]
+            pen.polygon(polygon, fill=tuple(int(v) for v in random.integers(150, 255, 3)))
+            entries["annotations"].append(
+                {"id": len(entries["annotations"]) + 1, "image_id": number + 1, "category_id": 10 * (kind + 1),
+                 "bbox": [x, y, side, side], "area": side * side, "iscrowd": 0,
+                 "segmentation": [[float(c) for corner in polygon for c in corner]]}
+            )  # fmt: skip
+        name = f"{number:03d}.png"
+        picture.save(folder / "images" / name)
+        entries["images"].append({"id": number + 1, "file_name": name, "height": size, "width": size})
+    (folder / "shapes.json").write_text(json.dumps(entries))
+    return f"{folder / 'images'}:{folder / 'shapes.json'}"
+
+
+_OUTLINES = (
+    ((0, 0), (1, 0), (1, 1), (0, 1)),
+    ((0.5, 0), (1, 0.5), (0.5, 1), (0, 0.5)),
+    ((0.5, 0), (1, 1), (0, 1)),
+)
+
+
+def shapes_config(detector: str, folder: Path, *overrides: str) -> CfgNode:
+    """``tiny_config`` on ``write_shapes``."""
+    name = (
+        write_shapes(folder / "data")
+        if not (folder / "data").exists()
+        else f"{folder}/data/images:{folder}/data/shapes.json"
+    )
+    data = ["DATASETS.TRAIN", repr((name,)), "DATASETS.TEST", repr((name,)), "OUTPUT_DIR", str(folder / "out")]
+    return tiny_config(detector, *data, "TEST.VISUALS", "0", *overrides)

@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import torch
+from torchvision.ops import MultiScaleRoIAlign
+
+from transfer.torchvision_engine.pooler import RoIPooler, assign_levels
+
+
+@pytest.mark.parametrize(
+    ("side", "level"), [(8, 2), (111, 2), (112, 3), (223, 3), (224, 4), (447, 4), (448, 5), (2000, 5)]
+)
+def test_a_box_of_224_pixels_belongs_to_level_four_and_half_of_it_to_the_one_below(side, level):
+    assert assign_levels(torch.tensor([[0.0, 0.0, side, side]]), 2, 5).item() == level - 2
+
+
+def test_levels_follow_the_formula_of_fpn():
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.rand(50, 2, generator=generator) * 600 + 4
+    found = assign_levels(torch.cat((torch.zeros(50, 2), sizes), dim=1), 2, 5).tolist()
+    for (width, height), level in zip(sizes.tolist(), found, strict=True):
+        expected = math.floor(4 + math.log2(math.sqrt(width * height) / 224))
+        assert level == min(max(expected, 2), 5) - 2
+
+
+def test_unaligned_pooling_is_torchvisions():
+    torch.manual_seed(0)
+    maps = [torch.rand(2, 3, 64 // 2**k, 64 // 2**k) for k in range(2)]
+    boxes = [torch.tensor([[10.0, 20.0, 90.0, 80.0], [0.0, 0.0, 250.0, 250.0]]), torch.tensor([[5.0, 5.0, 60.0, 33.0]])]
+    theirs = MultiScaleRoIAlign(["0", "1"], 7, 2)
+    theirs.scales = [1 / 4, 1 / 8]
+    found = RoIPooler(7, [4, 8], sampling_ratio=2, aligned=False)(maps, boxes)
+    expected = theirs(dict(zip("01", maps, strict=True)), boxes, [(256, 256), (256, 256)])
+    torch.testing.assert_close(found, expected)
+
+
+def test_aligned_pooling_of_a_linear_ramp_returns_its_values_at_bin_centres():
+    ramp = torch.arange(16.0).repeat(16, 1)[None, None]  # the pixel with index i is the value at i + 0.5
+    pooled = RoIPooler(4, [1], sampling_ratio=1)([ramp], [torch.tensor([[2.0, 2.0, 10.0, 10.0]])])
+    torch.testing.assert_close(pooled[0, 0, 0], torch.tensor([3.0, 5.0, 7.0, 9.0]) - 0.5)
+
+
+def test_images_without_boxes_give_no_features():
+    pooled = RoIPooler(7, [4, 8])([torch.rand(1, 3, 8, 8), torch.rand(1, 3, 4, 4)], [torch.zeros(0, 4)])
+    assert pooled.shape == (0, 3, 7, 7)
