@@ -25,13 +25,18 @@ HELD_OUT = 0.3  # share of every class that is never trained on
 SPLIT_SEED = 0
 SPLITS = ("train", "val")
 
+Array = NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class DigitVariant:
     """How digits are drawn. Luminance runs from 0 (black) to 1 (white); lengths are shares of the image side.
 
     Attributes:
-        side: range of the side of the square that holds the digit.
+        side: range of the height of the rectangle that holds the digit.
+        aspect: its width over its height lies in 1/(1 + aspect) .. 1 + aspect.
+        slant: largest shift of a row to the side, per row above or below the middle.
+        thinning: range of what is taken off the coverage by the digit; more makes thinner strokes.
         background: range of the mean luminance of the background.
         contrast: least difference between the luminance of the digit and of the background's mean.
         unevenness: standard deviation of the background's smooth part (a random 4x4 grid, enlarged).
@@ -41,6 +46,9 @@ class DigitVariant:
     """
 
     side: tuple[float, float] = (0.60, 0.85)
+    aspect: float = 0.0
+    slant: float = 0.0
+    thinning: tuple[float, float] = (0.3, 0.3)
     background: tuple[float, float] = (0.05, 0.40)
     contrast: float = 0.5
     unevenness: float = 0.05
@@ -51,6 +59,7 @@ class DigitVariant:
 
 VARIANTS = {
     "placed": DigitVariant(),
+    "written": DigitVariant(aspect=0.2, slant=0.35, thinning=(0.15, 0.45)),
     "strokes": DigitVariant(strokes=2),
 }
 
@@ -63,7 +72,7 @@ def digit_variant(name: str) -> DigitVariant:
 
 
 @lru_cache(maxsize=1)
-def _bundle() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _bundle() -> tuple[Array, NDArray[np.int64]]:
     digits = load_digits()
     return (digits.images / 16.0).astype(np.float32), digits.target.astype(np.int64)
 
@@ -79,54 +88,63 @@ def split_indices(split: str) -> NDArray[np.int64]:
     return np.sort(train if split == "train" else val).astype(np.int64)
 
 
-def load_glyphs(split: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def load_glyphs(split: str) -> tuple[Array, NDArray[np.int64]]:
     """The digits of a split: coverage in 0..1 [N, 8, 8] and labels [N]."""
     images, labels = _bundle()
     chosen = split_indices(split)
     return images[chosen], labels[chosen]
 
 
-def _placement(start: NDArray[np.float32], side: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Linear interpolation matrices [N, size, 8] that put 8 samples on [start, start + side) of `size` pixels."""
+def _placement(start: Array, length: Array, size: int) -> Array:
+    """Linear interpolation [N…, size, 8] that puts 8 samples on [start, start + length) of `size` pixels; both [N…]."""
     centres = np.arange(size, dtype=np.float32) + np.float32(0.5)
-    position = (centres - start[:, None]) * (GLYPH_SIDE / side)[:, None] - np.float32(0.5)
-    distance = np.abs(position[:, :, None] - np.arange(GLYPH_SIDE, dtype=np.float32))
+    position = (centres - start[..., None]) * (GLYPH_SIDE / length)[..., None] - np.float32(0.5)
+    distance = np.abs(position[..., None] - np.arange(GLYPH_SIDE, dtype=np.float32))
     return np.maximum(np.float32(1) - distance, np.float32(0))
 
 
 def place_glyphs(
-    glyphs: NDArray[np.float32],
-    top: NDArray[np.float32],
-    left: NDArray[np.float32],
-    side: NDArray[np.float32],
+    glyphs: Array,
+    top: Array,
+    left: Array,
+    height: Array,
+    width: Array,
     size: int,
-) -> NDArray[np.float32]:
+    slant: Array | None = None,
+    thinning: Array | float = 0.3,
+) -> Array:
     """Enlarge digits and put them on empty canvases.
 
     Args:
         glyphs: coverage in 0..1, [N, 8, 8].
-        top, left, side: the square that holds each digit, in pixels, [N]; it may begin between two pixels.
+        top, left, height, width: the rectangle that holds each digit, in pixels, [N]; it may begin between two pixels.
         size: side of the canvas in pixels.
+        slant: shift to the right of each row, per row above the middle of the rectangle, [N].
+        thinning: taken off the coverage, a number or [N].
 
     Returns:
         Coverage in 0..1, [N, size, size]; the slope at the edges is raised, since 8x8 pixels enlarge to a blur.
     """
-    rows = _placement(top, side, size)
-    columns = _placement(left, side, size)
-    coverage = rows @ glyphs @ columns.transpose(0, 2, 1)
-    return np.clip(coverage * np.float32(1.6) - np.float32(0.3), 0, 1)
+    rows = _placement(top, height, size) @ glyphs
+    if slant is None:
+        coverage = rows @ _placement(left, width, size).transpose(0, 2, 1)
+    else:
+        above = (top + height / 2)[:, None] - np.arange(size, dtype=np.float32) - np.float32(0.5)
+        starts = left[:, None] + slant[:, None] * above
+        columns = _placement(starts, np.broadcast_to(width[:, None], starts.shape), size)
+        coverage = (columns @ rows[..., None])[..., 0]
+    taken = np.reshape(np.asarray(thinning, dtype=np.float32), (-1, 1, 1))
+    return np.clip(coverage * np.float32(1.6) - taken, 0, 1)
 
 
 @lru_cache(maxsize=8)
-def _enlarge(cells: int, size: int) -> NDArray[np.float32]:
+def _enlarge(cells: int, size: int) -> Array:
     """Linear interpolation [size, cells] from the nodes of a grid, whose first and last lie on the borders."""
     position = np.linspace(0, cells - 1, size, dtype=np.float32)
     return np.maximum(1 - np.abs(position[:, None] - np.arange(cells, dtype=np.float32)), 0).astype(np.float32)
 
 
-def uneven_backgrounds(
-    level: NDArray[np.float32], amplitude: float, size: int, rng: np.random.Generator
-) -> NDArray[np.float32]:
+def uneven_backgrounds(level: Array, amplitude: float, size: int, rng: np.random.Generator) -> Array:
     """Smooth backgrounds [N, size, size] of mean luminance `level` [N] and standard deviation about `amplitude`."""
     enlarge = _enlarge(4, size)
     grid = rng.standard_normal((len(level), 4, 4), dtype=np.float32) * np.float32(amplitude)
@@ -134,8 +152,8 @@ def uneven_backgrounds(
 
 
 def draw_strokes(
-    canvas: NDArray[np.float32],
-    luminance: NDArray[np.float32],
+    canvas: Array,
+    luminance: Array,
     width: float,
     length: tuple[float, float],
     rng: np.random.Generator,
@@ -163,9 +181,7 @@ def draw_strokes(
         canvas += coverage[:, k] * (luminance[:, k, None, None] - canvas)
 
 
-def render_digits(
-    glyphs: NDArray[np.float32], size: int, variant: DigitVariant, rng: np.random.Generator
-) -> NDArray[np.uint8]:
+def render_digits(glyphs: Array, size: int, variant: DigitVariant, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw digits, each with its own random place, scale, luminance, background and noise.
 
     Args:
@@ -177,7 +193,7 @@ def render_digits(
         Grey images [N, size, size], 0..255.
     """
     number = len(glyphs)
-    draws = rng.random((5, number), dtype=np.float32)
+    draws = rng.random((8, number), dtype=np.float32)
     level = variant.background[0] + (variant.background[1] - variant.background[0]) * draws[0]
     lightest = level + variant.contrast
     luminance = lightest + (1 - lightest) * draws[1]
@@ -187,7 +203,12 @@ def render_digits(
         low, high = variant.stroke_contrast
         lift = low + (high - low) * rng.random((number, variant.strokes), dtype=np.float32)
         draw_strokes(canvas, level[:, None] + lift, size / 14, (size / 6, size / 3), rng)
-    coverage = place_glyphs(glyphs, draws[3] * (size - side), draws[4] * (size - side), side, size)
+    width = side * np.exp((2 * draws[5] - 1) * np.float32(np.log1p(variant.aspect)))
+    slant = (2 * draws[6] - 1) * np.float32(variant.slant) if variant.slant else None
+    thinning = variant.thinning[0] + (variant.thinning[1] - variant.thinning[0]) * draws[7]
+    coverage = place_glyphs(
+        glyphs, draws[3] * (size - side), draws[4] * (size - width), side, width, size, slant, thinning
+    )
     canvas += coverage * (luminance[:, None, None] - canvas)
     canvas += rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(variant.noise)
     return np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8)

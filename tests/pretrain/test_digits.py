@@ -34,7 +34,9 @@ def test_glyphs_are_the_digits_of_their_split():
 
 
 def test_placed_glyph_covers_its_square_and_nothing_else():
-    coverage = place_glyphs(np.ones((1, 8, 8), np.float32), *(np.array([v], np.float32) for v in (4, 10, 16)), size=32)
+    coverage = place_glyphs(
+        np.ones((1, 8, 8), np.float32), *(np.array([v], np.float32) for v in (4, 10, 16, 16)), size=32
+    )
     inside = np.zeros((32, 32), bool)
     inside[4:20, 10:26] = True
     assert (coverage[0][inside] > 0).mean() > 0.9  # the enlarged corners fade
@@ -45,19 +47,23 @@ def test_placed_glyph_covers_its_square_and_nothing_else():
     assert coverage[0][8:16, 14:22].min() == 1
 
 
-def test_placement_interpolates_as_a_naive_loop_does():
+@pytest.mark.parametrize("slant", [None, 0.0, 0.4, -0.3])
+def test_placement_interpolates_as_a_naive_loop_does(slant: float | None):
     rng = np.random.default_rng(0)
     glyph = rng.random((8, 8), dtype=np.float32)
-    top, left, side, size = 2.3, 5.1, 20.7, 32
+    top, left, height, width, size = 2.3, 5.1, 20.7, 17.2, 32
     naive = np.zeros((size, size))
     for y in range(size):
         for x in range(size):
-            v, u = (y + 0.5 - top) * 8 / side - 0.5, (x + 0.5 - left) * 8 / side - 0.5
+            shifted = left + (slant or 0) * (top + height / 2 - y - 0.5)
+            v, u = (y + 0.5 - top) * 8 / height - 0.5, (x + 0.5 - shifted) * 8 / width - 0.5
             for j in range(8):
                 for i in range(8):
                     naive[y, x] += max(0, 1 - abs(v - j)) * max(0, 1 - abs(u - i)) * glyph[j, i]
-    naive = np.clip(naive * 1.6 - 0.3, 0, 1)
-    placed = place_glyphs(glyph[None], *(np.array([value], np.float32) for value in (top, left, side)), size)
+    naive = np.clip(naive * 1.6 - 0.2, 0, 1)
+    place = [np.array([value], np.float32) for value in (top, left, height, width)]
+    leaning = None if slant is None else np.array([slant], np.float32)
+    placed = place_glyphs(glyph[None], *place, size, leaning, thinning=0.2)
     np.testing.assert_allclose(placed[0], naive, atol=2e-5)
 
 
@@ -119,5 +125,5 @@ def test_indexing_beyond_the_end_raises_so_that_iteration_stops():
 def test_unknown_split_and_variant_are_named():
     with pytest.raises(InputError, match="split among train, val, found 'test'"):
         split_indices("test")
-    with pytest.raises(InputError, match="variant among placed, strokes, found 'plain'"):
+    with pytest.raises(InputError, match="variant among placed, written, strokes, found 'plain'"):
         digit_variant("plain")
