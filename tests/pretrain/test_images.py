@@ -194,3 +194,11 @@ def test_workers_share_the_count_of_unreadable_images(tmp_path: Path):
     values = [value for batch in loader for value in batch]
     assert values == [0, 30, 20, 30, 40, 50, 0, 70]
     assert len(data.unreadable) == 2
+
+
+def test_too_many_unreadable_images_in_a_worker_are_one_line(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 1, 2], limit=1)
+    loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=1, collate_fn=len)
+    with pytest.raises(InputError, match=r"^expected at most 1 unreadable images, found 2: \S*0\.png") as caught:
+        list(loader)
+    assert "\n" not in str(caught.value)
