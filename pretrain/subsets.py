@@ -117,8 +117,10 @@ def long_tail_counts(most: int, classes: int, factor: float) -> NDArray[np.int64
 def draw_per_class(labels: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """Ascending positions of `counts[k]` images of every class k (all of them where there are fewer)."""
     order = np.random.default_rng(seed).permutation(len(labels))
-    kept = [order[labels[order] == k][:count] for k, count in enumerate(counts)]
-    return np.sort(np.concatenate(kept)).astype(np.int64)
+    order = order[np.argsort(labels[order], kind="stable")]  # class after class, each in random order
+    first = np.searchsorted(labels[order], np.arange(len(counts)))
+    place = np.arange(len(order)) - first[labels[order]]
+    return np.sort(order[place < counts[labels[order]]]).astype(np.int64)
 
 
 def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int64], list[str]]:

@@ -64,6 +64,14 @@ def test_file_list_without_labels_takes_the_folder_as_class(folder: Path):
     assert data.labels.tolist() == [1, 0]
 
 
+def test_simclrs_lists_of_bare_imagenet_names_are_read(tmp_path: Path):
+    picture(tmp_path / "n01440764" / "n01440764_10026.JPEG", 90)
+    (tmp_path / "list.txt").write_text("n01440764_10026.JPEG\n")
+    data = build_dataset("filelist", tmp_path, file_list=tmp_path / "list.txt")
+    assert data.classes == ["n01440764"]
+    assert abs(red(data[0]) - 90) < 4
+
+
 def test_faulty_file_lists_are_named(folder: Path):
     listing = folder / "list.txt"
     with pytest.raises(InputError, match="index file"):

@@ -77,6 +77,16 @@ def test_draws_repeat_with_the_seed_and_differ_without():
     assert set(first) != set(draw_per_class(labels, counts, 1))
 
 
+def test_draws_take_the_count_of_every_class_or_all_there_are():
+    rng = np.random.default_rng(3)
+    labels, counts = rng.integers(0, 12, 300), rng.integers(0, 60, 12)
+    labels[labels == 4] = 5  # an empty class
+    kept = draw_per_class(labels, counts, 0)
+    assert len(np.unique(kept)) == len(kept)
+    present = np.bincount(labels, minlength=12)
+    np.testing.assert_array_equal(np.bincount(labels[kept], minlength=12), np.minimum(counts, present))
+
+
 def test_taxonomy_renames_classes_to_coarse_ones(digits: DigitImages, tmp_path: Path):
     file = tmp_path / "parity.txt"
     file.write_text("# digits by parity\n" + "".join(f"{k} {'odd' if k % 2 else 'even'}\n" for k in range(10)))
