@@ -1,6 +1,6 @@
 """Scores: predictions and ground truth in, named numbers out; the same code for both engines and for files alone.
 
 ``coco``, ``lvis``, ``voc`` and ``semantic`` are what callers import. The rest is shared by coco and lvis: ``inputs``
-(checked columns of a JSON file), ``masks`` (run-length codes), ``overlaps`` (candidate pairs and their IoU),
-``matching`` (greedy assignment) and ``precision`` (precision-recall tables).
+and ``columns`` (checked arrays from a JSON file), ``masks`` (run-length codes), ``overlaps`` (candidate pairs and their
+IoU), ``matching`` (greedy assignment), ``curves`` (precision against recall) and ``precision`` (the tables).
 """

@@ -38,9 +38,13 @@ _ALL_RUNS = np.int64(_ONE_AREA * _EVERY_AREA)
 class Matches:
     """What became of the detections that took an object in at least one run; words of ``RUNS`` bits."""
 
-    detection: np.ndarray  # [M] positions, ascending
+    detection: np.ndarray  # [M] positions
     counted: np.ndarray  # [M] runs in which the object counts: a true positive
     ignored: np.ndarray  # [M] runs in which the object is to be ignored: neither true nor false
+
+    def take(self, which: np.ndarray) -> "Matches":
+        """The matches at the positions ``which``."""
+        return Matches(self.detection[which], self.counted[which], self.ignored[which])
 
 
 def in_area(area: np.ndarray) -> np.ndarray:

@@ -1,9 +1,6 @@
 """Precision and recall tables from detections and objects: what COCO and LVIS share.
 
-Only true positives shape a precision-recall curve. Between two of them precision falls, so the envelope (the best
-precision at or after a point) is attained at true positives; and recall first reaches a level at one. So the long
-list of false positives is only counted, once per area range, and the curve is computed at the matched detections
-alone.
+The categories are worked on in chunks, so that memory follows the chunk and not the dataset.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from transfer.scores.curves import curve, unpack
 from transfer.scores.inputs import Detections, GroundTruth
 from transfer.scores.matching import (
     AREAS,
     IOU_THRESHOLDS,
     RECALL_THRESHOLDS,
-    RUNS,
     THRESHOLDS,
     Matches,
     area_words,
@@ -102,43 +99,44 @@ class _Chunk:
 
     def fill(self, tables: Tables, low: int, high: int) -> None:
         """Write the results of the categories [low, high) into ``tables``."""
-        truth, all_detections = self.inputs.truth, self.inputs.detections
+        order, first = self._score_order(low, high)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
         matches = self._match()
-        category = all_detections.category[self.detections]
-        score_order = np.lexsort((-all_detections.score[self.detections], category))
-        place = np.empty_like(score_order)
-        place[score_order] = np.arange(len(score_order))
-        by_place = np.argsort(place[matches.detection])
-        matches = Matches(*(column[by_place] for column in (matches.detection, matches.counted, matches.ignored)))
-        # A detection in range is a false positive if nothing matches it.
-        blamed = in_area(all_detections.area[self.detections]) & ~self.inputs.exempt[self.detections]
-        first = np.searchsorted(category[score_order], np.arange(low, high + 1))
+        matches = matches.take(np.argsort(place[matches.detection]))
         bounds = np.searchsorted(place[matches.detection], first)
-        object_category = truth.category[self.objects]
-        object_bounds = np.searchsorted(object_category, np.arange(low, high + 1))
-        positives = [(~self.object_ignored[:, a:b]).sum(axis=1) for a, b in pairwise(object_bounds)]
+        positives = self._positives(low, high)
+        # A detection in range is a false positive if nothing matches it.
+        blamed = in_area(self.inputs.detections.area[self.detections]) & ~self.inputs.exempt[self.detections]
         for m, limit in enumerate(self.max_dets):
             within = self.rank < limit
             # [A, D + 1]: how many detections before a place would be blamed if unmatched.
-            before = np.zeros((AREAS, len(place) + 1), dtype=np.int64)
-            np.cumsum((blamed & within)[:, score_order], axis=1, out=before[:, 1:])
-            for k in range(low, high):
-                if not positives[k - low].any():
-                    continue
-                of_category = slice(bounds[k - low], bounds[k - low + 1])
-                d = matches.detection[of_category]
-                inside = within[d]
-                d = d[inside]
-                precision, recall = _curve(
-                    _bits(matches.counted[of_category][inside]),
-                    _bits(matches.ignored[of_category][inside]),
-                    blamed[:, d],
-                    before[:, place[d] + 1] - before[:, first[k - low], None],
-                    positives[k - low],
+            before = np.zeros((AREAS, len(order) + 1), dtype=np.int64)
+            np.cumsum((blamed & within)[:, order], axis=1, out=before[:, 1:])
+            for k in np.flatnonzero(positives.any(axis=1)).tolist():
+                mine = matches.take(np.arange(bounds[k], bounds[k + 1]))
+                mine = mine.take(np.flatnonzero(within[mine.detection]))
+                precision, recall = curve(
+                    unpack(mine.counted),
+                    unpack(mine.ignored),
+                    blamed[:, mine.detection],
+                    before[:, place[mine.detection] + 1] - before[:, first[k], None],
+                    positives[k],
                 )
-                seen = positives[k - low] > 0
-                tables.precision[:, :, k, seen, m] = precision[seen].transpose(1, 2, 0)
-                tables.recall[:, k, seen, m] = recall[seen].T
+                seen = positives[k] > 0
+                tables.precision[:, :, low + k, seen, m] = precision[seen].transpose(1, 2, 0)
+                tables.recall[:, low + k, seen, m] = recall[seen].T
+
+    def _score_order(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        """Order of the detections by category and score, and where each category begins in it."""
+        category = self.inputs.detections.category[self.detections]
+        order = np.lexsort((-self.inputs.detections.score[self.detections], category))
+        return order, np.searchsorted(category[order], np.arange(low, high + 1))
+
+    def _positives(self, low: int, high: int) -> np.ndarray:
+        """[categories, A] objects that count."""
+        bounds = np.searchsorted(self.inputs.truth.category[self.objects], np.arange(low, high + 1))
+        return np.array([(~self.object_ignored[:, a:b]).sum(axis=1) for a, b in pairwise(bounds)])
 
     def _match(self) -> Matches:
         truth, detections = self.inputs.truth, self.inputs.detections
@@ -153,43 +151,3 @@ class _Chunk:
             boxes = detections.boxes[self.detections], truth.boxes[self.objects]
             pairs = box_pairs(*groups, *boxes, crowd, IOU_THRESHOLDS[0])
         return match(pairs, self.group, area_words(self.object_ignored), crowd, truth.zero_id[self.objects])
-
-
-def _bits(words: np.ndarray) -> np.ndarray:
-    """[A, T, N] 0/1 from words [N]."""
-    shifts = np.arange(RUNS, dtype=np.int64).reshape(AREAS, THRESHOLDS, 1)
-    return ((words >> shifts) & 1).astype(np.int32)
-
-
-def _curve(
-    counted: np.ndarray, ignored: np.ndarray, blamed: np.ndarray, before: np.ndarray, positives: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Precision [A, T, R] and recall [A, T] of one category.
-
-    Args:
-        counted, ignored: [A, T, N] what each matched detection is, in order of score.
-        blamed: [A, N] it would be a false positive if unmatched.
-        before: [A, N] detections up to and including this one that would be false positives if unmatched.
-        positives: [A] objects that count.
-    """
-    true = np.cumsum(counted, axis=2)
-    matched = np.cumsum((counted | ignored) * blamed[:, None], axis=2)
-    false = before[:, None] - matched
-    precision = true / (false + true + np.spacing(1))
-    envelope = np.maximum.accumulate(precision[:, :, ::-1], axis=2)[:, :, ::-1].reshape(RUNS, -1)
-    found = counted.sum(axis=2)
-    recall = found / np.maximum(positives, 1)[:, None]
-    # Place of the j-th true positive of each run: row by row in the flattened table.
-    run, place = np.nonzero(counted.reshape(RUNS, -1))
-    first = np.searchsorted(run, np.arange(RUNS))
-    wanted = np.repeat(np.stack([_needed(int(n)) for n in positives]), THRESHOLDS, axis=0)
-    reached = wanted < found.reshape(RUNS, 1)
-    sampled = np.zeros(wanted.shape)
-    rows, levels = np.nonzero(reached)
-    sampled[rows, levels] = envelope[rows, place[first[rows] + wanted[rows, levels]]]
-    return sampled.reshape(AREAS, THRESHOLDS, -1), recall
-
-
-def _needed(positives: int) -> np.ndarray:
-    """[R] how many true positives come before the one with which recall reaches each level."""
-    return np.searchsorted(np.arange(1, positives + 1) / max(positives, 1), RECALL_THRESHOLDS, side="left")

@@ -29,10 +29,3 @@ def test_no_chunk_is_larger_than_asked_unless_one_category_alone_is(monkeypatch:
         assert len(of_detections) <= 10 or high == low + 1
         np.testing.assert_array_equal(np.sort(of_detections), np.flatnonzero((detections >= low) & (detections < high)))
         np.testing.assert_array_equal(np.sort(of_objects), np.flatnonzero((objects >= low) & (objects < high)))
-
-
-def test_recall_levels_are_reached_by_the_smallest_sufficient_number_of_objects():
-    for positives in (1, 2, 3, 7, 101, 997):
-        for level, needed in zip(precision.RECALL_THRESHOLDS, precision._needed(positives), strict=True):
-            reached = [count for count in range(1, positives + 1) if count / positives >= level]
-            assert needed + 1 == reached[0]
