@@ -344,3 +344,21 @@ def test_provenance_names_hash_engine_protocol_and_versions():
 )
 def test_dataset_names_are_compared_by_their_words(published_name: str, ours: str, same: bool):
     assert same_dataset(published_name, ours) is same
+
+
+def test_cka_and_weight_norms_are_drawn_and_never_ranked():
+    pair = {"reference": {"name": "runs/sgd/backbone.pkl", "network": "student"}, "protocol": "linear"}
+    records = [record("lars", "cka", stage, value, **pair) for stage, value in (("stem", 99.0), ("res2", 80.0))]
+    records += [record("lars", "cka", "stem", 50.0, reference={"name": "other"}, protocol="linear")]
+    records += [record(name, "weight_norm", "conv1", norm) for name, norm in (("lars", 30.0), ("sgd", 3.0))]
+    report = build([*small_records(), *records])
+    assert [plot.title for plot in report.analyses] == ["CKA by stage", "Weight norms by layer"]
+    cka, norms = report.analysis_tables
+    assert [(row.label, [cell.main for cell in row.cells]) for row in cka.rows] == [
+        ("lars vs. sgd (student)", ["99.0", "80.0"]),
+        ("lars vs. other", ["50.0", "–"]),
+    ]
+    assert [row.cells[2].main for row in norms.rows] == ["30.00", "3.00"]
+    assert not report.notices  # two references are no duplicates
+    assert not [measure for measure in report.results.cells if measure.task in ("cka", "weight_norm")]
+    assert "lars vs. sgd (student) | 99.0 | 80.0" in render_markdown(report)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pretrain.files import weights_name
+from transfer.report.analyses import is_analysis
 
 #: The metric that stands for a task in the summary: the first of these that the task has.
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
@@ -124,6 +125,8 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
     for record in records:
         label = labels[_identity(record)]
         by_checkpoint[label].append(record)
+        if is_analysis(record):
+            continue
         trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
         trials.setdefault(_trial(record), []).append(record)
     notices: list[str] = _hash_notices(by_checkpoint)

@@ -10,9 +10,7 @@ def render_markdown(report: Report) -> str:
     """All tables, curves' ends, provenance and notices."""
     lines = [f"# {escape(report.title)}", "", *(f"- {escape(verdict)}" for verdict in report.verdicts), ""]
     lines += _table(report.summary)
-    for table in report.details:
-        lines += _table(table)
-    for table in report.conversions:
+    for table in (*report.details, *report.analysis_tables, *report.conversions):
         lines += _table(table)
     if report.curves:
         lines += ["## Training", "", *(f"- {plot.title}: {escape(plot.caption)}" for plot in report.curves), ""]

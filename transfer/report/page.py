@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pretrain.errors import InputError
 from transfer import results as records_file
-from transfer.report import plots
+from transfer.report import analyses, plots
 from transfer.report.aggregate import Results, aggregate, baseline, difference, is_baseline
 from transfer.report.conversion import conversion_table
 from transfer.report.pictures import Gallery, galleries
@@ -57,6 +57,7 @@ class Report:
     details: tuple[TableView, ...]
     curves: tuple[Plot, ...]
     analyses: tuple[Plot, ...]
+    analysis_tables: tuple[TableView, ...]
     galleries: tuple[Gallery, ...]
     conversions: tuple[TableView, ...]
     provenance: tuple[Provenance, ...]
@@ -101,6 +102,7 @@ def build(
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
     found = galleries(runs.pictures, notices)
+    drawn, tables = _analyses(records)
     return Report(
         results=results,
         title=title,
@@ -110,7 +112,8 @@ def build(
         plots=tuple(_summary_plots(results, colours)),
         details=tuple(detail_tables(results, reference, colours)),
         curves=tuple(_curve_plots(runs.curves)),
-        analyses=tuple(_analysis_plots(runs.analyses)),
+        analyses=tuple(drawn),
+        analysis_tables=tuple(tables),
         galleries=tuple(found),
         conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
         provenance=tuple(provenance(results)),
@@ -191,16 +194,18 @@ def _curve_plots(curves: Sequence[Curve]) -> list[Plot]:
     return drawn
 
 
-def _analysis_plots(analyses: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
-    """Weight norms and CKA by layer, as tools/compare.py writes them: ``kind`` and named ``lines`` of [name, value]."""
-    titles = {"cka": "Linear CKA by block", "weight_norms": "Weight norm by layer", "similarity": "Similarity"}
-    drawn = []
-    for name, content in analyses.items():
-        lines = content.get("lines")
-        if isinstance(lines, Mapping) and lines:
-            title = titles.get(str(content["kind"]), str(content["kind"]))
-            drawn.append(Plot(title, name, plots.line_plot(lines, title)))
-    return drawn
+def _analyses(records: Sequence[Mapping[str, Any]]) -> tuple[list[Plot], list[TableView]]:
+    """Plots and tables of CKA and weight norms, where there are such records."""
+    cka, norms = analyses.cka_lines(records), analyses.norm_lines(records)
+    drawn, tables = [], []
+    if cka:
+        drawn.append(Plot("CKA by stage", "Linear CKA on the same images, in percent.", plots.line_plot(cka, "CKA, %")))
+        tables.append(analyses.cka_table(cka))
+    if norms:
+        caption = "2-norm of every convolution; LARS-trained weights are about ten times larger (RCF, figure 3a)."
+        drawn.append(Plot("Weight norms by layer", caption, plots.line_plot(norms, "norm")))
+        tables.append(analyses.norm_table(norms))
+    return drawn, tables
 
 
 def environment() -> Environment:

@@ -44,7 +44,6 @@ class RunFiles:
     curves: list[Curve] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     conversions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    analyses: dict[str, dict[str, Any]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
 
@@ -54,10 +53,10 @@ def read_runs(folders: Sequence[str | Path]) -> RunFiles:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise InputError(f"run folder not found: {folder}; expected the OUTPUT_DIR of a tool")
-        before = (len(found.curves), len(found.pictures), len(found.conversions), len(found.analyses))
+        before = (len(found.curves), len(found.pictures), len(found.conversions))
         for place in _places(folder):
             _read_place(place, folder.name, place.relative_to(folder).as_posix(), found)
-        if before == (len(found.curves), len(found.pictures), len(found.conversions), len(found.analyses)):
+        if before == (len(found.curves), len(found.pictures), len(found.conversions)):
             found.notices.append(f"{folder}: no metrics.jsonl, visuals/*.png or conversion report in this run folder")
     return found
 
@@ -86,24 +85,21 @@ def _read_place(place: Path, run: str, inside: str, found: RunFiles) -> None:
         found.pictures += [Picture(run, inside, path.stem, path) for path in pictures]
         if not pictures:
             found.notices.append(f"{visuals}: holds no picture")
-    for path in sorted(place.glob("*.json")):
-        content = _read_json(path, found.notices)
-        if path.stem.startswith("conversion") or path.name.endswith(".report.json"):
-            found.conversions[name] = content
-        elif content.get("kind") in ("cka", "weight_norms", "similarity"):
-            found.analyses[f"{name}/{path.stem}"] = content
+    for path in sorted(place.glob("conversion*.json")):
+        found.conversions[name] = _read_json(path, found.notices)
 
 
 def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:
-    """The object in a JSON file of moderate size; anything else is an empty one (predictions are lists, and large)."""
-    if path.stat().st_size > 2_000_000:
-        return {}
+    """The object in a JSON file; one that holds something else is an empty object and told."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         notices.append(f"{path}: not JSON ({error})")
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        notices.append(f"{path}: expected an object, found {type(content).__name__}")
+        return {}
+    return content
 
 
 def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:

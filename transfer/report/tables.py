@@ -26,7 +26,6 @@ FAMILIES = {
     "linear": "Linear classification",
     "finetune": "Fine-tuning with few labels",
     "fixmatch": "FixMatch",
-    "cka": "Similarity of representations (CKA)",
 }
 
 
