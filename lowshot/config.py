@@ -17,6 +17,7 @@ def get_cfg() -> CfgNode:
     cfg.DATASETS.TITLE = ""  # what records call the test set; "" means NAME and TEST
     cfg.DATASETS.VARIANT = "placed"  # of the digits' drawings
     cfg.DATASETS.SEED = 0  # of the digits' drawings
+    cfg.DATASETS.LONG_TAIL = 1.0  # of the training set: the rarest class keeps this share (CIFAR-LT: 0.01)
 
     cfg.INPUT = CfgNode({"IMAGE_SIZE": 224})
 
@@ -45,4 +46,34 @@ def get_cfg() -> CfgNode:
     cfg.SVM.SELECT_C = "heldout"  # or test, as the papers did
     cfg.SVM.HELD_OUT_PER_CLASS = 20  # images that choose C; never fitted, never tested
     cfg.SVM.SOLVER = "batched"  # or liblinear, the reference: the same problem, slower
+
+    cfg.LINEAR = _training("eman")
+    cfg.LINEAR.CACHED = False  # classifiers on stored features, no augmentation: seconds, other numbers
+    cfg.FINETUNE = _training("eman")
+    cfg.FINETUNE.FRACTION = 0.01
+
+    cfg.FIXMATCH = _training("eman")
+    cfg.FIXMATCH.FRACTION = 0.1
+    cfg.FIXMATCH.SCHEDULE = "1x"  # or 3x
+    cfg.FIXMATCH.STEPS = 0  # instead of the schedule's epochs
+    cfg.FIXMATCH.UNLABELLED_RATIO = 0  # 0 means the preset's, as for the next three
+    cfg.FIXMATCH.WEIGHT = 0.0
+    cfg.FIXMATCH.THRESHOLD = 0.0
+    cfg.FIXMATCH.MOMENTUM = 0.0  # share of the teacher that is kept
+
+    cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})  # of --weights scratch
     return cfg
+
+
+def _training(preset: str) -> CfgNode:
+    """What linear, finetune and fixmatch share. The presets are in lowshot/presets.py."""
+    node = CfgNode()
+    node.PRESET = preset
+    node.FRACTION = 1.0  # of the labels, balanced over classes
+    node.SPLIT_FILE = ""  # instead of FRACTION: a list of image names, such as SimCLR's 1percent.txt
+    node.TRIALS = 1  # seeds SEED, SEED + 1, …: another part of the labels and another start each
+    node.LEARNING_RATES = []  # [] means the preset's; for the preset's batch size, scaled with the batch
+    node.EPOCHS = 0.0  # 0 means the preset's; milestones keep their share
+    node.BATCH_SIZE = 0  # 0 means the preset's
+    node.WORKERS = 4
+    return node

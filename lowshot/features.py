@@ -158,7 +158,9 @@ def extract(
         loader = DataLoader(own, batch_size, num_workers=workers, pin_memory=torch.cuda.is_available())
         position = first
         for batch in track(loader, f"features of {name}"):
-            rows[position : position + len(batch)] = compute(source, batch, about.precision, device)
+            rows[position : position + len(batch)] = (
+                compute(source.network, batch, about.precision, device).cpu().numpy()
+            )
             position += len(batch)
             rows.flush()
             write_text(progress, str(position - begin))
@@ -170,15 +172,13 @@ def extract(
     return result
 
 
-@torch.inference_mode()
-def compute(source: Source, images: Tensor, precision: str, device: str | torch.device) -> np.ndarray:
-    """Features [N, D] float32 of a batch; channels-last, under bf16 autocast unless ``precision`` is fp32."""
+@torch.no_grad()
+def compute(network: Callable[[Tensor], Tensor], images: Tensor, precision: str, device: str | torch.device) -> Tensor:
+    """Features [N, D] float32 on the device; channels-last, under bf16 autocast unless ``precision`` is fp32."""
     device = torch.device(device)
     batch = images.to(device, non_blocking=True, memory_format=torch.channels_last)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-        features: Tensor = source.network(batch)
-    result: np.ndarray = features.float().cpu().numpy()
-    return result
+        return network(batch).float()
 
 
 def _own_range(count: int) -> tuple[int, int]:
@@ -212,7 +212,7 @@ def _open_partial(
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob("progress.*"):
             stale.unlink()
-        width = compute(source, example[None], about.precision, device).shape[1]
+        width = compute(source.network, example[None], about.precision, device).shape[1]
         np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(count, width)).flush()
         write_text(folder / "about.json", json.dumps(asdict(about), indent=1, sort_keys=True))
     distributed.barrier()

@@ -1,14 +1,19 @@
 """From settings and a checkpoint to what the evaluators take: data sets, a frozen backbone, features."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 
+from lowshot.augment import weak_view
 from lowshot.devices import device
 from lowshot.feature_set import FeatureSet, check_pair, read_npz
 from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.labelled_data import LabelledData
+from lowshot.voc_images import VocImages
+from pretrain.backbones import Architecture, ResNet, build_backbone
 from pretrain.errors import InputError
 from pretrain.files import cache_root, sha256_of_text, weights_name
 from pretrain.images import build_dataset
@@ -17,25 +22,49 @@ from pretrain.views import eval_transform
 
 #: The weights that are no weights: the image's own grey values.
 PIXELS = "pixels"
+#: No pretraining: a network drawn at random (linear, finetune, fixmatch).
+SCRATCH = "scratch"
 
 
 def load_source(weights: str, which: str | None, family: str | None) -> SourceBackbone | None:
-    """The backbone behind ``--weights``, or None for the pixel baseline."""
-    return None if weights == PIXELS else load_backbone(weights, which=which, family=family)
+    """The backbone behind ``--weights``, or None for the pixel baseline and for a start from scratch."""
+    return None if weights in (PIXELS, SCRATCH) else load_backbone(weights, which=which, family=family)
 
 
-def identity(source: SourceBackbone | None) -> dict[str, Any]:
+def backbone_builder(cfg: CfgNode, source: SourceBackbone | None) -> Callable[[], ResNet]:
+    """A function that gives a fresh copy of the backbone each time; without a source one drawn with the seed."""
+    if source is not None:
+        return source.build
+    architecture = Architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+
+    def build() -> ResNet:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(cfg.SEED)
+            return build_backbone(architecture)
+
+    return build
+
+
+def identity(source: SourceBackbone | None, weights: str) -> dict[str, Any]:
     """What records say about the weights: ``checkpoint`` (name and hash) and ``network``."""
     if source is None:
-        return {"checkpoint": {"name": PIXELS, "sha256": sha256_of_text(PIXELS)}, "network": ""}
+        return {"checkpoint": {"name": weights, "sha256": sha256_of_text(weights)}, "network": ""}
     return {"checkpoint": {"name": weights_name(source.path), "sha256": source.sha256}, "network": source.network}
 
 
 def dataset(cfg: CfgNode, split: str) -> Any:
     """The labelled images of ``split`` ("TRAIN" or "TEST")."""
     data = cfg.DATASETS
+    if data.NAME == "voc07":
+        return VocImages(data.ROOT, data[split])
     return build_dataset(
-        data.NAME, data.ROOT or None, data[split], image_size=cfg.INPUT.IMAGE_SIZE, variant=data.VARIANT, seed=data.SEED
+        data.NAME,
+        data.ROOT or None,
+        data[split],
+        image_size=cfg.INPUT.IMAGE_SIZE,
+        variant=data.VARIANT,
+        long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0,
+        seed=data.SEED,
     )
 
 
@@ -76,6 +105,13 @@ def feature_sets(cfg: CfgNode, source: SourceBackbone | None) -> tuple[FeatureSe
     train, test = sets
     check_pair(train, test)
     return train, test
+
+
+def labelled_data(cfg: CfgNode, workers: int) -> LabelledData:
+    """Training and test images for classifiers that are trained on images."""
+    name, size = cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE
+    train, test = dataset(cfg, "TRAIN"), dataset(cfg, "TEST")
+    return LabelledData(train, test, weak_view(name, size), eval_transform(name, size), workers)
 
 
 def given_features(train_file: str, test_file: str) -> tuple[FeatureSet, FeatureSet]:

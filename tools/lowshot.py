@@ -1,61 +1,90 @@
-"""How well does a backbone do with few labels? kNN and low-shot SVM on frozen features.
+"""How well does a backbone do with few labels? Frozen features, linear classifiers, fine-tuning, FixMatch.
 
-python tools/lowshot.py features|knn|svm --config configs/smoke/lowshot_digits.yaml --weights outputs/run [KEY VALUE …]
+python tools/lowshot.py features|knn|retrieval|svm|linear|finetune|fixmatch --config configs/smoke/lowshot_digits.yaml
+    --weights outputs/run [KEY VALUE …]
 
---weights takes a checkpoint, a run's folder, or the word "pixels" (no backbone: the image itself).
+--weights takes a checkpoint, a run's folder, or a word: "pixels" (no backbone: the image itself; features, knn,
+retrieval, svm) or "scratch" (a random start; linear, finetune, fixmatch). knn, retrieval and svm also take features
+made elsewhere: --features TRAIN.npz --test-features TEST.npz. Under torchrun, features, linear, finetune and fixmatch
+share the work between processes.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from fvcore.common.config import CfgNode
+
 from lowshot import inputs
 from lowshot.config import get_cfg
-from lowshot.evaluations import ON_FEATURES
+from lowshot.devices import device
+from lowshot.evaluations import ON_FEATURES, Wanted
+from lowshot.image_evaluations import ON_IMAGES
 from lowshot.score import Score
+from pretrain import distributed
 from pretrain.config import config_hash, load_config
 from pretrain.console import run_tool, say, table
 from pretrain.errors import InputError
 from transfer import results
 
-COMMANDS = ("features", *ON_FEATURES)
+Evaluate = Callable[[Wanted], Iterator[list[Score]]]
+COMMANDS = ("features", *ON_FEATURES, *ON_IMAGES)
 
 
 def main(args: argparse.Namespace) -> None:
-    """Compute the features, evaluate, append a record for every score as it comes."""
+    """Evaluate, and append a record for every score as it comes."""
     cfg = load_config(get_cfg(), args.config, args.overrides)
     file = Path(args.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
+    with distributed.process_group(device()):
+        known, evaluate = prepare(args, cfg)
+        known.update(config=config_hash(cfg))
+        identity = {"sha256": known["checkpoint"]["sha256"], "config": known["config"], "network": known["network"]}
+
+        def wanted(task: str, protocol: str, trial: int) -> bool:
+            return not results.done(file, task=task, protocol=protocol, trial=trial, **identity)
+
+        new = list(recorded(evaluate(wanted), file, known))
+    if args.command != "features":
+        show(args.command, known, new, file)
+
+
+def prepare(args: argparse.Namespace, cfg: CfgNode) -> tuple[dict[str, Any], Evaluate]:
+    """What records say about the weights and data, and the evaluation with its inputs bound."""
+    title = cfg.DATASETS.TITLE or f"{cfg.DATASETS.NAME} {cfg.DATASETS.TEST}"
     if args.features or args.test_features:
+        if args.command not in ON_FEATURES:
+            raise InputError(f"{args.command} works on images, not on --features; give --weights CHECKPOINT")
         train, test = inputs.given_features(args.features, args.test_features)
-        known: dict[str, Any] = {"checkpoint": {"name": train.name, "sha256": train.sha256}, "network": ""}
-    else:
-        if not args.weights:
-            raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
-        source = inputs.load_source(args.weights, args.which, args.family)
-        train, test = inputs.feature_sets(cfg, source)
-        known = inputs.identity(source)
-    known.update(config=config_hash(cfg), dataset=cfg.DATASETS.TITLE or test.name)
+        known = {"checkpoint": {"name": train.name, "sha256": train.sha256}, "network": "", "dataset": test.name}
+        return known, partial(ON_FEATURES[args.command], cfg, train, test)
+    if not args.weights:
+        raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
+    on_images = args.command in ON_IMAGES
+    if args.weights == (inputs.PIXELS if on_images else inputs.SCRATCH):
+        raise InputError(f"--weights {args.weights} means nothing to {args.command}; see --help")
+    source = inputs.load_source(args.weights, args.which, args.family)
+    known = {**inputs.identity(source, args.weights), "dataset": title}
+    if on_images:
+        return known, partial(ON_IMAGES[args.command], cfg, source)
+    train, test = inputs.feature_sets(cfg, source)
     if args.command == "features":
         say(f"{len(train)} + {len(test)} features of {train.features.shape[1]} numbers")
-        return
-    identity = {"sha256": known["checkpoint"]["sha256"], "config": known["config"], "network": known["network"]}
-
-    def wanted(task: str, protocol: str, trial: int) -> bool:
-        return not results.done(file, task=task, protocol=protocol, trial=trial, **identity)
-
-    new = list(recorded(ON_FEATURES[args.command](cfg, train, test, wanted), file, known))
-    show(args.command, known, new, file)
+        return known, lambda wanted: iter(())
+    return known, partial(ON_FEATURES[args.command], cfg, train, test)
 
 
 def recorded(units: Iterable[list[Score]], file: Path, known: dict[str, Any]) -> Iterator[Score]:
     """Pass scores on, those of one unit of work written to the results file in one go."""
     for scores in units:
-        results.append(file, [_record(score, known) for score in scores])
+        if distributed.is_main():
+            results.append(file, [_record(score, known) for score in scores])
+        distributed.barrier()
         yield from scores
 
 
@@ -91,7 +120,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
-    parser.add_argument("--weights", help='checkpoint or run folder, or "pixels"')
+    parser.add_argument("--weights", help='checkpoint or run folder, or "pixels", or "scratch"')
     parser.add_argument("--which", choices=("teacher", "student"), help="network of the checkpoint")
     parser.add_argument("--family", help="kind of a foreign checkpoint, if it is not recognised")
     parser.add_argument("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")

@@ -1,0 +1,48 @@
+"""Views of labelled and unlabelled images for training classifiers; normalisation as in evaluation.
+
+Photographs: a random crop of 8-100 % of the area, and a flip. Small squares (CIFAR, STL-10): a shift by up to an eighth
+of the side, and a flip. Digits: the shift alone, because a mirrored digit is another sign.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import PIL.Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from pretrain.views import MEAN, STD, Normalise
+
+SMALL_SQUARES = ("digits", "cifar10", "cifar100", "stl10")
+
+
+def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
+    if dataset not in SMALL_SQUARES:
+        return [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    shift = [v2.Resize((size, size)), v2.RandomCrop(size, padding=size // 8, padding_mode="reflect")]
+    return shift if dataset == "digits" else [*shift, v2.RandomHorizontalFlip()]
+
+
+def weak_view(dataset: str, size: int) -> Callable[[PIL.Image.Image], Tensor]:
+    """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see."""
+    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), Normalise(MEAN, STD)])
+    return view
+
+
+def strong_view(dataset: str, size: int, operations: int = 2) -> Callable[[PIL.Image.Image], Tensor]:
+    """The weak geometry, then RandAugment (arXiv 1909.13719) with n operations of magnitude 10 of 30."""
+    randaugment = v2.RandAugment(num_ops=operations, magnitude=10, num_magnitude_bins=31)
+    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose(
+        [*_geometry(dataset, size), randaugment, Normalise(MEAN, STD)]
+    )
+    return view
+
+
+class WeakAndStrong:
+    """PIL image -> (weak view, strong view), each with its own geometry."""
+
+    def __init__(self, dataset: str, size: int) -> None:
+        self.weak, self.strong = weak_view(dataset, size), strong_view(dataset, size)
+
+    def __call__(self, image: PIL.Image.Image) -> tuple[Tensor, Tensor]:
+        return self.weak(image), self.strong(image)

@@ -1,0 +1,125 @@
+"""Semi-supervised fine-tuning: backbone and classifier on the labelled images (presets in lowshot/presets.py).
+
+The backbone and the new classifier have learning rates of their own. Several backbone rates are searched on held-out
+labelled images, then the best is used on all. Afterwards the BN statistics are computed again with fixed weights
+(precise BN, arXiv 2105.07576), as Momentum² Teacher section 4.6 asks; every preset does so, since with few labelled
+images the running average has seen little.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fvcore.nn.precise_bn import update_bn_stats
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lowshot.classifier import Classifier, accuracy
+from lowshot.fitting import Run, fit, shared_over_processes
+from lowshot.labelled_data import LabelledData, search_split
+from lowshot.labelled_stream import Stream, steps_of
+from lowshot.presets import FinetunePreset
+from pretrain import distributed
+
+#: Batches over which the BN statistics are computed again, at most.
+PRECISE_BN_BATCHES = 200
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """Fractions on the test set, and the backbone's learning rate (for the preset's batch size) that was used."""
+
+    top1: float
+    top5: float
+    learning_rate: float
+
+
+def evaluate_finetune(
+    data: LabelledData,
+    build: Callable[[], nn.Module],
+    rows: np.ndarray,
+    fraction: float,
+    preset: FinetunePreset,
+    seed: int,
+    folder: Path,
+    device: torch.device,
+    batch_size: int | None = None,
+) -> FinetuneResult:
+    """Search the backbone's learning rate where the preset has several, train on ``rows``, score the test set.
+
+    Args:
+        build: a fresh copy of the pretrained backbone.
+        rows: labelled rows. fraction: of labels, which chooses the classifier's rate and the number of epochs.
+        batch_size: other than the preset's; both learning rates are scaled with it.
+    """
+    batch = batch_size or preset.batch_size
+    rates = preset.learning_rates
+    best = rates[0]
+    if len(rates) > 1:
+        fitted, held = search_split(data.train.labels, rows, seed)
+        found = []
+        for rate in rates:
+            model = _train(
+                data, build, fitted, fraction, preset, rate, batch, seed, folder / f"search_{rate:g}", device
+            )
+            found.append(float(accuracy(model, data.held_out(held, batch), device)["top1"]))
+        best = rates[int(np.argmax(found))]
+    model = _train(data, build, rows, fraction, preset, best, batch, seed, folder / "final", device)
+    on_test = accuracy(model, data.testing(batch), device)
+    return FinetuneResult(float(on_test["top1"]), float(on_test["top5"]), best)
+
+
+def _train(
+    data: LabelledData,
+    build: Callable[[], nn.Module],
+    rows: np.ndarray,
+    fraction: float,
+    preset: FinetunePreset,
+    rate: float,
+    batch: int,
+    seed: int,
+    folder: Path,
+    device: torch.device,
+) -> Classifier:
+    model = Classifier(build(), data.num_classes, seed).to(device)
+    model.requires_grad_(True)
+    schedule, scale = preset.schedule(fraction), batch / preset.batch_size
+    run = Run(
+        modules={"model": model},
+        groups=[
+            {"params": list(model.backbone.parameters()), "lr": rate * scale},
+            {"params": list(model.fc.parameters()), "lr": preset.head_rate[fraction > 0.01] * scale},
+        ],
+        schedule=schedule,
+        total=steps_of(schedule.epochs, len(rows), batch),
+        folder=folder,
+        nesterov=True,
+    )
+    outer = shared_over_processes(model, device)
+
+    def loss_of(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        images, labels = inputs[0].to(device), inputs[1].to(device)
+        return cross_entropy(outer(images), labels), {}
+
+    def batches(start: int) -> Any:
+        return data.training(Stream(rows, batch, run.total, seed, start))
+
+    model.train()
+    fit(run, batches, loss_of, f"fine-tuning, backbone rate {rate:g}")
+    count = min(PRECISE_BN_BATCHES, max(1, len(rows) // batch))
+    recompute_statistics(model, (images.to(device) for images, _ in batches(run.total - min(count, run.total))), device)
+    return model.eval()
+
+
+def recompute_statistics(model: nn.Module, images: Any, device: torch.device) -> None:
+    """Precise BN over all batches of ``images``; under torchrun the first process's result is everybody's."""
+    batches = list(images)
+    model.train()
+    with torch.no_grad():
+        update_bn_stats(model, batches, len(batches))
+    for buffer in model.buffers():
+        distributed.broadcast(buffer)
+    model.eval()

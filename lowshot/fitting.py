@@ -1,0 +1,134 @@
+"""The training loop that linear, finetune and fixmatch share: step, schedule, checkpoint, resume, stop."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from lowshot.presets import Schedule
+from pretrain import distributed
+from pretrain.checkpoint import FORMAT, CheckpointFolder, load
+from pretrain.console import ProgressLine, Stopped, say, stop_signals
+from pretrain.errors import InputError
+from pretrain.schedules import learning_rate
+
+Loss = Callable[[Any], tuple[Tensor, dict[str, float]]]
+"""A batch -> (loss, further numbers for the log)."""
+
+
+@dataclass
+class Run:
+    """One training run: what moves, how, and where it is kept.
+
+    Attributes:
+        modules: everything whose state a resumed run needs, by name.
+        groups: parameter groups of SGD, each with its ``lr`` at the end of the warm-up.
+        total: steps.
+        after_step: called with the step's number when the optimiser has moved (FixMatch's teacher follows there).
+    """
+
+    modules: dict[str, nn.Module]
+    groups: list[dict[str, Any]]
+    schedule: Schedule
+    total: int
+    folder: Path
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    after_step: Callable[[int], None] = lambda step: None
+    checkpoint_every: int = 1000
+    log: Callable[[int, dict[str, float]], None] = lambda step, numbers: None
+    optimizer: SGD = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizer = SGD(
+            self.groups, momentum=0.9, nesterov=self.nesterov, weight_decay=self.weight_decay, foreach=True
+        )
+        self.rates = [group["lr"] for group in self.groups]
+
+    def resume(self) -> int:
+        """Load the newest checkpoint of the folder, if there is one; the number of steps that are done."""
+        newest = CheckpointFolder(self.folder).last()
+        if newest is None:
+            return 0
+        state = load(newest)
+        if state.get("total") != self.total or set(state.get("modules", ())) != set(self.modules):
+            raise InputError(f"{newest} belongs to another run (other settings); delete {self.folder} to start over")
+        for name, module in self.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"])
+
+    def save(self, step: int) -> None:
+        """Write the state after ``step`` steps (first process only)."""
+        if distributed.is_main():
+            modules = {name: module.state_dict() for name, module in self.modules.items()}
+            state = {"format": FORMAT, "step": step, "total": self.total, "modules": modules}
+            CheckpointFolder(self.folder, keep=1).save(step, {**state, "optimizer": self.optimizer.state_dict()})
+        distributed.barrier()
+
+    def set_rates(self, step: int) -> None:
+        """The learning rate of every group for ``step``."""
+        schedule = self.schedule
+        warmup = round(self.total * schedule.warmup / schedule.epochs)
+        for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = learning_rate(
+                step,
+                total=self.total,
+                base=base,
+                warmup=warmup,
+                schedule=schedule.shape,
+                milestones=schedule.milestones,
+            )
+
+
+def fit(run: Run, batches: Callable[[int], Iterable[Any]], loss_of: Loss, description: str) -> None:
+    """Train to the end, from where the folder's newest checkpoint stands.
+
+    Args:
+        batches: the first step -> the batches of that step and all later ones.
+        loss_of: gives the loss of one batch; gradients flow into the parameters of ``run.groups``.
+
+    Raises:
+        Stopped: by SIGINT or SIGTERM, after saving.
+        InputError: the loss is not finite.
+    """
+    begin = run.resume()
+    if begin:
+        say(f"{description}: going on after step {begin} of {run.total}")
+    if begin >= run.total:
+        return
+    with stop_signals() as stop, ProgressLine(description, run.total, begin) as line:
+        for step, batch in enumerate(batches(begin), start=begin):
+            run.set_rates(step)
+            loss, numbers = loss_of(batch)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise InputError(f"{description}: the loss is {value} at step {step}; lower the learning rate")
+            run.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            run.optimizer.step()
+            run.after_step(step)
+            run.log(step, {"loss": value, **numbers})
+            line.advance(note=f"loss {value:.3f}")
+            done = step + 1
+            stopping = distributed.any_rank(bool(stop), loss.device)
+            if stopping or done == run.total or done % run.checkpoint_every == 0:
+                run.save(done)
+            if stopping and done < run.total:
+                raise Stopped(
+                    f"{description}: saved after step {done} in {run.folder}; the same command goes on", stop.exit_code
+                )
+
+
+def shared_over_processes(module: nn.Module, device: torch.device) -> nn.Module:
+    """DistributedDataParallel under torchrun, else the module itself. BN statistics stay each process's own."""
+    if not distributed.is_distributed():
+        return module
+    devices = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=devices, broadcast_buffers=False)

@@ -1,0 +1,137 @@
+"""A whole FixMatch training: streams of labelled and unlabelled images, schedule, log, score."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lowshot.augment import WeakAndStrong
+from lowshot.classifier import Classifier, accuracy
+from lowshot.fitting import Run, fit, shared_over_processes
+from lowshot.fixmatch import FixMatch
+from lowshot.labelled_data import LabelledData
+from lowshot.labelled_stream import Stream, steps_of, training_batches
+from lowshot.presets import FixMatchPreset, Schedule
+from pretrain import distributed
+from pretrain.errors import InputError
+
+
+@dataclass(frozen=True)
+class FixMatchResult:
+    """Fractions on the test set, and how the pseudo-labels did at the end (mean of the last hundredth of the steps)."""
+
+    top1: float
+    top5: float
+    coverage: float
+    pseudo_accuracy: float
+
+
+@dataclass(frozen=True)
+class FixMatchSetting:
+    """What a training needs besides data: numbers of the preset and of the schedule.
+
+    Attributes:
+        rate: learning rate for the preset's batch of labelled images.
+        steps: instead of the schedule's epochs of unlabelled images, if not None.
+    """
+
+    preset: FixMatchPreset
+    schedule: Schedule
+    rate: float
+    batch_size: int
+    steps: int | None = None
+
+
+def evaluate_fixmatch(
+    data: LabelledData,
+    views: WeakAndStrong,
+    build: Callable[[], nn.Module],
+    rows: np.ndarray,
+    setting: FixMatchSetting,
+    seed: int,
+    folder: Path,
+    device: torch.device,
+) -> FixMatchResult:
+    """Train on the labelled ``rows`` and on all others without their labels, then score the test set.
+
+    Args:
+        views: of unlabelled images; labelled ones see ``data.augment``.
+        build: a fresh backbone, pretrained or not.
+    """
+    preset, batch = setting.preset, setting.batch_size
+    others = np.setdiff1d(np.arange(len(data.train)), rows)
+    if not len(others):
+        raise InputError("expected unlabelled images besides the labelled ones, found none; lower FIXMATCH.FRACTION")
+    method = FixMatch(
+        Classifier(build(), data.num_classes, seed).requires_grad_(True),
+        None if preset.teacher == "student" else Classifier(build(), data.num_classes, seed),
+        preset,
+    ).to(device)
+    unlabelled_batch = batch * preset.unlabelled_ratio
+    total = setting.steps or steps_of(setting.schedule.epochs, len(others), unlabelled_batch)
+    log = _Log(folder / "metrics.jsonl")
+    run = Run(
+        modules={"method": method},
+        groups=[{"params": list(method.student.parameters()), "lr": setting.rate * batch / preset.batch_size}],
+        schedule=setting.schedule,
+        total=total,
+        folder=folder / "checkpoints",
+        nesterov=True,
+        weight_decay=preset.weight_decay,
+        after_step=lambda step: method.update_teacher(),
+        log=log.write,
+    )
+    outer = shared_over_processes(method, device)
+
+    def batches(start: int) -> Iterable[Any]:
+        log.cut(start)
+        labelled = data.training(Stream(rows, batch, total, seed, start))
+        stream = Stream(others, unlabelled_batch, total, seed + 1, start)
+        return zip(labelled, training_batches(data.train, views, stream, data.workers), strict=True)
+
+    def loss_of(inputs: Any) -> Any:
+        (images, labels), ((weak, strong), hidden) = inputs
+        losses = outer(*(tensor.to(device) for tensor in (images, labels, weak, strong, hidden)))
+        return losses.total, losses.numbers()
+
+    fit(run, batches, loss_of, f"FixMatch ({preset.teacher})")
+    network = method.evaluated.eval()
+    found = accuracy(network, data.testing(batch), device)
+    coverage, right = log.end(max(1, total // 100))
+    return FixMatchResult(float(found["top1"]), float(found["top5"]), coverage, right)
+
+
+class _Log:
+    """metrics.jsonl, one JSON object a step; a resumed run first removes the steps that it will do again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def _lines(self) -> list[dict[str, Any]]:
+        if not self.path.is_file():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
+
+    def cut(self, start: int) -> None:
+        if distributed.is_main():
+            kept = [json.dumps(line) + "\n" for line in self._lines() if line["step"] < start]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text("".join(kept))
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        if distributed.is_main():
+            finite = {name: value if value == value else None for name, value in numbers.items()}
+            with self.path.open("a") as stream:
+                stream.write(json.dumps({"step": step, **finite}) + "\n")
+
+    def end(self, count: int) -> tuple[float, float]:
+        """Means of coverage and pseudo-label accuracy over the last ``count`` steps."""
+        lines = self._lines()[-count:]
+        right = [line["pseudo_accuracy"] for line in lines if line["pseudo_accuracy"] is not None]
+        coverage = [line["coverage"] for line in lines]
+        return float(np.mean(coverage or [np.nan])), float(np.mean(right or [np.nan]))

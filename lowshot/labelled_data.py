@@ -1,0 +1,84 @@
+"""The labelled images of an evaluation: which rows carry labels, which are held out, how they are read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import PIL.Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lowshot.labelled_stream import Stream, evaluation_batches, training_batches
+from lowshot.splits import balanced_fraction, from_file_list, set_aside
+from pretrain.errors import InputError
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Training and test images with the transforms that go with them.
+
+    Attributes:
+        train, test: ``dataset[i] -> (PIL image, label)`` with ``.labels`` and ``.classes``.
+        augment: PIL image -> random training view. plain: PIL image -> the evaluation's view.
+    """
+
+    train: Any
+    test: Any
+    augment: Callable[[PIL.Image.Image], Tensor]
+    plain: Callable[[PIL.Image.Image], Tensor]
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.train.labels.ndim != 1 or self.test.labels.ndim != 1:
+            raise InputError("expected one class an image, found several; only svm and retrieval take such images")
+        known = np.unique(self.train.labels)
+        if len(known) < 2:
+            raise InputError(f"the training images show one class only (label {known[0]}); expected at least two")
+        unknown = np.setdiff1d(self.test.labels, known)
+        if len(unknown):
+            raise InputError(
+                f"labels do not match: the test images show classes that the training images lack: {unknown[:10]}; "
+                "were both splits indexed by the same list of classes?"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.train.labels.max()) + 1
+
+    def labelled_rows(self, fraction: float, split_file: str, seed: int) -> np.ndarray:
+        """Rows of the training set that keep their labels: a file's (SimCLR's lists), or a seeded balanced fraction."""
+        if not split_file:
+            return balanced_fraction(self.train.labels, fraction, seed)
+        files = file_names(self.train)
+        if files is None:
+            raise InputError("a split file needs a data set of image files; leave SPLIT_FILE empty for this one")
+        return from_file_list(split_file, files)
+
+    def training(self, stream: Stream) -> DataLoader[Any]:
+        return training_batches(self.train, self.augment, stream, self.workers)
+
+    def held_out(self, rows: np.ndarray, batch: int) -> DataLoader[Any]:
+        return evaluation_batches(self.train, self.plain, rows, batch, self.workers)
+
+    def testing(self, batch: int) -> DataLoader[Any]:
+        return evaluation_batches(self.test, self.plain, np.arange(len(self.test)), batch, self.workers)
+
+
+def file_names(dataset: Any) -> list[str] | None:
+    """Paths of the images of a data set of files, in order; None for one in memory."""
+    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        inner = file_names(dataset.dataset)
+        return None if inner is None else [inner[index] for index in dataset.indices]
+    return [str(path) for path in dataset.paths] if hasattr(dataset, "paths") else None
+
+
+def search_split(labels: np.ndarray, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to fit on, and rows that choose the learning rate: a fifth of each class, one where a class has only two."""
+    share = max(1, round(len(rows) / max(len(np.unique(labels[rows])), 1) / 5))
+    fitted, held = set_aside(labels[rows], share, seed)
+    if not len(held):
+        raise InputError(
+            "the learning rate cannot be searched: no class has two labelled images; give a single LEARNING_RATES value"
+        )
+    return rows[fitted], rows[held]

@@ -1,0 +1,105 @@
+"""Batches of transformed images as a pure function of (seed, step), so that a resumed run sees what the first would."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from pretrain import distributed
+from pretrain.errors import InputError
+from pretrain.views import sample_seed
+
+Place = tuple[int, int]  # (epoch, row of the data set)
+Transform = Callable[[PIL.Image.Image], Any]
+
+
+class SeededImages(Dataset[tuple[Any, int]]):
+    """``self[epoch, row] -> (transformed image, label)``; the transform's randomness depends on (seed, epoch, row)."""
+
+    def __init__(self, dataset: Any, transform: Transform, seed: int) -> None:
+        self.dataset, self.transform, self.seed = dataset, transform, seed
+
+    def __getitem__(self, place: Place) -> tuple[Any, int]:
+        epoch, row = place
+        image, label = self.dataset[row]
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(sample_seed(self.seed, epoch, row))
+            return self.transform(image), label
+
+
+class Stream(Sampler[list[Place]]):
+    """Batches of an endless sequence of permutations of ``rows``; batches run across the ends of epochs.
+
+    So any number of images fills any batch, and step s is always images [s·batch, (s+1)·batch) of the sequence. Every
+    process gets each world-size-th image of the batch.
+
+    Args:
+        rows: [n] rows of the data set.
+        batch: images of one step, on all processes together.
+        steps: of the whole run. start: the first step to give.
+    """
+
+    def __init__(self, rows: np.ndarray, batch: int, steps: int, seed: int, start: int = 0) -> None:
+        world = distributed.world_size()
+        if not len(rows):
+            raise InputError("expected at least one image to train on, found none")
+        if batch < world or batch % world:
+            raise InputError(f"expected a batch size that {world} processes can share equally, found {batch}")
+        self.rows, self.batch, self.steps, self.seed, self.start = rows, batch, steps, seed, start
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return self.steps - self.start
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        rank, world = distributed.rank(), distributed.world_size()
+        for step in range(self.start, self.steps):
+            positions = range(step * self.batch + rank, (step + 1) * self.batch, world)
+            yield [self._place(position) for position in positions]
+
+    def _place(self, position: int) -> Place:
+        epoch, offset = divmod(position, len(self.rows))
+        if epoch not in self._orders:
+            self._orders = {key: order for key, order in self._orders.items() if key >= epoch - 1}
+            self._orders[epoch] = np.random.default_rng([self.seed, 4, epoch]).permutation(self.rows)
+        return epoch, int(self._orders[epoch][offset])
+
+
+def steps_of(epochs: float, images: int, batch: int) -> int:
+    """Number of steps of a run, at least one."""
+    return max(1, round(epochs * images / batch))
+
+
+def training_batches(dataset: Any, transform: Transform, stream: Stream, workers: int) -> DataLoader[Any]:
+    """(transformed images, labels [b]) for every step of the stream."""
+    return DataLoader(
+        SeededImages(dataset, transform, stream.seed),
+        batch_sampler=stream,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=False,
+        generator=torch.Generator().manual_seed(stream.seed),  # else making an iterator draws from the global one
+    )
+
+
+class _Rows(Dataset[tuple[Any, int]]):
+    def __init__(self, dataset: Any, transform: Transform, rows: np.ndarray) -> None:
+        self.dataset, self.transform, self.rows = dataset, transform, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = self.dataset[int(self.rows[index])]
+        return self.transform(image), label
+
+
+def evaluation_batches(
+    dataset: Any, transform: Transform, rows: np.ndarray, batch: int, workers: int
+) -> DataLoader[Any]:
+    """(images, labels) of this process's share of ``rows``, each once, in order."""
+    own = rows[distributed.rank() :: distributed.world_size()]
+    return DataLoader(_Rows(dataset, transform, own), batch, num_workers=workers, pin_memory=torch.cuda.is_available())

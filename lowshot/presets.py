@@ -1,0 +1,127 @@
+"""The papers' classification protocols by name: numbers only, each with its source.
+
+Learning rates are given for a batch of ``batch_size``; another batch size scales them in proportion.
+m2: Momentum² Teacher (arXiv 2101.07525) sections 3.4, 4.5.1 and 4.6. rcf: Revisiting the Critical Factors (arXiv
+2208.00275) section 3. eman: EMAN (arXiv 2101.08482) sections 5.2 and 5.3.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pretrain.errors import InputError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, and how the learning rate falls.
+
+    Attributes:
+        epochs: passes over the (labelled; in FixMatch: unlabelled) images.
+        shape: "cosine" to 0, or "step": ×0.1 at every milestone.
+        milestones: fractions of the run.
+        warmup: epochs of linear growth.
+    """
+
+    epochs: float
+    shape: str = "cosine"
+    milestones: tuple[float, ...] = ()
+    warmup: float = 0.0
+
+
+@dataclass(frozen=True)
+class LinearPreset:
+    """A linear classifier on the frozen backbone; no weight decay in any of them.
+
+    Attributes:
+        learning_rates: more than one are searched on held-out labelled images.
+        normalized: BatchNorm1d on the logits, after the linear layer.
+    """
+
+    schedule: Schedule
+    learning_rates: tuple[float, ...]
+    batch_size: int = 256
+    nesterov: bool = False
+    normalized: bool = False
+
+
+LINEAR = {
+    # learning rate .5 instead of .2 on STL-10: LINEAR.LEARNING_RATES [0.5]
+    "m2": LinearPreset(Schedule(80), (0.2,), normalized=True),
+    # for backbones that were pretrained with SGD
+    "rcf-sgd": LinearPreset(Schedule(100, "step", (0.6, 0.8)), (30.0,)),
+    # for backbones that were pretrained with LARS, after BYOL
+    "rcf-lars": LinearPreset(Schedule(80), (0.8,), batch_size=1024, nesterov=True),
+    # the rates are MoCo's; for BYOL: LINEAR.LEARNING_RATES [0.2, 0.4, 0.8]
+    "eman": LinearPreset(Schedule(50, "step", (0.6, 0.8)), (15.0, 30.0, 60.0)),
+}
+
+
+@dataclass(frozen=True)
+class FinetunePreset:
+    """Backbone and classifier trained together on the labelled images.
+
+    Attributes:
+        learning_rates: of the backbone; more than one are searched on held-out labelled images.
+        head_rate: (up to 1 % of the labels, above) of the new classifier.
+        epochs: (up to 1 % of the labels, above).
+    """
+
+    epochs: tuple[float, float]
+    learning_rates: tuple[float, ...]
+    head_rate: tuple[float, float]
+    batch_size: int
+    shape: str = "cosine"
+    milestones: tuple[float, ...] = ()
+
+    def schedule(self, fraction: float) -> Schedule:
+        return Schedule(self.epochs[fraction > 0.01], self.shape, self.milestones)
+
+
+FINETUNE = {
+    # the paper names one rate for all; weight decay is not stated, none is used
+    "m2": FinetunePreset((20, 15), (0.08,), (0.08, 0.08), batch_size=1024),
+    "eman": FinetunePreset((50, 50), (1e-4, 1e-3, 1e-2), (1.0, 0.1), 256, "step", (0.6, 0.8)),
+}
+
+
+@dataclass(frozen=True)
+class FixMatchPreset:
+    """FixMatch (arXiv 2001.07685) with ImageNet's settings of EMAN section 5.3.
+
+    Attributes:
+        teacher: "student" (plain FixMatch: the student labels its own weak views, one forward for all), "ema-bn" (a
+            moving average of the student whose BN uses its own batch: EMAN's figure 2, "BN") or "eman".
+        momentum: share of the teacher that is kept, in the papers' notation.
+        unlabelled_ratio: μ, unlabelled images for a labelled one.
+        weight: λ of the unlabelled loss.
+        threshold: confidence from which a pseudo-label counts.
+    """
+
+    teacher: str
+    momentum: float = 0.999
+    batch_size: int = 64
+    unlabelled_ratio: int = 5
+    weight: float = 10.0
+    threshold: float = 0.7
+    learning_rate: float = 0.03
+    pretrained_rate: float = 0.003
+    weight_decay: float = 1e-4
+
+
+FIXMATCH = {
+    "fixmatch": FixMatchPreset("student"),
+    "ema-bn": FixMatchPreset("ema-bn"),
+    "eman": FixMatchPreset("eman"),
+}
+
+#: FixMatch's schedules: name -> (up to 1 % of the labels, above).
+FIXMATCH_SCHEDULES = {
+    "1x": (Schedule(50, "step", (0.6, 0.8), 5), Schedule(100, "step", (0.6, 0.8), 5)),
+    "3x": (Schedule(150, "cosine", (), 5), Schedule(300, "cosine", (), 5)),
+}
+
+
+def chosen(key: str, name: str, presets: Mapping[str, object]) -> None:
+    """Raise :class:`InputError` naming the choices if ``name`` is none of them."""
+    if name not in presets:
+        raise InputError(f"expected {key} of {', '.join(presets)}, found {name!r}")

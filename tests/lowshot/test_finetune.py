@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+import torch
+
+from lowshot.classifier import Classifier
+from lowshot.finetune import evaluate_finetune, recompute_statistics
+from lowshot.labelled_data import LabelledData, file_names, search_split
+from lowshot.presets import FINETUNE, FinetunePreset, Schedule
+from pretrain.backbones import Architecture, build_backbone
+from pretrain.errors import InputError
+from pretrain.images import ArrayImages
+from pretrain.subsets import Selected
+from pretrain.views import eval_transform
+
+CPU = torch.device("cpu")
+
+
+def bright_or_dark(count, seed):
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    pictures = generator.integers(0, 80, (count, 16, 16, 3))
+    pictures[labels == 1, :8] += 120
+    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b"])
+
+
+VIEW = eval_transform("digits", 16)
+DATA = LabelledData(bright_or_dark(32, 0), bright_or_dark(20, 1), VIEW, VIEW)
+
+
+def build():
+    torch.manual_seed(0)
+    return build_backbone(Architecture("resnet10", 4, "small"))
+
+
+def test_presets_are_those_of_the_papers():
+    m2, eman = FINETUNE["m2"], FINETUNE["eman"]
+    assert [m2.schedule(0.01), m2.schedule(0.1)] == [Schedule(20), Schedule(15)]
+    assert (m2.batch_size, m2.learning_rates, m2.head_rate) == (1024, (0.08,), (0.08, 0.08))
+    assert eman.schedule(0.01) == eman.schedule(0.1) == Schedule(50, "step", (0.6, 0.8))
+    assert (eman.batch_size, eman.learning_rates, eman.head_rate) == (256, (1e-4, 1e-3, 1e-2), (1.0, 0.1))
+
+
+def test_finetuning_learns_and_takes_the_rate_that_does(tmp_path):
+    preset = FinetunePreset((8, 8), (1e-9, 0.05), (1e-9, 0.05), batch_size=8)
+    found = evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, tmp_path, CPU)
+    assert found.top1 > 0.8
+    assert found.top5 == 1.0
+    assert (tmp_path / "search_0.05").is_dir()
+
+
+def test_backbone_and_head_move_with_their_own_rates(tmp_path):
+    frozen = FinetunePreset((1, 1), (0.0,), (0.0, 1.0), batch_size=8)
+    before = build().state_dict()
+    evaluate_finetune(DATA, build, np.arange(16), 0.1, frozen, 0, tmp_path, CPU)
+    state = torch.load(next((tmp_path / "final").glob("step_*.pt")), weights_only=True)["modules"]["model"]
+    assert torch.equal(state["backbone.conv1.weight"], before["conv1.weight"])
+    assert not torch.equal(state["fc.weight"], Classifier(build(), 2, 0).fc.weight)
+
+
+def test_statistics_are_those_of_the_given_images():
+    torch.manual_seed(1)
+    model = Classifier(build(), 2, 0)
+    images = torch.randn(12, 3, 16, 16)
+    recompute_statistics(model, iter([images[:6], images[6:]]), CPU)
+    with torch.no_grad():
+        maps = model.backbone.conv1(images)
+    assert torch.allclose(model.backbone.bn1.running_mean, maps.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(model.backbone.bn1.running_var, maps.var((0, 2, 3), unbiased=False), rtol=2e-3)
+    assert not any(module.training for module in model.modules())
+
+
+def test_search_split_is_disjoint_and_holds_out_every_class():
+    labels = np.repeat(np.arange(5), 20)
+    rows = np.arange(0, 100, 2)
+    fitted, held = search_split(labels, rows, 0)
+    assert sorted([*fitted, *held]) == rows.tolist()
+    assert np.bincount(labels[held]).tolist() == [2] * 5
+
+
+def test_file_names_follow_a_selection():
+    class Files:
+        paths = np.array(["a.jpg", "b.jpg", "c.jpg"])
+        labels = np.array([0, 1, 0])
+
+    chosen = Selected(Files(), np.array([2, 0]), np.array([0, 0]), ["x"])
+    assert file_names(chosen) == ["c.jpg", "a.jpg"]
+    assert file_names(DATA.train) is None
+
+
+def test_rows_of_a_split_file_are_found(tmp_path):
+    class Files:
+        paths = np.array(["x/a.jpg", "x/b.jpg", "y/c.jpg"])
+        labels = np.array([0, 1, 0])
+
+    listing = tmp_path / "10percent.txt"
+    listing.write_text("c.jpg\nb.jpg\n")
+    data = LabelledData(Files(), Files(), VIEW, VIEW)
+    assert data.labelled_rows(0.1, str(listing), 0).tolist() == [1, 2]
+    listing.write_text("d.jpg\n")
+    with pytest.raises(InputError, match=r"images that the data set lacks, first d\.jpg"):
+        data.labelled_rows(0.1, str(listing), 0)

@@ -1,0 +1,132 @@
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from lowshot import linear
+from lowshot.feature_set import FeatureSet
+from lowshot.fitting import Run, fit
+from lowshot.presets import LinearPreset, Schedule
+from pretrain.console import Stopped
+from pretrain.errors import InputError
+
+CPU = torch.device("cpu")
+
+
+def run(folder, total=6, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    arguments = {"checkpoint_every": 2, "nesterov": True, "weight_decay": 0.01, **options}
+    return model, Run({"model": model}, [{"params": list(model.parameters()), "lr": 0.1}], Schedule(6, "cosine", (), 1),
+                      total, folder, **arguments)  # fmt: skip
+
+
+def batches(start, total=6):
+    generator = np.random.default_rng(0)
+    data = torch.from_numpy(generator.standard_normal((total, 4, 3)).astype(np.float32))
+    return [data[step] for step in range(start, total)]
+
+
+def loss_of(model):
+    return lambda batch: (model(batch).square().sum(), {"norm": 1.0})
+
+
+def train(folder, **options):
+    model, described = run(folder, **options)
+    fit(described, batches, loss_of(model), "a test")
+    return model.state_dict()
+
+
+def test_six_steps_equal_a_stop_and_a_resume_bit_for_bit(tmp_path):
+    whole = train(tmp_path / "whole")
+
+    def stop(step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="saved after step 3"):
+        train(tmp_path / "stopped", after_step=stop)
+    resumed = train(tmp_path / "stopped")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_kill_between_checkpoints_repeats_steps_and_ends_the_same(tmp_path):
+    whole = train(tmp_path / "whole")
+
+    def die(step):
+        if step == 4:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(tmp_path / "killed", after_step=die)
+    resumed = train(tmp_path / "killed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_finished_run_is_loaded_and_not_trained_again(tmp_path):
+    whole = train(tmp_path)
+    steps = []
+    again = train(tmp_path, log=lambda step, numbers: steps.append(step))
+    assert not steps
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_log_sees_every_step_with_its_numbers(tmp_path):
+    seen = {}
+    train(tmp_path, log=lambda step, numbers: seen.update({step: numbers}))
+    assert list(seen) == list(range(6))
+    assert all(set(numbers) == {"loss", "norm"} for numbers in seen.values())
+
+
+def test_rates_warm_up_then_follow_the_cosine(tmp_path):
+    _, described = run(tmp_path)
+    rates = []
+    for step in range(6):
+        described.set_rates(step)
+        rates.append(described.optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(1e-4)
+    assert rates[1:] == pytest.approx([0.1 * (1 + np.cos(np.pi * step / 5)) / 2 for step in range(5)])
+
+
+def test_checkpoint_of_another_run_is_refused(tmp_path):
+    train(tmp_path)
+    model, described = run(tmp_path, total=7)
+    with pytest.raises(InputError, match="belongs to another run"):
+        fit(described, batches, loss_of(model), "a test")
+
+
+def _linear_in_a_process(rank, world, port, folder, queue):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
+    os.environ["MASTER_PORT"] = str(port)
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    queue.put((rank, _linear(folder)))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _linear(folder):
+    generator = np.random.default_rng(0)
+    labels = np.arange(40) % 4
+    data = FeatureSet(generator.standard_normal((40, 8)).astype(np.float32), labels, "data", "0" * 64)
+    preset = LinearPreset(Schedule(3), (0.5,), batch_size=8)
+    heads = linear._train(linear.from_cache(data, data, 8), np.arange(40), preset, (0.5,), 8, 0, folder, CPU)
+    return heads.heads[0].weight.detach().numpy()
+
+
+def test_two_processes_train_the_classifier_of_one(tmp_path):
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.Queue()
+    port = 29500 + os.getpid() % 1000
+    processes = [
+        context.Process(target=_linear_in_a_process, args=(rank, 2, port, tmp_path / "two", queue)) for rank in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    results = dict(queue.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join(timeout=60)
+    assert np.array_equal(results[0], results[1])
+    assert np.allclose(results[0], _linear(tmp_path / "one"), atol=1e-6)

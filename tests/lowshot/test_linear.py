@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from lowshot import linear, presets
+from lowshot.classifier import accuracy
+from lowshot.feature_set import FeatureSet
+from lowshot.features import StageFeatures
+from lowshot.labelled_data import LabelledData
+from lowshot.labelled_stream import Stream
+from lowshot.presets import LINEAR, LinearPreset, Schedule
+from pretrain.backbones import Architecture, build_backbone
+from pretrain.errors import InputError
+from pretrain.images import ArrayImages
+from pretrain.views import eval_transform
+
+CPU = torch.device("cpu")
+
+
+def clusters(seed, count, classes=4, dim=8):
+    centres = np.random.default_rng(99).standard_normal((classes, dim))
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    features = centres[labels] + 0.5 * generator.standard_normal((count, dim))
+    return FeatureSet(features.astype(np.float32), labels, f"set {seed}", "0" * 64)
+
+
+TRAIN, TEST = clusters(1, 80), clusters(2, 60)
+SOURCE = linear.from_cache(TRAIN, TEST, 16)
+SHORT = LinearPreset(Schedule(4, "step", (0.5, 0.75)), (0.5,), batch_size=16)
+ROWS = np.arange(80)
+
+
+def test_presets_are_those_of_the_papers():
+    assert LINEAR["m2"] == LinearPreset(Schedule(80), (0.2,), normalized=True)
+    assert LINEAR["rcf-sgd"] == LinearPreset(Schedule(100, "step", (0.6, 0.8)), (30.0,))
+    assert LINEAR["rcf-lars"] == LinearPreset(Schedule(80), (0.8,), 1024, nesterov=True)
+    assert LINEAR["eman"] == LinearPreset(Schedule(50, "step", (0.6, 0.8)), (15.0, 30.0, 60.0))
+    with pytest.raises(InputError, match=r"LINEAR\.PRESET of m2, rcf-sgd, rcf-lars, eman, found 'best'"):
+        presets.chosen("LINEAR.PRESET", "best", LINEAR)
+
+
+def test_training_equals_plain_sgd_written_out(tmp_path):
+    """The loop, the schedule and the scaling of the rate against a few lines of torch."""
+    found = linear._train(SOURCE, ROWS, SHORT, (0.5,), 8, 0, tmp_path, CPU)
+    head = linear.Heads(1, 8, 4, False, 0).heads[0]
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.25, momentum=0.9)
+    total = 40
+    for step, places in enumerate(Stream(ROWS, 8, total, 0)):
+        optimizer.param_groups[0]["lr"] = 0.25 * (1 if step < 20 else 0.1 if step < 30 else 0.01)
+        rows = [row for _, row in places]
+        optimizer.zero_grad()
+        cross_entropy(head(torch.from_numpy(TRAIN.features[rows])), torch.from_numpy(TRAIN.labels[rows])).backward()
+        optimizer.step()
+    assert torch.allclose(found.heads[0].weight, head.weight, atol=1e-6)
+
+
+def test_heads_trained_side_by_side_equal_heads_trained_alone(tmp_path):
+    together = linear._train(SOURCE, ROWS, SHORT, (0.1, 2.0), 16, 0, tmp_path / "both", CPU)
+    for index, rate in enumerate((0.1, 2.0)):
+        alone = linear._train(SOURCE, ROWS, SHORT, (rate,), 16, 0, tmp_path / str(rate), CPU)
+        assert torch.allclose(together.heads[index].weight, alone.heads[0].weight, atol=1e-6)
+
+
+def test_search_takes_the_rate_that_learns(tmp_path):
+    preset = LinearPreset(Schedule(5), (1e-9, 1.0), batch_size=16)
+    found = linear.evaluate_linear(SOURCE, ROWS, preset, 0, tmp_path, CPU)
+    assert found.learning_rate == 1.0
+    assert found.top1 > 0.9
+
+
+def test_search_without_two_images_of_a_class_is_refused(tmp_path):
+    preset = LinearPreset(Schedule(5), (0.1, 1.0), batch_size=4)
+    with pytest.raises(InputError, match="the learning rate cannot be searched"):
+        linear.evaluate_linear(SOURCE, np.arange(4), preset, 0, tmp_path, CPU)
+
+
+def test_normalised_logits_have_a_batch_norm_and_no_other_preset_has():
+    heads = linear.Heads(1, 8, 4, True, 0)
+    assert isinstance(heads.heads[0][1], torch.nn.BatchNorm1d)
+    out = heads(torch.from_numpy(TRAIN.features))[0]
+    assert torch.allclose(out.mean(0), torch.zeros(4), atol=1e-5)
+
+
+def test_diverging_loss_is_an_error_that_names_the_step(tmp_path):
+    preset = LinearPreset(Schedule(5), (1e38,), batch_size=16)
+    with pytest.raises(InputError, match=r"the loss is (nan|inf) at step \d+; lower the learning rate"):
+        linear.evaluate_linear(SOURCE, ROWS, preset, 0, tmp_path, CPU)
+
+
+def digits_like(count, seed):
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    pictures = generator.integers(0, 80, (count, 16, 16, 3))
+    pictures[labels == 1, :8] += 120
+    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b"])
+
+
+def image_source(network):
+    view = eval_transform("digits", 16)
+    data = LabelledData(digits_like(24, 0), digits_like(16, 1), view, view)
+    return linear.from_images(data, network, network.backbone.num_features, 8)
+
+
+def test_classifier_on_a_frozen_backbone_learns_and_leaves_it_bit_equal(tmp_path):
+    torch.manual_seed(0)
+    network = StageFeatures(build_backbone(Architecture("resnet10", 8, "small")))
+    before = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
+    preset = LinearPreset(Schedule(10), (1.0,), batch_size=8)
+    found = linear.evaluate_linear(image_source(network), np.arange(24), preset, 0, tmp_path, CPU)
+    assert found.top1 > 0.8
+    linear.check_frozen(network.backbone, before)
+
+
+@pytest.mark.parametrize("name", ["layer1.0.conv1.weight", "bn1.running_mean"])
+def test_frozen_check_fails_when_a_tensor_moves(name):
+    backbone = build_backbone(Architecture("resnet10", 8))
+    before = {key: tensor.clone() for key, tensor in backbone.state_dict().items()}
+    backbone.state_dict()[name].view(-1)[0] += 1e-6
+    with pytest.raises(InputError, match=f"the frozen backbone has changed during linear evaluation: {name}"):
+        linear.check_frozen(backbone, before)
+
+
+def test_accuracy_of_several_heads_equals_counting(tmp_path):
+    heads = linear.Heads(3, 8, 4, False, 5)
+    found = accuracy(heads, SOURCE.testing(), CPU)
+    logits = heads(torch.from_numpy(TEST.features))
+    expected = (logits.argmax(-1) == torch.from_numpy(TEST.labels)).float().mean(1)
+    assert torch.allclose(found["top1"], expected)
+    assert torch.equal(found["top5"], torch.ones(3))
+
+
+def test_labels_that_do_not_fit_are_refused():
+    view = eval_transform("digits", 16)
+    one_class = ArrayImages(np.zeros((3, 16, 16, 3), np.uint8), [1, 1, 1], ["a", "b"])
+    with pytest.raises(InputError, match="one class only"):
+        LabelledData(one_class, one_class, view, view)
+    more = ArrayImages(np.zeros((3, 16, 16, 3), np.uint8), [0, 1, 2], ["a", "b", "c"])
+    with pytest.raises(InputError, match="classes that the training images lack"):
+        LabelledData(digits_like(4, 0), more, view, view)
+    with pytest.raises(InputError, match="a split file needs a data set of image files"):
+        LabelledData(more, more, view, view).labelled_rows(0.1, "list.txt", 0)
