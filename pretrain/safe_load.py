@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import InputError
-from pretrain.inert_pickle import FileStorage, InertUnpickler, resolve
+from pretrain.inert_pickle import InertUnpickler
+from pretrain.inert_values import FileStorage, resolve
 
 #: torch's legacy streams start with this number, pickled (torch.serialization.MAGIC_NUMBER).
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C

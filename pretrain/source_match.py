@@ -60,23 +60,29 @@ def tensor_tables(tree: Any) -> dict[str, list[Entry]]:
 
 
 def leftovers(tree: Any, tables: Tables) -> dict[str, str]:
-    """What the file holds beside the tables: other dicts of tensors as ``path.*``, other top-level entries by key."""
+    """What the file holds beside the tables: other dicts with tensors as ``path.*``, other top-level entries by key."""
     rest: dict[str, str] = {}
 
     def walk(node: Mapping[Any, Any], container: str) -> None:
         for key, value in node.items():
             path = f"{container}.{key}" if container else str(key)
-            if isinstance(value, Mapping):
+            leads_to_a_table = any(name == path or name.startswith(f"{path}.") for name in tables)
+            if isinstance(value, Mapping) and leads_to_a_table:
                 walk(value, path)
-            elif isinstance(value, Tensor):
-                if container not in tables:
-                    rest[f"{container}.*"] = "another part of the file"
-            elif not container:
+            elif isinstance(value, Mapping) and _holds_tensors(value):
+                rest[f"{path}.*"] = "another part of the file"
+            elif not container and not isinstance(value, Tensor):
                 rest[path] = "not weights (training state or settings)"
 
     if isinstance(tree, Mapping):
         walk(tree, "")
     return rest
+
+
+def _holds_tensors(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return any(_holds_tensors(value) for value in node.values())
+    return isinstance(node, Tensor)
 
 
 @dataclass

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from pretrain.errors import InputError
-from pretrain.inert_pickle import Shell
+from pretrain.inert_values import Shell
 from pretrain.safe_load import read_tree
 
 
