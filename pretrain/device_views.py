@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pretrain.errors import InputError
-from pretrain.images import LabelledImages
+from pretrain.labelled_images import LabelledImages
 from pretrain.view_parameters import CONTRAST, DRAWS, HUE, SATURATION, ViewParameters, draw_parameters, uniforms
 from pretrain.view_recipes import Augmentation, recipe_augmentations
 from pretrain.views import MEAN, STD, sample_seed

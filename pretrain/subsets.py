@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
 from pretrain.errors import InputError
-
-if TYPE_CHECKING:
-    from pretrain.images import LabelledImages
+from pretrain.labelled_images import LabelledImages
 
 
 class Selected:

@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from pretrain.digits import DigitImages, digit_variant, render_digits
 from pretrain.errors import InputError
-from pretrain.images import LabelledImages
+from pretrain.labelled_images import LabelledImages
 from pretrain.subsets import Selected
 from pretrain.view_recipes import Augmentation, recipe_augmentations
 

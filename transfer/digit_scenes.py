@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from pycocotools import mask as coco_mask
 from pretrain.console import say
 from pretrain.digits import SPLITS, draw_strokes, load_glyphs, place_glyphs, uneven_backgrounds
 from pretrain.files import cache_root, sha256_of_text
+from transfer.federated import count_categories, federate
 
 VERSION = 1  # raise it when the drawing changes: the cache is keyed by it
-RARE_IMAGES, COMMON_IMAGES = 10, 100  # LVIS: rare up to 10 training images, common up to 100, else frequent
 PLACEMENT_TRIES = 50
 MASK_COVERAGE = 0.25  # a digit's mask is where it covers at least this much of a pixel; half would break thin strokes
 CLASSES = [str(digit) for digit in range(10)]
@@ -212,51 +211,6 @@ def _write_split(recipe: SceneRecipe, split: str, folder: Path) -> dict[str, Any
     return {"info": info, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
 
 
-def _federate(data: dict[str, Any], rng: np.random.Generator) -> None:
-    """Turn exhaustive COCO annotations into LVIS's federated ones, in place.
-
-    Each image gets up to three verified absent classes. In one of ten images that hold a class twice or more, one such
-    instance is left unannotated and the class is listed as not exhaustively annotated.
-    """
-    of_image: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in data["images"]}
-    for annotation in data["annotations"]:
-        of_image[annotation["image_id"]].append(annotation)
-    dropped = set()
-    for image in data["images"]:
-        counts = Counter(annotation["category_id"] for annotation in of_image[image["id"]])
-        absent = [category["id"] for category in data["categories"] if category["id"] not in counts]
-        image["neg_category_ids"] = sorted(int(k) for k in rng.choice(absent, min(3, len(absent)), replace=False))
-        image["not_exhaustive_category_ids"] = []
-        repeated = sorted(category for category, count in counts.items() if count > 1)
-        if repeated and rng.random() < 0.1:
-            category = int(rng.choice(repeated))
-            last = [a["id"] for a in of_image[image["id"]] if a["category_id"] == category][-1]
-            dropped.add(last)
-            image["not_exhaustive_category_ids"] = [category]
-    data["annotations"] = [annotation for annotation in data["annotations"] if annotation["id"] not in dropped]
-
-
-def _count_categories(data: dict[str, Any], frequency: dict[int, str] | None) -> dict[int, str]:
-    """Add LVIS's category fields in place; the frequency is that of the training split, which is also returned."""
-    instances = Counter(annotation["category_id"] for annotation in data["annotations"])
-    pairs = {(annotation["image_id"], annotation["category_id"]) for annotation in data["annotations"]}
-    pictured = Counter(category for _, category in pairs)
-    found = {}
-    for category in data["categories"]:
-        number = pictured[category["id"]]
-        letter = "r" if number <= RARE_IMAGES else "c" if number <= COMMON_IMAGES else "f"
-        found[category["id"]] = letter if frequency is None else frequency[category["id"]]
-        category.update(
-            image_count=number,
-            instance_count=instances[category["id"]],
-            frequency=found[category["id"]],
-            synset=f"digit_{category['name']}.n.01",
-            synonyms=[category["name"]],
-            **{"def": f"the handwritten digit {category['name']}"},
-        )
-    return found
-
-
 def write_scenes(recipe: SceneRecipe, folder: Path) -> None:
     """Fill an empty folder: train/ and val/ (RGB PNG), labels/ (label maps, PNG), annotations/ (JSON)."""
     frequency = None
@@ -264,8 +218,8 @@ def write_scenes(recipe: SceneRecipe, folder: Path) -> None:
     for number, split in enumerate(SPLITS):
         data = _write_split(recipe, split, folder)
         if recipe.lvis:
-            _federate(data, np.random.default_rng((recipe.seed, number, recipe.images[number])))
-            frequency = _count_categories(data, frequency)
+            federate(data, np.random.default_rng((recipe.seed, number, recipe.images[number])))
+            frequency = count_categories(data, frequency)
         (folder / "annotations" / f"{split}.json").write_text(json.dumps(data), encoding="utf-8")
 
 
