@@ -1,5 +1,6 @@
 """The published rows nearest to ours, each marked where its protocol or its data are not those of our rows."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,11 +48,10 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
     if 1 < count < len(nearest) and nearest[count - 1].place not in (nearest[count - 2].place, nearest[0].place):
         count -= 1  # a single row of a further table says little
     shown: list[RowView] = []
-    for row in nearest[:count]:
-        source = _source(row, ours)
-        if source != next((view for view in reversed(shown) if view.kind == "source"), None):
-            shown.append(source)
-        shown.append(_view(row, measures))
+    for _, group in itertools.groupby(nearest[:count], key=lambda row: (row.place, row.first.dataset)):
+        same_table = list(group)
+        shown.append(_source(same_table, ours))
+        shown += [_view(row, measures) for row in same_table]
     return shown, len(nearest) - count
 
 
@@ -76,11 +76,13 @@ def _reasons(item: Published, ours: Measure) -> list[str]:
     return reasons + ([f"other data: {item.dataset}"] if other_data else [])
 
 
-def _source(row: _Row, ours: Measure) -> RowView:
-    """The heading above the rows of one printed table."""
-    reasons = _reasons(row.first, ours)
-    told = "≠ " + ", ".join(reasons) if reasons else "same protocol and data"
-    return RowView(f"published: {row.first.source}", "source", (), note=told)
+def _source(rows: Sequence[_Row], ours: Measure) -> RowView:
+    """The heading above the rows of one printed table: what differs from ours, and what its footnote signs mean."""
+    first = rows[0].first
+    reasons = _reasons(first, ours)
+    marks = {item.mark for row in rows for item in row.cells.values() if item.mark}
+    told = ["≠ " + ", ".join(reasons) if reasons else "same protocol and data", *sorted(marks)]
+    return RowView(f"published: {first.source}", "source", (), note="; ".join(told))
 
 
 def _view(row: _Row, measures: Sequence[Measure]) -> RowView:
@@ -89,5 +91,4 @@ def _view(row: _Row, measures: Sequence[Measure]) -> RowView:
     for index in range(len(measures)):
         item = row.cells.get(index)
         cells.append(CellView(number(item.value), mark=item.mark[:1], differs=differs) if item else CellView())
-    marks = sorted({item.mark for item in row.cells.values() if item.mark})
-    return RowView(row.first.method, "published", tuple(cells), note="; ".join(marks))
+    return RowView(row.first.method, "published", tuple(cells))
