@@ -193,14 +193,14 @@ FAMILIES: tuple[Family, ...] = (
         (r"^(neck|head|data_preprocessor|encoder_k|target_net)\.", r"^backbone\."),
     ),
     Family(
-        "timm", "timm and torchvision training checkpoints with averaged weights",
+        "timm", "timm and torchvision training checkpoints with averaged weights (EMA)",
         {TEACHER: places("", "state_dict_ema", "model_ema"), STUDENT: places("", "state_dict", "model")}, TEACHER,
         {r"^(fc|head|classifier)\.": _HEAD, r"^n_averaged$": "count of averaged steps"}, needs=TEACHER,
     ),
     Family(
         # torchvision, timm, RCF's supervised baseline, and exported backbones of Barlow Twins, VICReg, DINO,
         # MMPretrain, DenseCL and this project
-        "torchvision", "flat torchvision names",
+        "torchvision", "flat torchvision names: torchvision, timm, and exported backbones of many methods",
         {ONLY: places("", *_ANY)}, ONLY,
         {r"^(fc|head|classifier)\.": _HEAD},
         (r"^(conv1|bn1|layer[1-4])\.",),

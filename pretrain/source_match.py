@@ -109,7 +109,21 @@ class Reading:
 
 
 def choose(tables: Tables, tree: Any, which: str | None, family: str | None, path: Path) -> Reading:
-    own = isinstance(tree, Mapping) and tree.get("format") == OWN_FORMAT
+    """The best reading of a file, with the decisions in its notes.
+
+    Args:
+        tables: of ``tensor_tables``.
+        tree: the whole file, for the default network of this project's checkpoints.
+        which: the network asked for, or None.
+        family: the rule asked for, or None.
+
+    Raises:
+        InputError: nothing found, a tie, or a checkpoint of another version of this project.
+    """
+    version = str(tree.get("format", "")) if isinstance(tree, Mapping) else ""
+    own = version == OWN_FORMAT
+    if version.startswith("momentum-transfer/") and not own:
+        raise InputError(f"expected a checkpoint of format {OWN_FORMAT}, found {version}: {path}; use its own version")
     if family is not None or own:
         rules: tuple[Family, ...] = (BY_NAME[family or "momentum-transfer"],)
     else:

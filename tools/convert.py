@@ -14,7 +14,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pretrain.console import run_tool, say, warn
 from pretrain.files import write_text
-from pretrain.source_families import BY_NAME
+from pretrain.source_families import BY_NAME, FAMILIES
 from pretrain.sources import CoverageError, KeyReport, load_backbone
 from transfer import convert, norm_rescale
 
@@ -49,7 +49,12 @@ def _write_report(path: str | None, report: KeyReport) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    families = "\n".join(f"  {family.name:18} {family.title}" for family in FAMILIES)
+    made = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"families that are recognised:\n{families}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     made.add_argument("checkpoint", help="a checkpoint file, or an output folder of tools/pretrain.py")
     made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's names)")
     made.add_argument(

@@ -164,6 +164,12 @@ def test_exported_backbone_of_a_run_folder_is_read_where_no_checkpoint_is_left(t
         load_backbone(tmp_path, which="student")
 
 
+def test_checkpoint_of_another_version_of_this_project_is_refused(tmp_path):
+    torch.save({**family_writers.ours().tree, "format": "momentum-transfer/9"}, tmp_path / "new.pt")
+    with pytest.raises(InputError, match="format momentum-transfer/1, found momentum-transfer/9"):
+        load_backbone(tmp_path / "new.pt")
+
+
 def test_winner_and_runner_up_are_printed(tmp_path, capsys):
     load_backbone(write(family_writers.swav(), tmp_path))
     assert "swav (60 backbone tensors" in (out := capsys.readouterr().out)
