@@ -14,6 +14,8 @@ def get_cfg() -> CfgNode:
     cfg.DATASETS.ROOT = ""
     cfg.DATASETS.TRAIN = "train"
     cfg.DATASETS.TEST = "val"
+    cfg.DATASETS.TRAIN_LIST = ""  # of NAME filelist: a file of `path label` lines
+    cfg.DATASETS.TEST_LIST = ""
     cfg.DATASETS.TITLE = ""  # what records call the test set; "" means NAME and TEST
     cfg.DATASETS.VARIANT = "placed"  # of the digits' drawings
     cfg.DATASETS.SEED = 0  # of the digits' drawings
@@ -60,6 +62,8 @@ def get_cfg() -> CfgNode:
     cfg.FIXMATCH.WEIGHT = 0.0
     cfg.FIXMATCH.THRESHOLD = 0.0
     cfg.FIXMATCH.MOMENTUM = 0.0  # share of the teacher that is kept
+    cfg.FIXMATCH.BN_MOMENTUM = 0.0  # of the student's BN, share of the new batch
+    cfg.FIXMATCH.STATISTICS_MOMENTUM = -1.0  # of EMAN's statistics; -1 means MOMENTUM, 0 copies the student's
 
     cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})  # of --weights scratch
     return cfg

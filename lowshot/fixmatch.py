@@ -80,6 +80,9 @@ class FixMatch(nn.Module):
         if (teacher is None) != (preset.teacher == "student"):
             raise ValueError(f"teacher {preset.teacher!r} and the module given for it do not fit")
         self.preset, self.student, self.teacher = preset, student, teacher
+        for module in student.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = preset.bn_momentum
         if teacher is not None:
             copy_student(student, teacher)
         self.train()
@@ -132,4 +135,5 @@ class FixMatch(nn.Module):
         share = 1 - self.preset.momentum
         move_parameters(self.student, self.teacher, share)
         if self.preset.teacher == "eman":
-            move_statistics(self.student, self.teacher, share)
+            kept = self.preset.statistics_momentum
+            move_statistics(self.student, self.teacher, share if kept is None else 1 - kept)

@@ -125,8 +125,11 @@ def fixmatch(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Ite
         "weight": node.WEIGHT,
         "threshold": node.THRESHOLD,
         "momentum": node.MOMENTUM,
+        "bn_momentum": node.BN_MOMENTUM,
     }
     preset = replace(presets.FIXMATCH[node.PRESET], **{key: value for key, value in given.items() if value})
+    if node.STATISTICS_MOMENTUM >= 0:
+        preset = replace(preset, statistics_momentum=node.STATISTICS_MOMENTUM)
     rates = node.LEARNING_RATES or [preset.pretrained_rate if source else preset.learning_rate]
     if len(rates) > 1:
         raise InputError(f"expected one value in FIXMATCH.LEARNING_RATES, found {rates}; nothing is searched here")

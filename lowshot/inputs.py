@@ -61,6 +61,7 @@ def dataset(cfg: CfgNode, split: str) -> Any:
         data.NAME,
         data.ROOT or None,
         data[split],
+        file_list=data[f"{split}_LIST"] or None,
         image_size=cfg.INPUT.IMAGE_SIZE,
         variant=data.VARIANT,
         long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0,

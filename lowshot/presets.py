@@ -92,6 +92,9 @@ class FixMatchPreset:
         teacher: "student" (plain FixMatch: the student labels its own weak views, one forward for all), "ema-bn" (a
             moving average of the student whose BN uses its own batch: EMAN's figure 2, "BN") or "eman".
         momentum: share of the teacher that is kept, in the papers' notation.
+        statistics_momentum: the same for EMAN's statistics, None for ``momentum`` (table 8: .9, .99999; 0 copies the
+            student's, "student PN").
+        bn_momentum: of the student's BN, in torch's notation: share of the new batch (table 8: α = .999 is 0.001).
         unlabelled_ratio: μ, unlabelled images for a labelled one.
         weight: λ of the unlabelled loss.
         threshold: confidence from which a pseudo-label counts.
@@ -99,6 +102,8 @@ class FixMatchPreset:
 
     teacher: str
     momentum: float = 0.999
+    statistics_momentum: float | None = None
+    bn_momentum: float = 0.1
     batch_size: int = 64
     unlabelled_ratio: int = 5
     weight: float = 10.0

@@ -124,6 +124,17 @@ def test_emans_teacher_follows_parameters_and_statistics_alike():
             assert torch.allclose(tensor, 0.9 * before[name] + 0.1 * student[name], atol=1e-6)
 
 
+def test_statistics_may_have_their_own_momentum():
+    fixmatch = method("eman", momentum=0.9, statistics_momentum=0.0, bn_momentum=0.5)
+    before = fixmatch.teacher.fc.weight.clone()
+    train_a_step(fixmatch)
+    fixmatch.update_teacher()
+    student = fixmatch.student
+    assert torch.equal(fixmatch.teacher.backbone.bn1.running_mean, student.backbone.bn1.running_mean)
+    assert torch.allclose(fixmatch.teacher.fc.weight, 0.9 * before + 0.1 * student.fc.weight, atol=1e-7)
+    assert student.backbone.bn1.momentum == 0.5
+
+
 def test_emans_labels_do_not_depend_on_the_other_images_of_the_batch_but_ema_bns_do():
     weak = batch()[2]
     for teacher, independent in (("eman", True), ("ema-bn", False)):

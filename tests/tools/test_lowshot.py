@@ -1,0 +1,118 @@
+"""The command line as a user runs it: records, resuming, one-line errors."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.backbones import Architecture, build_backbone
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = str(ROOT / "configs" / "smoke" / "lowshot_digits.yaml")
+
+
+@pytest.fixture
+def lowshot(monkeypatch, tmp_path):
+    """Run tools/lowshot.py with these arguments; results and runs go to tmp_path."""
+
+    def run(*arguments):
+        words = ["lowshot.py", *map(str, arguments), "--config", CONFIG, "--results", str(tmp_path / "results.jsonl")]
+        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "tools" / "lowshot.py"), run_name="__main__")
+        return ended.value.code
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "backbone.pth"
+    torch.manual_seed(0)
+    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), path)
+    return path
+
+
+def records(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def npz(tmp_path):
+    generator = np.random.default_rng(0)
+    centres = generator.standard_normal((5, 8))
+    for name, count in (("train", 200), ("test", 50)):
+        labels = np.arange(count) % 5
+        np.savez(
+            tmp_path / f"{name}.npz", features=centres[labels] + generator.standard_normal((count, 8)), labels=labels
+        )
+    return "--features", tmp_path / "train.npz", "--test-features", tmp_path / "test.npz"
+
+
+def test_given_features_need_no_weights_and_every_score_is_recorded(lowshot, npz, tmp_path):
+    assert lowshot("knn", *npz, "KNN.PRESETS", "[eman]") == 0
+    assert lowshot("retrieval", *npz, "KNN.PRESETS", "[eman]") == 0
+    assert lowshot("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[1,4]") == 0
+    found = {(record["task"], record["metric"], record["trial"]) for record in records(tmp_path)}
+    assert {("knn/k=20", "top1", 0), ("retrieval", "mAP", 0), ("svm/k=4", "top1", 1)} <= found
+    assert all(record["checkpoint"]["name"] == "train.npz" for record in records(tmp_path))
+    assert all(0 <= record["value"] <= 100 for record in records(tmp_path))
+
+
+def test_second_run_skips_what_is_recorded(lowshot, npz, tmp_path, capsys):
+    arguments = ("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[2]")
+    assert lowshot(*arguments) == 0
+    file = tmp_path / "results.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    assert lowshot(*arguments) == 0
+    assert "already" in capsys.readouterr().out
+    file.write_text("".join(lines[:2]))  # as if killed after the first draw
+    assert lowshot(*arguments) == 0
+    assert [record["trial"] for record in records(tmp_path)] == [0, 0, 1, 1]
+
+
+def test_checkpoint_gives_features_knn_and_a_linear_classifier(lowshot, weights, tmp_path):
+    assert lowshot("features", "--weights", weights) == 0
+    assert lowshot("knn", "--weights", weights) == 0
+    short = ["LINEAR.EPOCHS", "1", "LINEAR.TRIALS", "1", "OUTPUT_DIR", tmp_path]
+    assert lowshot("linear", "--weights", weights, *short) == 0
+    assert lowshot("linear", "--weights", weights, *short, "LINEAR.CACHED", "True") == 0
+    found = {(record["task"], record["protocol"]) for record in records(tmp_path)}
+    assert {("knn/k=20", "eman"), ("linear/10%", "eman"), ("linear/10%", "eman/cached")} <= found
+    assert {record["network"] for record in records(tmp_path)} == {"backbone"}
+
+
+def test_pixels_need_no_backbone(lowshot, tmp_path):
+    assert lowshot("knn", "--weights", "pixels", "KNN.PRESETS", "[eman]") == 0
+    top1 = records(tmp_path)[0]
+    assert (top1["metric"], top1["checkpoint"]["name"]) == ("top1", "pixels")
+    assert top1["value"] > 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("knn",), "expected --weights CHECKPOINT, or --features"),
+        (("knn", "--features", "a.npz"), "expected both --features TRAIN.npz and --test-features"),
+        (("linear", "--features", "a.npz", "--test-features", "b.npz"), "works on images, not on --features"),
+        (("linear", "--weights", "pixels"), "means nothing to linear"),
+        (("knn", "--weights", "scratch"), "means nothing to knn"),
+        (("knn", "--weights", "no/such/file.pt"), "no/such/file.pt"),
+        (("knn", "--weights", "pixels", "KNN.PRESETS", "[best]"), "expected KNN.PRESETS of eman, dino"),
+        (("svm", "--weights", "pixels", "SVM.SHOTS", "[500]"), "expected at least 500"),
+        (("linear", "--weights", "scratch", "LINEAR.PRESET", "best"), "expected LINEAR.PRESET of m2"),
+        (("fixmatch", "--weights", "scratch", "FIXMATCH.SCHEDULE", "2x"), "expected FIXMATCH.SCHEDULE of 1x, 3x"),
+        (("knn", "--weights", "pixels", "DATASETS.NAME", "imagefolder", "DATASETS.ROOT", "nowhere"), "nowhere"),
+        (("knn", "--weights", "pixels", "DATASETS.NAM", "x"), "nearest known key is DATASETS.NAME"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(lowshot, capsys, arguments, message):
+    assert lowshot(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
