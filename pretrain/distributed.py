@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,8 +41,8 @@ def is_main() -> bool:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Joins torchrun's group (NCCL on CUDA, gloo on CPU) for the body; does nothing outside torchrun."""
-    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) < 2:
+    """Joins torchrun's group (NCCL on CUDA, gloo on CPU) for the body; inert outside torchrun and inside another."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield
         return
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -80,6 +81,21 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
     reduced = tensor.clone()
     dist.all_reduce(reduced)
     return reduced / world_size()
+
+
+class _MeanOverProcesses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return all_reduce_mean(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return all_reduce_mean(gradients[0])  # every process's loss depends on every process's tensor, by 1/world
+
+
+def differentiable_mean(tensor: Tensor) -> Tensor:
+    """The mean over ranks; the gradient is that of the sum of all ranks' losses. Every rank must run the backward."""
+    return _MeanOverProcesses.apply(tensor)  # type: ignore[no-any-return]
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -62,28 +61,42 @@ class StudentStatisticsBatchNorm(_AnyShapeBatchNorm):
         )
 
 
-class SyncBatchNorm(nn.SyncBatchNorm):
-    """Batch normalisation over the batches of all processes; torch's on CUDA, an exact autograd one on gloo.
+class SyncBatchNorm(_AnyShapeBatchNorm):
+    """Batch normalisation over the batches of all processes, on any backend.
 
-    torch's own refuses CPU tensors in a process group, which would leave the distributed run untested there.
-    Every process must hold equally many elements a channel.
+    torch's own refuses CPU tensors in a process group, which would leave the distributed run untested there; on CUDA
+    ``use_fused_sync`` puts torch's in its place. Every process must hold equally many elements a channel.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.is_cuda or not self.training or not distributed.is_distributed():
+        if not self.training or not distributed.is_distributed():
             return super().forward(input)
+        self._check_input_dim(input)
         dims = [d for d in range(input.dim()) if d != 1]
-        local = torch.stack([input.mean(dims), (input * input).mean(dims)])
-        mean, mean_square = differentiable.all_reduce(local) / distributed.world_size()
+        x = input.to(self.running_mean.dtype)
+        mean, mean_square = distributed.differentiable_mean(torch.stack([x.mean(dims), (x * x).mean(dims)]))
         var = mean_square - mean * mean
         count = input.numel() // input.shape[1] * distributed.world_size()
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum or 0.0)
             self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum or 0.0)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked += 1
         return _normalise(input, mean, var, self)
+
+
+def use_fused_sync(module: nn.Module) -> None:
+    """Puts torch's CUDA SyncBatchNorm in the place of ours, under the same names and tensors."""
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, SyncBatchNorm):
+                fused = nn.SyncBatchNorm(layer.num_features, momentum=layer.momentum)
+                fused.load_state_dict(layer.state_dict())
+                fused.requires_grad_(layer.weight.requires_grad)
+                parent.add_module(name, fused.to(layer.weight.device))
 
 
 class PairBatchNorm(_AnyShapeBatchNorm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pretrain.images import LabelledImages
 from pretrain.methods import build_method
 from pretrain.metrics import Metrics
 from pretrain.monitor import KnnMonitor, non_finite_tensors, shuffled_subset
+from pretrain.norms import use_fused_sync
 from pretrain.optimizers import build_optimizer, set_learning_rate
 from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
 from pretrain.plan import Plan, check_settings, describe, learning_rate_at, make_plan
@@ -99,6 +101,8 @@ def _prepare(cfg: CfgNode, device: torch.device) -> Run:
         say(line)
     torch.manual_seed(cfg.SEED)  # the same weights on every process
     method = build_method(cfg, len(images.classes)).to(device)
+    if device.type == "cuda":
+        use_fused_sync(method)
     if cfg.RUN.CHANNELS_LAST:
         method = method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     torch.manual_seed(cfg.SEED + 1 + distributed.rank())
@@ -199,10 +203,12 @@ def _distribute(run: Run) -> nn.Module:
                 getattr(run.method, network).compile()  # in place: the names in the state stay
     if not distributed.is_distributed():
         return run.method
-    # BN statistics are each process's own (the student's by the paper's design, the teacher's by NORM.POLICY).
-    return DistributedDataParallel(
-        run.method, device_ids=[run.device.index] if run.device.type == "cuda" else None, broadcast_buffers=False
-    )
+    with warnings.catch_warnings():
+        # Newer torch wants forward_sync_buffers, which still overwrites every process's BN statistics at the start;
+        # they are each process's own (the student's by the paper's design, the teacher's by NORM.POLICY).
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        devices = [run.device.index] if run.device.type == "cuda" else None
+        return DistributedDataParallel(run.method, device_ids=devices, broadcast_buffers=False)
 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[Any]:

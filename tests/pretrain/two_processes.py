@@ -1,0 +1,85 @@
+"""Run by torchrun from test_distributed.py: each process does its part and writes what it saw to OUT/rank<r>.pt."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from pretrain import distributed
+from pretrain.config import get_cfg, load_config
+from pretrain.console import Stopped
+from pretrain.negative_queue import NegativeQueue
+from pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
+from pretrain.teacher import shuffled_forward
+from pretrain.train import train
+
+
+def joint_batch() -> torch.Tensor:
+    return torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
+
+
+def sync_batch_norm(mine: torch.Tensor) -> dict[str, torch.Tensor]:
+    layer = SyncBatchNorm(3)
+    x = mine.clone().requires_grad_()
+    (layer(x) ** 3).sum().backward()
+    return {"output": layer.eval()(mine).detach(), "gradient": x.grad, "var": layer.running_var}
+
+
+def momentum_batch_norm(mine: torch.Tensor, policy: str) -> torch.Tensor:
+    layer = MomentumBatchNorm(3, alpha=0.5)
+    with torch.no_grad():
+        layer(mine)
+    commit_pair([layer], policy)
+    return layer.running_mean
+
+
+def shuffled(mine: torch.Tensor) -> dict[str, torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    layer = Norm("ShuffleBN")(3)
+
+    def network(images: torch.Tensor) -> torch.Tensor:
+        seen.append(images)
+        return layer(images).flatten(1)
+
+    torch.manual_seed(distributed.rank())
+    with torch.no_grad():
+        return {"output": shuffled_forward(network, mine), "seen": seen[0]}
+
+
+def queue() -> torch.Tensor:
+    torch.manual_seed(0)
+    negatives = NegativeQueue(10, 1)
+    negatives.enqueue(torch.tensor([[1.0], [2.0]]) + 10 * distributed.rank())
+    return negatives.keys[:4, 0]
+
+
+def train_here(folder: Path, name: str, settings: dict[str, object], stop_after: int | None = None) -> None:
+    cfg = load_config(
+        get_cfg(), None, [str(w) for pair in settings.items() for w in pair] + ["OUTPUT_DIR", str(folder / name)]
+    )
+    train(cfg, stop_after=stop_after, resuming=(folder / name).exists())
+
+
+def main(out: Path, settings: dict[str, object]) -> None:
+    with distributed.process_group(torch.device("cpu")):
+        rank = distributed.rank()
+        mine = joint_batch()[4 * rank : 4 * rank + 4]
+        seen = {
+            "sync": sync_batch_norm(mine),
+            "shuffled": shuffled(mine),
+            "queue": queue(),
+            "gathered": distributed.all_gather_tensor(torch.tensor([float(rank)])),
+            **{policy: momentum_batch_norm(mine, policy) for policy in ("local", "broadcast", "reduce")},
+        }
+        sync = {"METHOD.NAME": "byol", "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN", "SOLVER.STEPS": 2}
+        train_here(out, "joined", {**settings, **sync})
+        train_here(out, "whole", settings)
+        try:
+            train_here(out, "parts", settings, stop_after=2)
+        except Stopped:
+            train_here(out, "parts", settings)
+        torch.save(seen, out / f"rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), torch.load(sys.argv[2]))
