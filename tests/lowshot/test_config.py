@@ -11,7 +11,8 @@ from pretrain.errors import InputError
 from pretrain.images import DATASETS
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted((ROOT / "configs" / "lowshot").glob("*.yaml")) + [ROOT / "configs" / "smoke" / "lowshot_digits.yaml"]
+SMOKE = ROOT / "configs" / "smoke" / "lowshot_digits.yaml"
+CONFIGS = [*sorted((ROOT / "configs" / "lowshot").glob("*.yaml")), SMOKE]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

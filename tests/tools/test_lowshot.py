@@ -55,8 +55,8 @@ def npz(tmp_path):
 
 
 def test_given_features_need_no_weights_and_every_score_is_recorded(lowshot, npz, tmp_path):
-    assert lowshot("knn", *npz, "KNN.PRESETS", "[eman]") == 0
-    assert lowshot("retrieval", *npz, "KNN.PRESETS", "[eman]") == 0
+    assert lowshot("knn", *npz, "KNN.PRESETS", "['eman']") == 0
+    assert lowshot("retrieval", *npz, "KNN.PRESETS", "['eman']") == 0
     assert lowshot("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[1,4]") == 0
     found = {(record["task"], record["metric"], record["trial"]) for record in records(tmp_path)}
     assert {("knn/k=20", "top1", 0), ("retrieval", "mAP", 0), ("svm/k=4", "top1", 1)} <= found
@@ -88,7 +88,7 @@ def test_checkpoint_gives_features_knn_and_a_linear_classifier(lowshot, weights,
 
 
 def test_pixels_need_no_backbone(lowshot, tmp_path):
-    assert lowshot("knn", "--weights", "pixels", "KNN.PRESETS", "[eman]") == 0
+    assert lowshot("knn", "--weights", "pixels", "KNN.PRESETS", "['eman']") == 0
     top1 = records(tmp_path)[0]
     assert (top1["metric"], top1["checkpoint"]["name"]) == ("top1", "pixels")
     assert top1["value"] > 30
@@ -103,7 +103,7 @@ def test_pixels_need_no_backbone(lowshot, tmp_path):
         (("linear", "--weights", "pixels"), "means nothing to linear"),
         (("knn", "--weights", "scratch"), "means nothing to knn"),
         (("knn", "--weights", "no/such/file.pt"), "no/such/file.pt"),
-        (("knn", "--weights", "pixels", "KNN.PRESETS", "[best]"), "expected KNN.PRESETS of eman, dino"),
+        (("knn", "--weights", "pixels", "KNN.PRESETS", "['best']"), "expected KNN.PRESETS of eman, dino"),
         (("svm", "--weights", "pixels", "SVM.SHOTS", "[500]"), "expected at least 500"),
         (("linear", "--weights", "scratch", "LINEAR.PRESET", "best"), "expected LINEAR.PRESET of m2"),
         (("fixmatch", "--weights", "scratch", "FIXMATCH.SCHEDULE", "2x"), "expected FIXMATCH.SCHEDULE of 1x, 3x"),
