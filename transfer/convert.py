@@ -144,7 +144,9 @@ def write_detectron2(
         "metadata": dict(metadata or {}),
     }
     with atomic_path(path) as temporary, open(temporary, "wb") as stream:
-        _ArrayPickler(stream, protocol=4).dump(tree)
+        pickler = _ArrayPickler(stream, protocol=4)  # the newest that Python 3.7 reads
+        pickler.fast = True  # no memo: it would hold a copy of every array until the end
+        pickler.dump(tree)
 
 
 class _ArrayPickler(pickle.Pickler):
