@@ -5,8 +5,9 @@ least significant group first, sign-extended; from the fourth run on the differe
 (pycocotools ``maskApi.c``). pycocotools does not check what it decodes, so all codes are decoded here, vectorised.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,31 +18,20 @@ Fail = Callable[[int, str, str], None]
 
 _EXPECTED = "expected polygons or a run-length code of exactly height × width pixels"
 _WIDEST = 7  # characters of one value: 35 bits, more than any image has pixels
-_NO_CODE = b"\xff"  # stands for an empty code: malformed, but of a length
-_BLOCK_BYTES = 1 << 17  # decoded at a time: stays in the processor's cache
+_MALFORMED = "\x7f"  # stands for a code that is empty or no ASCII: outside the alphabet, but one character long
+_BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
 
 
 @dataclass(frozen=True)
 class Rles:
-    """N masks: ``counts[i]`` is the compressed code of a mask of ``sizes[i]`` = [height, width]."""
+    """N masks."""
 
-    counts: list[bytes]
-    sizes: list[Size]
+    objects: list[dict[str, Any]]  # {"size": [height, width], "counts": compressed code}, as pycocotools takes them
     areas: np.ndarray  # [N] float64, pixels
-
-    def area(self) -> np.ndarray:
-        """[N] float64: number of pixels."""
-        return self.areas
 
     def take(self, which: np.ndarray) -> "Rles":
         """The masks at the positions ``which``."""
-        positions = which.tolist()
-        return Rles([self.counts[i] for i in positions], [self.sizes[i] for i in positions], self.areas[which])
-
-    def objects(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """Masks ``start``…``stop`` in the form that pycocotools takes."""
-        pairs = zip(self.counts[start:stop], self.sizes[start:stop], strict=True)
-        return [{"size": size, "counts": counts} for counts, size in pairs]
+        return Rles([self.objects[position] for position in which.tolist()], self.areas[which])
 
 
 def read(segmentations: Sequence[Any], sizes: Sequence[Size], fail: Fail) -> Rles:
@@ -52,34 +42,38 @@ def read(segmentations: Sequence[Any], sizes: Sequence[Size], fail: Fail) -> Rle
         sizes: [height, width] of each object's image.
         fail: called with index, what was found and a hint where a mask is malformed; it raises.
     """
-    counts: list[bytes] = []
+    objects = []
     for index, (segmentation, size) in enumerate(zip(segmentations, sizes, strict=True)):
-        if type(segmentation) is dict and segmentation.get("size") == size and type(segmentation.get("counts")) is str:
-            code = segmentation["counts"].encode("utf-8")  # nearly all of them
-        else:
-            problem, code = _compressed(segmentation, size)
-            if problem:
-                fail(index, problem, _EXPECTED)
-        counts.append(code)
-    areas = _checked_areas(counts, np.array([h * w for h, w in sizes], dtype=np.int64), fail)
-    return Rles(counts, list(sizes), areas)
+        if (
+            type(segmentation) is dict
+            and segmentation.get("size") == size
+            and type(segmentation.get("counts")) is str  # nearly all of them are in this form already
+        ):
+            objects.append(segmentation)
+            continue
+        problem, code = _compressed(segmentation, size)
+        if problem:
+            fail(index, problem, _EXPECTED)
+        objects.append({"size": size, "counts": code})
+    pixels = np.array([height * width for height, width in sizes], dtype=np.int64)
+    return Rles(objects, _checked_areas([entry["counts"] for entry in objects], pixels, fail))
 
 
-def _compressed(segmentation: Any, size: Size) -> tuple[str | None, bytes]:
+def _compressed(segmentation: Any, size: Size) -> tuple[str | None, str]:
     """What is wrong, if something is, and the compressed code."""
     if isinstance(segmentation, list):
         problem = _polygon_problem(segmentation)
-        return problem, b"" if problem else _from_polygons(segmentation, size)
+        return problem, "" if problem else _from_polygons(segmentation, size)
     if not isinstance(segmentation, dict):
-        return f"the segmentation {segmentation!r:.60}", b""
+        return f"the segmentation {segmentation!r:.60}", ""
     found, code = segmentation.get("size"), segmentation.get("counts")
     if not isinstance(found, (list, tuple)) or list(found) != size:
-        return f"a mask of size {found!r:.40} in an image of height, width {size}", b""
+        return f"a mask of size {found!r:.40} in an image of height, width {size}", ""
     if isinstance(code, list):
         return _from_run_lengths(code, size)
     if not isinstance(code, (str, bytes)):
-        return f"the mask counts {code!r:.60}", b""
-    return None, code.encode("utf-8") if isinstance(code, str) else code
+        return f"the mask counts {code!r:.60}", ""
+    return None, code.decode("latin-1") if isinstance(code, bytes) else code
 
 
 def _polygon_problem(polygons: list[Any]) -> str | None:
@@ -93,99 +87,89 @@ def _polygon_problem(polygons: list[Any]) -> str | None:
     return None
 
 
-def _from_polygons(polygons: list[list[float]], size: Size) -> bytes:
+def _from_polygons(polygons: list[list[float]], size: Size) -> str:
     code: bytes = coco_mask.merge(coco_mask.frPyObjects(polygons, *size))["counts"]
-    return code
+    return code.decode("ascii")
 
 
-def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, bytes]:
+def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:
     if not all(isinstance(run, int) and run >= 0 for run in runs):
-        return f"the run lengths {runs!r:.60}", b""
+        return f"the run lengths {runs!r:.60}", ""
     if sum(runs) != size[0] * size[1]:
-        return f"run lengths of {sum(runs)} pixels in an image of {size[0] * size[1]}", b""
-    return None, coco_mask.frPyObjects({"size": size, "counts": runs}, *size)["counts"]
+        return f"run lengths of {sum(runs)} pixels in an image of {size[0] * size[1]}", ""
+    return None, coco_mask.frPyObjects({"size": size, "counts": runs}, *size)["counts"].decode("ascii")
 
 
-def _checked_areas(counts: list[bytes], pixels: np.ndarray, fail: Fail) -> np.ndarray:
-    areas = np.zeros(len(counts))
-    for start, stop in _blocks(counts):
-        total, area, good = _decode(counts[start:stop])
+def _checked_areas(codes: list[str], pixels: np.ndarray, fail: Fail) -> np.ndarray:
+    areas = np.zeros(len(codes))
+    block = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) // _BLOCK
+    bounds = np.flatnonzero(np.diff(block, prepend=-1, append=-1)).tolist()
+    for start, stop in pairwise(bounds):
+        total, area, good = _decode(codes[start:stop])
         wrong = ~good | (total != pixels[start:stop])
         if wrong.any():
             first = int(wrong.argmax())
             index = start + first
-            found = (
-                f"a run-length code of {total[first]} pixels"
-                if good[first]
-                else "a run-length code that cannot be decoded"
-            )
-            fail(index, f"{found} ({counts[index][:40]!r}) in an image of {pixels[index]}", _EXPECTED)
+            found = f"code of {total[first]} pixels" if good[first] else "code that cannot be decoded"
+            fail(index, f"a run-length {found} ({codes[index]!r:.40}) in an image of {pixels[index]}", _EXPECTED)
         areas[start:stop] = area
     return areas
 
 
-def _blocks(counts: list[bytes]) -> Iterator[tuple[int, int]]:
-    start = total = 0
-    for index, code in enumerate(counts):
-        total += len(code)
-        if total > _BLOCK_BYTES:
-            yield start, index + 1
-            start, total = index + 1, 0
-    if start < len(counts):
-        yield start, len(counts)
-
-
-def _decode(codes: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _decode(codes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pixels in all, pixels set, and whether each code is well formed: three arrays [len(codes)]."""
-    codes = [code or _NO_CODE for code in codes]
-    lengths = np.array([len(code) for code in codes], dtype=np.int64)
-    last = np.cumsum(lengths) - 1
-    begin = last - lengths + 1
+    codes = [code if code and code.isascii() else _MALFORMED for code in codes]
+    last = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) - 1
+    begin = np.concatenate(([0], last[:-1] + 1))
     # Characters below the alphabet wrap around and lie above it.
-    bits = np.frombuffer(b"".join(codes), dtype=np.uint8) - np.uint8(48)
+    bits = np.frombuffer("".join(codes).encode("ascii"), dtype=np.uint8) - np.uint8(48)
     good = ~np.logical_or.reduceat(bits > 63, begin) & (bits[last] & 0x20 == 0)
     final = bits & 0x20 == 0
     final[last] = True  # a code that promises more than it has spoils itself, not its neighbour
     ends = np.flatnonzero(final)
-    number = np.add.reduceat(final, begin, dtype=np.int64)
-    values, wide = _values(bits, ends)
-    runs, first = _runs(values, number)
-    zeros, ones = runs.T
+    behind = np.searchsorted(ends, last) + 1  # values up to the end of each code
+    values, wide = _values(bits, ends, np.flatnonzero(~final))
+    good[np.searchsorted(behind, wide, side="right")] = False
+    zeros, ones, first = _runs(values, np.diff(behind, prepend=0))
     good &= np.minimum.reduceat(np.minimum(zeros, ones), first) >= 0
-    good[np.searchsorted(np.cumsum(number), wide, side="right")] = False
     area = np.add.reduceat(ones, first)
     return np.add.reduceat(zeros, first) + area, area, good
 
 
-def _values(bits: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The stored values [V], and the positions of those that are too wide to be one."""
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    width = ends - starts + 1
-    values = (bits[starts] & 0x1F).astype(np.int64)
-    longer = np.flatnonzero(width > 1)
-    for digit in range(1, _WIDEST):
-        values[longer] |= (bits[starts[longer] + digit] & 0x1F).astype(np.int64) << (5 * digit)
-        longer = longer[width[longer] > digit + 1]
-    negative = np.flatnonzero(bits[ends] & 0x10)
-    values[negative] -= np.int64(1) << (5 * np.minimum(width[negative], _WIDEST))
-    return values, longer
+def _values(bits: np.ndarray, ends: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The stored values [V], and the positions of those that are too wide to be one.
+
+    Nearly all have one character, the signed last one; ``leading`` are the places of the characters before it.
+    """
+    values = (((bits[ends] & 0x1F) ^ 0x10).view(np.int8) - np.int8(0x10)).astype(np.int64)
+    owner = np.searchsorted(ends, leading)
+    owners, first, number = np.unique(owner, return_index=True, return_counts=True)
+    digit = np.arange(len(leading)) - np.repeat(first, number)
+    values[owners] <<= 5 * np.minimum(number, _WIDEST)
+    np.add.at(values, owner, (bits[leading] & 0x1F).astype(np.int64) << (5 * np.minimum(digit, _WIDEST)))
+    return values, owners[number >= _WIDEST]
 
 
-def _runs(values: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Run lengths as rows (zeros, ones), and the first row of each code; ``number`` is how many values a code has.
+def _runs(values: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Run lengths of zeros and of ones, and where those of each code begin; ``number`` is how many values a code has.
 
-    In rows of two, "add the run two before" is a cumulative sum down each column. The very first run stays out of it.
+    With zeros and ones in columns of their own, "add the run two before" is a cumulative sum down the column, from
+    which what earlier codes have summed up is taken off. The very first run of a code stays out of it.
     """
     rows = (number + 1) // 2
     first = np.cumsum(rows) - rows
-    table = np.zeros((int(rows.sum()), 2), dtype=np.int64)
-    shift = np.repeat(2 * first - (np.cumsum(number) - number), number)
-    table.reshape(-1)[np.arange(len(values)) + shift] = values
-    head = table[first, 0]
-    table[first, 0] = 0
-    summed = np.cumsum(table, axis=0)
-    runs = summed - np.repeat(summed[first] - table[first], rows, axis=0)
-    runs[first, 0] = head
-    unpaired = number % 2 == 1
-    runs[(first + rows - 1)[unpaired], 1] = 0
-    return runs, first
+    unpaired = (first + rows - 1)[number % 2 == 1]  # a code that ends in zeros: no ones beside its last run
+    table = np.zeros(2 * int(rows.sum()), dtype=np.int64)
+    filled = np.ones(len(table), dtype=bool)
+    filled[2 * unpaired + 1] = False
+    table[filled] = values
+    zeros, ones = table[0::2].copy(), table[1::2].copy()
+    head = zeros[first]
+    zeros[first] = 0
+    for column in (zeros, ones):
+        own = column[first]
+        np.cumsum(column, out=column)
+        column -= np.repeat(column[first] - own, rows)
+    zeros[first] = head
+    ones[unpaired] = 0
+    return zeros, ones, first

@@ -59,7 +59,7 @@ def mask_pairs(
     """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is pycocotools' (C, on run lengths)."""
     found = []
     for (d0, d1), (g0, g1) in _common_groups(detection_group, object_group):
-        iou = coco_mask.iou(detections.objects(d0, d1), objects.objects(g0, g1), crowd[g0:g1].astype(np.uint8).tolist())
+        iou = coco_mask.iou(detections.objects[d0:d1], objects.objects[g0:g1], crowd[g0:g1].tolist())
         d, g = np.nonzero(iou >= lowest)
         if len(d):
             found.append((d + d0, g + g0, iou[d, g]))

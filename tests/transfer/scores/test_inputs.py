@@ -45,7 +45,7 @@ def scored(files: tuple[Path, Path], truth, results, iou_type="segm"):
         ("bbox", [1, 2, "3", 4], r"the bbox \[1, 2, '3', 4\]"),
         ("bbox", [1, 2, False, 4], r"the bbox \[1, 2, False, 4\]"),
         ("bbox", {"x": 1}, r"the bbox {'x': 1}"),
-        ("segmentation", {"size": [160, 200], "counts": "4"}, r"a run-length code of 4 pixels \(b'4'\)"),
+        ("segmentation", {"size": [160, 200], "counts": "4"}, r"a run-length code of 4 pixels \('4'\)"),
         ("segmentation", {"size": [160, 200], "counts": "a"}, r"a run-length code that cannot be decoded"),
         ("segmentation", {"size": [200, 160], "counts": "4"}, r"a mask of size \[200, 160\]"),
         ("segmentation", [[1, 2]], r"the polygon \[1, 2\]"),

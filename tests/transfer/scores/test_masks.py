@@ -55,15 +55,14 @@ def test_every_written_form_gives_the_same_code():
         polygon,
     ]
     rles = masks.read(forms, [[30, 40]] * len(forms), fail)
-    assert set(rles.counts) == {compressed["counts"]}
-    assert rles.objects(1, 3) == [{"size": [30, 40], "counts": compressed["counts"]}] * 2
+    assert rles.objects == [{"size": [30, 40], "counts": compressed["counts"].decode()}] * 4
 
 
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
         ({"size": [4, 6], "counts": b""}, "a run-length code that cannot be decoded"),
-        ({"size": [4, 6], "counts": "0d"}, r"cannot be decoded \(b'0d'\)"),  # ends in a character that promises more
+        ({"size": [4, 6], "counts": "0d"}, r"cannot be decoded \('0d'\)"),  # ends in a character that promises more
         ({"size": [4, 6], "counts": " "}, "cannot be decoded"),  # below the alphabet
         ({"size": [4, 6], "counts": "é"}, "cannot be decoded"),  # above it
         ({"size": [4, 6], "counts": "O"}, "cannot be decoded"),  # a run of -1
