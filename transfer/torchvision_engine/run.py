@@ -143,10 +143,15 @@ def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:
     size = cfg.SOLVER.IMS_PER_BATCH // world_size()
     batches = TrainingBatches(factors, wide, size, seed, rank=rank(), world_size=world_size(), start=start)
     samples = TrainingSamples(pictures, mapper_of(cfg, train=True), seed)
+    workers = cfg.DATALOADER.NUM_WORKERS
     return DataLoader(
-        samples, batch_sampler=batches, num_workers=cfg.DATALOADER.NUM_WORKERS, collate_fn=list,  # type: ignore[arg-type]
-        persistent_workers=cfg.DATALOADER.NUM_WORKERS > 0,
-    )  # fmt: skip
+        samples,
+        batch_sampler=batches,  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=list,
+        persistent_workers=workers > 0,
+        generator=torch.Generator(),  # else each start of the loader would draw from the generator of the training
+    )
 
 
 def initialise(detector: Detector, initial: InitialWeights) -> Position:
@@ -182,7 +187,7 @@ def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Trai
     half = s.AMP.ENABLED and s.AMP.PRECISION == "float16"
     scaler = torch.amp.GradScaler(detector.device.type, enabled=half)
     autocast = getattr(torch, s.AMP.PRECISION) if s.AMP.ENABLED else None
-    return Training(detector, optimizer, scaler, schedule, position, clipper, autocast)
+    return Training(detector, optimizer, scaler, lambda step: s.BASE_LR * schedule(step), position, clipper, autocast)
 
 
 def _finetune(cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool, device: torch.device) -> Finetuned:

@@ -32,7 +32,7 @@ METRICS_PERIOD = 20
 
 @dataclass
 class Training:
-    """All that moves while a detector trains. schedule: factor of the learning rate at a step."""
+    """All that moves while a detector trains. schedule: learning rate at a step."""
 
     detector: Detector
     optimizer: torch.optim.Optimizer
@@ -60,7 +60,6 @@ def train(
     if is_distributed():
         ids = [detector.device.index] if detector.device.type == "cuda" else None
         model = DistributedDataParallel(detector, device_ids=ids, broadcast_buffers=False)
-    base = [group["lr"] for group in optimizer.param_groups]
     log, stream, position, total = Metrics(out_dir), iter(batches), training.position, cfg.SOLVER.MAX_ITER
     begun, first = time.monotonic(), position.step
     with stop_signals() as stop, ProgressLine("train", total, start=first) as progress:
@@ -68,8 +67,8 @@ def train(
             before = time.monotonic()
             samples = next(stream)
             data_seconds = time.monotonic() - before
-            for group, lr in zip(optimizer.param_groups, base, strict=True):
-                group["lr"] = lr * training.schedule(step)
+            for group in optimizer.param_groups:
+                group["lr"] = training.schedule(step)
             losses = _step(model, samples, training, step)
             position = Position(step + 1, position.loaded, position.new)
             log.add(step, losses, optimizer.param_groups[0]["lr"], time.monotonic() - before, data_seconds)

@@ -74,7 +74,7 @@ def tiny_samples(sizes: Sequence[tuple[int, int]] = ((64, 64), (48, 70)), seed: 
 
 
 def write_shapes(folder: Path, images: int = 4, size: int = 64) -> str:
-    """A COCO-format set of bright shapes (square, diamond, triangle) on dark noise; the name that ``get_dataset`` takes."""
+    """A COCO-format set of bright shapes on dark noise; returns the name that ``get_dataset`` takes."""
     random = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True)
     entries: dict[str, list] = {"images": [], "annotations": [], "categories": []}

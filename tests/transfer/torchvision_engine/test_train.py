@@ -1,0 +1,146 @@
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from pretrain.console import Stopped
+from pretrain.errors import InputError
+from tests.transfer.torchvision_engine.tiny import shapes_config
+from transfer.scores import coco
+from transfer.torchvision_engine import train
+from transfer.torchvision_engine.run import TorchvisionEngine
+
+SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(3,)", "SOLVER.WARMUP_ITERS", "2", "SOLVER.BASE_LR", "0.01"]
+PRECISE = ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"]
+#: Detector → iterations on four training scenes, and the box and mask AP (percent) that it must reach.
+OVERFIT = {
+    "mask_rcnn": (40, 20, 20),
+    "cascade": (50, 30, 20),
+    "retinanet": (40, 60, None),
+    "fcos": (40, 60, None),
+    "faster_rcnn_c4": (40, 20, None),
+    "mask_rcnn_c4": (40, 20, 10),
+}
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """Sends SIGTERM to this process at the end of an iteration."""
+
+    def arrange(iteration):
+        original = train.Metrics.add
+
+        def add(self, step, *rest):
+            original(self, step, *rest)
+            if step + 1 == iteration:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(train.Metrics, "add", add)
+        return lambda: monkeypatch.setattr(train.Metrics, "add", original)
+
+    return arrange
+
+
+@pytest.mark.parametrize("detector", ["mask_rcnn", "retinanet"])
+def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(detector, tmp_path, stop_after):
+    cfg = shapes_config(detector, tmp_path, *SHORT, *PRECISE, "INPUT.RANDOM_FLIP", "horizontal")
+    engine = TorchvisionEngine()
+    whole = engine.finetune(cfg, "none", 3, tmp_path / "whole")
+    undo = stop_after(2)
+    with pytest.raises(Stopped, match="stopped after iteration 2; .*--resume") as stopped:
+        engine.finetune(cfg, "none", 3, tmp_path / "parts")
+    assert stopped.value.exit_code == 143
+    undo()
+    torch.manual_seed(99)  # whatever happened in between
+    parts = engine.finetune(cfg, "none", 3, tmp_path / "parts", resume=True)
+    first, second = (torch.load(f.weights, weights_only=True)["model"] for f in (whole, parts))
+    assert set(first) == set(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert (whole.loaded, whole.new) == (parts.loaded, parts.new)
+
+
+def test_another_seed_gives_another_detector(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.MAX_ITER", "1", "SOLVER.STEPS", "()")
+    weights = [
+        torch.load(TorchvisionEngine().finetune(cfg, "none", seed, tmp_path / str(seed)).weights, weights_only=True)
+        for seed in (0, 1)
+    ]
+    assert not torch.equal(*(w["model"]["head.cls_score.weight"] for w in weights))
+
+
+def test_a_folder_with_a_training_is_not_overwritten(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    engine = TorchvisionEngine()
+    first = engine.finetune(cfg, "none", 0, tmp_path / "out")
+    with pytest.raises(InputError, match="holds a training already; go on with --resume"):
+        engine.finetune(cfg, "none", 0, tmp_path / "out")
+    stamp = first.weights.stat().st_mtime_ns
+    assert engine.finetune(cfg, "none", 0, tmp_path / "out", resume=True).weights.stat().st_mtime_ns == stamp
+
+
+def test_resuming_with_other_settings_names_the_first_difference(tmp_path, stop_after):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    stop_after(1)
+    with pytest.raises(Stopped):
+        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+    other = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "0.02")
+    with pytest.raises(InputError, match=r"SOLVER.BASE_LR was 0.01 and is 0.02"):
+        TorchvisionEngine().finetune(other, "none", 0, tmp_path / "out", resume=True)
+
+
+def test_a_truncated_checkpoint_is_refused(tmp_path, stop_after):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    stop_after(1)
+    with pytest.raises(Stopped):
+        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+    checkpoint = tmp_path / "out/model_0000000.pth"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"cannot read the checkpoint .*model_0000000.pth"):
+        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out", resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_images(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "1e30", "SOLVER.WARMUP_ITERS", "0")
+    with pytest.raises(
+        InputError, match=r"not finite at iteration \d \(.*\) on the images \d, \d; lower SOLVER.BASE_LR"
+    ):
+        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+
+
+def test_metrics_hold_losses_rate_and_times(tmp_path):
+    cfg = shapes_config("mask_rcnn", tmp_path, *SHORT)
+    finetuned = TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["step"] == 1
+    losses = [value for name, value in lines[0].items() if name.startswith("loss_")]
+    assert lines[0]["loss"] == pytest.approx(sum(losses), rel=1e-5)
+    assert lines[0]["lr"] == pytest.approx(0.01 * 0.001)
+    assert 0 < lines[0]["data_seconds"] < lines[0]["seconds"]
+    assert finetuned.seconds_per_step > 0
+
+
+def test_mixed_precision_trains_in_bfloat16(tmp_path):
+    cfg = shapes_config("mask_rcnn", tmp_path, *SHORT, "SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bfloat16")
+    finetuned = TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+    state = torch.load(finetuned.weights, weights_only=True)["model"]
+    assert {value.dtype for value in state.values()} <= {torch.float32, torch.int64}
+
+
+@pytest.mark.parametrize("detector", OVERFIT)
+def test_each_detector_overfits_four_scenes(detector, tmp_path):
+    iterations, *least = OVERFIT[detector]
+    settings = ["SOLVER.IMS_PER_BATCH", "4", "SOLVER.MAX_ITER", str(iterations), "SOLVER.STEPS", f"({iterations - 8},)"]
+    settings += ["SOLVER.BASE_LR", "0.02", "MODEL.RPN.POST_NMS_TOPK_TRAIN", "20", "MODEL.RPN.POST_NMS_TOPK_TEST", "20"]
+    settings += ["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "8"]
+    if detector.endswith("c4"):
+        settings += ["MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "8"]
+    cfg = shapes_config(detector, tmp_path, *settings, "SOLVER.WARMUP_ITERS", "10", *PRECISE)
+    engine = TorchvisionEngine()
+    finetuned = engine.finetune(cfg, "none", 0, tmp_path / "out")
+    predictions = engine.predict(cfg, finetuned.weights, tmp_path / "out")[0]
+    truth = cfg.DATASETS.TEST[0].rpartition(":")[2]
+    for iou_type, wanted in zip(("bbox", "segm"), least, strict=True):
+        if wanted is not None:
+            assert coco.evaluate(truth, str(predictions.results), iou_type).metrics["AP"] >= wanted
