@@ -6,6 +6,7 @@ import os
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see pretrain/__init__.py; pytest may import torch first
 
 
 @pytest.fixture(autouse=True, scope="session")
