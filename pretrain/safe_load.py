@@ -27,7 +27,7 @@ from pretrain.inert_values import FileStorage, resolve
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 #: What reading a damaged file raises, by whichever byte is wrong.
 _DAMAGE = (EOFError, struct.error, pickle.UnpicklingError, zipfile.BadZipFile, LookupError, TypeError, ValueError,
-           AttributeError, AssertionError, RuntimeError, OverflowError)  # fmt: skip
+           AttributeError, AssertionError, RuntimeError, OverflowError, OSError)  # fmt: skip
 #: More than any checkpoint has (optimizer states and logs included); crafted references can make exponentially many.
 MAX_DEPTH, MAX_NODES = 64, 2_000_000
 _TORCHSCRIPT_RECORDS = ("constants.pkl", "code/")
@@ -93,8 +93,11 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
 def _first_bytes(path: Path) -> bytes:
     if not path.is_file():
         raise InputError(f"checkpoint file not found: {path}; check the path")
-    with open(path, "rb") as stream:
-        head = stream.read(64)
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(64)
+    except OSError as error:
+        raise InputError(f"expected a readable checkpoint, found {error.strerror}: {path}; check the disk") from error
     if not head:
         raise InputError(f"expected a checkpoint, found an empty file: {path}; {_NEXT}")
     return head

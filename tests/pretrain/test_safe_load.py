@@ -99,6 +99,26 @@ class TestEveryContainer:
         assert tree["model"]["w"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("writer", WRITERS, **by_name)
+def test_random_damage_is_read_or_refused_and_nothing_else(writer, tmp_path):
+    writer(
+        {"model": {f"w{i}": np.arange(20.0) for i in range(20)}, "args": argparse.Namespace(lr=1)}, tmp_path / "w.pth"
+    )
+    whole = (tmp_path / "w.pth").read_bytes()
+    random = np.random.default_rng(0)
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for position in random.integers(0, len(whole), size=random.integers(1, 6)):
+            damaged[position] = random.integers(0, 256)
+        (tmp_path / "damaged.pth").write_bytes(damaged)
+        try:
+            read_tree(tmp_path / "damaged.pth")
+        except InputError:
+            refused += 1
+    assert refused > 10
+
+
 @pytest.mark.parametrize("writer", [torch_zip, torch_legacy], **by_name)
 def test_tensors_of_every_kind_and_view_read_as_torch_reads_them(writer, tmp_path):
     base = torch.arange(24.0)
