@@ -63,6 +63,7 @@ def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Want
         select_c=settings.SELECT_C,
         held_out_per_class=settings.HELD_OUT_PER_CLASS,
         solver=settings.SOLVER,
+        device=device(),
         seed=cfg.SEED,
     )
     yield from svm.scores(setup, train, test, wanted)

@@ -15,8 +15,10 @@ Protocols:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 
 from lowshot.batched_svm import fit_batched
 from lowshot.feature_set import FeatureSet, chunks, normalized
@@ -46,10 +48,8 @@ PROTOCOLS = {
 Solver = Callable[[np.ndarray, np.ndarray, Sequence[float], float], LinearClassifiers]
 """(features [n, D], targets [n, classes] of ±1, costs, weight of positives) -> classifiers of all classes and costs."""
 
-SOLVERS: dict[str, tuple[Solver, str]] = {
-    "batched": (fit_batched, "torch"),
-    "liblinear": (fit_liblinear, "scikit-learn"),
-}
+#: name -> what records call the engine
+SOLVERS = {"batched": "torch", "liblinear": "scikit-learn"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class LowShot:
     select_c: str = "heldout"
     held_out_per_class: int = 20
     solver: str = "batched"
+    device: str | torch.device = "cpu"  # of the batched solver
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -99,7 +100,8 @@ def scores(
     if not plan:
         return
     test_features, held_features = normalized(test.features), normalized(train.features[held])
-    fit, engine = SOLVERS[setup.solver]
+    engine = SOLVERS[setup.solver]
+    fit: Solver = partial(fit_batched, device=setup.device) if setup.solver == "batched" else fit_liblinear
     for shots, draw, rows in plan:
         targets = signed_targets(train.labels[rows], train.num_classes)
         features = normalized(train.features[rows])

@@ -100,8 +100,8 @@ def main(args: argparse.Namespace) -> None:
     columns = ("classes × k × D", "batched, ms a class", "LinearSVC, ms a class", "ratio", "objective: worst − 1")
     table("SVM fit, 11 costs, one core", columns, rows)
     say(f"measured on {args.batched} (batched) and {args.reference} (LinearSVC) of the classes")
-    columns = ("scoring", "one product, s", "a product each, s", "ratio")
-    table("SVM scoring, one core", columns, [scoring(args.score_classes, args.dim, args.score_images)])
+    headings = ("scoring", "one product, s", "a product each, s", "ratio")
+    table("SVM scoring, one core", headings, [scoring(args.score_classes, args.dim, args.score_images)])
 
 
 if __name__ == "__main__":
