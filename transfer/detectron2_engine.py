@@ -26,7 +26,7 @@ from pretrain.files import write_text
 from transfer.annotations import DetectionData
 from transfer.config import add_own_keys
 from transfer.datasets import get_dataset
-from transfer.engine import Finetuned, Predictions
+from transfer.engine import Finetuned, Predictions, results_path
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector, read_detector, read_initial
 from transfer.torchvision_engine.data import read_pictures
 from transfer.torchvision_engine.predict import result_entries
@@ -84,7 +84,7 @@ class Detectron2Engine:
         types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
         found = []
         for name in cfg.DATASETS.TEST:
-            path = Path(out_dir) / f"results_{name}.json"
+            path = results_path(out_dir, name)
             seconds = _predict(theirs, model, get_dataset(name, cfg.DATASETS.ROOT or None), path)
             found.append(Predictions(path, name, types, self.name, seconds))
         return found

@@ -5,6 +5,7 @@ Scoring is outside both engines, so that their numbers compare like with like.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -42,6 +43,12 @@ class Predictions:
     engine: str
     seconds_per_image: float = float("nan")
     notes: tuple[str, ...] = field(default=())
+
+
+def results_path(out_dir: str | Path, dataset: str) -> Path:
+    """Where an engine writes a data set's detections. Of ``IMAGES_DIR:FILE.json`` the file's stem is kept."""
+    name = re.split(r"[/\\:]", dataset)[-1].removesuffix(".json")
+    return Path(out_dir) / f"results_{name}.json"
 
 
 class Engine(Protocol):

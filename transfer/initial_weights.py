@@ -102,20 +102,33 @@ def match_backbone(
     found: dict[str, Tensor] = {}
     new, missing = [], []
     for name in shapes:
-        inside = _RESNET.match(name)
+        inside = _inside(name)
         if inside is None:
             new.append(name)
-        elif inside[1] in backbone:
-            found[name] = backbone[inside[1]]
+        elif inside in backbone:
+            found[name] = backbone[inside]
         elif not name.endswith(_COUNTER):
-            missing.append(inside[1])
+            missing.append(inside)
     if missing:
         raise InputError(
             f"{source} covers {len(found)} of the backbone's {len(found) + len(missing)} tensors: "
             f"{_some('missing', missing)}; let MODEL.RESNETS.DEPTH and the widths be the checkpoint's"
         )
     _check_shapes(shapes, found, source)
+    used = {_inside(name) for name in found}
+    unused = [name for name in backbone if name not in used and not name.endswith(_COUNTER)]
+    if unused:
+        raise InputError(
+            f"{source} holds {_some('tensors that this detector has no place for', unused)}; let MODEL.RESNETS.DEPTH "
+            "and NORM be the checkpoint's"
+        )
     return found, new
+
+
+def _inside(name: str) -> str | None:
+    """The key within a ResNet's own file; None where the tensor is the detector's own."""
+    found = _RESNET.match(name)
+    return found[1] if found else None
 
 
 def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -128,7 +141,7 @@ def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tens
     extra = [name for name in state if name not in shapes and not name.endswith(_COUNTER) and not _SETTING.search(name)]
     if missing or extra:
         raise InputError(
-            f"{source} does not hold this detector: {_some('missing', missing)}{_some('left over', extra)}; "
+            f"{source} does not hold this detector: {_some('missing', missing)} {_some('left over', extra)}; "
             "use the config that it was trained with"
         )
     found = {name: state[name] for name in shapes if name in state}
@@ -149,4 +162,4 @@ def _some(what: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{len(names)} {what} ({', '.join(sorted(names)[:3])}{more}) "
+    return f"{len(names)} {what} ({', '.join(sorted(names)[:3])}{more})"

@@ -14,7 +14,7 @@ from pretrain.console import say
 from pretrain.distributed import barrier, is_main, local_rank, process_group, rank, world_size
 from pretrain.errors import InputError
 from transfer.datasets import get_dataset
-from transfer.engine import Finetuned, Predictions
+from transfer.engine import Finetuned, Predictions, results_path
 from transfer.initial_weights import InitialWeights, read_detector, read_initial
 from transfer.torchvision_engine import solver, training_state
 from transfer.torchvision_engine.data import Mapper, PictureList, TrainingSamples, read_pictures, with_objects
@@ -72,7 +72,7 @@ class TorchvisionEngine:
         with process_group(device):
             for name in cfg.DATASETS.TEST:
                 data = _pictures(cfg, name)
-                path = Path(out_dir) / f"results_{name}.json"
+                path = results_path(out_dir, name)
                 seconds = predict(detector, data, mapper, path, cfg.DATALOADER.NUM_WORKERS)
                 found.append(Predictions(path, name, types, self.name, seconds))
         return found

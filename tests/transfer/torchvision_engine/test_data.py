@@ -119,5 +119,5 @@ def test_run_length_masks_need_the_bitmap_format(pictures):
     picture = Picture(pictures[0].file, 1, 64, 64, (coded,))
     target = mapper().train(picture, np.random.default_rng(0)).target
     assert target.masks.bitmaps[0].sum() == 32  # two of 64 columns become one of 32
-    with pytest.raises(InputError, match="INPUT.MASK_FORMAT bitmask"):
+    with pytest.raises(InputError, match=r"INPUT.MASK_FORMAT bitmask"):
         mapper(mask_format="polygon").train(picture, np.random.default_rng(0))

@@ -49,7 +49,7 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(detector, tmp_path
     engine = TorchvisionEngine()
     whole = engine.finetune(cfg, "none", 3, tmp_path / "whole")
     undo = stop_after(2)
-    with pytest.raises(Stopped, match="stopped after iteration 2; .*--resume") as stopped:
+    with pytest.raises(Stopped, match=r"stopped after iteration 2; .*--resume") as stopped:
         engine.finetune(cfg, "none", 3, tmp_path / "parts")
     assert stopped.value.exit_code == 143
     undo()

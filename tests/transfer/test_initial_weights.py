@@ -1,0 +1,124 @@
+import pytest
+import torch
+
+from pretrain.backbones import Architecture, build_backbone
+from pretrain.errors import InputError
+from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config
+from transfer.convert import write
+from transfer.initial_weights import InitialWeights, match_backbone, read_initial
+from transfer.torchvision_engine.models import build_detector
+from transfer.torchvision_engine.run import initialise
+from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
+
+SMALL = Architecture("resnet10", 32)
+
+
+def write_backbone(path, architecture=SMALL):
+    torch.manual_seed(7)
+    backbone = build_backbone(architecture)
+    for name, value in backbone.state_dict().items():
+        if value.dtype.is_floating_point:
+            value.copy_(torch.rand_like(value) if "var" in name else torch.randn_like(value))
+    write(path, backbone.state_dict(), architecture, {"network": "teacher"})
+    return backbone
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_a_converted_backbone_fills_every_tensor_of_the_detectors(detector, tmp_path):
+    backbone = write_backbone(tmp_path / "backbone.pkl")
+    model = build_detector(tiny_config(detector))
+    initial = read_initial(str(tmp_path / "backbone.pkl"))
+    position = initialise(model, initial)
+    assert initial.network == "teacher"
+    assert len(position.loaded) == len(backbone.state_dict())
+    assert not set(position.loaded) & set(position.new)
+    state = export_state(model)
+    assert set(position.loaded) | set(position.new) == set(state)
+    prefix = "backbone." if detector.endswith("c4") else "backbone.bottom_up."
+    assert torch.equal(state[f"{prefix}stem.conv1.weight"], backbone.conv1.weight)
+    last = "roi_heads.res5" if detector.endswith("c4") else "backbone.bottom_up.res5"
+    assert torch.equal(state[f"{last}.0.conv2.norm.running_var"], backbone.layer4[0].bn2.running_var)
+    assert ("roi_heads.res5.norm.weight" in position.new) == detector.endswith("c4")
+
+
+def test_backbone_and_detector_compute_the_same_features(tmp_path):
+    backbone = write_backbone(tmp_path / "backbone.pkl").eval()
+    model = build_detector(tiny_config("mask_rcnn")).eval()
+    initialise(model, read_initial(str(tmp_path / "backbone.pkl")))
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected, found = backbone.stages(x), model.backbone.bottom_up(x)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_backbone_that_is_not_whole_is_refused(tmp_path):
+    write_backbone(tmp_path / "backbone.pkl")
+    whole = dict(read_initial(str(tmp_path / "backbone.pkl")).backbone)
+    del whole["res3.0.conv1.weight"]
+    model = build_detector(tiny_config("mask_rcnn"))
+    with pytest.raises(
+        InputError, match=r"mine covers 71 of the backbone's 72 tensors: 1 missing \(res3.0.conv1.weight\)"
+    ):
+        load_backbone(model, whole, "mine")
+
+
+@pytest.mark.parametrize("architecture", [Architecture("resnet18", 32), Architecture("resnet10", 16)])
+def test_weights_of_another_architecture_are_refused(architecture, tmp_path):
+    write_backbone(tmp_path / "backbone.pkl", architecture)
+    model = build_detector(tiny_config("mask_rcnn", "MODEL.RESNETS.DEPTH", "10"))
+    initial = read_initial(str(tmp_path / "backbone.pkl"))
+    if architecture.name == "resnet18":  # more blocks than the detector has
+        with pytest.raises(InputError, match=r"40 tensors that this detector has no place for \(res2.1"):
+            initialise(model, initial)
+    else:
+        with pytest.raises(
+            InputError, match=r"expected .*stem.conv1.weight of shape \(32, 3, 7, 7\), found \(16, 3, 7, 7\)"
+        ):
+            initialise(model, initial)
+
+
+def test_a_missing_file_says_what_to_do():
+    with pytest.raises(InputError, match=r"weights not found: nowhere.pkl; convert a checkpoint .*--weights none"):
+        read_initial("nowhere.pkl")
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+    (tmp_path / "text.pth").write_text("not weights")
+    with pytest.raises(InputError, match=r"text\.pth"):
+        read_initial(str(tmp_path / "text.pth"))
+
+
+def test_random_initialisation_has_to_be_asked_for():
+    assert read_initial("none") == InitialWeights("none")
+
+
+def test_a_detector_with_another_number_of_classes_is_refused():
+    model = build_detector(tiny_config("mask_rcnn"))
+    other = build_detector(tiny_config("mask_rcnn", "MODEL.ROI_HEADS.NUM_CLASSES", "5"))
+    with pytest.raises(InputError, match=r"expected roi_heads.*of shape .* class count"):
+        load_detector(model, export_state(other), "mine")
+
+
+def test_a_detector_of_another_kind_is_refused():
+    model = build_detector(tiny_config("retinanet"))
+    with pytest.raises(InputError, match=r"mine does not hold this detector: .* missing .* left over"):
+        load_detector(model, export_state(build_detector(tiny_config("mask_rcnn"))), "mine")
+
+
+def test_a_detector_file_starts_a_whole_detector(tmp_path):
+    trained = build_detector(tiny_config("cascade"))
+    torch.save({"model": export_state(trained), "iteration": 9}, tmp_path / "model_final.pth")
+    initial = read_initial(str(tmp_path / "model_final.pth"))
+    model = build_detector(tiny_config("cascade"))
+    position = initialise(model, initial)
+    assert position.new == ()
+    assert all(
+        torch.equal(a, b) for a, b in zip(export_state(model).values(), export_state(trained).values(), strict=True)
+    )
+
+
+def test_matching_names_what_stays_new():
+    shapes = {"backbone.bottom_up.stem.conv1.weight": (1,), "backbone.fpn_lateral2.weight": (2,)}
+    found, new = match_backbone(shapes, {"stem.conv1.weight": torch.zeros(1)}, "mine")
+    assert list(found) == ["backbone.bottom_up.stem.conv1.weight"]
+    assert new == ["backbone.fpn_lateral2.weight"]

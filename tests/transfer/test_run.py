@@ -1,0 +1,104 @@
+import json
+
+import pytest
+
+from pretrain.errors import InputError
+from tests.transfer.torchvision_engine.tiny import shapes_config
+from transfer import results
+from transfer.engine import choose_engine
+from transfer.run import Request, check_data, identity, run
+
+SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
+
+
+def test_every_trial_leaves_its_records_and_pictures(tmp_path):
+    cfg = shapes_config("mask_rcnn", tmp_path, *SHORT, "TRIALS", "2", "TEST.VISUALS", "2")
+    run(cfg, Request("none"))
+    records, problems = results.read(tmp_path / "out/results.jsonl")
+    assert problems == []
+    ap = [r for r in records if r["metric"] == "AP" and r["task"] == "coco/bbox"]
+    assert [(r["trial"], r["seed"]) for r in ap] == [(0, 0), (1, 1)]
+    assert {r["task"] for r in records} == {"coco/bbox", "coco/segm"}
+    assert {(r["engine"], r["protocol"], r["checkpoint"]["name"]) for r in records} == {("torchvision", "tiny", "none")}
+    assert len(list((tmp_path / "out/trial_1/visuals").glob("*.png"))) >= 2
+    found = json.loads(next((tmp_path / "out/trial_0").glob("results_*.json")).read_text())
+    assert {"image_id", "category_id", "bbox", "score", "segmentation"} <= set(found[0]) if found else True
+
+
+def test_what_the_results_hold_is_not_done_again(tmp_path, capsys):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    run(cfg, Request("none"))
+    before = (tmp_path / "out/results.jsonl").read_text()
+    capsys.readouterr()
+    run(cfg, Request("none", resume=True))
+    assert "records are in" in capsys.readouterr().out
+    assert (tmp_path / "out/results.jsonl").read_text() == before
+
+
+def test_a_finished_detector_is_scored_alone(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    run(cfg, Request("none"))
+    again = shapes_config("retinanet", tmp_path, *SHORT, "OUTPUT_DIR", str(tmp_path / "eval"))
+    run(again, Request(str(tmp_path / "out/model_final.pth"), eval_only=True))
+    assert not (tmp_path / "eval/model_final.pth").exists()
+    first, second = (
+        [r["value"] for r in results.read(folder / "results.jsonl")[0]]
+        for folder in (tmp_path / "out", tmp_path / "eval")
+    )
+    assert first == second
+
+
+def test_a_class_count_that_differs_from_the_datas_is_refused(tmp_path):
+    cfg = shapes_config("mask_rcnn", tmp_path, *SHORT, "MODEL.ROI_HEADS.NUM_CLASSES", "7")
+    with pytest.raises(InputError, match=r"MODEL.ROI_HEADS.NUM_CLASSES is 7, but .* has 3 classes"):
+        run(cfg, Request("none"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: d["annotations"][0].update(bbox=[60, 60, 30, 30]), "box outside its image"),
+        (lambda d: d["annotations"][0].update(category_id=999), "unknown category id"),
+        (lambda d: d["images"][0].update(file_name="lost.png"), "missing image file"),
+    ],
+)
+def test_damaged_data_stops_before_training(damage, message, tmp_path):
+    cfg = shapes_config("mask_rcnn", tmp_path, *SHORT)
+    file = tmp_path / "data/shapes.json"
+    content = json.loads(file.read_text())
+    damage(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        run(cfg, Request("none"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_both_a_training_and_a_test_set_are_needed(tmp_path):
+    with pytest.raises(InputError, match=r"DATASETS.TRAIN and DATASETS.TEST"):
+        check_data(shapes_config("mask_rcnn", tmp_path, "DATASETS.TEST", "()"))
+
+
+def test_auto_says_why_it_chose():
+    from transfer.config import load
+
+    cfg = load(None, ["MODEL.RESNETS.STRIDE_IN_1X1", "False"])
+    engine, why = choose_engine("auto", cfg)
+    assert engine.name in why
+    assert engine.name == "detectron2" or "not installed" in why
+
+
+def test_an_engine_that_cannot_run_the_config_says_so():
+    from transfer.config import load
+
+    with pytest.raises(InputError, match="STRIDE_IN_1X1 True"):
+        choose_engine("torchvision", load(None, []))
+    with pytest.raises(InputError, match="auto, detectron2, torchvision, found 'tensorflow'"):
+        choose_engine("tensorflow", load(None, []))
+
+
+def test_the_identity_of_a_config_ignores_places_but_not_numbers(tmp_path):
+    one = shapes_config("mask_rcnn", tmp_path)
+    elsewhere = shapes_config("mask_rcnn", tmp_path, "OUTPUT_DIR", "other", "DATALOADER.NUM_WORKERS", "3")
+    other = shapes_config("mask_rcnn", tmp_path, "SOLVER.BASE_LR", "0.5")
+    assert identity(one) == identity(elsewhere)
+    assert identity(one) != identity(other)
