@@ -20,6 +20,9 @@ from pretrain.console import run_tool, say, table
 from transfer.suite import PIXELS, ROOT, Job, load_suite, plan
 from transfer.suite_run import Outcome, full_command, run_local, run_slurm
 
+#: What a task may leave in its folder for the report to show.
+SHOWN = ("metrics.jsonl", "visuals", "trial_0", "conversion.json")
+
 
 def main(args: argparse.Namespace) -> None:
     """Plan, run (or with --dry-run only show), tell how each task ended, report."""
@@ -77,7 +80,7 @@ def report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
         say(f"no task has written a record to {records}: no report")
         return False
     runs = [word for word in weights if Path(word).is_dir()]
-    runs += sorted({str(job.folder.parent) for job in jobs if job.folder.parent.is_dir()})
+    runs += sorted({str(job.folder.parent) for job in jobs if any((job.folder / name).exists() for name in SHOWN)})
     command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
     return subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode == 0
 

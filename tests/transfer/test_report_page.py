@@ -87,7 +87,19 @@ def test_summary_equals_the_expected_table():
 
 def test_verdict_counts_clear_differences_only_with_spread():
     (verdict,) = build(small_records()).verdicts
-    assert "ahead of random_digits on 3 of 3 measures, clearly on 2" in verdict
+    assert verdict == (
+        "Against random_digits (random weights) momentum2_digits is ahead on all 3 measures (2 of them clearly)."
+    )
+
+
+def test_verdict_tells_what_is_behind_too_and_raw_pixels():
+    records = small_records()
+    records += [record("pixels", "svm/k=1", "top1", value, trial=i) for i, value in enumerate((88.0, 90.0, 92.0))]
+    records += [record("pixels", "svm/k=4", "top1", 20.0)]
+    assert build(records).verdicts[1] == (
+        "Against pixels (raw pixels) momentum2_digits is ahead on 1 of 2 measures, and behind on 1 of 2 measures "
+        "(1 of them clearly)."
+    )
 
 
 def test_without_a_random_baseline_the_page_says_so():

@@ -14,13 +14,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pretrain.errors import InputError
 from transfer import results as records_file
 from transfer.report import analyses, plots
-from transfer.report.aggregate import Results, aggregate, baseline, difference, is_baseline
+from transfer.report.aggregate import Results, aggregate, is_baseline
 from transfer.report.conversion import conversion_table
 from transfer.report.pictures import Gallery, galleries
 from transfer.report.provenance import Provenance, provenance
 from transfer.report.reference import Published, load_tables, published
 from transfer.report.runs import Curve, RunFiles, read_runs
-from transfer.report.tables import NOT_COMPARED, detail_tables, measure_label, summary_table
+from transfer.report.tables import detail_tables, measure_label, summary_table
+from transfer.report.verdicts import verdicts
 from transfer.report.views import TableView
 
 #: Lines in the slope chart; more would not be told apart. The tables hold them all.
@@ -106,7 +107,7 @@ def build(
     return Report(
         results=results,
         title=title,
-        verdicts=tuple(_verdicts(results)),
+        verdicts=tuple(verdicts(results)),
         colours=colours,
         summary=summary_table(results),
         plots=tuple(_summary_plots(results, colours)),
@@ -121,30 +122,6 @@ def build(
         sources=tuple(sources),
         command=command,
     )
-
-
-def _verdicts(results: Results) -> list[str]:
-    """A sentence for each checkpoint of interest: on how many measures it is ahead of the random baseline."""
-    base = baseline(results, "random")
-    if base is None:
-        return ["No baseline: none of the checkpoints is named random…, so there is nothing to say what transfers."]
-    sentences = []
-    for name in results.checkpoints:
-        if name == base or name.lower().startswith(NOT_COMPARED):
-            continue
-        cells = [results.cells[m] for m in results.headlines()]
-        changes = [difference(c[name], c[base]) for c in cells if name in c and base in c]
-        if not changes:
-            sentences.append(f"{name} and {base} have no measure in common.")
-            continue
-        ahead, behind = sum(c.mean > 0 for c in changes), sum(c.mean < 0 for c in changes)
-        clear_ahead = sum(c.clear and c.mean > 0 for c in changes)
-        clear_behind = sum(c.clear and c.mean < 0 for c in changes)
-        sentences.append(
-            f"{name} is ahead of {base} on {ahead} of {len(changes)} measures, clearly on {clear_ahead}, "
-            f"and behind on {behind}, clearly on {clear_behind}."
-        )
-    return sentences
 
 
 def _summary_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:

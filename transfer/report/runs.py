@@ -13,6 +13,9 @@ from typing import Any
 
 from pretrain.errors import InputError
 
+#: A folder with one of these is a run that has nothing to show, and no mistake.
+_RUN_SIGNS = ("checkpoints", "backbone.safetensors", "results.jsonl")
+
 #: Levels below a run folder in which its sub-runs (a detector's, say) are looked for.
 DEPTH = 2
 
@@ -56,7 +59,8 @@ def read_runs(folders: Sequence[str | Path]) -> RunFiles:
         before = (len(found.curves), len(found.pictures), len(found.conversions))
         for place in _places(folder):
             _read_place(place, folder.name, place.relative_to(folder).as_posix(), found)
-        if before == (len(found.curves), len(found.pictures), len(found.conversions)):
+        after = (len(found.curves), len(found.pictures), len(found.conversions))
+        if before == after and not any((folder / name).exists() for name in _RUN_SIGNS):
             found.notices.append(f"{folder}: no metrics.jsonl, visuals/*.png or conversion report in this run folder")
     return found
 

@@ -1,0 +1,48 @@
+"""The answer in a sentence for each checkpoint: on how many measures it is ahead of each baseline, and how clearly."""
+
+from collections.abc import Sequence
+
+from transfer.report.aggregate import Difference, Results, baseline, difference
+from transfer.report.tables import NOT_COMPARED
+
+#: Baselines of the sentences, in this order, and what they are called there.
+KINDS = {"random": "random weights", "pixels": "raw pixels", "supervised": "supervised weights", "none": "no weights"}
+
+
+def verdicts(results: Results) -> list[str]:
+    """One sentence for every checkpoint that is to be judged and every baseline there is."""
+    bases = {kind: name for kind in KINDS if (name := baseline(results, kind))}
+    if "random" not in bases:
+        told = ["No baseline: none of the checkpoints is named random…, so there is nothing to say what transfers."]
+    else:
+        told = []
+    for name in results.checkpoints:
+        for kind, base in bases.items():
+            if name != base and not name.lower().startswith(NOT_COMPARED):
+                told.append(_sentence(results, name, base, KINDS[kind]))
+    return told
+
+
+def _sentence(results: Results, name: str, base: str, called: str) -> str:
+    columns = [results.cells[measure] for measure in results.headlines()]
+    changes = [difference(cells[name], cells[base]) for cells in columns if name in cells and base in cells]
+    subject = f"{name} and {base} ({called})"
+    if not changes:
+        return f"{subject} have no measure in common."
+    parts = [
+        _part("ahead", [change for change in changes if change.mean > 0], len(changes)),
+        _part("behind", [change for change in changes if change.mean < 0], len(changes)),
+    ]
+    told = ", and ".join(part for part in parts if part) or "level with it on all measures"
+    return f"Against {base} ({called}) {name} is {told}."
+
+
+def _part(word: str, changes: Sequence[Difference], total: int) -> str:
+    """``ahead on 7 of 9 measures (5 of them clearly)``, or nothing where there are none."""
+    if not changes:
+        return ""
+    count = f"all {total}" if len(changes) == total else f"{len(changes)} of {total}"
+    measures = "measure" if total == 1 else "measures"
+    clear = sum(change.clear for change in changes)
+    how = f" ({clear} of them clearly)" if clear else ""
+    return f"{word} on {count} {measures}{how}"
