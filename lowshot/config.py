@@ -31,7 +31,7 @@ def get_cfg() -> CfgNode:
     cfg.FEATURES.CACHE = ""  # "" means the features folder of the cache root
 
     cfg.KNN = CfgNode()
-    cfg.KNN.PRESETS = ["eman", "dino"]  # lowshot/knn.py says what they are
+    cfg.KNN.PRESETS = ["eman", "dino"]  # or majority-K, weighted-K; lowshot/knn.py says what they are
 
     cfg.RETRIEVAL = CfgNode({"TOP": 1000})  # neighbours that count; at most the size of the training set
 

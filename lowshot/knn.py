@@ -4,6 +4,7 @@ Presets:
     eman: majority vote of the 20 most similar training images (EMAN, arXiv 2101.08482, section 5).
     dino: 200 neighbours, each voting with exp(similarity / 0.07) (InstDisc, arXiv 1805.01978, section 3.4; DINO,
         arXiv 2104.14294).
+Any other k: ``majority-K``, and ``weighted-K`` with τ = 0.07. All come from one search.
 Features are L2-normalised, the similarity is the cosine.
 """
 
@@ -32,9 +33,12 @@ PRESETS = {"eman": Preset(k=20), "dino": Preset(k=200, temperature=0.07)}
 
 def preset(name: str) -> Preset:
     """The preset of that name, or an :class:`InputError` that lists them."""
-    if name not in PRESETS:
-        raise InputError(f"expected KNN.PRESETS of {', '.join(PRESETS)}, found {name!r}")
-    return PRESETS[name]
+    if name in PRESETS:
+        return PRESETS[name]
+    kind, _, k = name.partition("-")
+    if kind not in ("majority", "weighted") or not k.isdecimal() or int(k) < 1:
+        raise InputError(f"expected KNN.PRESETS of {', '.join(PRESETS)}, majority-K, weighted-K, found {name!r}")
+    return Preset(int(k), 0.07 if kind == "weighted" else None)
 
 
 def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperature: float | None) -> np.ndarray:

@@ -17,7 +17,7 @@ from lowshot.score import Score
 def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, top: int) -> list[Score]:
     """mAP and recall within the first ``top`` neighbours."""
     precisions, recalls = [], []
-    for part in chunks(len(test), 4096):
+    for part in chunks(len(test), 512):
         hits = relevant(train.labels, neighbours.indices[part, :top], test.labels[part])
         precisions.append(average_precisions(hits))
         recalls.append(hits.sum(axis=1) / np.maximum(relevant_counts(train.labels, test.labels[part]), 1))

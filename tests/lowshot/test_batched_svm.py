@@ -123,3 +123,12 @@ def test_coordinates_keep_every_inner_product():
         shared = share(features, torch.float64, "cpu", 1e9)
         assert np.allclose(shared.gram.numpy(), features.astype(np.float64) @ features.T + 1, atol=1e-10)
         assert torch.allclose(shared.rows.T @ shared.rows, torch.diag(shared.moments), atol=1e-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_gpu_reaches_the_cpus_solution(shape):
+    features, targets = problem(*shape[:3], overlap=shape[3])
+    found = fit_batched(features, targets, COSTS, double=True, device="cuda")
+    expected = fit_batched(features, targets, COSTS, double=True)
+    assert np.allclose(found.weights, expected.weights, rtol=0, atol=1e-9)

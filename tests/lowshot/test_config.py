@@ -23,7 +23,7 @@ def test_config_loads_and_names_what_exists(path):
     assert cfg.FINETUNE.PRESET in presets.FINETUNE
     assert cfg.FIXMATCH.PRESET in presets.FIXMATCH
     assert cfg.FIXMATCH.SCHEDULE in presets.FIXMATCH_SCHEDULES
-    assert all(name in knn.PRESETS for name in cfg.KNN.PRESETS)
+    assert all(knn.preset(name).k for name in cfg.KNN.PRESETS)
     svm.LowShot(cfg.SVM.PROTOCOL, tuple(cfg.SVM.SHOTS), cfg.SVM.DRAWS, tuple(cfg.SVM.COSTS), cfg.SVM.SELECT_C)
 
 

@@ -66,9 +66,21 @@ def test_scores_are_percentages_with_each_class_in_the_details():
     assert (top1.task, top1.protocol) == ("knn/k=20", "eman")
 
 
+def test_any_k_comes_from_one_search():
+    assert knn.preset("majority-20") == knn.preset("eman")
+    assert knn.preset("weighted-200") == knn.preset("dino")
+    found = search(TRAIN.features, TEST.features, 200)
+    one, other = knn.scores(found, TRAIN, TEST, ["majority-7", "weighted-150"])
+    assert (one[0].task, other[0].task) == ("knn/k=7", "knn/k=150")
+    alone = knn.ranked_classes(search(TRAIN.features, TEST.features, 7), TRAIN.labels, 7, None)
+    assert one[0].value == pytest.approx(100 * np.mean(alone[:, 0] == TEST.labels))
+
+
 def test_unknown_preset_and_too_small_database_are_refused():
-    with pytest.raises(InputError, match=r"expected KNN\.PRESETS of eman, dino, found 'best'"):
+    with pytest.raises(InputError, match=r"expected KNN\.PRESETS of eman, dino, majority-K, weighted-K, found 'best'"):
         knn.preset("best")
+    with pytest.raises(InputError, match="found 'majority-0'"):
+        knn.preset("majority-0")
     found = search(TRAIN.features, TEST.features, 20)
     with pytest.raises(InputError, match="asks for 200 neighbours"):
         list(knn.scores(found, TRAIN, TEST, ["dino"]))

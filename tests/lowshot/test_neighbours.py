@@ -68,3 +68,12 @@ def test_other_dimension_is_refused():
 def test_unknown_precision_is_refused():
     with pytest.raises(InputError, match=r"SEARCH\.PRECISION of fp32, bf16"):
         search(DATABASE, QUERIES, 1, precision="int8")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_search_on_a_gpu_finds_what_the_cpu_finds(precision):
+    found = search(DATABASE, QUERIES, 30, precision=precision, device="cuda", database_chunk=100)
+    expected = search(DATABASE, QUERIES, 30)
+    assert np.allclose(found.similarities, expected.similarities, atol=1e-5)
+    assert np.mean(found.indices == expected.indices) > 0.99
