@@ -238,3 +238,12 @@ def test_converted_weights_keep_the_checkpoints_name_in_results(tmp_path: Path, 
     path = suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} {{weights}} {{converted}}"})
     for job in plan(load_suite(path), weights, tmp_path / "out"):
         assert weights_name(job.command[1]) == weights_name(job.command[2]) == job.weights
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "suites").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_commands_are_words_that_the_tools_know(path: Path, tmp_path: Path, weights):
+    """Every option of a suite's command stands in the help of its tool."""
+    for job in plan(load_suite(path), weights[:1], tmp_path / "out"):
+        source = (ROOT / job.command[0]).read_text(encoding="utf-8")
+        for option in (word for word in job.command if word.startswith("--")):
+            assert f'"{option}"' in source, f"{job.title}: {job.command[0]} has no {option}"
