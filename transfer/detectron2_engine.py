@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from transfer.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, results_path
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector, read_detector, read_initial
 from transfer.torchvision_engine.data import read_pictures
+from transfer.torchvision_engine.masks import BitMasks
 from transfer.torchvision_engine.predict import result_entries
-from transfer.torchvision_engine.structures import Detections
+from transfer.torchvision_engine.structures import Detections, Sample
 
 #: Blocks of the ResNets that Detectron2 does not build by itself.
 _SMALL = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -350,3 +352,24 @@ def _predict(theirs: Any, model: nn.Module, data: DetectionData, path: Path) -> 
             progress.advance()
     write_text(path, json.dumps(entries))
     return (time.monotonic() - begun) / max(len(pictures), 1)
+
+
+def training_losses(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Losses of a Detectron2 model in training mode on the samples of the torchvision engine: for comparisons."""
+    from detectron2.structures import BitMasks as TheirBitMasks
+    from detectron2.structures import Boxes, Instances
+    from detectron2.utils.events import EventStorage
+
+    inputs = []
+    for sample in samples:
+        if sample.target is None:
+            raise ValueError("every sample needs a target")
+        instances = Instances(tuple(sample.image.shape[1:]))
+        instances.gt_boxes = Boxes(sample.target.boxes.clone())
+        instances.gt_classes = sample.target.classes.clone()
+        if isinstance(sample.target.masks, BitMasks):
+            instances.gt_masks = TheirBitMasks(sample.target.masks.bitmaps)
+        inputs.append({"image": sample.image, "instances": instances, "height": sample.height, "width": sample.width})
+    with EventStorage():
+        losses: dict[str, Tensor] = model(inputs)
+    return losses

@@ -55,6 +55,9 @@ def check_data(cfg: CfgNode) -> None:
         for problem in check(data):
             warn(f"{name}: {problem}")
         say(f"{name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
+        if is_main() and cfg.TEST.VISUALS:
+            for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
+                say(f"  {path}")
         if is_main():
             write_overview(data, Path(cfg.OUTPUT_DIR) / "data")
 

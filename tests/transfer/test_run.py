@@ -102,3 +102,10 @@ def test_the_identity_of_a_config_ignores_places_but_not_numbers(tmp_path):
     other = shapes_config("mask_rcnn", tmp_path, "SOLVER.BASE_LR", "0.5")
     assert identity(one) == identity(elsewhere)
     assert identity(one) != identity(other)
+
+
+def test_checking_the_data_writes_a_histogram_and_examples(tmp_path):
+    check_data(shapes_config("mask_rcnn", tmp_path, "TEST.VISUALS", "2"))
+    written = {path.name.split("_", 1)[-1] for path in (tmp_path / "out/data").iterdir()}
+    assert sum(name.endswith("classes.csv") for name in written) == 1
+    assert sum("example" in name for name in written) == 2
