@@ -14,6 +14,7 @@ from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, ex
 from lowshot.labelled_data import LabelledData
 from lowshot.voc_images import VocImages
 from pretrain.backbones import Architecture, ResNet, build_backbone
+from pretrain.digits import digit_variant
 from pretrain.errors import InputError
 from pretrain.files import cache_root, sha256_of_text, weights_name
 from pretrain.images import build_dataset
@@ -88,7 +89,7 @@ def feature_sets(cfg: CfgNode, source: SourceBackbone | None) -> tuple[FeatureSe
     sets = []
     for split in ("TRAIN", "TEST"):
         images = dataset(cfg, split)
-        drawn = f" {data.VARIANT} {data.SEED}" if data.NAME == "digits" else ""
+        drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
         about = About(
             weights=network.weights,
             data=f"{data.NAME} {data[split]}{drawn} {data_hash(images)}",

@@ -43,6 +43,7 @@ class DigitVariant:
         noise: standard deviation of the noise added to each pixel.
         strokes: number of straight fragments of strokes drawn behind the digit.
         stroke_contrast: range of the fragments' luminance over the background's mean.
+        drawing: raised when `render_digits` changes what it draws, so that caches of features notice.
     """
 
     side: tuple[float, float] = (0.60, 0.85)
@@ -55,6 +56,7 @@ class DigitVariant:
     noise: float = 0.05
     strokes: int = 0
     stroke_contrast: tuple[float, float] = (0.1, 0.3)
+    drawing: int = 2
 
 
 VARIANTS = {
