@@ -124,11 +124,17 @@ def fit(run: Run, batches: Callable[[int], Iterable[Any]], loss_of: Loss, descri
                 raise Stopped(
                     f"{description}: saved after step {done} in {run.folder}; the same command goes on", stop.exit_code
                 )
+    for module in run.modules.values():
+        for buffer in module.buffers():  # the last step's statistics are each process's own
+            distributed.broadcast(buffer)
 
 
 def shared_over_processes(module: nn.Module, device: torch.device) -> nn.Module:
-    """DistributedDataParallel under torchrun, else the module itself. BN statistics stay each process's own."""
+    """DistributedDataParallel under torchrun, else the module itself.
+
+    Each process normalises with its own batch; the running statistics are the first process's, as DDP has it.
+    """
     if not distributed.is_distributed():
         return module
     devices = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=devices, broadcast_buffers=False)
+    return DistributedDataParallel(module, device_ids=devices)
