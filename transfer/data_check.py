@@ -94,11 +94,12 @@ def _problems(data: DetectionData, content: Mapping[str, Any]) -> Iterator[tuple
     categories = set(data.category_ids)
     for annotation in content["annotations"]:
         entry = f"annotation {annotation['id']}"
-        image = images.get(annotation.get("image_id"))
+        image_id, category_id = annotation.get("image_id"), annotation.get("category_id")
+        image = images.get(image_id) if isinstance(image_id, int) else None
         if image is None:
-            yield "unknown image id", f"{entry} (image_id {annotation.get('image_id')})"
-        if annotation.get("category_id") not in categories:
-            yield "unknown category id", f"{entry} (category_id {annotation.get('category_id')})"
+            yield "unknown image id", f"{entry} (image_id {image_id})"
+        if not isinstance(category_id, int) or category_id not in categories:
+            yield "unknown category id", f"{entry} (category_id {category_id})"
         if image is not None and _is_size(image.get("height")) and _is_size(image.get("width")):
             yield from (
                 (kind, f"{entry} of image {image['id']}: {detail}") for kind, detail in _shape(annotation, image)
@@ -162,6 +163,8 @@ def _mask_box(segmentation: Any, image: Mapping[str, Any]) -> tuple[float, float
         for polygon in segmentation:
             if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
                 raise ValueError("a polygon needs three points or more, as x, y, x, y, …")
+            if not math.isfinite(sum(polygon)):  # one sum finds what is infinite, not a number, or (TypeError) a string
+                raise ValueError("a polygon's corners need to be finite numbers")
         xs = [x for polygon in segmentation for x in polygon[0::2]]
         ys = [y for polygon in segmentation for y in polygon[1::2]]
         return min(xs), min(ys), max(xs), max(ys)
@@ -175,4 +178,6 @@ def _mask_box(segmentation: Any, image: Mapping[str, Any]) -> tuple[float, float
             )
         segmentation = coco_mask.frPyObjects(segmentation, *size)
     left, top, width, height = (float(value) for value in coco_mask.toBbox(segmentation))
+    if left + width > size[1]:
+        raise ValueError(f"run lengths that end in column {left + width:.0f} of {size[1]}")
     return left, top, left + width, top + height

@@ -18,6 +18,7 @@ from transfer.digit_scenes import RECIPES
 
 SQUARE = np.zeros((40, 60), np.uint8)
 SQUARE[10:20, 5:25] = 1
+LARGER = coco_mask.encode(np.asfortranarray(np.ones((80, 90), np.uint8)))
 
 
 def rle() -> dict[str, Any]:
@@ -103,7 +104,15 @@ def test_problem_is_counted_named_and_fatal_where_it_must_be(kind: str, tmp_path
         {"size": [60, 40], "counts": rle()["counts"]},
         {"size": [40, 60], "counts": [10, 20]},
         {"counts": "x"},
+        {"size": [40, 60], "counts": LARGER["counts"].decode()},
         [[1, 2, 3, 4, 5]],
+        [[1, 2, 3, float("nan"), 5, 6]],
+        [["1", "2", "3", "4", "5", "6"]],
+        [{"size": [40, 60]}],
+        {"size": 7, "counts": "x"},
+        {"size": [40, 60], "counts": [[1], 2]},
+        {"size": [40, 60], "counts": 5},
+        "polygon",
     ],
 )
 def test_masks_that_are_not_of_their_image_are_malformed(form: Any, tmp_path: Path):
@@ -114,6 +123,12 @@ def test_masks_that_are_not_of_their_image_are_malformed(form: Any, tmp_path: Pa
 @pytest.mark.parametrize("box", [[float("nan"), 1, 2, 3], ["1", 2, 3, 4], None, [1, 2, float("inf"), 3]])
 def test_boxes_that_are_not_four_numbers_are_malformed(box: Any, tmp_path: Path):
     assert [p.kind for p in find_problems(dataset(tmp_path, annotation(bbox=box)))] == ["malformed box"]
+
+
+@pytest.mark.parametrize("value", [None, "1", [1], {"id": 1}, 1.5])
+def test_ids_of_another_type_are_unknown(value: Any, tmp_path: Path):
+    for key, kind in (("image_id", "unknown image id"), ("category_id", "unknown category id")):
+        assert [p.kind for p in find_problems(dataset(tmp_path, annotation(**{key: value})))] == [kind]
 
 
 def test_rounded_corners_are_no_problem(tmp_path: Path):
