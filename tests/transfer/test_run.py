@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -108,4 +109,4 @@ def test_checking_the_data_writes_a_histogram_and_examples(tmp_path):
     check_data(shapes_config("mask_rcnn", tmp_path, "TEST.VISUALS", "2"))
     written = {path.name.split("_", 1)[-1] for path in (tmp_path / "out/data").iterdir()}
     assert sum(name.endswith("classes.csv") for name in written) == 1
-    assert sum("example" in name for name in written) == 2
+    assert sum(bool(re.search(r"_example_\d\.png$", name)) for name in written) == 2
