@@ -17,7 +17,7 @@ Size = list[int]  # height, width
 Fail = Callable[[int, str, str], None]
 
 _EXPECTED = "expected polygons or a run-length code of exactly height × width pixels"
-_WIDEST = 7  # characters of one value: 35 bits, more than any image has pixels
+_WIDEST = 6  # characters of one value: runs of up to 2^29 pixels, and 32-bit arithmetic as in pycocotools
 _MALFORMED = "\x7f"  # stands for a code that is empty or no ASCII: outside the alphabet, but one character long
 _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
 
@@ -42,21 +42,23 @@ def read(segmentations: Sequence[Any], sizes: Sequence[Size], fail: Fail) -> Rle
         sizes: [height, width] of each object's image.
         fail: called with index, what was found and a hint where a mask is malformed; it raises.
     """
-    objects = []
-    for index, (segmentation, size) in enumerate(zip(segmentations, sizes, strict=True)):
-        if (
-            type(segmentation) is dict
-            and segmentation.get("size") == size
-            and type(segmentation.get("counts")) is str  # nearly all of them are in this form already
-        ):
-            objects.append(segmentation)
-            continue
-        problem, code = _compressed(segmentation, size)
-        if problem:
-            fail(index, problem, _EXPECTED)
-        objects.append({"size": size, "counts": code})
+    objects = list(segmentations)
+    if not _all_compressed(objects, sizes):
+        for index, (segmentation, size) in enumerate(zip(segmentations, sizes, strict=True)):
+            problem, code = _compressed(segmentation, size)
+            if problem:
+                fail(index, problem, _EXPECTED)
+            objects[index] = {"size": size, "counts": code}
     pixels = np.array([height * width for height, width in sizes], dtype=np.int64)
     return Rles(objects, _checked_areas([entry["counts"] for entry in objects], pixels, fail))
+
+
+def _all_compressed(segmentations: list[Any], sizes: Sequence[Size]) -> bool:
+    """Whether every mask is a compressed code of the right size already, as detectors write them."""
+    if set(map(type, segmentations)) != {dict}:
+        return False
+    found, codes = ([entry.get(key) for entry in segmentations] for key in ("size", "counts"))
+    return found == list(sizes) and set(map(type, codes)) == {str}
 
 
 def _compressed(segmentation: Any, size: Size) -> tuple[str | None, str]:
@@ -132,8 +134,8 @@ def _decode(codes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     good[np.searchsorted(behind, wide, side="right")] = False
     zeros, ones, first = _runs(values, np.diff(behind, prepend=0))
     good &= np.minimum.reduceat(np.minimum(zeros, ones), first) >= 0
-    area = np.add.reduceat(ones, first)
-    return np.add.reduceat(zeros, first) + area, area, good
+    area = np.add.reduceat(ones, first, dtype=np.int64)
+    return np.add.reduceat(zeros, first, dtype=np.int64) + area, area, good
 
 
 def _values(bits: np.ndarray, ends: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,12 +143,13 @@ def _values(bits: np.ndarray, ends: np.ndarray, leading: np.ndarray) -> tuple[np
 
     Nearly all have one character, the signed last one; ``leading`` are the places of the characters before it.
     """
-    values = (((bits[ends] & 0x1F) ^ 0x10).view(np.int8) - np.int8(0x10)).astype(np.int64)
+    values = (((bits[ends] & 0x1F) ^ 0x10).view(np.int8) - np.int8(0x10)).astype(np.int32)
     owner = np.searchsorted(ends, leading)
     owners, first, number = np.unique(owner, return_index=True, return_counts=True)
     digit = np.arange(len(leading)) - np.repeat(first, number)
-    values[owners] <<= 5 * np.minimum(number, _WIDEST)
-    np.add.at(values, owner, (bits[leading] & 0x1F).astype(np.int64) << (5 * np.minimum(digit, _WIDEST)))
+    fits = np.minimum(number, _WIDEST - 1), np.minimum(digit, _WIDEST - 1)
+    values[owners] <<= (5 * fits[0]).astype(np.int32)
+    np.add.at(values, owner, (bits[leading] & 0x1F).astype(np.int32) << (5 * fits[1]).astype(np.int32))
     return values, owners[number >= _WIDEST]
 
 
@@ -159,7 +162,7 @@ def _runs(values: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarra
     rows = (number + 1) // 2
     first = np.cumsum(rows) - rows
     unpaired = (first + rows - 1)[number % 2 == 1]  # a code that ends in zeros: no ones beside its last run
-    table = np.zeros(2 * int(rows.sum()), dtype=np.int64)
+    table = np.zeros(2 * int(rows.sum()), dtype=values.dtype)
     filled = np.ones(len(table), dtype=bool)
     filled[2 * unpaired + 1] = False
     table[filled] = values
