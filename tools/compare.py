@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batches = ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, device)
     sources = [load_backbone(path, which=args.which, trust_pickle=args.trust_pickle) for path in paths]
-    comparisons = [compare(sources[0], other, batches) for other in sources[1:]]
+    comparisons = [compare(sources[0], other, batches, batch_statistics=args.batch_statistics) for other in sources[1:]]
     stages = list(comparisons[0].stages())
     rows = [(f"{label} vs. {labels[0]}", *(f"{c.stages()[s]:.3f}" for s in stages))
             for label, c in zip(labels[1:], comparisons, strict=True)]  # fmt: skip
@@ -62,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch-size", type=int, default=64, help="images a batch (default: %(default)s, at least 4)")
     made.add_argument("--count", type=int, default=0, help="use at most this many images (default: all)")
     made.add_argument("--seed", type=int, default=0, help="of the images' order (default: %(default)s)")
+    made.add_argument("--batch-statistics", action="store_true",
+                      help="BatchNorm normalises by each batch, as fine-tuning begins; use it with NormRescale")  # fmt: skip
     made.add_argument(
         "--which", choices=("student", "teacher"), help="network to take; default: what the paper evaluates"
     )

@@ -94,6 +94,7 @@ class Comparison:
     cka: Tensor
     images: str
     count: int
+    protocol: str
 
     def stages(self) -> dict[str, float]:
         """CKA of stem, res2 to res5 (their last blocks) and avgpool, which every depth has."""
@@ -102,14 +103,24 @@ class Comparison:
         return {name: float(self.cka[rows.index(ours[name]), columns.index(theirs[name])]) for name in ours}
 
 
-def compare(reference: SourceBackbone, other: SourceBackbone, batches: ImageBatches) -> Comparison:
-    """CKA of two backbones on the same images."""
+def compare(
+    reference: SourceBackbone, other: SourceBackbone, batches: ImageBatches, *, batch_statistics: bool = False
+) -> Comparison:
+    """CKA of two backbones on the same images.
+
+    Args:
+        batch_statistics: BatchNorm takes each batch's own statistics, as fine-tuning begins, and not the stored ones.
+    """
     networks: list[ResNet] = [source.build().to(batches.device) for source in (reference, other)]
-    progress = track(batches, f"CKA of {other.path.name} with {reference.path.name}", len(batches))
+    for network in networks:
+        network.train(batch_statistics)
+    names = (weights_name(other.path), weights_name(reference.path))
+    progress = track(batches, f"CKA of {names[0]} with {names[1]}", len(batches))
     cka = cka_of_networks(networks[0], networks[1], progress).cpu()
-    names = [block_names(network) for network in networks]
+    blocks = [block_names(network) for network in networks]
     count = len(batches) * batches.batch_size
-    return Comparison(reference, other, names[0], names[1], cka, batches.name, count)
+    protocol = f"linear, unbiased mini-batch HSIC, {'batch' if batch_statistics else 'stored'} statistics"
+    return Comparison(reference, other, blocks[0], blocks[1], cka, batches.name, count, protocol)
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -122,7 +133,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
             100 * value,
             checkpoint=_named(other),
             network=other.network,
-            protocol="linear, unbiased mini-batch HSIC",
+            protocol=comparison.protocol,
             engine="torch",
             dataset=comparison.images,
             images=comparison.count,
@@ -134,7 +145,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 def add_records(file: Path, lines: list[dict[str, Any]]) -> int:
     """Append what ``file`` does not hold yet; the number of new records."""
-    identity = ("task", "metric", "network", "dataset", "images", "reference")
+    identity = ("task", "metric", "network", "protocol", "dataset", "images", "reference")
     known = results.read(file)[0] if file.is_file() else []
     held = [{key: record.get(key) for key in (*identity, "checkpoint")} for record in known]
     new = [line for line in lines if {key: line.get(key) for key in (*identity, "checkpoint")} not in held]
@@ -163,6 +174,7 @@ def write_matrix(path: Path, comparison: Comparison) -> None:
         "other": comparison.other.metadata,
         "images": comparison.images,
         "count": comparison.count,
+        "protocol": comparison.protocol,
         "rows": comparison.reference_blocks,
         "columns": comparison.other_blocks,
         "cka": comparison.cka.tolist(),

@@ -16,6 +16,7 @@ from pretrain.sources import load_backbone
 from tests.pretrain.family_writers import network
 from transfer import comparison, results
 from transfer.comparison import ImageBatches
+from transfer.norm_rescale import rescale_by_constant
 from transfer.similarity import cka_of_networks, weight_norms
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,19 @@ def test_stages_pair_the_last_blocks_of_networks_of_other_depth(images, checkpoi
     stages = made.stages()
     assert list(stages) == ["stem", "res2", "res3", "res4", "res5", "avgpool"]
     assert stages["res3"] == pytest.approx(float(matrix[2, 4]))  # res3.0 of ResNet-10, res3.1 of ResNet-18
+
+
+def test_batch_statistics_do_not_see_the_norm_of_convolutions(images, checkpoints):
+    first = load_backbone(checkpoints[0])
+    smaller = load_backbone(checkpoints[0])
+    smaller.state = rescale_by_constant(first.state, 0.1, "conv")
+    batches = ImageBatches(str(images), 32, 6)
+    stored = comparison.compare(first, smaller, batches)
+    batch = comparison.compare(first, smaller, batches, batch_statistics=True)
+    same = comparison.compare(first, first, batches, batch_statistics=True)
+    torch.testing.assert_close(batch.cka, same.cka, atol=0.02, rtol=0)
+    assert stored.stages()["res5"] < 0.98
+    assert {stored.protocol[-17:], batch.protocol[-16:]} == {"stored statistics", "batch statistics"}
 
 
 def test_tool_writes_records_once_and_plots(images, checkpoints, tmp_path, monkeypatch, capsys):
