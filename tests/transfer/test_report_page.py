@@ -81,8 +81,18 @@ def test_summary_equals_the_expected_table():
     rows = table_with(render_html(build(small_records())), "svm/k=4 top1")
     assert rows[0] == ["task", "momentum2_digits", "random_digits", "momentum2_digits − random_digits"]
     assert ["30.0", "5.0", "+25.0"] in [row[1:] for row in rows]
-    assert ["64.0 ± 1.0 n=3", "14.0 ± 1.0 n=3", "+50.0 ± 0.0"] in [row[1:] for row in rows]
+    assert ["64.0 ± 1.0", "14.0 ± 1.0", "+50.0 ± 0.0"] in [row[1:] for row in rows]
     assert rows[-1][1:3] == ["1.0 over 3", "2.0 over 3"]
+
+
+def test_trials_are_counted_in_the_cells_where_they_differ_and_else_in_the_caption():
+    same, mixed = (
+        small_records(),
+        [*small_records(), record("m2", "svm/k=4", "top1", 1.0, trial=1), record("m2", "svm/k=4", "top1", 2.0)],
+    )
+    assert "standard deviation over 3 trials" in build(same).summary.caption
+    assert "standard deviation over n trials" in build(mixed).summary.caption
+    assert {cell.trials for row in build(mixed).summary.rows for cell in row.cells} == {"", "n=2", "n=3"}
 
 
 def test_verdict_counts_clear_differences_only_with_spread():
@@ -195,7 +205,7 @@ def test_spreadsheet_holds_every_cell_unrounded():
 
 def test_markdown_holds_the_summary_with_trials():
     text = render_markdown(build(small_records()))
-    assert "**64.0 ± 1.0 (n=3)** | 14.0 ± 1.0 (n=3) | +50.0 ± 0.0 |" in text
+    assert "**64.0 ± 1.0** | 14.0 ± 1.0 | +50.0 ± 0.0 |" in text
     widths = {line.count(" | ") for line in text.split("## Summary")[1].split("##")[0].splitlines() if "|" in line}
     assert len(widths) == 1
 
@@ -376,3 +386,23 @@ def test_cka_and_weight_norms_are_drawn_and_never_ranked():
     assert not report.notices  # two references are no duplicates
     assert not [measure for measure in report.results.cells if measure.task in ("cka", "weight_norm")]
     assert "lars vs. sgd (student) | 99.0 | 80.0" in render_markdown(report)
+
+
+def test_many_checkpoints_are_told_by_rank_and_against_random_only():
+    names = ("a", "b", "c", "d", "supervised", "random")
+    records = [record(name, "knn/k=20", "top1", 90.0 - 10 * place) for place, name in enumerate(names)]
+    told = build(records).verdicts
+    assert told[0] == "Best mean rank: a (1.0 of 6, over 1 measures)."
+    assert all(sentence.startswith("Against random ") for sentence in told[1:])
+    assert len(told) == 6
+
+
+def test_a_task_under_two_protocols_is_two_lines_of_the_slope_chart():
+    records = [
+        record(name, "coco/bbox", "AP", value, protocol=protocol)
+        for protocol, value in (("mask_rcnn_fpn_1x", 30.0), ("retinanet_1x", 20.0))
+        for name in ("m2", "random")
+    ]
+    (plot,) = build(records).plots
+    assert "coco/bbox AP (mask_rcnn_fpn_1x)" in plot.svg
+    assert "coco/bbox AP (retinanet_1x)" in plot.svg

@@ -156,14 +156,21 @@ def _values(
     for trial, same in sorted(trials.items()):
         newest = max(same, key=lambda record: str(record.get("time", "")))
         if len(same) > 1:
-            listed = ", ".join("none" if r["value"] is None else f"{r['value']:.4g}" for r in same[:8])
+            listed = ", ".join("none" if (v := _finite(r["value"])) is None else f"{v:.4g}" for r in same[:8])
             notices.append(
                 f"{where}, trial {trial}: {len(same)} records ({listed}); "
                 + ("they agree and count once" if len({r["value"] for r in same}) == 1 else "the newest counts")
             )
-        value = newest["value"]
-        values[trial] = float(value) if value is not None and math.isfinite(value) else None
+        values[trial] = _finite(newest["value"])
     return values
+
+
+def _finite(value: float | int | None) -> float | None:
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:  # JSON knows integers of any size
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _measure(record: Mapping[str, Any]) -> Measure:

@@ -37,7 +37,7 @@ def norm_lines(records: Sequence[Mapping[str, Any]]) -> Lines:
 def _lines(records: Any) -> Lines:
     found: dict[str, dict[str, float]] = {}
     for record in records:
-        if record["value"] is not None:
+        if record["value"] is not None and abs(record["value"]) < 1e300:  # finite, and no integer beyond a float
             found.setdefault(_label(record), {})[str(record["metric"])] = float(record["value"])
     return {label: list(points.items()) for label, points in list(found.items())[:LINES]}
 

@@ -3,6 +3,7 @@
 ``build`` is a pure function of its inputs; ``render_html`` and ``render_markdown`` only lay out what it returns.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,13 +15,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pretrain.errors import InputError
 from transfer import results as records_file
 from transfer.report import analyses, plots
-from transfer.report.aggregate import Results, aggregate, is_baseline
+from transfer.report.aggregate import Measure, Results, aggregate, is_baseline
 from transfer.report.conversion import conversion_table
 from transfer.report.pictures import Gallery, galleries
 from transfer.report.provenance import Provenance, provenance
 from transfer.report.reference import Published, load_tables, published
 from transfer.report.runs import Curve, RunFiles, read_runs
-from transfer.report.tables import detail_tables, measure_label, summary_table
+from transfer.report.tables import detail_tables, headline_order, short_labels, summary_table
 from transfer.report.verdicts import verdicts
 from transfer.report.views import TableView
 
@@ -126,19 +127,30 @@ def build(
 
 def _summary_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:
     drawn = []
+    measures = [measure for measure in headline_order(results) if len(results.cells[measure]) > 1]
+    chosen = _one_of_each_family_first(measures)[:SLOPES]
     rows = {
-        measure_label(measure): {name: (cell.mean, cell.std) for name, cell in results.cells[measure].items()}
-        for measure in results.headlines()
-        if len(results.cells[measure]) > 1
+        label: {name: (cell.mean, cell.std) for name, cell in results.cells[measure].items()}
+        for measure, label in short_labels(chosen).items()
     }
     order = [name for name in reversed(results.checkpoints) if any(name in cells for cells in rows.values())]
-    if rows and len(order) > 1:
-        chosen = dict(list(rows.items())[:SLOPES])
-        more = f" The first {SLOPES} of {len(rows)} measures." if len(rows) > SLOPES else ""
+    if len(order) > 1:
+        more = f" {len(chosen)} of {len(measures)} measures." if len(measures) > len(chosen) else ""
         caption = f"One line a task, from the baselines to the pretrained weights; whiskers are ±1 std.{more}"
-        drawn.append(Plot("From baseline to pretrained", caption, plots.slope_plot(order, chosen, colours, caption)))
+        drawn.append(Plot("From baseline to pretrained", caption, plots.slope_plot(order, rows, colours, caption)))
     drawn += _low_shot_plots(results, colours)
     return drawn
+
+
+def _one_of_each_family_first(measures: Sequence[Measure]) -> list[Measure]:
+    """Detection, low-shot, … each once before any of them twice; a stable order."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for measure in measures:
+        family = measure.task.split("/")[0]
+        turns.append((seen[family], measure))
+        seen[family] += 1
+    return [measure for _, measure in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _low_shot_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:

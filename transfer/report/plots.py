@@ -7,6 +7,7 @@ dark page, and print.
 import html
 import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,6 +109,8 @@ def slope_plot(
             )
         ends.append((means[-1], label))
     axes.set_xticks(range(len(columns)), columns)
+    if sum(map(len, columns)) > 60:
+        axes.tick_params(axis="x", labelrotation=90)
     axes.set_xlim(-0.3, len(columns) - 1 + 0.12)
     axes.set_ylabel("%")
     axes.grid(axis="x", visible=False)
@@ -183,9 +186,14 @@ def _label(name: str) -> str:
 def _svg(figure: Figure, name: str, title: str) -> str:
     """The figure as one ``<svg>`` element with a text alternative and the page's colours."""
     buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
+    with warnings.catch_warnings():  # the browser has the glyphs that matplotlib's font lacks
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]  # without the XML prologue
     text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>", "", text, flags=re.DOTALL)

@@ -4,6 +4,7 @@ A detail table has the papers' orientation: one row a checkpoint, one column a m
 the baselines, and the nearest published rows, each marked where its protocol or data are not those of our rows.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from transfer.report.aggregate import DESCRIPTIVE, Cell, Difference, Measure, Results, baseline, difference, mean_ranks
@@ -13,6 +14,9 @@ from transfer.report.views import CellView, RowView, TableView, number
 
 #: Baselines that are not themselves compared with one.
 NOT_COMPARED = ("random", "pixels", "none")
+
+#: More columns of differences than these are left to the detail tables.
+SUMMARY_DIFFERENCES = 4
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -57,11 +61,15 @@ def difference_view(change: Difference | None) -> CellView:
 def summary_table(results: Results) -> TableView:
     """One row a headline measure, one column a checkpoint, then the differences from random and supervised."""
     pairs = compared(results)
+    if len(pairs) > SUMMARY_DIFFERENCES:
+        pairs = []  # the detail tables have them all
+    measures = headline_order(results)
+    counts = {cell.trials for m in measures for cell in results.cells[m].values() if cell.trials > 1}
     rows = []
-    for measure in sorted(results.headlines(), key=_measure_order):
+    for measure in measures:
         cells = results.cells[measure]
         top = _best(cells)
-        views = [cell_view(cells.get(name), name in top) for name in results.checkpoints]
+        views = [cell_view(cells.get(name), name in top, counted=len(counts) > 1) for name in results.checkpoints]
         views += [difference_view(_change(cells, name, base)) for name, base in pairs]
         rows.append(RowView(measure_label(measure), "ours", tuple(views), note=_context(measure)))
     ranks = mean_ranks(results)
@@ -75,10 +83,10 @@ def summary_table(results: Results) -> TableView:
         )
     return TableView(
         "Summary",
-        "The main metric of every task, in percent: mean ± sample standard deviation over n trials (a number without ± "
-        "is a single trial); the best mean in bold. A difference is in points, and coloured where it exceeds twice the "
-        "larger standard deviation over trials of its two sides; its own ± is over trials, pair by pair where both "
-        "sides have the same ones.",
+        "The main metric of every task, in percent: mean ± sample standard deviation over "
+        f"{counts.pop() if len(counts) == 1 else 'n'} trials (a number without ± is a single trial); the best mean in "
+        "bold. A difference is in points, and coloured where it exceeds twice the larger standard deviation over "
+        "trials of its two sides; its own ± is over trials, pair by pair where both sides have the same ones.",
         "task",
         (*results.checkpoints, *(f"{name} − {base}" for name, base in pairs)),
         tuple(rows),
@@ -108,6 +116,23 @@ def _best(cells: Mapping[str, Cell]) -> set[str]:
         return set()
     top = max(round(cell.mean, 1) for cell in cells.values())
     return {name for name, cell in cells.items() if round(cell.mean, 1) == top}
+
+
+def headline_order(results: Results) -> list[Measure]:
+    """The main measures in the order of the page."""
+    return sorted(results.headlines(), key=_measure_order)
+
+
+def short_labels(measures: Sequence[Measure]) -> dict[Measure, str]:
+    """Labels that tell the measures apart: with the protocol where a task was measured under several."""
+    plain = Counter(measure_label(measure) for measure in measures)
+    labels: dict[Measure, str] = {}
+    for measure in measures:
+        label = measure_label(measure)
+        labels[measure] = label if plain[label] == 1 else f"{label} ({measure.protocol or 'no protocol'})"
+    if len(set(labels.values())) < len(labels):
+        return {measure: f"{measure_label(measure)} ({_context(measure)})" for measure in measures}
+    return labels
 
 
 def measure_label(measure: Measure) -> str:
