@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--count", type=int, default=0, help="use at most this many images (default: all)")
     made.add_argument("--seed", type=int, default=0, help="of the images' order (default: %(default)s)")
     made.add_argument("--batch-statistics", action="store_true",
-                      help="BatchNorm normalises by each batch, as fine-tuning begins; use it with NormRescale")  # fmt: skip
+                      help="BatchNorm normalises by each batch, as fine-tuning does: for NormRescale")  # fmt: skip
     made.add_argument(
         "--which", choices=("student", "teacher"), help="network to take; default: what the paper evaluates"
     )
