@@ -193,9 +193,10 @@ def plot(folder: Path, labels: list[str], sources: list[SourceBackbone], compari
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for label, source in zip(labels, sources, strict=True):
+    for order, (label, source) in enumerate(zip(labels, sources, strict=True)):
         values = list(weight_norms(source.state, kernel=3).values())
-        axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=label)
+        width = 1.5 + 2 * (len(labels) - 1 - order)  # the first stays visible below a rescaled one of equal norms
+        axes.plot(range(1, len(values) + 1), values, linewidth=width, label=label)
     axes.set(xlabel="3×3 convolution, in network order", ylabel="2-norm of the weight", ylim=(0, None))
     axes.legend(frameon=False)
     paths = [_save(figure, folder / "norms.png")]
