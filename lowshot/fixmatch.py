@@ -11,11 +11,14 @@ The mean of the second term runs over all unlabelled images, confident or not. L
 student together, so they share its BN statistics.
 
 Teachers: "student" (plain FixMatch: the weak views join the same forward, and no gradient flows through their labels),
-"ema-bn" (a moving average of the student's parameters whose BN normalises with its own batch) and "eman" (parameters
-and BN statistics are moving averages, and BN is in eval mode). The moving averages follow after the optimiser's step.
+"ema-bn" (a moving average of the student's parameters whose BN normalises with its own batch), "eman" (parameters
+and BN statistics are moving averages, and BN is in eval mode) and table 8's "teacher-pn" (BN normalises with the
+running statistics of the teacher's own earlier batches). The moving averages follow after the optimiser's step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +26,10 @@ from torch.nn.functional import cross_entropy
 
 from lowshot.presets import FixMatchPreset
 from pretrain.errors import InputError
+from pretrain.norms import TeacherProxyBatchNorm, commit_pair, pair_norms
 from pretrain.teacher import copy_student, move_parameters, move_statistics
 
-TEACHERS = ("student", "ema-bn", "eman")
+TEACHERS = ("student", "ema-bn", "eman", "teacher-pn")
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,20 @@ def unlabelled_loss(strong_logits: Tensor, teacher_logits: Tensor, threshold: fl
     return loss, pseudo, mask
 
 
+def teacher_norm(preset: FixMatchPreset) -> Callable[[int], nn.Module]:
+    """Channels -> the normalisation that the teacher's backbone is built with."""
+    if preset.teacher == "teacher-pn":
+        return partial(TeacherProxyBatchNorm, alpha=preset.bn_momentum)
+    return nn.BatchNorm2d
+
+
 class FixMatch(nn.Module):
     """Student and teacher classifiers.
 
     Args:
         student: images [N, 3, H, W] -> logits [N, classes].
-        teacher: a module of the same structure, overwritten with the student; None where the student is the teacher.
+        teacher: a module of the same structure (normalised by :func:`teacher_norm`), overwritten with the student; None
+            where the student is the teacher.
         preset: see :class:`lowshot.presets.FixMatchPreset`.
     """
 
@@ -83,6 +95,7 @@ class FixMatch(nn.Module):
         for module in student.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = preset.bn_momentum
+        self.proxies = [] if teacher is None else pair_norms(teacher)
         if teacher is not None:
             copy_student(student, teacher)
         self.train()
@@ -137,3 +150,4 @@ class FixMatch(nn.Module):
         if self.preset.teacher == "eman":
             kept = self.preset.statistics_momentum
             move_statistics(self.student, self.teacher, share if kept is None else 1 - kept)
+        commit_pair(self.proxies)

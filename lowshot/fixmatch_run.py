@@ -13,11 +13,12 @@ from torch import nn
 from lowshot.augment import WeakAndStrong
 from lowshot.classifier import Classifier, accuracy
 from lowshot.fitting import Run, fit, shared_over_processes
-from lowshot.fixmatch import FixMatch
+from lowshot.fixmatch import FixMatch, teacher_norm
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream, steps_of, training_batches
 from lowshot.presets import FixMatchPreset, Schedule
 from pretrain import distributed
+from pretrain.backbones import build_backbone
 from pretrain.errors import InputError
 
 
@@ -67,11 +68,8 @@ def evaluate_fixmatch(
     others = np.setdiff1d(np.arange(len(data.train)), rows)
     if not len(others):
         raise InputError("expected unlabelled images besides the labelled ones, found none; lower FIXMATCH.FRACTION")
-    method = FixMatch(
-        Classifier(build(), data.num_classes, seed).requires_grad_(True),
-        None if preset.teacher == "student" else Classifier(build(), data.num_classes, seed),
-        preset,
-    ).to(device)
+    student = Classifier(build(), data.num_classes, seed).requires_grad_(True)
+    method = FixMatch(student, _teacher_of(student, data.num_classes, preset), preset).to(device)
     unlabelled_batch = batch * preset.unlabelled_ratio
     total = setting.steps or steps_of(setting.schedule.epochs, len(others), unlabelled_batch)
     log = _Log(folder / "metrics.jsonl")
@@ -104,6 +102,14 @@ def evaluate_fixmatch(
     found = accuracy(network, data.testing(batch), device)
     coverage, right = log.end(max(1, total // 100))
     return FixMatchResult(float(found["top1"]), float(found["top5"]), coverage, right)
+
+
+def _teacher_of(student: Classifier, classes: int, preset: FixMatchPreset) -> Classifier | None:
+    """A teacher of the student's architecture; its tensors are those of the student from the start."""
+    if preset.teacher == "student":
+        return None
+    backbone = build_backbone(student.backbone.architecture, teacher_norm(preset))  # type: ignore[arg-type]
+    return Classifier(backbone, classes, seed=0)
 
 
 class _Log:

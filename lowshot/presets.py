@@ -90,11 +90,12 @@ class FixMatchPreset:
 
     Attributes:
         teacher: "student" (plain FixMatch: the student labels its own weak views, one forward for all), "ema-bn" (a
-            moving average of the student whose BN uses its own batch: EMAN's figure 2, "BN") or "eman".
+            moving average of the student whose BN uses its own batch: EMAN's table 1, "BN"), "eman", or "teacher-pn".
         momentum: share of the teacher that is kept, in the papers' notation.
         statistics_momentum: the same for EMAN's statistics, None for ``momentum`` (table 8: .9, .99999; 0 copies the
             student's, "student PN").
-        bn_momentum: of the student's BN, in torch's notation: share of the new batch (table 8: α = .999 is 0.001).
+        bn_momentum: of the BN's running statistics, in torch's notation: share of the new batch (table 8: α = .999 is
+            0.001); the student's, and under "teacher-pn" the teacher's too.
         unlabelled_ratio: μ, unlabelled images for a labelled one.
         weight: λ of the unlabelled loss.
         threshold: confidence from which a pseudo-label counts.
@@ -117,6 +118,7 @@ FIXMATCH = {
     "fixmatch": FixMatchPreset("student"),
     "ema-bn": FixMatchPreset("ema-bn"),
     "eman": FixMatchPreset("eman"),
+    "teacher-pn": FixMatchPreset("teacher-pn"),
 }
 
 #: FixMatch's schedules: name -> (up to 1 % of the labels, above).

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from lowshot import fitting
 from lowshot.augment import WeakAndStrong, weak_view
 from lowshot.classifier import Classifier
-from lowshot.fixmatch import FixMatch, unlabelled_loss
+from lowshot.fixmatch import FixMatch, teacher_norm, unlabelled_loss
 from lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
@@ -126,6 +126,24 @@ def test_emans_teacher_follows_parameters_and_statistics_alike():
             assert torch.allclose(tensor, 0.9 * before[name] + 0.1 * student[name], atol=1e-6)
 
 
+def test_teacher_proxy_norm_uses_the_history_of_earlier_batches_and_then_moves_it():
+    torch.manual_seed(1)
+    preset = replace(FIXMATCH["teacher-pn"], bn_momentum=0.25)
+    proxy = Classifier(build_backbone(Architecture("resnet10", 4, "small"), teacher_norm(preset)), 3, 1)
+    fixmatch = FixMatch(network(), proxy, preset)
+    weak = batch()[2]
+    before = fixmatch.teacher.backbone.bn1.running_mean.clone()
+    with torch.no_grad():
+        together = fixmatch.teacher(weak)
+        alone = network().eval()(weak)
+        maps = fixmatch.teacher.backbone.conv1(weak)
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert torch.equal(fixmatch.teacher.backbone.bn1.running_mean, before)
+    fixmatch.update_teacher()
+    expected = 0.75 * before + 0.25 * maps.mean((0, 2, 3))
+    assert torch.allclose(fixmatch.teacher.backbone.bn1.running_mean, expected, atol=1e-6)
+
+
 def test_statistics_may_have_their_own_momentum():
     fixmatch = method("eman", momentum=0.9, statistics_momentum=0.0, bn_momentum=0.5)
     before = fixmatch.teacher.fc.weight.clone()
@@ -165,7 +183,7 @@ def test_teacher_starts_as_the_student_and_asks_for_no_gradient():
 
 
 def test_unknown_teacher_is_refused():
-    with pytest.raises(InputError, match="a FixMatch teacher of student, ema-bn, eman, found 'best'"):
+    with pytest.raises(InputError, match="a FixMatch teacher of student, ema-bn, eman, teacher-pn, found 'best'"):
         FixMatch(network(), network(), replace(FIXMATCH["eman"], teacher="best"))
 
 

@@ -2,10 +2,11 @@
 
 python tools/benchmark.py knn [--queries 1000] [--database 60000] [--dim 2048] [--classes 100]
 
-One core, one run, in CPU seconds (wall seconds on a GPU), the same synthetic features.
-"Apart" is how evaluation scripts commonly do it: kNN by a product and a top-k for every 100 queries, retrieval by sorting the whole database for each query and walking its first 1000 places in
-Python; it is timed on ``--sample`` queries and scaled. faiss is used if it is installed (``pip install faiss-cpu``).
-With a CUDA device the search runs there, at ImageNet's size if asked: --queries 50000 --database 1281167.
+One core, one run, in CPU seconds (wall seconds on a GPU), the same synthetic features. "Apart" is how evaluation
+scripts commonly do it: kNN by a product and a top-k for every 100 queries, retrieval by sorting the whole database
+for each query and walking its first 1000 places in Python; it is timed on ``--sample`` queries and scaled. faiss is
+used if it is installed (``pip install faiss-cpu``). With a CUDA device the search runs there, at ImageNet's size if
+asked: --queries 50000 --database 1281167.
 """
 
 import argparse

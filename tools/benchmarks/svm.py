@@ -2,9 +2,9 @@
 
 python tools/benchmark.py svm [--shapes 100x16 1000x4 1000x16] [--dim 2048] [--batched 128] [--reference 2]
 
-One core, one run, in CPU seconds, the same synthetic features (class means with noise, ReLU, L2-normalised),
-11 costs. The batched solver fits ``--batched`` of the classes and liblinear ``--reference`` of them; times are given per class, with the
-solver's preparation, done once for all classes, shared over all of them.
+One core, one run, in CPU seconds, the same synthetic features (class means with noise, ReLU, L2-normalised), 11
+costs. The batched solver fits ``--batched`` of the classes and liblinear ``--reference`` of them; times are given per
+class, with the solver's preparation, done once for all classes, shared over all of them.
 """
 
 import argparse
