@@ -25,16 +25,15 @@ from pretrain.console import say, table
 _MEASURE = """
 import json, resource, sys, time
 sys.path.insert(0, {root!r})
-started = time.perf_counter()
 import torch
-imported = time.perf_counter() - started
+imported = time.process_time()
 {imports}
 resident = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 before = time.perf_counter()
 {work}
 seconds = time.perf_counter() - before
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident
-everything = time.perf_counter() - started - imported
+everything = time.process_time() - imported
 print("MEASURED", json.dumps([seconds, peak, everything]))
 """
 
@@ -55,7 +54,7 @@ _WAYS = {
 
 
 def measure(way: str, checkpoint: Path, out: Path) -> tuple[float, float, float]:
-    """(seconds of the work, peak bytes beyond the imports, seconds of everything beyond ``import torch``)."""
+    """(seconds of the work, peak bytes beyond the imports, CPU seconds of everything beyond ``import torch``)."""
     imports, work = (part.format(checkpoint=str(checkpoint), out=str(out)) for part in _WAYS[way])
     script = _MEASURE.format(root=str(ROOT), imports=imports, work=work)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -83,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         seconds, peak, everything = (statistics.median(column) for column in zip(*values, strict=True))
         rows.append((way, f"{seconds:.2f}", f"{everything:.2f}", f"{peak / 1e6:.0f}", f"{peak / size:.2f}"))
     title = f"{args.arch}, width {args.width}: {size / 1e6:.0f} MB, median of {args.repeats}"
-    table(title, ("way", "seconds", "with imports after torch", "peak MB", "peak / file"), rows)
+    table(title, ("way", "seconds", "CPU s with imports after torch", "peak MB", "peak / file"), rows)
     ours, plain = (statistics.median(value[0] for value in runs[way]) for way in _WAYS)
     say(f"time against the plain script: {ours / plain:.2f}")
     return 0
