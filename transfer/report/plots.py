@@ -108,7 +108,7 @@ def slope_plot(
                 x, mean, yerr=std or 0, color=series_colour(shown), marker=_MARKERS[shown % len(_MARKERS)], capsize=3
             )
         ends.append((means[-1], label))
-    axes.set_xticks(range(len(columns)), columns)
+    axes.set_xticks(range(len(columns)), [_label(name, 26) for name in columns])
     if sum(map(len, columns)) > 60:
         axes.tick_params(axis="x", labelrotation=90)
     axes.set_xlim(-0.3, len(columns) - 1 + 0.12)
@@ -117,7 +117,7 @@ def slope_plot(
     heights = _spread(sorted(end[0] for end in ends), axes, figure.get_figheight())
     for height, (_, label) in zip(heights, sorted(ends), strict=True):
         axes.annotate(
-            label, (1.0, height), xycoords=("axes fraction", "data"), va="center", fontsize=10,
+            _label(label), (1.0, height), xycoords=("axes fraction", "data"), va="center", fontsize=10,
             xytext=(4, 0), textcoords="offset points", annotation_clip=False,
         )  # fmt: skip
     return _svg(figure, "slope", title)
@@ -156,7 +156,9 @@ def line_plot(lines: Mapping[str, Sequence[tuple[str, float]]], label: str) -> s
         xs = [names.index(name) for name, _ in points]
         axes.plot(xs, [value for _, value in points], color=series_colour(index), marker=".", label=_label(run))
     shown = names if len(names) <= 20 else names[:: -(-len(names) // 20)]
-    axes.set_xticks([names.index(name) for name in shown], shown, rotation=60, ha="right", fontsize=9)
+    axes.set_xticks(
+        [names.index(name) for name in shown], [_label(name, 26) for name in shown], rotation=60, ha="right", fontsize=9
+    )
     axes.set_ylabel(label)
     _legend(axes)
     return _svg(figure, f"line-{label}", label)
@@ -178,16 +180,17 @@ def _legend(axes: Axes) -> None:
     axes.legend(frameon=False, labelcolor="linecolor", fontsize=10)
 
 
-def _label(name: str) -> str:
-    """matplotlib hides labels that begin with an underscore."""
-    return f" {name}" if name.startswith("_") else name
+def _label(name: str, longest: int = 40) -> str:
+    """A name that fits beside a plot; matplotlib hides labels that begin with an underscore."""
+    short = name if len(name) <= longest else f"{name[: longest - 1]}…"
+    return f" {short}" if short.startswith("_") else short
 
 
 def _svg(figure: Figure, name: str, title: str) -> str:
     """The figure as one ``<svg>`` element with a text alternative and the page's colours."""
     buffer = io.StringIO()
-    with warnings.catch_warnings():  # the browser has the glyphs that matplotlib's font lacks
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with warnings.catch_warnings():  # of glyphs that its font lacks (the browser has them), of labels without room
+        warnings.simplefilter("ignore", UserWarning)
         figure.savefig(
             buffer,
             format="svg",
