@@ -126,8 +126,13 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
         )
 
 
-def normalized(features: np.ndarray) -> np.ndarray:
-    """Rows divided by their Euclidean norm, float32; a row of zeros stays one (its cosine with anything is 0)."""
+def normalized(features: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Rows divided by their Euclidean norm, float32; a row of zeros stays one (its cosine with anything is 0).
+
+    Args:
+        features: [N, D]. out: [N, D] float32 to write into, if not a new array.
+    """
     rows = np.asarray(features, dtype=np.float32)
     norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))  # several times faster than numpy.linalg.norm
-    return rows / np.maximum(norms, np.finfo(np.float32).tiny)[:, None]
+    divided: np.ndarray = np.divide(rows, np.maximum(norms, np.finfo(np.float32).tiny)[:, None], out=out)
+    return divided

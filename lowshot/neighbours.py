@@ -77,22 +77,26 @@ def _pass(
     factors = queries.to(dtype)
     best = [(queries.new_empty(0), torch.empty(0, dtype=torch.int64))] * len(range(0, len(queries), sizes[0]))
     residual = queries.new_zeros(())
+    # Large arrays that are allocated anew for every block cost more in page faults than in arithmetic.
+    vectors = np.empty((min(sizes[1], len(database)), database.shape[1]), np.float32)
+    products = np.empty(min(sizes[0], len(queries)) * len(vectors), np.float32)
     for part in chunks(len(database), sizes[1]):
-        block = torch.from_numpy(normalized(database[part])).to(queries.device)
+        block = torch.from_numpy(normalized(database[part], vectors[: part.stop - part.start])).to(queries.device)
         rounded = block.to(dtype)
         if dtype != torch.float32:
             residual = torch.maximum(residual, (block - rounded.float()).norm(dim=1).max())
         for index, chosen in enumerate(chunks(len(queries), sizes[0])):
-            best[index] = _merge(_product(factors[chosen], rounded), *best[index], part.start, k)
+            best[index] = _merge(_product(factors[chosen], rounded, products), *best[index], part.start, k)
     values, rows = (torch.cat(pieces) for pieces in zip(*best, strict=True))
     bound = (queries - factors.float()).norm(dim=1) + factors.float().norm(dim=1) * residual
     return values, rows, bound
 
 
-def _product(queries: Tensor, block: Tensor) -> Tensor:
-    """Similarities [q, b] float32."""
+def _product(queries: Tensor, block: Tensor, products: np.ndarray) -> Tensor:
+    """Similarities [q, b] float32; on a CPU they lie in ``products``."""
     if queries.device.type == "cpu" and queries.dtype == torch.float32:
-        return torch.from_numpy(queries.numpy() @ block.numpy().T)  # NumPy's BLAS is the faster one on CPUs
+        out = products[: len(queries) * len(block)].reshape(len(queries), len(block))
+        return torch.from_numpy(np.matmul(queries.numpy(), block.numpy().T, out=out))  # the faster BLAS on CPUs
     return (queries @ block.T).float()
 
 
