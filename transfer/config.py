@@ -25,6 +25,7 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
     ENGINE: auto, detectron2 or torchvision. TRIALS: seeds to repeat with. PROTOCOL: name of the preset, kept in every
     record. DATASETS.ROOT: folder of the datasets ("": $DETECTRON2_DATASETS or ./datasets). TEST.VISUALS: pictures with
     detections to draw. SOLVER.AMP.PRECISION: float16 or bfloat16. MODEL.FCOS: Detectron2 has FCOS, but no keys for it.
+    DeepLab's keys are those of its project in Detectron2.
     """
     cfg.ENGINE = "auto"
     cfg.TRIALS = 1
@@ -32,6 +33,7 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
     cfg.DATASETS.ROOT = ""
     cfg.TEST.VISUALS = 4
     cfg.SOLVER.AMP.PRECISION = "float16"
+    _deeplab_keys(cfg)
     cfg.MODEL.FCOS = type(cfg)()  # Detectron2 insists on its own kind of CfgNode
     cfg.MODEL.FCOS.NUM_CLASSES = 80
     cfg.MODEL.FCOS.IN_FEATURES = ["p3", "p4", "p5", "p6", "p7"]
@@ -47,6 +49,21 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
     return cfg
 
 
+def _deeplab_keys(cfg: CfgNode) -> None:
+    """The keys of Detectron2's DeepLab project."""
+    cfg.INPUT.CROP.SINGLE_CATEGORY_MAX_AREA = 1.0
+    cfg.SOLVER.POLY_LR_POWER = 0.9
+    cfg.SOLVER.POLY_LR_CONSTANT_ENDING = 0.0
+    cfg.MODEL.SEM_SEG_HEAD.LOSS_TYPE = "hard_pixel_mining"
+    cfg.MODEL.SEM_SEG_HEAD.ASPP_CHANNELS = 256
+    cfg.MODEL.SEM_SEG_HEAD.ASPP_DILATIONS = [6, 12, 18]
+    cfg.MODEL.SEM_SEG_HEAD.ASPP_DROPOUT = 0.1
+    cfg.MODEL.SEM_SEG_HEAD.USE_DEPTHWISE_SEPARABLE_CONV = False
+    cfg.MODEL.RESNETS.RES4_DILATION = 1
+    cfg.MODEL.RESNETS.RES5_MULTI_GRID = [1, 2, 4]
+    cfg.MODEL.RESNETS.STEM_TYPE = "basic"
+
+
 def get_cfg() -> CfgNode:
     """The defaults."""
     cfg = CfgNode()
@@ -58,6 +75,7 @@ def get_cfg() -> CfgNode:
     _model(cfg)
     _region_heads(cfg)
     _retinanet(cfg)
+    _semantic(cfg)
     _data(cfg)
     _solver(cfg)
     return add_own_keys(cfg)
@@ -181,6 +199,18 @@ def _retinanet(cfg: CfgNode) -> None:
     cfg.MODEL.RETINANET.NORM = ""
 
 
+def _semantic(cfg: CfgNode) -> None:
+    cfg.MODEL.SEM_SEG_HEAD = CfgNode()
+    cfg.MODEL.SEM_SEG_HEAD.NAME = "SemSegFPNHead"
+    cfg.MODEL.SEM_SEG_HEAD.IN_FEATURES = ["p2", "p3", "p4", "p5"]
+    cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE = 255
+    cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES = 54
+    cfg.MODEL.SEM_SEG_HEAD.CONVS_DIM = 128
+    cfg.MODEL.SEM_SEG_HEAD.COMMON_STRIDE = 4
+    cfg.MODEL.SEM_SEG_HEAD.NORM = "GN"
+    cfg.MODEL.SEM_SEG_HEAD.LOSS_WEIGHT = 1.0
+
+
 def _data(cfg: CfgNode) -> None:
     cfg.INPUT = CfgNode()
     cfg.INPUT.MIN_SIZE_TRAIN = (800,)
@@ -190,6 +220,10 @@ def _data(cfg: CfgNode) -> None:
     cfg.INPUT.MAX_SIZE_TEST = 1333
     cfg.INPUT.RANDOM_FLIP = "horizontal"
     cfg.INPUT.FORMAT = "BGR"
+    cfg.INPUT.CROP = CfgNode()
+    cfg.INPUT.CROP.ENABLED = False
+    cfg.INPUT.CROP.TYPE = "relative_range"
+    cfg.INPUT.CROP.SIZE = [0.9, 0.9]
     cfg.INPUT.MASK_FORMAT = "polygon"
     cfg.DATASETS = CfgNode()
     cfg.DATASETS.TRAIN = ()

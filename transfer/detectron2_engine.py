@@ -17,21 +17,24 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
+from PIL import Image
 from pycocotools import mask as coco_mask
 from torch import Tensor, nn
 
 from pretrain.console import ProgressLine, Stopped, say, stop_signals
 from pretrain.distributed import any_rank, barrier, is_main, process_group, rank, world_size
 from pretrain.errors import InputError
-from pretrain.files import write_text
+from pretrain.files import atomic_path, write_text
 from transfer.annotations import DetectionData
 from transfer.config import add_own_keys
 from transfer.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, results_path
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector, read_detector, read_initial
+from transfer.label_folders import SemanticData, get_semantic_dataset, label_file, write_truth
 from transfer.torchvision_engine.data import read_pictures
 from transfer.torchvision_engine.masks import BitMasks
 from transfer.torchvision_engine.predict import result_entries
+from transfer.torchvision_engine.semantic_data import pictures_of
 from transfer.torchvision_engine.structures import Detections, Sample
 
 #: Blocks of the ResNets that Detectron2 does not build by itself.
@@ -53,6 +56,8 @@ class Detectron2Engine:
         """Why Detectron2 cannot run the config here, or None."""
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
+        if _is_semantic(cfg) and cfg.MODEL.RESNETS.DEPTH in _SMALL:
+            return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.ENABLED:
             return "Detectron2 refuses mixed precision on a CPU"
         if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.PRECISION != "float16":
@@ -70,7 +75,7 @@ class Detectron2Engine:
             raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
         theirs = detectron2_config(cfg, seed=seed, out_dir=out_dir)
         initial = read_initial(weights)
-        register_data(cfg)
+        register_data(cfg, out_dir)
         with process_group(torch.device(theirs.MODEL.DEVICE)):
             if world_size() > 1:
                 from detectron2.utils import comm
@@ -87,6 +92,11 @@ class Detectron2Engine:
         found = []
         for name in cfg.DATASETS.TEST:
             path = results_path(out_dir, name)
+            if _is_semantic(cfg):
+                labelled = get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
+                seconds = _predict_labels(theirs, model, labelled, path.with_suffix(""))
+                found.append(Predictions(path.with_suffix(""), name, ("mIoU",), self.name, seconds))
+                continue
             seconds = _predict(theirs, model, get_dataset(name, cfg.DATASETS.ROOT or None), path)
             found.append(Predictions(path, name, types, self.name, seconds))
         return found
@@ -130,6 +140,7 @@ def _register() -> None:
         BACKBONE_REGISTRY._obj_map.pop(name, None)
         BACKBONE_REGISTRY._do_register(name, builder)
     META_ARCH_REGISTRY._do_register("FCOS", _fcos)
+    import detectron2.projects.deeplab  # noqa: F401, registers its backbone and head
 
     class PlainRes5ROIHeads(Res5ROIHeads):
         """C4 heads whose res5 may be of a small ResNet."""
@@ -227,12 +238,26 @@ def _fcos(cfg: Any) -> nn.Module:
     ).to(cfg.MODEL.DEVICE)
 
 
-def register_data(cfg: CfgNode) -> None:
-    """Make the config's data sets known to Detectron2, under the names that ``_name`` gives them."""
+def _is_semantic(cfg: CfgNode) -> bool:
+    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
+
+
+def register_data(cfg: CfgNode, out_dir: Path) -> None:
+    """Make the config's training sets known to Detectron2, under the names that ``_name`` gives them.
+
+    Label images are written to ``out_dir`` as Detectron2 wants them: classes as pixel values.
+    """
     from detectron2.data import DatasetCatalog, MetadataCatalog
 
     for name in dict.fromkeys(cfg.DATASETS.TRAIN):
-        if _name(name) not in DatasetCatalog:
+        if _is_semantic(cfg):
+            labelled, folder = get_semantic_dataset(name, cfg.DATASETS.ROOT or None), out_dir / f"labels_{name}"
+            if is_main():
+                write_truth(labelled, folder)
+            if _name(name) in DatasetCatalog:
+                DatasetCatalog.remove(_name(name))
+            DatasetCatalog.register(_name(name), functools.partial(_label_dicts, labelled, folder))
+        elif _name(name) not in DatasetCatalog:
             data = get_dataset(name, cfg.DATASETS.ROOT or None)
             DatasetCatalog.register(_name(name), functools.partial(_dataset_dicts, data))
             MetadataCatalog.get(_name(name)).set(thing_classes=list(data.classes))
@@ -258,6 +283,14 @@ def _dataset_dicts(data: DetectionData) -> list[dict[str, Any]]:
     return found
 
 
+def _label_dicts(data: SemanticData, folder: Path) -> list[dict[str, Any]]:
+    return [
+        {"file_name": str(picture.file), "image_id": picture.image_id, "height": picture.height,
+         "width": picture.width, "sem_seg_file_name": str(label_file(folder, picture.image_id))}
+        for picture in pictures_of(data)
+    ]  # fmt: skip
+
+
 def _compressed(segmentation: Any) -> Any:
     """Detectron2 reads polygons and compressed run lengths."""
     if isinstance(segmentation, dict) and isinstance(segmentation["counts"], list):
@@ -280,6 +313,16 @@ def _train(theirs: Any, initial: InitialWeights, final: Path, resume: bool) -> F
         @classmethod
         def test(cls, cfg: Any, model: nn.Module, evaluators: Any = None) -> dict[str, Any]:
             return {}
+
+        @classmethod
+        def build_train_loader(cls, cfg: Any) -> Any:
+            return _semantic_loader(cfg) if _is_semantic(cfg) else super().build_train_loader(cfg)
+
+        @classmethod
+        def build_lr_scheduler(cls, cfg: Any, optimizer: torch.optim.Optimizer) -> Any:
+            from detectron2.projects.deeplab import build_lr_scheduler
+
+            return build_lr_scheduler(cfg, optimizer)
 
     class StopHook(HookBase):
         """Leaves the loop after the step in which a signal came."""
@@ -304,6 +347,23 @@ def _train(theirs: Any, initial: InitialWeights, final: Path, resume: bool) -> F
     barrier()
     seconds = (time.monotonic() - begun) / max(theirs.SOLVER.MAX_ITER - first, 1)
     return Finetuned(final, tuple(loaded), tuple(new), seconds)
+
+
+def _semantic_loader(cfg: Any) -> Any:
+    """The data path of Detectron2's DeepLab project: resize, crop, flip."""
+    from detectron2.data import DatasetMapper, build_detection_train_loader
+    from detectron2.data import transforms as T
+
+    i = cfg.INPUT
+    steps: list[Any] = [T.ResizeShortestEdge(i.MIN_SIZE_TRAIN, i.MAX_SIZE_TRAIN, i.MIN_SIZE_TRAIN_SAMPLING)]
+    if i.CROP.ENABLED:
+        ignore = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
+        steps.append(
+            T.RandomCrop_CategoryAreaConstraint(i.CROP.TYPE, i.CROP.SIZE, i.CROP.SINGLE_CATEGORY_MAX_AREA, ignore)
+        )
+    if i.RANDOM_FLIP == "horizontal":
+        steps.append(T.RandomFlip())
+    return build_detection_train_loader(cfg, mapper=DatasetMapper(cfg, is_train=True, augmentations=steps))
 
 
 @functools.cache
@@ -354,14 +414,38 @@ def _predict(theirs: Any, model: nn.Module, data: DetectionData, path: Path) -> 
     return (time.monotonic() - begun) / max(len(pictures), 1)
 
 
+def _predict_labels(theirs: Any, model: nn.Module, data: SemanticData, folder: Path) -> float:
+    """Write one label PNG an image to ``folder``; seconds per image."""
+    from detectron2.data import DatasetMapper
+
+    theirs = theirs.clone()
+    theirs.defrost()
+    theirs.INPUT.CROP.ENABLED = False  # Detectron2's mapper warns of it at test
+    mapper = DatasetMapper(theirs, is_train=False)
+    model.eval()
+    pictures = pictures_of(data)
+    begun = time.monotonic()
+    with torch.no_grad(), ProgressLine("predict", len(pictures)) as progress:
+        for picture in pictures:
+            given = {"file_name": str(picture.file), "height": picture.height, "width": picture.width}
+            labels = model([mapper(given)])[0]["sem_seg"].argmax(dim=0)
+            with atomic_path(label_file(folder, picture.image_id)) as temporary:
+                Image.fromarray(labels.cpu().numpy().astype("uint8")).save(temporary)
+            progress.advance()
+    return (time.monotonic() - begun) / max(len(pictures), 1)
+
+
 def training_losses(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Tensor]:
     """Losses of a Detectron2 model in training mode on the samples of the torchvision engine: for comparisons."""
     from detectron2.structures import BitMasks as TheirBitMasks
     from detectron2.structures import Boxes, Instances
     from detectron2.utils.events import EventStorage
 
-    inputs = []
+    inputs: list[dict[str, Any]] = []
     for sample in samples:
+        if sample.labels is not None:
+            inputs.append({"image": sample.image, "sem_seg": sample.labels})
+            continue
         if sample.target is None:
             raise ValueError("every sample needs a target")
         instances = Instances(tuple(sample.image.shape[1:]))

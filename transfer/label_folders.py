@@ -10,6 +10,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from pretrain.errors import InputError
+from pretrain.files import atomic_path
 from transfer.datasets import datasets_root
 from transfer.digit_scenes import CLASSES as DIGIT_CLASSES
 from transfer.digit_scenes import RECIPES, ensure_scenes
@@ -124,3 +125,16 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
         return _cityscapes(name, datasets_root(root), split)
     folder = ensure_scenes(RECIPES["digit_scenes"])
     return label_folder(name, folder / split, folder / "labels" / split, ("background", *DIGIT_CLASSES))
+
+
+def label_file(folder: Path, number: int) -> Path:
+    """Where the labels of the ``number``-th picture are written, predicted or true."""
+    return folder / f"{number:06d}.png"
+
+
+def write_truth(data: SemanticData, folder: Path) -> None:
+    """Write the true labels as classes, whatever values the dataset's own files hold, beside which to score."""
+    for number in range(len(data.pairs)):
+        if not label_file(folder, number).is_file():
+            with atomic_path(label_file(folder, number)) as temporary:
+                PIL.Image.fromarray(data.labels(number)).save(temporary)

@@ -19,7 +19,8 @@ from transfer.data_overview import write_overview
 from transfer.datasets import check, get_dataset
 from transfer.engine import Engine, Predictions, choose_engine
 from transfer.initial_weights import read_initial
-from transfer.scores import coco, lvis, voc
+from transfer.label_folders import get_semantic_dataset, write_truth
+from transfer.scores import coco, lvis, semantic, voc
 from transfer.visuals import draw_detections
 
 #: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.
@@ -51,6 +52,9 @@ def check_data(cfg: CfgNode) -> None:
     if not cfg.DATASETS.TRAIN or not cfg.DATASETS.TEST:
         raise InputError("expected DATASETS.TRAIN and DATASETS.TEST to name at least one data set each")
     for name in dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]):
+        if _is_semantic(cfg):
+            _check_labels(cfg, name)
+            continue
         data = get_dataset(name, cfg.DATASETS.ROOT or None)
         for problem in check(data):
             warn(f"{name}: {problem}")
@@ -58,8 +62,18 @@ def check_data(cfg: CfgNode) -> None:
         if is_main() and cfg.TEST.VISUALS:
             for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                 say(f"  {path}")
-        if is_main():
-            write_overview(data, Path(cfg.OUTPUT_DIR) / "data")
+
+
+def _is_semantic(cfg: CfgNode) -> bool:
+    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
+
+
+def _check_labels(cfg: CfgNode, name: str) -> None:
+    """Read every label file; InputError names a bad one."""
+    data = get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
+    for index in range(len(data.pairs)):
+        data.labels(index)
+    say(f"{name}: {len(data.pairs)} images, {len(data.classes)} classes, checked")
 
 
 def run(cfg: CfgNode, request: Request) -> None:
@@ -117,10 +131,9 @@ def _record(
     file: Path,
     folder: Path,
 ) -> None:
-    data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
-    for task, metrics in score(data.kind, str(data.annotation_file), predictions, cfg.TEST.DETECTIONS_PER_IMAGE):
+    for task, metrics in _scores(cfg, predictions, folder):
         table(f"{predictions.dataset}, {task}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
         for metric, value in metrics.items():
             records.append(
@@ -129,10 +142,24 @@ def _record(
                     protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine, dataset=predictions.dataset,
                 )
             )  # fmt: skip
-    for path in draw_detections(data, predictions.results, folder / "visuals", cfg.TEST.VISUALS):
-        say(f"picture: {path}")
+    if not _is_semantic(cfg):
+        data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
+        for path in draw_detections(data, predictions.results, folder / "visuals", cfg.TEST.VISUALS):
+            say(f"picture: {path}")
     results.append(file, records)
     say(f"{len(records)} records appended to {file}")
+
+
+def _scores(cfg: CfgNode, predictions: Predictions, folder: Path) -> Iterable[tuple[str, dict[str, float]]]:
+    if _is_semantic(cfg):
+        labelled = get_semantic_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
+        truth = folder / f"truth_{predictions.dataset}"
+        write_truth(labelled, truth)
+        found = semantic.evaluate(truth, predictions.results, labelled.classes, cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE)
+        yield "semantic", found.metrics
+        return
+    data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
+    yield from score(data.kind, str(data.annotation_file), predictions, cfg.TEST.DETECTIONS_PER_IMAGE)
 
 
 def score(

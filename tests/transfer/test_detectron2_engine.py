@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,13 @@ import torch
 pytest.importorskip("detectron2")
 
 from detectron2.config import get_cfg
-from detectron2.structures import BitMasks as TheirBitMasks
-from detectron2.structures import Boxes, Instances
-from detectron2.utils.events import EventStorage
 
-from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config, tiny_samples
+from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, tiny_config, tiny_samples
 from transfer import config
 from transfer.config import add_own_keys
-from transfer.detectron2_engine import build_model, detectron2_config
+from transfer.detectron2_engine import build_model, detectron2_config, training_losses
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.structures import Sample
+from transfer.torchvision_engine.semantic_run import build_segmentor
 from transfer.torchvision_engine.weights import export_state, load_detector, names
 
 pytestmark = pytest.mark.detectron2
@@ -36,15 +32,8 @@ ROOT = Path(__file__).parents[2]
 SIZES = ((64, 64), (48, 70), (90, 61))  # multiples of 32 and not
 
 
-def their_inputs(samples: Sequence[Sample]) -> list[dict]:
-    found = []
-    for sample in samples:
-        instances = Instances(tuple(sample.image.shape[1:]))
-        instances.gt_boxes = Boxes(sample.target.boxes.clone())
-        instances.gt_classes = sample.target.classes.clone()
-        instances.gt_masks = TheirBitMasks(sample.target.masks.bitmaps.clone())
-        found.append({"image": sample.image, "instances": instances, "height": sample.height, "width": sample.width})
-    return found
+def their_inputs(samples):
+    return [{"image": s.image, "height": s.height, "width": s.width} for s in samples]
 
 
 @pytest.fixture(params=DETECTORS)
@@ -56,8 +45,8 @@ def pair(request, tmp_path):
     for parameter in theirs.parameters():
         if parameter.dim() > 1:  # the initial heads are so flat that scores tie
             parameter.data.add_(torch.randn_like(parameter) * 0.02)
-    with torch.no_grad(), EventStorage():
-        theirs.train()(their_inputs(tiny_samples(SIZES)))  # gives BatchNorm statistics of these images
+    with torch.no_grad():
+        training_losses(theirs.train(), tiny_samples(SIZES))  # gives BatchNorm statistics of these images
     ours = build_detector(cfg)
     load_detector(ours, theirs.state_dict(), "theirs")
     if hasattr(theirs, "loss_normalizer"):
@@ -76,8 +65,7 @@ def test_losses_and_gradients_agree(pair):
     torch.manual_seed(0)
     mine = ours.train()(samples)
     torch.manual_seed(0)
-    with EventStorage():
-        other = theirs.train()(their_inputs(samples))
+    other = training_losses(theirs.train(), samples)
     assert set(mine) == set(other)
     for name, value in other.items():
         assert mine[name].item() == pytest.approx(value.item(), abs=1e-6), name
@@ -105,6 +93,42 @@ def test_detections_agree(pair):
                 assert torch.equal(mine.masks, other.pred_masks)
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "hard_pixel_mining"])
+@pytest.mark.parametrize("name", SEGMENTORS)
+def test_deeplabs_agree_at_both_strides(name, loss, tmp_path):
+    bottlenecks = [*("MODEL.RESNETS.DEPTH", "50", "MODEL.RESNETS.STEM_OUT_CHANNELS", "64")]
+    bottlenecks += ["MODEL.RESNETS.RES2_OUT_CHANNELS", "256", "MODEL.SEM_SEG_HEAD.LOSS_TYPE", loss]
+    crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", "INPUT.CROP.SIZE", "[64,64]"]
+    cfg = tiny_config(name, *bottlenecks, *crop)
+    torch.manual_seed(3)
+    theirs = build_model(detectron2_config(cfg, seed=0, out_dir=tmp_path)).train()
+    theirs.sem_seg_head.predictor.weight.data.normal_(std=0.3)
+    ours = build_segmentor(cfg).train()
+    load_detector(ours, theirs.state_dict(), "theirs")
+    assert set(export_state(ours)) == set(theirs.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    samples = tiny_samples(((64, 64), (64, 64)))
+    for sample in samples:
+        sample.labels = torch.randint(0, 3, (64, 64), generator=generator)
+        sample.labels[:8] = 255
+    mine, other = ours(samples), training_losses(theirs, samples)
+    assert mine["loss_sem_seg"].item() == pytest.approx(other["loss_sem_seg"].item(), abs=1e-6)
+    mine["loss_sem_seg"].backward()
+    other["loss_sem_seg"].backward()
+    first = "backbone.bottom_up.layer3.0.conv2.weight"
+    their_gradient = dict(theirs.named_parameters())[names(ours)[first]].grad
+    torch.testing.assert_close(dict(ours.named_parameters())[first].grad, their_gradient, rtol=1e-3, atol=1e-7)
+    ours.eval()
+    theirs.eval()
+    sample = tiny_samples([(128, 128)])[0]
+    sample.height, sample.width = 100, 90
+    with torch.no_grad():
+        labels = ours([sample])[0]
+        logits = theirs([{"image": sample.image, "height": 100, "width": 90}])[0]["sem_seg"]
+    assert torch.equal(labels, logits.argmax(dim=0))
+    assert len(labels.unique()) > 1
+
+
 @pytest.mark.parametrize("name", ["mask_rcnn", "retinanet"])
 def test_twenty_iterations_follow_the_same_losses(name, tmp_path):
     cfg = tiny_config(name)
@@ -124,8 +148,7 @@ def test_twenty_iterations_follow_the_same_losses(name, tmp_path):
         torch.manual_seed(step)
         mine = sum(ours(samples).values())
         torch.manual_seed(step)
-        with EventStorage():
-            other = sum(theirs(their_inputs(samples)).values())
+        other = sum(training_losses(theirs, samples).values())
         assert mine.item() == pytest.approx(other.item(), rel=1e-4), step
         for loss, optimizer in ((mine, my_optimizer), (other, their_optimizer)):
             optimizer.zero_grad()

@@ -74,6 +74,20 @@ def freeze_norms(module: nn.Module) -> nn.Module:
     return module
 
 
+def dilate(stage: nn.Module, dilations: Sequence[int]) -> None:
+    """Trade a stage's stride for dilation, block by block (DeepLab-v3, section 3.1).
+
+    Args:
+        dilations: of each block's 3×3 convolutions; fewer than blocks are repeated in turn.
+    """
+    for index, block in enumerate(stage.children()):
+        dilation = dilations[index % len(dilations)]
+        for conv in (module for module in block.modules() if isinstance(module, nn.Conv2d)):
+            conv.stride = (1, 1)
+            if conv.kernel_size == (3, 3):
+                conv.dilation = conv.padding = (dilation, dilation)
+
+
 class MaxPoolP6(nn.Module):
     """P6 of Mask R-CNN: P5 subsampled by 2."""
 

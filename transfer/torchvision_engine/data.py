@@ -113,22 +113,29 @@ class Mapper:
 
     def train(self, picture: Picture, random: np.random.Generator) -> Sample:
         """Resized and flipped at random, with its target."""
-        if self.size_range:
-            short = int(random.integers(self.short_edges[0], self.short_edges[-1] + 1))
-        else:
-            short = int(random.choice(self.short_edges))
-        flip = self.flip and bool(random.random() < 0.5)
+        short, flip = self.draw_edge(random), self.draw_flip(random)
         image = read_image(picture)
         size = output_size(picture.height, picture.width, short, self.long_edge)
         target = self._target(picture, size, flip)
-        return self._sample(picture, _resize(image, size, flip), target)
+        return self.sample(picture, resize(image, size, flip), target)
+
+    def draw_edge(self, random: np.random.Generator) -> int:
+        """A length of the shorter side."""
+        if self.size_range:
+            return int(random.integers(self.short_edges[0], self.short_edges[-1] + 1))
+        return int(random.choice(self.short_edges))
+
+    def draw_flip(self, random: np.random.Generator) -> bool:
+        """Whether to mirror."""
+        return self.flip and bool(random.random() < 0.5)
 
     def test(self, picture: Picture) -> Sample:
         """Resized to the first short edge; no target."""
         size = output_size(picture.height, picture.width, self.short_edges[0], self.long_edge)
-        return self._sample(picture, _resize(read_image(picture), size, flip=False), None)
+        return self.sample(picture, resize(read_image(picture), size, flip=False), None)
 
-    def _sample(self, picture: Picture, image: np.ndarray, target: Target | None) -> Sample:
+    def sample(self, picture: Picture, image: np.ndarray, target: Target | None) -> Sample:
+        """A resized image uint8 [H, W, 3] in RGB as a sample."""
         pixels = image[:, :, ::-1] if self.bgr else image
         tensor = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
         return Sample(tensor, picture.image_id, picture.height, picture.width, str(picture.file), target)
@@ -183,7 +190,7 @@ def read_image(picture: Picture) -> np.ndarray:
     return image
 
 
-def _resize(image: np.ndarray, size: tuple[int, int], flip: bool) -> np.ndarray:
+def resize(image: np.ndarray, size: tuple[int, int], flip: bool) -> np.ndarray:
     """Bilinear by Pillow, whose filter widens when shrinking; to (height, width)."""
     resized = np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
     return resized[:, ::-1] if flip else resized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from pretrain.errors import InputError
 from transfer.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, results_path
 from transfer.initial_weights import InitialWeights, read_detector, read_initial
-from transfer.torchvision_engine import solver, training_state
+from transfer.torchvision_engine import semantic_run, solver, training_state
 from transfer.torchvision_engine.data import Mapper, PictureList, TrainingSamples, read_pictures, with_objects
 from transfer.torchvision_engine.models import Detector, build_detector
 from transfer.torchvision_engine.predict import predict
 from transfer.torchvision_engine.sampling import TrainingBatches, repeat_factors
+from transfer.torchvision_engine.semantic import Segmentor
 from transfer.torchvision_engine.train import Training, train
 from transfer.torchvision_engine.training_state import Position
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 
-_META = ("GeneralizedRCNN", "RetinaNet", "FCOS")
+_META = ("GeneralizedRCNN", "RetinaNet", "FCOS", semantic_run.META_ARCHITECTURE)
 _HEADS = ("StandardROIHeads", "CascadeROIHeads", "Res5ROIHeads", "Res5ROIHeadsExtraNorm")
 
 
@@ -41,7 +43,8 @@ class TorchvisionEngine:
             (cfg.MODEL.ROI_HEADS.NAME in _HEADS, f"MODEL.ROI_HEADS.NAME is none of {', '.join(_HEADS)}"),
             (not cfg.MODEL.RESNETS.STRIDE_IN_1X1, "MODEL.RESNETS.STRIDE_IN_1X1 True is Caffe2's ResNet; set it False"),
             (f"resnet{cfg.MODEL.RESNETS.DEPTH}" in DEPTHS, f"MODEL.RESNETS.DEPTH is none of {_depths()}"),
-            (cfg.MODEL.RESNETS.RES5_DILATION == 1, "MODEL.RESNETS.RES5_DILATION other than 1"),
+            (_is_semantic(cfg) or cfg.MODEL.RESNETS.RES5_DILATION == 1, "MODEL.RESNETS.RES5_DILATION other than 1"),
+            (_is_semantic(cfg) or not cfg.INPUT.CROP.ENABLED, "INPUT.CROP is for semantic segmentation only"),
             (cfg.MODEL.RESNETS.WIDTH_PER_GROUP == 64 or cfg.MODEL.RESNETS.DEPTH < 50, "WIDTH_PER_GROUP other than 64"),
             (
                 not (cfg.SOLVER.AMP.ENABLED and cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.PRECISION == "float16"),
@@ -52,7 +55,8 @@ class TorchvisionEngine:
                 "SyncBN over several processes needs GPUs; use BN, or one process",
             ),
         )
-        return next((reason for fine, reason in checks if not fine), None)
+        reason = next((reason for fine, reason in checks if not fine), None)
+        return semantic_run.unsupported(cfg) if reason is None and _is_semantic(cfg) else reason
 
     def finetune(self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False) -> Finetuned:
         """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and the last checkpoint."""
@@ -63,10 +67,13 @@ class TorchvisionEngine:
     def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
         """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
         device = device_of(cfg)
-        detector = build_detector(cfg)
+        detector = build(cfg)
         load_detector(detector, read_detector(weights), str(weights))
         detector.to(device)
         mapper = mapper_of(cfg, train=False)
+        if isinstance(detector, Segmentor):
+            with process_group(device):
+                return semantic_run.predict(cfg, detector, mapper, Path(out_dir), self.name)
         types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
         found = []
         with process_group(device):
@@ -76,6 +83,15 @@ class TorchvisionEngine:
                 seconds = predict(detector, data, mapper, path, cfg.DATALOADER.NUM_WORKERS)
                 found.append(Predictions(path, name, types, self.name, seconds))
         return found
+
+
+def _is_semantic(cfg: CfgNode) -> bool:
+    return cfg.MODEL.META_ARCHITECTURE == semantic_run.META_ARCHITECTURE
+
+
+def build(cfg: CfgNode) -> Detector:
+    """The freshly initialised model of a config."""
+    return semantic_run.build_segmentor(cfg) if _is_semantic(cfg) else build_detector(cfg)
 
 
 def _depths() -> str:
@@ -125,6 +141,10 @@ def _pictures(cfg: CfgNode, name: str) -> PictureList:
 
 def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:
     """Endless batches from iteration ``start`` on."""
+    if cfg.SOLVER.IMS_PER_BATCH % world_size():
+        raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
+    if _is_semantic(cfg):
+        return semantic_run.training_loader(cfg, mapper_of(cfg, train=True), seed, start)
     lists = [_pictures(cfg, name) for name in cfg.DATASETS.TRAIN]
     pictures = [picture for one in lists for picture in one.pictures]
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
@@ -137,8 +157,6 @@ def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:
     if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
         classes = [{a.category for a in p.annotations} for p in pictures]
         factors = repeat_factors(classes, cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATALOADER.REPEAT_SQRT)
-    if cfg.SOLVER.IMS_PER_BATCH % world_size():
-        raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
     wide = [p.width > p.height for p in pictures] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
     size = cfg.SOLVER.IMS_PER_BATCH // world_size()
     batches = TrainingBatches(factors, wide, size, seed, rank=rank(), world_size=world_size(), start=start)
@@ -173,21 +191,29 @@ def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Trai
     s = cfg.SOLVER
     groups = solver.parameter_groups(detector, s.WEIGHT_DECAY, s.WEIGHT_DECAY_NORM)
     optimizer = torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV, foreach=True)
-    if s.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
-        schedule = solver.multi_step(s.STEPS, s.GAMMA)
-    elif s.LR_SCHEDULER_NAME == "WarmupCosineLR":
-        schedule = solver.cosine(s.MAX_ITER, s.BASE_LR_END / s.BASE_LR)
-    else:
-        raise InputError(
-            f"expected SOLVER.LR_SCHEDULER_NAME WarmupMultiStepLR or WarmupCosineLR, found {s.LR_SCHEDULER_NAME}"
-        )
-    schedule = solver.with_warmup(schedule, min(s.WARMUP_ITERS, s.MAX_ITER), s.WARMUP_FACTOR, s.WARMUP_METHOD)
+    schedule = _schedule(cfg)
     clip = s.CLIP_GRADIENTS
     clipper = solver.GradientClipper(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None
     half = s.AMP.ENABLED and s.AMP.PRECISION == "float16"
     scaler = torch.amp.GradScaler(detector.device.type, enabled=half)
     autocast = getattr(torch, s.AMP.PRECISION) if s.AMP.ENABLED else None
     return Training(detector, optimizer, scaler, lambda step: s.BASE_LR * schedule(step), position, clipper, autocast)
+
+
+def _schedule(cfg: CfgNode) -> Callable[[int], float]:
+    """Factor of the learning rate at a step."""
+    s = cfg.SOLVER
+    warm = min(s.WARMUP_ITERS, s.MAX_ITER), s.WARMUP_FACTOR, s.WARMUP_METHOD
+    if s.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
+        return solver.with_warmup(solver.multi_step(s.STEPS, s.GAMMA), *warm)
+    if s.LR_SCHEDULER_NAME == "WarmupCosineLR":
+        return solver.with_warmup(solver.cosine(s.MAX_ITER, s.BASE_LR_END / s.BASE_LR), *warm)
+    if s.LR_SCHEDULER_NAME == "WarmupPolyLR":
+        return solver.product(solver.with_warmup(lambda step: 1.0, *warm), solver.poly(s.MAX_ITER, s.POLY_LR_POWER))
+    raise InputError(
+        "expected SOLVER.LR_SCHEDULER_NAME WarmupMultiStepLR, WarmupCosineLR or WarmupPolyLR, "
+        f"found {s.LR_SCHEDULER_NAME}"
+    )
 
 
 def _finetune(cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool, device: torch.device) -> Finetuned:
@@ -200,7 +226,7 @@ def _finetune(cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool
     if not resume and last is not None:
         raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
     torch.manual_seed(seed)
-    detector = build_detector(cfg)
+    detector = build(cfg)
     position = initialise(detector, read_initial(weights)) if last is None else Position(0, (), ())
     training = build_training(cfg, detector.to(device), position)
     torch.manual_seed(seed + rank())  # every process draws its own proposals

@@ -39,6 +39,16 @@ def cosine(total: int, end: float) -> Callable[[int], float]:
     return lambda step: end + (1 - end) * 0.5 * (1 + math.cos(math.pi * step / total))
 
 
+def poly(total: int, power: float) -> Callable[[int], float]:
+    """From 1 to 0 as a power of what remains, the schedule of DeepLab."""
+    return lambda step: (1 - step / total) ** power
+
+
+def product(first: Callable[[int], float], second: Callable[[int], float]) -> Callable[[int], float]:
+    """Two factors at once: DeepLab's warm-up multiplies its falling schedule instead of leading up to it."""
+    return lambda step: first(step) * second(step)
+
+
 def with_warmup(
     schedule: Callable[[int], float], steps: int, factor: float, method: str = "linear"
 ) -> Callable[[int], float]:

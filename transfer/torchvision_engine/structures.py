@@ -46,6 +46,7 @@ class Sample:
 
     image: uint8 or float [3, H, W] in the channel order of INPUT.FORMAT, resized, not normalised.
     height, width: size of the original image, to which predictions are scaled back.
+    labels: int64 [H, W], for semantic segmentation.
     """
 
     image: Tensor
@@ -54,6 +55,7 @@ class Sample:
     width: int
     file_name: str = ""
     target: Target | None = None
+    labels: Tensor | None = None
 
 
 @dataclass

@@ -53,9 +53,23 @@ DETECTORS = {
 }
 
 
+_DEEPLAB = """MODEL.META_ARCHITECTURE SemanticSegmentor MODEL.BACKBONE.NAME build_resnet_deeplab_backbone
+MODEL.RESNETS.OUT_FEATURES ['res5'] MODEL.SEM_SEG_HEAD.NAME DeepLabV3Head MODEL.SEM_SEG_HEAD.IN_FEATURES ['res5']
+MODEL.SEM_SEG_HEAD.NUM_CLASSES 3 MODEL.SEM_SEG_HEAD.CONVS_DIM 16 MODEL.SEM_SEG_HEAD.ASPP_CHANNELS 16
+MODEL.SEM_SEG_HEAD.ASPP_DILATIONS [2,4,6] MODEL.SEM_SEG_HEAD.NORM BN MODEL.SEM_SEG_HEAD.ASPP_DROPOUT 0.0
+SOLVER.LR_SCHEDULER_NAME WarmupPolyLR"""
+
+#: DeepLab-v3 at both output strides.
+SEGMENTORS = {
+    "stride8": _DEEPLAB
+    + " MODEL.RESNETS.RES4_DILATION 2 MODEL.RESNETS.RES5_DILATION 4 MODEL.SEM_SEG_HEAD.COMMON_STRIDE 8",
+    "stride16": _DEEPLAB + " MODEL.RESNETS.RES5_DILATION 2 MODEL.SEM_SEG_HEAD.COMMON_STRIDE 16",
+}
+
+
 def tiny_config(detector: str, *overrides: str) -> CfgNode:
-    """Settings of one of ``DETECTORS``, then KEY VALUE pairs."""
-    return config.load(None, [*_COMMON.split(), *DETECTORS[detector].split(), *overrides])
+    """Settings of one of ``DETECTORS`` or ``SEGMENTORS``, then KEY VALUE pairs."""
+    return config.load(None, [*_COMMON.split(), *(DETECTORS | SEGMENTORS)[detector].split(), *overrides])
 
 
 def tiny_samples(sizes: Sequence[tuple[int, int]] = ((64, 64), (48, 70)), seed: int = 0) -> list[Sample]:

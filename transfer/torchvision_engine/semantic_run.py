@@ -1,0 +1,130 @@
+"""Semantic segmentation from settings: the model, its training batches, its predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch.utils.data import ConcatDataset, DataLoader
+
+from pretrain.backbones import build_backbone
+from pretrain.distributed import rank, world_size
+from pretrain.errors import InputError
+from transfer.engine import Predictions, results_path
+from transfer.label_folders import SemanticData, get_semantic_dataset
+from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
+from transfer.torchvision_engine.data import Mapper
+from transfer.torchvision_engine.layers import norm_layer
+from transfer.torchvision_engine.models import architecture_of
+from transfer.torchvision_engine.sampling import Draw, TrainingBatches
+from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
+from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples, predict_labels
+from transfer.torchvision_engine.structures import Sample
+
+META_ARCHITECTURE = "SemanticSegmentor"
+
+
+def unsupported(cfg: CfgNode) -> str | None:
+    """Why the torchvision engine cannot run a semantic config, or None."""
+    head, resnets, crop = cfg.MODEL.SEM_SEG_HEAD, cfg.MODEL.RESNETS, cfg.INPUT.CROP
+    stride = _stride(cfg)
+    checks = (
+        (head.NAME == "DeepLabV3Head", "MODEL.SEM_SEG_HEAD.NAME is not DeepLabV3Head"),
+        (resnets.STEM_TYPE == "basic", "MODEL.RESNETS.STEM_TYPE is not basic"),
+        (not head.USE_DEPTHWISE_SEPARABLE_CONV, "depthwise separable ASPP"),
+        (head.ASPP_CHANNELS == head.CONVS_DIM, "ASPP_CHANNELS and CONVS_DIM differ"),
+        (stride == head.COMMON_STRIDE, f"MODEL.SEM_SEG_HEAD.COMMON_STRIDE is not the dilated backbone's {stride}"),
+        (head.LOSS_TYPE in ("cross_entropy", "hard_pixel_mining"), "MODEL.SEM_SEG_HEAD.LOSS_TYPE"),
+        (not crop.ENABLED or crop.TYPE == "absolute", "INPUT.CROP.TYPE is not absolute"),
+        (not crop.ENABLED or all(s % stride == 0 for s in crop.SIZE), f"INPUT.CROP.SIZE is no multiple of {stride}"),
+    )
+    return next((reason for fine, reason in checks if not fine), None)
+
+
+def _stride(cfg: CfgNode) -> int:
+    """Output stride of the backbone: each dilated stage gives up its stride of 2."""
+    dilated = (cfg.MODEL.RESNETS.RES4_DILATION > 1) + (cfg.MODEL.RESNETS.RES5_DILATION > 1)
+    return STRIDES["res5"] // 2**dilated
+
+
+def build_segmentor(cfg: CfgNode) -> Segmentor:
+    """The DeepLab-v3 of a config, freshly initialised, on the CPU, in training mode."""
+    resnets, head = cfg.MODEL.RESNETS, cfg.MODEL.SEM_SEG_HEAD
+    norm = norm_layer(resnets.NORM)
+    resnet = build_backbone(architecture_of(cfg), norm if norm is not None else torch.nn.Identity)
+    if resnets.RES4_DILATION > 1:
+        dilate(resnet.layer3, [resnets.RES4_DILATION])
+    if resnets.RES5_DILATION > 1:
+        dilate(resnet.layer4, [resnets.RES5_DILATION * grid for grid in resnets.RES5_MULTI_GRID])
+    backbone = SingleScale(BottomUp(resnet, freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT))
+    crop = cfg.INPUT.CROP
+    pool = (crop.SIZE[0] // head.COMMON_STRIDE, crop.SIZE[1] // head.COMMON_STRIDE) if crop.ENABLED else None
+    aspp = ASPP(backbone.channels["res5"], head.ASPP_CHANNELS, head.ASPP_DILATIONS, head.NORM, pool, head.ASPP_DROPOUT)
+    return Segmentor(
+        backbone,
+        DeepLabHead(
+            aspp,
+            head.CONVS_DIM,
+            head.NUM_CLASSES,
+            stride=head.COMMON_STRIDE,
+            ignore=head.IGNORE_VALUE,
+            hard_pixels=head.LOSS_TYPE == "hard_pixel_mining",
+            weight=head.LOSS_WEIGHT,
+        ),
+        cfg.MODEL.PIXEL_MEAN,
+        cfg.MODEL.PIXEL_STD,
+    )
+
+
+def open_data(cfg: CfgNode, name: str) -> SemanticData:
+    """A data set of the config, with its class count compared to the config's."""
+    data = get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
+    count = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
+    if count != len(data.classes):
+        raise InputError(
+            f"MODEL.SEM_SEG_HEAD.NUM_CLASSES is {count}, but {name} has {len(data.classes)} classes; "
+            f"set MODEL.SEM_SEG_HEAD.NUM_CLASSES {len(data.classes)}"
+        )
+    return data
+
+
+class _Joined(ConcatDataset[Sample]):
+    """Several training sets as one: a draw's index runs through all of them."""
+
+    def __getitem__(self, draw: Draw) -> Sample:  # type: ignore[override]
+        place, index = draw
+        for part, end in zip(self.datasets, self.cumulative_sizes, strict=True):
+            if index < end:
+                return part[(place, index - end + len(part))]  # type: ignore[arg-type,index]
+        raise IndexError(index)
+
+
+def training_loader(cfg: CfgNode, mapper: Mapper, seed: int, start: int) -> DataLoader[Any]:
+    """Endless batches from iteration ``start`` on."""
+    crop = cfg.INPUT.CROP
+    size = (int(crop.SIZE[0]), int(crop.SIZE[1])) if crop.ENABLED else None
+    cropping = SemanticMapper(mapper, size, crop.SINGLE_CATEGORY_MAX_AREA)
+    samples = _Joined([SemanticTrainingSamples(open_data(cfg, name), cropping, seed) for name in cfg.DATASETS.TRAIN])
+    batches = TrainingBatches(
+        torch.ones(len(samples)), None, cfg.SOLVER.IMS_PER_BATCH // world_size(), seed,
+        rank=rank(), world_size=world_size(), start=start,
+    )  # fmt: skip
+    return DataLoader(
+        samples,
+        batch_sampler=batches,  # type: ignore[arg-type]
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        collate_fn=list,
+        generator=torch.Generator(),
+    )
+
+
+def predict(cfg: CfgNode, model: Segmentor, mapper: Mapper, out_dir: Path, engine: str) -> list[Predictions]:
+    """Label PNGs of every data set in DATASETS.TEST."""
+    found = []
+    for name in cfg.DATASETS.TEST:
+        folder = results_path(out_dir, name).with_suffix("")
+        seconds = predict_labels(model, open_data(cfg, name), mapper, folder, cfg.DATALOADER.NUM_WORKERS)
+        found.append(Predictions(folder, name, ("mIoU",), engine, seconds))
+    return found
