@@ -18,7 +18,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pretrain.console import run_tool, say, table
 from transfer.suite import PIXELS, ROOT, Job, load_suite, plan
-from transfer.suite_run import Outcome, full_command, run_local, run_slurm
+from transfer.suite_run import Outcome, full_command, run_local
+from transfer.suite_slurm import run_slurm
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("metrics.jsonl", "visuals", "trial_0", "conversion.json")

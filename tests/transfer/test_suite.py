@@ -15,7 +15,8 @@ from pretrain.console import Stopped
 from pretrain.errors import InputError
 from pretrain.files import weights_name
 from transfer.suite import ROOT, load_suite, plan
-from transfer.suite_run import full_command, last_line, run_local, run_slurm
+from transfer.suite_run import full_command, last_line, run_local
+from transfer.suite_slurm import run_slurm
 
 #: Writes its words to {results}, unless told to fail or to sleep.
 SCRIPT = """
