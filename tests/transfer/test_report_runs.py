@@ -1,0 +1,102 @@
+"""What the report reads beside records: curves, pictures and conversion reports of run folders, damaged ones too."""
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pretrain.errors import InputError
+from tests.transfer.report_records import small_records
+from transfer.report.page import build, render_html
+from transfer.report.pictures import LONGEST
+from transfer.report.runs import read_runs
+
+
+def test_missing_run_folder_is_an_input_error_and_an_empty_one_is_told(tmp_path: Path):
+    with pytest.raises(InputError, match="run folder not found"):
+        read_runs([tmp_path / "nowhere"])
+    assert "no metrics.jsonl" in read_runs([tmp_path]).notices[0]
+
+
+def test_damaged_pictures_and_curves_are_told_and_the_page_is_made(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "visuals").mkdir(parents=True)
+    (run / "visuals" / "scene.png").write_bytes(b"no picture")
+    (run / "conversion.json").write_text("{", encoding="utf-8")
+    (run / "metrics.jsonl").write_text('{"step": 0, "loss": 2.0}\n{"step": 1, "los\n{"step": 2, "loss": 1.0}\n')
+    report = build(small_records(), runs=read_runs([run]))
+    assert [plot.title for plot in report.curves] == ["Pretraining loss"]
+    assert "run ends at 1" in report.curves[0].caption
+    told = " ".join(report.notices)
+    for problem in ("not a readable picture", "1 broken line(s)", "conversion.json: not JSON"):
+        assert problem in told
+    assert "scene.png" in render_html(report)
+
+
+def test_a_resumed_runs_repeated_steps_count_once(tmp_path: Path):
+    lines = [{"step": 0, "loss": 5.0}, {"step": 1, "loss": 4.0}, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (curve,) = read_runs([tmp_path]).curves
+    assert (curve.steps, curve.values) == ((0, 1, 2), (5.0, 3.0, 2.0))
+
+
+def test_the_losses_of_pretraining_and_of_a_detector_are_two_plots(tmp_path: Path):
+    (tmp_path / "mask_rcnn").mkdir()
+    pretraining = [{"step": i, "loss": 2.0 - i, "lr": 0.1} for i in range(2)]
+    detector = [{"step": i, "loss": 9.0 - i, "loss_rpn_cls": 1.0, "lr": 0.02} for i in range(2)]
+    for path, lines in ((tmp_path, pretraining), (tmp_path / "mask_rcnn", detector)):
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plots = build(small_records(), runs=read_runs([tmp_path])).curves
+    assert [plot.title for plot in plots] == ["Pretraining loss", "Learning rate", "Detector's training loss"]
+    assert plots[2].caption == f"{tmp_path.name}/mask_rcnn ends at 8"
+
+
+def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):
+    for run in ("momentum2", "random_init"):
+        folder = tmp_path / run / "mask_rcnn" / "visuals"
+        folder.mkdir(parents=True)
+        for name in ("worst_2", "best_1", "other"):
+            Image.new("RGB", (900, 300), "blue").save(folder / f"{name}.png")
+    found = read_runs([tmp_path / "momentum2", tmp_path / "random_init"])
+    same, best, worst = build(small_records(), runs=found).galleries
+    assert same.title == "mask_rcnn: the same scenes for all"
+    assert [shot.caption for shot in same.rows[0]] == ["momentum2 · other", "random_init · other"]
+    assert best.title.startswith("mask_rcnn: the best of each")
+    assert [[shot.caption for shot in row] for row in worst.rows] == [["momentum2 · 2", "random_init · 2"]]
+    width = Image.open(io.BytesIO(base64.b64decode(best.rows[0][0].uri.partition(",")[2]))).width
+    assert width == LONGEST < 900
+
+
+def test_each_runs_own_best_stand_side_by_side_although_they_are_other_scenes(tmp_path: Path):
+    for run, scenes in {"a": ("best_1", "best_2"), "b": ("best_8",)}.items():
+        folder = tmp_path / run / "visuals"
+        folder.mkdir(parents=True)
+        for scene in scenes:
+            Image.new("RGB", (8, 8)).save(folder / f"{scene}.png")
+    (best,) = build(small_records(), runs=read_runs([tmp_path / "a", tmp_path / "b"])).galleries
+    assert [[shot.caption for shot in row] for row in best.rows] == [["a · 1", "b · 8"], ["a · 2"]]
+
+
+def test_pictures_beyond_the_budget_are_left_out_and_told(tmp_path: Path, monkeypatch):
+    (tmp_path / "visuals").mkdir()
+    for index in range(3):
+        Image.effect_noise((64, 64), 90).save(tmp_path / "visuals" / f"{index}.png")
+    monkeypatch.setattr("transfer.report.pictures.BUDGET", 9000)
+    report = build(small_records(), runs=read_runs([tmp_path]))
+    shown = sum(len(row) for gallery in report.galleries for row in gallery.rows)
+    assert 0 < shown < 3
+    assert f"{3 - shown} picture(s) left out" in report.notices[-1]
+
+
+def test_conversion_report_lists_what_was_used_dropped_and_missing(tmp_path: Path):
+    content = {"used": [f"layer{i}" for i in range(10)], "dropped": ["fc.weight"], "missing": [], "family": "ours"}
+    (tmp_path / "conversion.json").write_text(json.dumps(content))
+    (table,) = build(small_records(), runs=read_runs([tmp_path])).conversions
+    cells = {row.label: [cell.main for cell in row.cells] for row in table.rows}
+    assert cells["used"][0] == "10"
+    assert cells["used"][1].endswith("… (4 more)")
+    assert cells["missing"] == ["0", ""]
+    assert cells["family"] == ["", "ours"]
