@@ -19,7 +19,8 @@ class LARS(Optimizer):
 
     The trust ratio takes the norm of the decayed gradient, as the self-supervised papers use LARS, and the learning
     rate multiplies the momentum buffer, as torch's SGD does. It is 1 where |w| or the gradient's norm is 0.
-    All tensors of a group are updated together (``torch._foreach_*``).
+    On a GPU all tensors of a group are updated together (``torch._foreach_*``); on the CPU one after the other, each
+    while it is in the cache.
 
     Args:
         params: parameters or groups. A group with ``adapt`` False (biases, normalisation) is plain SGD.
@@ -49,8 +50,9 @@ class LARS(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._update(params, group)
+            together = [params] if params and params[0].is_cuda else [[p] for p in params]
+            for tensors in together:
+                self._update(tensors, group)
         return loss
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
@@ -109,9 +111,9 @@ def build_optimizer(
         for (fixed, excluded), params in groups.items()
     ]
     if name == "sgd":
-        return SGD(described, lr=lr, momentum=momentum, foreach=True)
+        return SGD(described, lr=lr, momentum=momentum, fused=True)
     if name == "adamw":
-        return AdamW(described, lr=lr, foreach=True)
+        return AdamW(described, lr=lr, fused=True)
     for group in described:
         group["adapt"] = not group["excluded"]
     return LARS(described, lr=lr, momentum=momentum, eta=eta)

@@ -22,8 +22,9 @@ def naive_lars(weights, grads_of_steps, lr, momentum, decay, eta, adapt):
     return weights
 
 
+@pytest.mark.parametrize("together", [True, False])  # as on a GPU, as on the CPU
 @pytest.mark.parametrize("adapt", [True, False])
-def test_lars_equals_a_loop_over_tensors(adapt):
+def test_lars_equals_a_loop_over_tensors(adapt, together):
     torch.manual_seed(0)
     start = [torch.randn(4, 3), torch.zeros(5), torch.randn(2, 2, 2)]
     grads = [[torch.randn_like(w) for w in start] for _ in range(5)]
@@ -32,7 +33,11 @@ def test_lars_equals_a_loop_over_tensors(adapt):
     for step in grads:
         for p, g in zip(params, step, strict=True):
             p.grad = g.clone()
-        optimizer.step()
+        if together:
+            with torch.no_grad():
+                optimizer._update(params, optimizer.param_groups[0])
+        else:
+            optimizer.step()
     expected = naive_lars(start, grads, 0.3, 0.9, 0.01, 0.02, adapt)
     for p, e in zip(params, expected, strict=True):
         torch.testing.assert_close(p.detach(), e, rtol=1e-5, atol=1e-6)

@@ -185,6 +185,16 @@ def test_faster_settings_learn_the_same(settings, tiny_cfg, tmp_path):
     assert losses[1] != losses[0] or "RUN.CHANNELS_LAST" in settings  # bf16 was really in use
 
 
+@pytest.mark.slow
+def test_a_compiled_run_learns_the_same(tiny_cfg, tmp_path):
+    losses = []
+    for compiled in (False, True):
+        cfg = tiny_cfg({"OUTPUT_DIR": tmp_path / str(compiled), "RUN.COMPILE": compiled, "DATA.IMAGE_SIZE": 32})
+        train(cfg)
+        losses.append([line["loss"] for line in metrics(cfg)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
 def test_knn_monitor_writes_its_score(tiny_cfg):
     cfg = tiny_cfg({"RUN.KNN_EVERY": 0.01, "METHOD.NAME": "simsiam"})
     train(cfg)

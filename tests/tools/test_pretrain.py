@@ -1,0 +1,65 @@
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.checkpoint import CheckpointFolder, load
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs/smoke/momentum2_digits.yaml"
+TINY = ["DATA.IMAGE_SIZE", "16", "MODEL.WIDTH", "4", "HEAD.HIDDEN", "16", "HEAD.OUTPUT", "8", "SOLVER.BATCH_SIZE", "8"]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "tools/pretrain.py"), *map(str, arguments)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, check=False)
+
+
+def wait_for(condition, process, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_mistyped_key_is_one_line_and_exit_code_2(tmp_path):
+    done = run("--config", CONFIG, "OUTPUT_DIR", tmp_path / "run", "NORM.TEACHR", "BN")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [line for line in done.stderr.splitlines() if "NORM.TEACHER" in line]
+    assert not (tmp_path / "run").exists()
+
+
+def test_sigterm_saves_says_how_to_resume_and_exits_143(tmp_path):
+    arguments = ["--config", CONFIG, "OUTPUT_DIR", tmp_path, *TINY, "SOLVER.STEPS", 100_000]
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "metrics.jsonl").exists, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "run the same command with --resume" in output
+    assert load(CheckpointFolder(tmp_path / "checkpoints").last())["step"] > 0
+
+
+@pytest.mark.slow
+def test_a_run_killed_and_resumed_ends_with_the_weights_of_one_that_was_not(tmp_path):
+    arguments = ["--config", CONFIG, *TINY, "SOLVER.STEPS", 300, "RUN.CHECKPOINT_EVERY", 20, "DATA.WORKERS", 1]
+    assert run(*arguments, "OUTPUT_DIR", tmp_path / "whole").returncode == 0
+    killed = CheckpointFolder(tmp_path / "killed/checkpoints")
+    process = subprocess.Popen(command(*arguments, "OUTPUT_DIR", tmp_path / "killed"), stdout=subprocess.DEVNULL)
+    wait_for((killed.folder / "last").exists, process)
+    time.sleep(0.1)
+    process.kill()
+    process.wait()
+    assert load(killed.last())["step"] < 300
+    assert run(*arguments, "OUTPUT_DIR", tmp_path / "killed", "--resume").returncode == 0
+    whole = load(CheckpointFolder(tmp_path / "whole/checkpoints").last())["model"]
+    resumed = load(killed.last())["model"]
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
