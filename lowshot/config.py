@@ -8,65 +8,61 @@ def get_cfg() -> CfgNode:
     cfg = CfgNode()
     cfg.OUTPUT_DIR = "outputs/lowshot"
     cfg.SEED = 0
-
-    cfg.DATASETS = CfgNode()
-    cfg.DATASETS.NAME = "imagefolder"  # a name that pretrain.images knows
-    cfg.DATASETS.ROOT = ""
-    cfg.DATASETS.TRAIN = "train"
-    cfg.DATASETS.TEST = "val"
-    cfg.DATASETS.TRAIN_LIST = ""  # of NAME filelist: a file of `path label` lines
-    cfg.DATASETS.TEST_LIST = ""
-    cfg.DATASETS.TITLE = ""  # what records call the test set; "" means NAME and TEST
-    cfg.DATASETS.VARIANT = "placed"  # of the digits' drawings
-    cfg.DATASETS.SEED = 0  # of the digits' drawings
-    cfg.DATASETS.LONG_TAIL = 1.0  # of the training set: the rarest class keeps this share (CIFAR-LT: 0.01)
-
+    cfg.DATASETS = _datasets()
     cfg.INPUT = CfgNode({"IMAGE_SIZE": 224})
-
-    cfg.FEATURES = CfgNode()
-    cfg.FEATURES.LAYER = "pooled"  # or res2, res3, res4, res5: that stage's map, averaged over positions
-    cfg.FEATURES.PRECISION = "bf16"  # autocast; or fp32
-    cfg.FEATURES.BATCH_SIZE = 256
-    cfg.FEATURES.WORKERS = 4
-    cfg.FEATURES.CACHE = ""  # "" means the features folder of the cache root
-
-    cfg.KNN = CfgNode()
-    cfg.KNN.PRESETS = ["eman", "dino"]  # or majority-K, weighted-K; lowshot/knn.py says what they are
-
-    cfg.RETRIEVAL = CfgNode({"TOP": 1000})  # neighbours that count; at most the size of the training set
-
+    cfg.FEATURES = _features()
     cfg.SEARCH = CfgNode()  # of kNN and retrieval
     cfg.SEARCH.PRECISION = "fp32"  # or bf16: faster on large databases, the same neighbours
     cfg.SEARCH.QUERY_CHUNK = 1024
     cfg.SEARCH.DATABASE_CHUNK = 16384
-
-    cfg.SVM = CfgNode()
-    cfg.SVM.PROTOCOL = "imagenet"  # or voc07, inaturalist: lowshot/svm.py says what they are
-    cfg.SVM.SHOTS = [1, 2, 4, 8, 16]  # labelled images per class
-    cfg.SVM.DRAWS = 5
-    cfg.SVM.COSTS = [2.0**power for power in range(-5, 6)]
-    cfg.SVM.SELECT_C = "heldout"  # or test, as the papers did
-    cfg.SVM.HELD_OUT_PER_CLASS = 20  # images that choose C; never fitted, never tested
-    cfg.SVM.SOLVER = "batched"  # or liblinear, the reference: the same problem, slower
-
+    cfg.KNN = CfgNode()
+    cfg.KNN.PRESETS = ["eman", "dino"]  # or majority-K, weighted-K; lowshot/knn.py says what they are
+    cfg.RETRIEVAL = CfgNode({"TOP": 1000})  # neighbours that count; at most the size of the training set
+    cfg.SVM = _svm()
     cfg.LINEAR = _training("eman")
     cfg.LINEAR.CACHED = False  # classifiers on stored features, no augmentation: seconds, other numbers
     cfg.FINETUNE = _training("eman")
     cfg.FINETUNE.FRACTION = 0.01
-
-    cfg.FIXMATCH = _training("eman")
-    cfg.FIXMATCH.FRACTION = 0.1
-    cfg.FIXMATCH.SCHEDULE = "1x"  # or 3x
-    cfg.FIXMATCH.STEPS = 0  # instead of the schedule's epochs
-    cfg.FIXMATCH.UNLABELLED_RATIO = 0  # 0 means the preset's, as for the next three
-    cfg.FIXMATCH.WEIGHT = 0.0
-    cfg.FIXMATCH.THRESHOLD = 0.0
-    cfg.FIXMATCH.MOMENTUM = 0.0  # share of the teacher that is kept
-    cfg.FIXMATCH.BN_MOMENTUM = 0.0  # of the student's BN, share of the new batch
-    cfg.FIXMATCH.STATISTICS_MOMENTUM = -1.0  # of EMAN's statistics; -1 means MOMENTUM, 0 copies the student's
-
+    cfg.FIXMATCH = _fixmatch()
     cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})  # of --weights scratch
     return cfg
+
+
+def _datasets() -> CfgNode:
+    node = CfgNode()
+    node.NAME = "imagefolder"  # a name that pretrain.images knows, or voc07
+    node.ROOT = ""
+    node.TRAIN = "train"
+    node.TEST = "val"
+    node.TRAIN_LIST = ""  # of NAME filelist: a file of `path label` lines
+    node.TEST_LIST = ""
+    node.TITLE = ""  # what records call the test set; "" means NAME and TEST
+    node.VARIANT = "placed"  # of the digits' drawings
+    node.SEED = 0  # of the digits' drawings
+    node.LONG_TAIL = 1.0  # of the training set: the rarest class keeps this share (CIFAR-LT: 0.01)
+    return node
+
+
+def _features() -> CfgNode:
+    node = CfgNode()
+    node.LAYER = "pooled"  # or res2, res3, res4, res5: that stage's map, averaged over positions
+    node.PRECISION = "bf16"  # autocast; or fp32
+    node.BATCH_SIZE = 256
+    node.WORKERS = 4
+    node.CACHE = ""  # "" means the features folder of the cache root
+    return node
+
+
+def _svm() -> CfgNode:
+    node = CfgNode()
+    node.PROTOCOL = "imagenet"  # or voc07, inaturalist: lowshot/svm.py says what they are
+    node.SHOTS = [1, 2, 4, 8, 16]  # labelled images per class
+    node.DRAWS = 5
+    node.COSTS = [2.0**power for power in range(-5, 6)]
+    node.SELECT_C = "heldout"  # or test, as the papers did
+    node.HELD_OUT_PER_CLASS = 20  # images that choose C; never fitted, never tested
+    node.SOLVER = "batched"  # or liblinear, the reference: the same problem, slower
+    return node
 
 
 def _training(preset: str) -> CfgNode:
@@ -80,4 +76,19 @@ def _training(preset: str) -> CfgNode:
     node.EPOCHS = 0.0  # 0 means the preset's; milestones keep their share
     node.BATCH_SIZE = 0  # 0 means the preset's
     node.WORKERS = 4
+    return node
+
+
+def _fixmatch() -> CfgNode:
+    node = _training("eman")
+    node.FRACTION = 0.1
+    node.SCHEDULE = "1x"  # or 3x
+    node.STEPS = 0  # instead of the schedule's epochs
+    # 0 means the preset's in the next five, and -1 in the last
+    node.UNLABELLED_RATIO = 0
+    node.WEIGHT = 0.0
+    node.THRESHOLD = 0.0
+    node.MOMENTUM = 0.0  # share of the teacher that is kept
+    node.BN_MOMENTUM = 0.0  # of running statistics, share of the new batch
+    node.STATISTICS_MOMENTUM = -1.0  # of EMAN's statistics; 0 copies the student's
     return node

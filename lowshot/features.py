@@ -7,6 +7,7 @@ fills its own range of rows, which needs a file system that all of them see.
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -147,29 +148,42 @@ def extract(
     folder = cache / about.key
     _check_entry(folder, about)
     if not (folder / "features.npy").is_file():
-        begin, end = _own_range(len(dataset))
         images = _Transformed(dataset, transform)
         rows = _open_partial(folder, about, source, images[0], len(dataset), device)
-        progress = folder / f"progress.{begin}-{end}"
-        first = begin + (int(progress.read_text()) if progress.is_file() else 0)
-        if first > begin:
-            say(f"features of {name}: going on after {first - begin} of {end - begin} images")
-        own = Subset(images, range(first, end))
-        loader = DataLoader(own, batch_size, num_workers=workers, pin_memory=torch.cuda.is_available())
-        position = first
-        for batch in track(loader, f"features of {name}"):
-            rows[position : position + len(batch)] = (
-                compute(source.network, batch, about.precision, device).cpu().numpy()
-            )
-            position += len(batch)
-            rows.flush()
-            write_text(progress, str(position - begin))
+        _fill(rows, images, source, about, folder, name, batch_size, workers, device)
         _finish(folder, np.asarray(dataset.labels))
     result = FeatureSet(
         np.load(folder / "features.npy", mmap_mode="r"), np.load(folder / "labels.npy"), name, about.weights
     )
     check(result)
     return result
+
+
+def _fill(
+    rows: np.memmap,
+    images: _Transformed,
+    source: Source,
+    about: About,
+    folder: Path,
+    name: str,
+    batch_size: int,
+    workers: int,
+    device: str | torch.device,
+) -> None:
+    """Compute this process's range of rows, from where an earlier run has come to; rows first, then the progress."""
+    begin, end = _own_range(len(images))
+    progress = folder / f"progress.{begin}-{end}"
+    position = begin + (int(progress.read_text()) if progress.is_file() else 0)
+    if position > begin:
+        say(f"features of {name}: going on after {position - begin} of {end - begin} images")
+    own = Subset(images, range(position, end))
+    loader = DataLoader(own, batch_size, num_workers=workers, pin_memory=torch.cuda.is_available())
+    for batch in track(loader, f"features of {name}"):
+        features = compute(source.network, batch, about.precision, device).cpu().numpy()
+        rows[position : position + len(batch)] = features
+        position += len(batch)
+        rows.flush()
+        write_text(progress, str(position - begin))
 
 
 @torch.no_grad()
@@ -214,9 +228,22 @@ def _open_partial(
             stale.unlink()
         width = compute(source.network, example[None], about.precision, device).shape[1]
         np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(count, width)).flush()
+        _reserve(partial)
         write_text(folder / "about.json", json.dumps(asdict(about), indent=1, sort_keys=True))
     distributed.barrier()
     return np.lib.format.open_memmap(partial, mode="r+")
+
+
+def _reserve(file: Path) -> None:
+    """Take the space now, where the system can: a disk that fills up later would kill the process that writes a map."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        with open(file, "r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
+    except OSError as error:
+        file.unlink()
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def _finish(folder: Path, labels: np.ndarray) -> None:

@@ -73,17 +73,7 @@ def evaluate_fixmatch(
     unlabelled_batch = batch * preset.unlabelled_ratio
     total = setting.steps or steps_of(setting.schedule.epochs, len(others), unlabelled_batch)
     log = _Log(folder / "metrics.jsonl")
-    run = Run(
-        modules={"method": method},
-        groups=[{"params": list(method.student.parameters()), "lr": setting.rate * batch / preset.batch_size}],
-        schedule=setting.schedule,
-        total=total,
-        folder=folder / "checkpoints",
-        nesterov=True,
-        weight_decay=preset.weight_decay,
-        after_step=lambda step: method.update_teacher(),
-        log=log.write,
-    )
+    run = _run_of(method, setting, total, folder / "checkpoints", log)
     outer = shared_over_processes(method, device)
 
     def batches(start: int) -> Iterable[Any]:
@@ -102,6 +92,22 @@ def evaluate_fixmatch(
     found = accuracy(network, data.testing(batch), device)
     coverage, right = log.end(max(1, total // 100))
     return FixMatchResult(float(found["top1"]), float(found["top5"]), coverage, right)
+
+
+def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path, log: "_Log") -> Run:
+    preset = setting.preset
+    rate = setting.rate * setting.batch_size / preset.batch_size
+    return Run(
+        modules={"method": method},
+        groups=[{"params": list(method.student.parameters()), "lr": rate}],
+        schedule=setting.schedule,
+        total=total,
+        folder=folder,
+        nesterov=True,
+        weight_decay=preset.weight_decay,
+        after_step=lambda step: method.update_teacher(),
+        log=log.write,
+    )
 
 
 def _teacher_of(student: Classifier, classes: int, preset: FixMatchPreset) -> Classifier | None:

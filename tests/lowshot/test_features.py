@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from dataclasses import replace
@@ -91,6 +92,18 @@ def test_entry_of_other_settings_is_refused(tmp_path):
     described.write_text("{")
     with pytest.raises(InputError, match="is damaged"):
         run(CountingNetwork(), tmp_path)
+
+
+def test_full_disk_is_noticed_before_the_extraction(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    network = CountingNetwork()
+    with pytest.raises(OSError, match="No space left"):
+        run(network, tmp_path)
+    assert network.seen == 1  # the one that tells the number of features
+    assert not list(tmp_path.rglob("*.npy"))
 
 
 def test_nan_features_are_refused(tmp_path):
