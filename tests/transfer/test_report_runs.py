@@ -92,11 +92,18 @@ def test_pictures_beyond_the_budget_are_left_out_and_told(tmp_path: Path, monkey
 
 
 def test_conversion_report_lists_what_was_used_dropped_and_missing(tmp_path: Path):
-    content = {"used": [f"layer{i}" for i in range(10)], "dropped": ["fc.weight"], "missing": [], "family": "ours"}
+    content = {
+        "used": {f"layer{i}": f"res{i}" for i in range(10)},
+        "dropped": {**{f"fc{i}": "the head" for i in range(9)}, "queue": "negatives"},
+        "missing": {},
+        "notes": ["one", "two"],
+        "family": "ours",
+    }
     (tmp_path / "conversion.json").write_text(json.dumps(content))
     (table,) = build(small_records(), runs=read_runs([tmp_path])).conversions
     cells = {row.label: [cell.main for cell in row.cells] for row in table.rows}
-    assert cells["used"][0] == "10"
-    assert cells["used"][1].endswith("… (4 more)")
+    assert cells["used"] == ["10", "layer0 → res0, layer1 → res1, layer2 → res2, layer3 → res3, … (6 more)"]
+    assert cells["dropped"] == ["10", "9 × the head, 1 × negatives"]
     assert cells["missing"] == ["0", ""]
+    assert cells["notes"] == ["2", "one, two"]
     assert cells["family"] == ["", "ours"]
