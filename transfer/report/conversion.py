@@ -27,8 +27,8 @@ def _cells(value: Any) -> tuple[CellView, CellView]:
 def _mapping(value: Mapping[str, Any]) -> str:
     """Keys with what became of them; where many keys share a reason, the reasons with their counts."""
     reasons = Counter(str(item) for item in value.values())
-    if len(reasons) <= LISTED < len(value):
-        return ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    if len(reasons) * 2 <= len(value):
+        return _begun([f"{count} × {reason}" for reason, count in reasons.most_common()])
     return _begun([f"{key} → {item}" for key, item in value.items()])
 
 
