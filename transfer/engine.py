@@ -46,8 +46,8 @@ class Predictions:
 
 
 def results_path(out_dir: str | Path, dataset: str) -> Path:
-    """Where an engine writes a data set's detections. Of ``IMAGES_DIR:FILE.json`` the file's stem is kept."""
-    name = re.split(r"[/\\:]", dataset)[-1].removesuffix(".json")
+    """Where an engine writes a data set's detections. Of a name made of paths only letters, digits, - . _ are kept."""
+    name = re.sub(r"[^\w.-]+", "_", dataset.removesuffix(".json")).strip("_")[-80:]
     return Path(out_dir) / f"results_{name}.json"
 
 

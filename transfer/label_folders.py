@@ -106,20 +106,31 @@ def _cityscapes(name: str, root: Path, split: str) -> SemanticData:
     return SemanticData(name, pairs, tuple(CITYSCAPES), class_of)
 
 
+def _numbered(classes: int) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(classes))
+
+
 def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticData:
     """Find a semantic segmentation dataset.
 
     Args:
         name: `cityscapes_fine_sem_seg_train` or `_val` (below root/cityscapes), or `digit_scenes_sem_seg_train` or
-            `_val` (embedded: background and ten digits).
+            `_val` (embedded: background and ten digits), or `IMAGES_DIR:LABELS_DIR:CLASSES` for any folder of label
+            PNGs with that many classes.
         root: see `transfer.datasets.datasets_root`.
 
     Raises:
         InputError: an unknown name, a missing folder, an image without labels.
     """
     known = [f"{what}_sem_seg_{split}" for what in ("cityscapes_fine", "digit_scenes") for split in ("train", "val")]
+    images, *rest = name.split(":")
+    if len(rest) == 2 and rest[1].isdecimal():
+        return label_folder(name, Path(images).expanduser(), Path(rest[0]).expanduser(), _numbered(int(rest[1])))
     if name not in known:
-        raise InputError(f"expected a semantic segmentation dataset among {', '.join(known)}, found {name!r}")
+        raise InputError(
+            f"expected a semantic segmentation dataset among {', '.join(known)}, or IMAGES_DIR:LABELS_DIR:CLASSES, "
+            f"found {name!r}"
+        )
     split = name.rpartition("_")[2]
     if name.startswith("cityscapes"):
         return _cityscapes(name, datasets_root(root), split)

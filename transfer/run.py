@@ -133,7 +133,7 @@ def _record(
 ) -> None:
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
-    for task, metrics in _scores(cfg, predictions, folder):
+    for task, metrics in _scores(cfg, predictions):
         table(f"{predictions.dataset}, {task}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
         for metric, value in metrics.items():
             records.append(
@@ -150,10 +150,10 @@ def _record(
     say(f"{len(records)} records appended to {file}")
 
 
-def _scores(cfg: CfgNode, predictions: Predictions, folder: Path) -> Iterable[tuple[str, dict[str, float]]]:
+def _scores(cfg: CfgNode, predictions: Predictions) -> Iterable[tuple[str, dict[str, float]]]:
     if _is_semantic(cfg):
         labelled = get_semantic_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
-        truth = folder / f"truth_{predictions.dataset}"
+        truth = predictions.results.with_name(predictions.results.name.replace("results_", "truth_", 1))
         write_truth(labelled, truth)
         found = semantic.evaluate(truth, predictions.results, labelled.classes, cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE)
         yield "semantic", found.metrics

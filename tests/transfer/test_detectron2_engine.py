@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,11 +16,16 @@ pytest.importorskip("detectron2")
 
 from detectron2.config import get_cfg
 
-from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, tiny_config, tiny_samples
+from pretrain.console import Stopped
+from pretrain.errors import InputError
+from tests.transfer.torchvision_engine.test_semantic import labels_config
+from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config, tiny_samples
 from transfer import config
 from transfer.config import add_own_keys
-from transfer.detectron2_engine import build_model, detectron2_config, training_losses
+from transfer.detectron2_engine import Detectron2Engine, build_model, detectron2_config, load_initial, training_losses
+from transfer.initial_weights import InitialWeights
 from transfer.torchvision_engine.models import build_detector
+from transfer.torchvision_engine.run import TorchvisionEngine
 from transfer.torchvision_engine.semantic_run import build_segmentor
 from transfer.torchvision_engine.weights import export_state, load_detector, names
 
@@ -160,13 +168,82 @@ def test_weights_of_each_engine_load_into_the_other(pair, tmp_path):
     ours, theirs = pair
     torch.save({"model": theirs.state_dict()}, tmp_path / "theirs.pth")
     torch.save({"model": export_state(ours)}, tmp_path / "ours.pth")
-    from transfer.detectron2_engine import load_initial
-    from transfer.initial_weights import InitialWeights, read_detector
+    from transfer.initial_weights import read_detector
 
     load_detector(ours, read_detector(tmp_path / "theirs.pth"), "theirs")
     loaded, new = load_initial(theirs, InitialWeights("ours", detector=read_detector(tmp_path / "ours.pth")))
     assert new == []
     assert len(loaded) == len(theirs.state_dict())
+
+
+SHORT = [
+    *("SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "()", "SOLVER.CHECKPOINT_PERIOD", "2"),
+    *("TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"),
+]
+
+
+def test_it_trains_predicts_and_hands_over_to_the_other_engine(tmp_path):
+    cfg = shapes_config("mask_rcnn", tmp_path, *SHORT, *KEEP_ALL)
+    engine = Detectron2Engine()
+    assert engine.unsupported(cfg) is None
+    finetuned = engine.finetune(cfg, "none", 0, tmp_path / "out")
+    theirs = engine.predict(cfg, finetuned.weights, tmp_path / "theirs")[0]
+    ours = TorchvisionEngine().predict(cfg, finetuned.weights, tmp_path / "ours")[0]
+    first, second = (json.loads(p.results.read_text()) for p in (theirs, ours))
+    assert len(first) == len(second) > 0
+    for one, other in zip(first, second, strict=True):
+        assert (one["image_id"], one["category_id"], one["bbox"]) == (
+            other["image_id"],
+            other["category_id"],
+            other["bbox"],
+        )
+        assert one["segmentation"] == other["segmentation"]
+        assert one["score"] == pytest.approx(other["score"], abs=1e-6)
+
+
+def test_its_segmentation_hands_over_to_the_other_engine(tmp_path):
+    bottlenecks = ["MODEL.RESNETS.DEPTH", "50", "MODEL.RESNETS.STEM_OUT_CHANNELS", "64"]
+    bottlenecks += ["MODEL.RESNETS.RES2_OUT_CHANNELS", "256"]
+    cfg = labels_config("stride16", tmp_path, *bottlenecks)
+    finetuned = Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
+    theirs = Detectron2Engine().predict(cfg, finetuned.weights, tmp_path / "theirs")[0]
+    ours = TorchvisionEngine().predict(cfg, finetuned.weights, tmp_path / "ours")[0]
+    files = sorted(theirs.results.iterdir())
+    assert len(files) == 4
+    assert [(ours.results / file.name).read_bytes() for file in files] == [file.read_bytes() for file in files]
+
+
+def test_a_stopped_training_goes_on(tmp_path, monkeypatch):
+    from detectron2.engine import SimpleTrainer
+
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    original = SimpleTrainer.run_step
+
+    def run_step(self):
+        original(self)
+        if self.iter == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(SimpleTrainer, "run_step", run_step)
+    with pytest.raises(Stopped, match="after iteration 2"):
+        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
+    monkeypatch.setattr(SimpleTrainer, "run_step", original)
+    with pytest.raises(InputError, match="--resume"):
+        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
+    finetuned = Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out", resume=True)
+    assert finetuned.weights.is_file()
+
+
+def test_a_backbone_that_is_not_whole_is_refused(tmp_path):
+    theirs = build_model(detectron2_config(tiny_config("mask_rcnn"), seed=0, out_dir=tmp_path))
+    with pytest.raises(InputError, match="covers 1 of the backbone's"):
+        load_initial(theirs, InitialWeights("mine", backbone={"stem.conv1.weight": torch.zeros(32, 3, 7, 7)}))
+
+
+def test_what_it_cannot_run_is_said_before_any_compute():
+    half = tiny_config("mask_rcnn", "SOLVER.AMP.ENABLED", "True")
+    assert "mixed precision on a CPU" in Detectron2Engine().unsupported(half)
+    assert "depth" in Detectron2Engine().unsupported(tiny_config("stride8")).lower()
 
 
 CONFIGS = [path for room in ("transfer", "smoke") for path in sorted((ROOT / "configs" / room).glob("*.yaml"))]
