@@ -27,7 +27,7 @@ RECORDS = st.fixed_dictionaries(
     optional=dict.fromkeys((*OPTIONAL, "reference"), JSON),
 )
 
-VOID = {"meta", "link", "br", "img", "path", "use", "col", "input", "hr", "line", "rect"}
+VOID = {"wbr", "meta", "link", "br", "img", "path", "use", "col", "input", "hr", "line", "rect"}
 
 
 class Balanced(HTMLParser):
