@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fvcore.common.config import CfgNode
 
 from pretrain.errors import InputError
-from pretrain.methods import METHODS, check_teacher, scaled_teacher_momentum
+from pretrain.methods import METHODS, WITH_TEACHER, check_teacher, scaled_teacher_momentum
 from pretrain.optimizers import OPTIMIZERS
 from pretrain.schedules import LR_SCHEDULES, check_choice, learning_rate, scale_to_batch
 from pretrain.subsets import stretched_epochs
@@ -125,7 +125,7 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
         f"learning rate {plan.base_lr:g} = {solver.BASE_LR:g} x {factor:g} (linear scaling from a batch of "
         f"{solver.BASE_BATCH_SIZE}), {plan.warmup} steps of warm-up",
     ]
-    if cfg.METHOD.NAME in ("momentum2", "byol", "moco"):
+    if cfg.METHOD.NAME in WITH_TEACHER:
         rule = "equivalence rule" if cfg.TEACHER.SCALE_MOMENTUM else "not scaled"
         lines.append(f"teacher momentum {plan.momentum_base:g} ({rule}), {cfg.TEACHER.MOMENTUM_SCHEDULE}")
     return lines

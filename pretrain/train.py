@@ -171,9 +171,10 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
                 asked = time.perf_counter()
                 view1, view2, labels = next(batches)
                 waited += time.perf_counter() - asked
-                with _gradient_exchange(model, last=micro == plan.accumulate - 1), _autocast(run):
-                    # Inside: both teacher forwards without gradient, both student forwards, the loss.
-                    outputs = model(view1, view2, labels)
+                with _gradient_exchange(model, last=micro == plan.accumulate - 1):
+                    with _autocast(run):
+                        # Inside: both teacher forwards without gradient, both student forwards, the loss.
+                        outputs = model(view1, view2, labels)
                     run.scaler.scale(outputs["loss"] / plan.accumulate).backward()
                 for name, value in outputs.items():
                     figures[name] = figures.get(name, 0) + value.detach() / plan.accumulate

@@ -21,6 +21,8 @@ from pretrain.methods.supervised import Supervised
 from pretrain.norms import POLICIES, Norm, check_norms
 from pretrain.schedules import MOMENTUM_SCHEDULES, check_choice, scale_to_batch
 
+WITH_TEACHER = ("momentum2", "byol", "moco")
+
 
 class Method(Protocol):
     """What the training loop asks of a method, which is an ``nn.Module`` besides."""
@@ -55,8 +57,7 @@ def scaled_teacher_momentum(cfg: CfgNode) -> float:
 
 def check_teacher(cfg: CfgNode) -> None:
     """Raises InputError for a normalisation, schedule or momentum without meaning."""
-    has_teacher = cfg.METHOD.NAME in ("momentum2", "byol", "moco")
-    check_norms(cfg.NORM.STUDENT, cfg.NORM.TEACHER if has_teacher else None)
+    check_norms(cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else None)
     check_choice("TEACHER.MOMENTUM_SCHEDULE", cfg.TEACHER.MOMENTUM_SCHEDULE, MOMENTUM_SCHEDULES)
     check_choice("TEACHER.MOVES", cfg.TEACHER.MOVES, ("before", "after"))
     check_choice("NORM.ALPHA_SCHEDULE", cfg.NORM.ALPHA_SCHEDULE, MOMENTUM_SCHEDULES)
