@@ -11,7 +11,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from pretrain.files import atomic_path, write_text
 from transfer.annotations import DetectionData
 from transfer.config import add_own_keys
 from transfer.datasets import get_dataset
-from transfer.engine import Finetuned, Predictions, results_path
+from transfer.engine import Finetuned, Predictions, Score, results_path
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector, read_detector, read_initial
 from transfer.label_folders import SemanticData, get_semantic_dataset, label_file, write_truth
 from transfer.torchvision_engine.data import read_pictures
@@ -64,7 +64,9 @@ class Detectron2Engine:
             return "Detectron2's configuration knows float16 only; set SOLVER.AMP.PRECISION float16"
         return None
 
-    def finetune(self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False) -> Finetuned:
+    def finetune(
+        self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
+    ) -> Finetuned:
         """Train by Detectron2's DefaultTrainer; see ``engine.Engine``. Leaves ``model_final.pth`` and its own logs."""
         out_dir = Path(out_dir)
         final = out_dir / "model_final.pth"
@@ -81,25 +83,32 @@ class Detectron2Engine:
                 from detectron2.utils import comm
 
                 comm.create_local_process_group(int(os.environ["LOCAL_WORLD_SIZE"]))
-            return _train(theirs, initial, final, resume)
+            evaluate = None
+            if score is not None and cfg.TEST.EVAL_PERIOD > 0:
+                folder, name = out_dir / "validation", cfg.DATASETS.TEST[0]
+
+                def evaluate(model: nn.Module) -> float:
+                    return score(_predict_one(cfg, theirs, model, name, folder))
+
+            return _train(theirs, initial, final, resume, evaluate)
 
     def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
         """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
         theirs = detectron2_config(cfg, seed=cfg.SEED, out_dir=Path(out_dir))
         model = build_model(theirs)
         load_initial(model, InitialWeights(str(weights), detector=read_detector(weights)))
-        types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
-        found = []
-        for name in cfg.DATASETS.TEST:
-            path = results_path(out_dir, name)
-            if _is_semantic(cfg):
-                labelled = get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
-                seconds = _predict_labels(theirs, model, labelled, path.with_suffix(""))
-                found.append(Predictions(path.with_suffix(""), name, ("mIoU",), self.name, seconds))
-                continue
-            seconds = _predict(theirs, model, get_dataset(name, cfg.DATASETS.ROOT or None), path)
-            found.append(Predictions(path, name, types, self.name, seconds))
-        return found
+        return [_predict_one(cfg, theirs, model, name, Path(out_dir)) for name in cfg.DATASETS.TEST]
+
+
+def _predict_one(cfg: CfgNode, theirs: Any, model: nn.Module, name: str, out_dir: Path) -> Predictions:
+    """Detections (or label PNGs) of one data set."""
+    path, engine = results_path(out_dir, name), Detectron2Engine.name
+    if _is_semantic(cfg):
+        labelled, folder = get_semantic_dataset(name, cfg.DATASETS.ROOT or None), path.with_suffix("")
+        return Predictions(folder, name, ("mIoU",), engine, _predict_labels(theirs, model, labelled, folder))
+    types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+    seconds = _predict(theirs, model, get_dataset(name, cfg.DATASETS.ROOT or None), path)
+    return Predictions(path, name, types, engine, seconds)
 
 
 def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
@@ -298,9 +307,18 @@ def _compressed(segmentation: Any) -> Any:
     return segmentation
 
 
-def _train(theirs: Any, initial: InitialWeights, final: Path, resume: bool) -> Finetuned:
-    """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written."""
-    from detectron2.engine import DefaultTrainer, HookBase, defaults
+def _train(
+    theirs: Any,
+    initial: InitialWeights,
+    final: Path,
+    resume: bool,
+    evaluate: Callable[[nn.Module], float] | None,
+) -> Finetuned:
+    """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written.
+
+    ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
+    """
+    from detectron2.engine import DefaultTrainer, HookBase, defaults, hooks
     from detectron2.utils.env import seed_all_rng
 
     _register()
@@ -312,7 +330,11 @@ def _train(theirs: Any, initial: InitialWeights, final: Path, resume: bool) -> F
 
         @classmethod
         def test(cls, cfg: Any, model: nn.Module, evaluators: Any = None) -> dict[str, Any]:
-            return {}
+            if evaluate is None:
+                return {}
+            value = evaluate(_plain(model))
+            model.train()
+            return {"score": value}
 
         @classmethod
         def build_train_loader(cls, cfg: Any) -> Any:
@@ -341,6 +363,9 @@ def _train(theirs: Any, initial: InitialWeights, final: Path, resume: bool) -> F
         trainer = Trainer(theirs)
         loaded, new = load_initial(_plain(trainer.model), initial)
         trainer.resume_or_load(resume=resume)
+        if evaluate is not None and is_main():
+            period = theirs.TEST.EVAL_PERIOD
+            trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
         trainer.register_hooks([StopHook()])
         begun, first = time.monotonic(), trainer.start_iter
         trainer.train()

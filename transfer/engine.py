@@ -6,6 +6,7 @@ Scoring is outside both engines, so that their numbers compare like with like.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +46,10 @@ class Predictions:
     notes: tuple[str, ...] = field(default=())
 
 
+#: A number from predictions, higher is better: what "best" means. Given from outside, because engines do not score.
+Score = Callable[[Predictions], float]
+
+
 def results_path(out_dir: str | Path, dataset: str) -> Path:
     """Where an engine writes a data set's detections. Of a name made of paths only letters, digits, - . _ are kept."""
     name = re.sub(r"[^\w.-]+", "_", dataset.removesuffix(".json")).strip("_")[-80:]
@@ -60,8 +65,13 @@ class Engine(Protocol):
         """Why this engine cannot run the config here, or None. No compute; asked before anything else."""
         ...
 
-    def finetune(self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False) -> Finetuned:
-        """Train a detector from a backbone's (or a detector's) weights; ``none`` means random initialisation."""
+    def finetune(
+        self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
+    ) -> Finetuned:
+        """Train a detector from a backbone's (or a detector's) weights; ``none`` means random initialisation.
+
+        With TEST.EVAL_PERIOD and ``score`` the best detector so far is kept as ``model_best.pth``.
+        """
         ...
 
     def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:

@@ -113,7 +113,12 @@ def _trial(
     if request.eval_only:
         final = Path(request.weights)
     else:
-        finetuned = engine.finetune(cfg, request.weights, seed, folder, resume=request.resume)
+
+        def main_score(predictions: Predictions) -> float:
+            _, metrics = next(iter(_scores(cfg, predictions)))
+            return next(iter(metrics.values()))
+
+        finetuned = engine.finetune(cfg, request.weights, seed, folder, resume=request.resume, score=main_score)
         final = finetuned.weights
         if finetuned.seconds_per_step == finetuned.seconds_per_step:
             say(f"{finetuned.seconds_per_step:.3f} s per iteration")

@@ -110,3 +110,14 @@ def test_checking_the_data_writes_a_histogram_and_examples(tmp_path):
     written = {path.name.split("_", 1)[-1] for path in (tmp_path / "out/data").iterdir()}
     assert sum(name.endswith("classes.csv") for name in written) == 1
     assert sum(bool(re.search(r"_example_\d\.png$", name)) for name in written) == 2
+
+
+def test_the_best_detector_of_a_training_is_kept(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.MAX_ITER", "4", "TEST.EVAL_PERIOD", "2")
+    run(cfg, Request("none"))
+    note = json.loads((tmp_path / "out/model_best.json").read_text())
+    assert note["iteration"] in (2, 4)
+    again = shapes_config("retinanet", tmp_path, *SHORT, "OUTPUT_DIR", str(tmp_path / "eval"))
+    run(again, Request(str(tmp_path / "out/model_best.pth"), eval_only=True))
+    value = next(r["value"] for r in results.read(tmp_path / "eval/results.jsonl")[0] if r["metric"] == "AP")
+    assert value == pytest.approx(note["score"])

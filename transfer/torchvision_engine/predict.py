@@ -27,7 +27,9 @@ def predict(detector: Detector, data: PictureList, mapper: Mapper, path: Path, w
     """
     detector.eval()
     mine = data.pictures[rank() :: world_size()]
-    loader = torch.utils.data.DataLoader(TestSamples(mine, mapper), batch_size=1, num_workers=workers, collate_fn=list)
+    loader = torch.utils.data.DataLoader(
+        TestSamples(mine, mapper), batch_size=1, num_workers=workers, collate_fn=list, generator=torch.Generator()
+    )
     entries: list[dict[str, Any]] = []
     begun = time.monotonic()
     with torch.no_grad(), ProgressLine("predict", len(mine)) as progress:

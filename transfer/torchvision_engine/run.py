@@ -15,14 +15,16 @@ from pretrain.console import say
 from pretrain.distributed import barrier, is_main, local_rank, process_group, rank, world_size
 from pretrain.errors import InputError
 from transfer.datasets import get_dataset
-from transfer.engine import Finetuned, Predictions, results_path
+from transfer.engine import Finetuned, Predictions, Score, results_path
 from transfer.initial_weights import InitialWeights, read_detector, read_initial
 from transfer.torchvision_engine import semantic_run, solver, training_state
+from transfer.torchvision_engine.best import BestKeeper
 from transfer.torchvision_engine.data import Mapper, PictureList, TrainingSamples, read_pictures, with_objects
 from transfer.torchvision_engine.models import Detector, build_detector
 from transfer.torchvision_engine.predict import predict
 from transfer.torchvision_engine.sampling import TrainingBatches, repeat_factors
 from transfer.torchvision_engine.semantic import Segmentor
+from transfer.torchvision_engine.semantic_data import predict_labels
 from transfer.torchvision_engine.train import Training, train
 from transfer.torchvision_engine.training_state import Position
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
@@ -58,11 +60,13 @@ class TorchvisionEngine:
         reason = next((reason for fine, reason in checks if not fine), None)
         return semantic_run.unsupported(cfg) if reason is None and _is_semantic(cfg) else reason
 
-    def finetune(self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False) -> Finetuned:
+    def finetune(
+        self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
+    ) -> Finetuned:
         """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and the last checkpoint."""
         device = device_of(cfg)
         with process_group(device):
-            return _finetune(cfg, weights, seed, Path(out_dir), resume, device)
+            return _finetune(cfg, weights, seed, Path(out_dir), resume, device, score)
 
     def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
         """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
@@ -70,19 +74,20 @@ class TorchvisionEngine:
         detector = build(cfg)
         load_detector(detector, read_detector(weights), str(weights))
         detector.to(device)
-        mapper = mapper_of(cfg, train=False)
-        if isinstance(detector, Segmentor):
-            with process_group(device):
-                return semantic_run.predict(cfg, detector, mapper, Path(out_dir), self.name)
-        types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
-        found = []
         with process_group(device):
-            for name in cfg.DATASETS.TEST:
-                data = _pictures(cfg, name)
-                path = results_path(out_dir, name)
-                seconds = predict(detector, data, mapper, path, cfg.DATALOADER.NUM_WORKERS)
-                found.append(Predictions(path, name, types, self.name, seconds))
-        return found
+            return [_predict(cfg, detector, name, Path(out_dir)) for name in cfg.DATASETS.TEST]
+
+
+def _predict(cfg: CfgNode, detector: Detector, name: str, out_dir: Path) -> Predictions:
+    """Detections (or label PNGs) of one data set."""
+    mapper, path, workers = mapper_of(cfg, train=False), results_path(out_dir, name), cfg.DATALOADER.NUM_WORKERS
+    if isinstance(detector, Segmentor):
+        folder = path.with_suffix("")
+        seconds = predict_labels(detector, semantic_run.open_data(cfg, name), mapper, folder, workers)
+        return Predictions(folder, name, ("mIoU",), TorchvisionEngine.name, seconds)
+    types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+    seconds = predict(detector, _pictures(cfg, name), mapper, path, workers)
+    return Predictions(path, name, types, TorchvisionEngine.name, seconds)
 
 
 def _is_semantic(cfg: CfgNode) -> bool:
@@ -216,7 +221,9 @@ def _schedule(cfg: CfgNode) -> Callable[[int], float]:
     )
 
 
-def _finetune(cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool, device: torch.device) -> Finetuned:
+def _finetune(
+    cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool, device: torch.device, score: Score | None
+) -> Finetuned:
     out_dir.mkdir(parents=True, exist_ok=True)
     final, last = out_dir / "model_final.pth", training_state.last(out_dir)
     if resume and final.is_file():
@@ -234,8 +241,12 @@ def _finetune(cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool
         training.position = training_state.resume(last, detector, training.optimizer, training.scaler, cfg, device)
         say(f"going on after iteration {training.position.step} of {last}")
     loader = training_loader(cfg, seed, training.position.step)
-    position, seconds = train(training, loader, cfg, out_dir)
+    evaluate = None
+    if score is not None and cfg.TEST.EVAL_PERIOD > 0:
+        first = cfg.DATASETS.TEST[0]
+        evaluate = BestKeeper(detector, lambda folder: _predict(cfg, detector, first, folder), score, out_dir)
+    position, seconds = train(training, loader, cfg, out_dir, evaluate)
     if is_main():
-        training_state.save_final(out_dir, detector, position)
+        training_state.save_weights(final, detector, position)
     barrier()
     return Finetuned(final, position.loaded, position.new, seconds)

@@ -102,7 +102,9 @@ def predict_labels(model: Segmentor, data: SemanticData, mapper: Mapper, folder:
     """Write one label PNG an image to ``folder``; seconds per image. Several processes share the images."""
     model.eval()
     mine = pictures_of(data)[rank() :: world_size()]
-    loader = DataLoader(_TestSamples(mine, mapper), batch_size=1, num_workers=workers, collate_fn=list)
+    loader = DataLoader(
+        _TestSamples(mine, mapper), batch_size=1, num_workers=workers, collate_fn=list, generator=torch.Generator()
+    )
     begun = time.monotonic()
     with torch.no_grad(), ProgressLine("predict", len(mine)) as progress:
         for samples in loader:

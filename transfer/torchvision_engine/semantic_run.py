@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch.utils.data import ConcatDataset, DataLoader
 from pretrain.backbones import build_backbone
 from pretrain.distributed import rank, world_size
 from pretrain.errors import InputError
-from transfer.engine import Predictions, results_path
 from transfer.label_folders import SemanticData, get_semantic_dataset
 from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.data import Mapper
@@ -20,7 +18,7 @@ from transfer.torchvision_engine.layers import norm_layer
 from transfer.torchvision_engine.models import architecture_of
 from transfer.torchvision_engine.sampling import Draw, TrainingBatches
 from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
-from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples, predict_labels
+from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples
 from transfer.torchvision_engine.structures import Sample
 
 META_ARCHITECTURE = "SemanticSegmentor"
@@ -118,13 +116,3 @@ def training_loader(cfg: CfgNode, mapper: Mapper, seed: int, start: int) -> Data
         collate_fn=list,
         generator=torch.Generator(),
     )
-
-
-def predict(cfg: CfgNode, model: Segmentor, mapper: Mapper, out_dir: Path, engine: str) -> list[Predictions]:
-    """Label PNGs of every data set in DATASETS.TEST."""
-    found = []
-    for name in cfg.DATASETS.TEST:
-        folder = results_path(out_dir, name).with_suffix("")
-        seconds = predict_labels(model, open_data(cfg, name), mapper, folder, cfg.DATALOADER.NUM_WORKERS)
-        found.append(Predictions(folder, name, ("mIoU",), engine, seconds))
-    return found

@@ -44,9 +44,15 @@ class Training:
 
 
 def train(
-    training: Training, batches: Iterable[Sequence[Sample]], cfg: CfgNode, out_dir: Path
+    training: Training,
+    batches: Iterable[Sequence[Sample]],
+    cfg: CfgNode,
+    out_dir: Path,
+    evaluate: Callable[[Position], None] | None = None,
 ) -> tuple[Position, float]:
     """Train to SOLVER.MAX_ITER, then recompute BN statistics if TEST.PRECISE_BN asks for it.
+
+    ``evaluate`` is called every TEST.EVAL_PERIOD iterations.
 
     Returns:
         The final position, and the mean seconds per iteration.
@@ -76,6 +82,8 @@ def train(
             ending = any_rank(bool(stop), detector.device)
             if ending or (step + 1) % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or step + 1 == total:
                 _save(out_dir, training, position, cfg)
+            if evaluate is not None and not ending and (step + 1) % cfg.TEST.EVAL_PERIOD == 0:
+                evaluate(position)
             if ending:
                 raise Stopped(
                     f"stopped after iteration {step + 1}; go on with the same command and --resume", stop.exit_code

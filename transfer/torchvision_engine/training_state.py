@@ -115,9 +115,8 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
             yield f"{name} was {old!r} and is {new!r}"
 
 
-def save_final(folder: Path, detector: Detector, position: Position) -> Path:
-    """Write ``model_final.pth``: weights only, as Detectron2 names and reads them."""
-    path = folder / "model_final.pth"
+def save_weights(path: Path, detector: Detector, position: Position) -> Path:
+    """Write a detector's weights alone, as Detectron2 names and reads them."""
     content: dict[str, Any] = {"model": export_state(detector), "iteration": position.step - 1}
     content |= {"loaded": list(position.loaded), "new": list(position.new)}
     with atomic_path(path) as temporary:
@@ -126,6 +125,6 @@ def save_final(folder: Path, detector: Detector, position: Position) -> Path:
 
 
 def read_final(path: Path) -> tuple[dict[str, Tensor], Position]:
-    """The weights of ``save_final`` and where they came from."""
+    """The weights of ``save_weights`` and where they came from."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     return content["model"], Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))

@@ -1,0 +1,48 @@
+"""The best detector of a training by its score on the first test set, looked at every TEST.EVAL_PERIOD iterations.
+
+BN uses its running statistics here; exact ones are computed at the end of the training only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from pretrain.console import say
+from pretrain.distributed import barrier, is_main
+from pretrain.files import write_text
+from transfer.engine import Predictions, Score
+from transfer.torchvision_engine import training_state
+from transfer.torchvision_engine.models import Detector
+from transfer.torchvision_engine.training_state import Position
+
+NAME = "model_best.pth"
+
+
+class BestKeeper:
+    """Scores the detector and keeps ``model_best.pth`` with ``model_best.json`` (score and iteration).
+
+    Args:
+        predict: detections of the first test set in a folder.
+        score: a number from them, higher is better.
+    """
+
+    def __init__(self, detector: Detector, predict: Callable[[Path], Predictions], score: Score, out_dir: Path) -> None:
+        self.detector, self.predict, self.score, self.out_dir = detector, predict, score, out_dir
+        self.note = out_dir / NAME.replace(".pth", ".json")
+        known = json.loads(self.note.read_text(encoding="utf-8")) if self.note.is_file() else {}
+        self.best = float(known.get("score", float("-inf")))
+
+    def __call__(self, position: Position) -> None:
+        """Score the detector as it is, in evaluation mode, and leave it in training mode."""
+        predictions = self.predict(self.out_dir / "validation")
+        self.detector.train()
+        if is_main():
+            value = self.score(predictions)
+            say(f"iteration {position.step}: {predictions.dataset} {value:.2f} (best {max(value, self.best):.2f})")
+            if value > self.best:
+                self.best = value
+                training_state.save_weights(self.out_dir / NAME, self.detector, position)
+                write_text(self.note, json.dumps({"score": value, "iteration": position.step}))
+        barrier()
