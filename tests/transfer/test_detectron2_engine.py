@@ -259,3 +259,17 @@ def test_every_config_merges_into_detectron2_as_a_file_and_as_settings(file, tmp
     for key in ("MODEL.ROI_HEADS.NAME", "SOLVER.STEPS", "SOLVER.BASE_LR", "MODEL.ANCHOR_GENERATOR.SIZES"):
         values = [functools.reduce(operator.getitem, key.split("."), one) for one in (merged, theirs, cfg)]
         assert values[0] == values[1] == values[2], key
+
+
+def test_the_best_detector_is_kept(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "TEST.EVAL_PERIOD", "2")
+    seen = []
+
+    def score(predictions):
+        seen.append(predictions.engine)
+        return float(len(seen) == 1)
+
+    Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out", score=score)
+    assert len(seen) >= 2
+    best = torch.load(tmp_path / "out/model_best.pth", weights_only=True)
+    assert best["iteration"] == 1
