@@ -7,6 +7,7 @@ is an error and not silently without effect.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,6 +85,19 @@ def get_cfg() -> CfgNode:
 def load(file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
     """Defaults, a YAML file with its ``_BASE_``, then KEY VALUE pairs; frozen. Mistakes raise InputError."""
     return load_config(get_cfg(), file, overrides)
+
+
+def num_classes(cfg: CfgNode) -> tuple[str, int]:
+    """The key that holds the class count of a config's network, and its value."""
+    section = {"RetinaNet": "RETINANET", "FCOS": "FCOS", "SemanticSegmentor": "SEM_SEG_HEAD"}
+    name = section.get(cfg.MODEL.META_ARCHITECTURE, "ROI_HEADS")
+    return f"MODEL.{name}.NUM_CLASSES", cfg.MODEL[name].NUM_CLASSES
+
+
+def synchronises_on_cpu(cfg: CfgNode) -> bool:
+    """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return several and cfg.MODEL.DEVICE == "cpu" and "SyncBN" in cfg.dump()
 
 
 def _model(cfg: CfgNode) -> None:

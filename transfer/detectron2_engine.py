@@ -21,12 +21,12 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from torch import Tensor, nn
 
-from pretrain.console import ProgressLine, Stopped, say, stop_signals
+from pretrain.console import ProgressLine, Stopped, StopSignal, say, stop_signals
 from pretrain.distributed import any_rank, barrier, is_main, process_group, rank, world_size
 from pretrain.errors import InputError
 from pretrain.files import atomic_path, write_text
 from transfer.annotations import DetectionData
-from transfer.config import add_own_keys
+from transfer.config import add_own_keys, synchronises_on_cpu
 from transfer.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, Score, results_path
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector, read_detector, read_initial
@@ -58,6 +58,8 @@ class Detectron2Engine:
             return "Detectron2 is not installed"
         if _is_semantic(cfg) and cfg.MODEL.RESNETS.DEPTH in _SMALL:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
+        if synchronises_on_cpu(cfg):
+            return "SyncBN over several processes needs GPUs; use BN, or one process"
         if cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.ENABLED:
             return "Detectron2 refuses mixed precision on a CPU"
         if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.PRECISION != "float16":
@@ -307,27 +309,42 @@ def _compressed(segmentation: Any) -> Any:
     return segmentation
 
 
-def _train(
-    theirs: Any,
-    initial: InitialWeights,
-    final: Path,
-    resume: bool,
-    evaluate: Callable[[nn.Module], float] | None,
-) -> Finetuned:
+Evaluate = Callable[[nn.Module], float]
+
+
+def _train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
     """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written.
 
     ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
     """
-    from detectron2.engine import DefaultTrainer, HookBase, defaults, hooks
+    from detectron2.engine import defaults, hooks
     from detectron2.utils.env import seed_all_rng
 
     _register()
     if theirs.MODEL.DEVICE == "cpu":  # on a CPU DDP takes no device ids, but Detectron2 always gives some
         defaults.create_ddp_model = functools.partial(_create_ddp_model(), device_ids=None)
+    seed_all_rng(theirs.SEED + rank())
+    with stop_signals() as stop:
+        trainer = _trainer_class(evaluate)(theirs)
+        loaded, new = load_initial(_plain(trainer.model), initial)
+        trainer.resume_or_load(resume=resume)
+        if evaluate is not None and is_main():
+            period = theirs.TEST.EVAL_PERIOD
+            trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
+        trainer.register_hooks([_stop_hook(stop, torch.device(theirs.MODEL.DEVICE))])
+        begun, first = time.monotonic(), trainer.start_iter
+        trainer.train()
+    barrier()
+    seconds = (time.monotonic() - begun) / max(theirs.SOLVER.MAX_ITER - first, 1)
+    return Finetuned(final, tuple(loaded), tuple(new), seconds)
+
+
+def _trainer_class(evaluate: Evaluate | None) -> Any:
+    """DefaultTrainer that leaves scoring to this project and reads label images as DeepLab's own trainer does."""
+    from detectron2.engine import DefaultTrainer
+    from detectron2.projects.deeplab import build_lr_scheduler
 
     class Trainer(DefaultTrainer):
-        """DefaultTrainer that leaves scoring to this project."""
-
         @classmethod
         def test(cls, cfg: Any, model: nn.Module, evaluators: Any = None) -> dict[str, Any]:
             if evaluate is None:
@@ -342,36 +359,36 @@ def _train(
 
         @classmethod
         def build_lr_scheduler(cls, cfg: Any, optimizer: torch.optim.Optimizer) -> Any:
-            from detectron2.projects.deeplab import build_lr_scheduler
-
             return build_lr_scheduler(cfg, optimizer)
 
-    class StopHook(HookBase):
-        """Leaves the loop after the step in which a signal came."""
+    return Trainer
 
+
+def _stop_hook(stop: StopSignal, device: torch.device) -> Any:
+    """Leaves the loop after the step in which a signal came, with a checkpoint written."""
+    from detectron2.engine import HookBase
+
+    class StopHook(HookBase):
         def after_step(self) -> None:
-            if any_rank(bool(stop), torch.device(theirs.MODEL.DEVICE)):
+            if any_rank(bool(stop), device):
                 done = self.trainer.iter + 1
                 if is_main():
                     self.trainer.checkpointer.save(f"model_{done - 1:07d}", iteration=done - 1)
-                raise Stopped(
-                    f"stopped after iteration {done}; go on with the same command and --resume", stop.exit_code
-                )
+                message = f"stopped after iteration {done}; go on with the same command and --resume"
+                raise Stopped(message, stop.exit_code)
 
-    seed_all_rng(theirs.SEED + rank())
-    with stop_signals() as stop:
-        trainer = Trainer(theirs)
-        loaded, new = load_initial(_plain(trainer.model), initial)
-        trainer.resume_or_load(resume=resume)
-        if evaluate is not None and is_main():
-            period = theirs.TEST.EVAL_PERIOD
-            trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
-        trainer.register_hooks([StopHook()])
-        begun, first = time.monotonic(), trainer.start_iter
-        trainer.train()
-    barrier()
-    seconds = (time.monotonic() - begun) / max(theirs.SOLVER.MAX_ITER - first, 1)
-    return Finetuned(final, tuple(loaded), tuple(new), seconds)
+    return StopHook()
+
+
+@functools.cache
+def _create_ddp_model() -> Any:
+    from detectron2.engine import defaults
+
+    return defaults.create_ddp_model
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def _semantic_loader(cfg: Any) -> Any:
@@ -389,17 +406,6 @@ def _semantic_loader(cfg: Any) -> Any:
     if i.RANDOM_FLIP == "horizontal":
         steps.append(T.RandomFlip())
     return build_detection_train_loader(cfg, mapper=DatasetMapper(cfg, is_train=True, augmentations=steps))
-
-
-@functools.cache
-def _create_ddp_model() -> Any:
-    from detectron2.engine import defaults
-
-    return defaults.create_ddp_model
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], list[str]]:

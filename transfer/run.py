@@ -15,6 +15,7 @@ from pretrain.distributed import is_main
 from pretrain.errors import InputError
 from pretrain.files import weights_name, write_text
 from transfer import results
+from transfer.config import num_classes
 from transfer.data_overview import write_overview
 from transfer.datasets import check, get_dataset
 from transfer.engine import Engine, Predictions, choose_engine
@@ -56,6 +57,7 @@ def check_data(cfg: CfgNode) -> None:
             _check_labels(cfg, name)
             continue
         data = get_dataset(name, cfg.DATASETS.ROOT or None)
+        _check_count(cfg, name, len(data.classes))
         for problem in check(data):
             warn(f"{name}: {problem}")
         say(f"{name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
@@ -68,9 +70,16 @@ def _is_semantic(cfg: CfgNode) -> bool:
     return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
 
 
+def _check_count(cfg: CfgNode, name: str, found: int) -> None:
+    key, count = num_classes(cfg)
+    if count != found:
+        raise InputError(f"{key} is {count}, but {name} has {found} classes; set {key} {found}")
+
+
 def _check_labels(cfg: CfgNode, name: str) -> None:
     """Read every label file; InputError names a bad one."""
     data = get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
+    _check_count(cfg, name, len(data.classes))
     for index in range(len(data.pairs)):
         data.labels(index)
     say(f"{name}: {len(data.pairs)} images, {len(data.classes)} classes, checked")

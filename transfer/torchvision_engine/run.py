@@ -14,6 +14,7 @@ from pretrain.backbones import DEPTHS
 from pretrain.console import say
 from pretrain.distributed import barrier, is_main, local_rank, process_group, rank, world_size
 from pretrain.errors import InputError
+from transfer.config import synchronises_on_cpu
 from transfer.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, Score, results_path
 from transfer.initial_weights import InitialWeights, read_detector, read_initial
@@ -47,15 +48,15 @@ class TorchvisionEngine:
             (f"resnet{cfg.MODEL.RESNETS.DEPTH}" in DEPTHS, f"MODEL.RESNETS.DEPTH is none of {_depths()}"),
             (_is_semantic(cfg) or cfg.MODEL.RESNETS.RES5_DILATION == 1, "MODEL.RESNETS.RES5_DILATION other than 1"),
             (_is_semantic(cfg) or not cfg.INPUT.CROP.ENABLED, "INPUT.CROP is for semantic segmentation only"),
-            (cfg.MODEL.RESNETS.WIDTH_PER_GROUP == 64 or cfg.MODEL.RESNETS.DEPTH < 50, "WIDTH_PER_GROUP other than 64"),
+            (
+                _widths_agree(cfg),
+                "MODEL.RESNETS: RES2_OUT_CHANNELS and WIDTH_PER_GROUP do not follow STEM_OUT_CHANNELS",
+            ),
             (
                 not (cfg.SOLVER.AMP.ENABLED and cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.PRECISION == "float16"),
                 "float16 needs a GPU; set SOLVER.AMP.PRECISION bfloat16",
             ),
-            (
-                not (world_size() > 1 and cfg.MODEL.DEVICE == "cpu" and "SyncBN" in cfg.dump()),
-                "SyncBN over several processes needs GPUs; use BN, or one process",
-            ),
+            (not synchronises_on_cpu(cfg), "SyncBN over several processes needs GPUs; use BN, or one process"),
         )
         reason = next((reason for fine, reason in checks if not fine), None)
         return semantic_run.unsupported(cfg) if reason is None and _is_semantic(cfg) else reason
@@ -99,6 +100,16 @@ def build(cfg: CfgNode) -> Detector:
     return semantic_run.build_segmentor(cfg) if _is_semantic(cfg) else build_detector(cfg)
 
 
+def _widths_agree(cfg: CfgNode) -> bool:
+    """Whether the three widths are those of one ResNet: all stages as many times wider than the paper's."""
+    resnets = cfg.MODEL.RESNETS
+    bottlenecks = resnets.DEPTH >= 50
+    wanted = resnets.STEM_OUT_CHANNELS * (4 if bottlenecks else 1)
+    return wanted == resnets.RES2_OUT_CHANNELS and (
+        not bottlenecks or resnets.WIDTH_PER_GROUP == resnets.STEM_OUT_CHANNELS
+    )
+
+
 def _depths() -> str:
     return ", ".join(name.removeprefix("resnet") for name in DEPTHS)
 
@@ -123,25 +134,8 @@ def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
     )
 
 
-def num_classes_of(cfg: CfgNode) -> tuple[str, int]:
-    """The key that holds the class count of a config's detector, and its value."""
-    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
-        return "MODEL.RETINANET.NUM_CLASSES", cfg.MODEL.RETINANET.NUM_CLASSES
-    if cfg.MODEL.META_ARCHITECTURE == "FCOS":
-        return "MODEL.FCOS.NUM_CLASSES", cfg.MODEL.FCOS.NUM_CLASSES
-    return "MODEL.ROI_HEADS.NUM_CLASSES", cfg.MODEL.ROI_HEADS.NUM_CLASSES
-
-
 def _pictures(cfg: CfgNode, name: str) -> PictureList:
-    data = get_dataset(name, cfg.DATASETS.ROOT or None)
-    pictures = read_pictures(data)
-    key, count = num_classes_of(cfg)
-    if count != len(pictures.category_ids):
-        raise InputError(
-            f"{key} is {count}, but {name} has {len(pictures.category_ids)} classes; "
-            f"set {key} {len(pictures.category_ids)}"
-        )
-    return pictures
+    return read_pictures(get_dataset(name, cfg.DATASETS.ROOT or None))
 
 
 def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:

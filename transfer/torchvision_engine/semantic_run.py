@@ -10,7 +10,6 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from pretrain.backbones import build_backbone
 from pretrain.distributed import rank, world_size
-from pretrain.errors import InputError
 from transfer.label_folders import SemanticData, get_semantic_dataset
 from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.data import Mapper
@@ -77,15 +76,8 @@ def build_segmentor(cfg: CfgNode) -> Segmentor:
 
 
 def open_data(cfg: CfgNode, name: str) -> SemanticData:
-    """A data set of the config, with its class count compared to the config's."""
-    data = get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
-    count = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
-    if count != len(data.classes):
-        raise InputError(
-            f"MODEL.SEM_SEG_HEAD.NUM_CLASSES is {count}, but {name} has {len(data.classes)} classes; "
-            f"set MODEL.SEM_SEG_HEAD.NUM_CLASSES {len(data.classes)}"
-        )
-    return data
+    """A data set of the config."""
+    return get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
 
 
 class _Joined(ConcatDataset[Sample]):
