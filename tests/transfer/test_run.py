@@ -121,3 +121,33 @@ def test_the_best_detector_of_a_training_is_kept(tmp_path):
     run(again, Request(str(tmp_path / "out/model_best.pth"), eval_only=True))
     value = next(r["value"] for r in results.read(tmp_path / "eval/results.jsonl")[0] if r["metric"] == "AP")
     assert value == pytest.approx(note["score"])
+
+
+def test_widths_that_belong_to_no_one_network_are_refused(tmp_path):
+    with pytest.raises(InputError, match="RES2_OUT_CHANNELS and WIDTH_PER_GROUP"):
+        choose_engine("torchvision", shapes_config("mask_rcnn", tmp_path, "MODEL.RESNETS.RES2_OUT_CHANNELS", "64"))
+
+
+def test_norms_that_cannot_be_synchronised_are_refused(tmp_path, monkeypatch):
+    cfg = shapes_config("mask_rcnn", tmp_path, "MODEL.RESNETS.NORM", "SyncBN")
+    choose_engine("torchvision", cfg)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="SyncBN over several processes needs GPUs"):
+        choose_engine("torchvision", cfg)
+
+
+def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
+    from transfer.datasets import get_dataset
+    from transfer.engine import Predictions
+    from transfer.run import score
+
+    data = get_dataset("digit_scenes_lt_val")
+    truth = data.load()["annotations"]
+    keys = ("image_id", "category_id", "bbox", "segmentation")
+    found = [{"score": 0.9, **{key: annotation[key] for key in keys}} for annotation in truth]
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    predictions = Predictions(tmp_path / "results.json", data.name, ("bbox", "segm"), "torchvision")
+    scores = dict(score(data.kind, str(data.annotation_file), predictions, 300))
+    assert set(scores) == {"lvis/bbox", "lvis/segm"}
+    assert scores["lvis/segm"]["AP"] == pytest.approx(100.0)
+    assert {"APr", "APc", "APf"} <= set(scores["lvis/bbox"])
