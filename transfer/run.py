@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,22 +90,63 @@ def run(cfg: CfgNode, request: Request) -> None:
     """All trials of a config. What a results file holds already is not done again."""
     engine, why = choose_engine(cfg.ENGINE, cfg)
     say(why)
+    check_settings(cfg)
+    if request.eval_only and request.weights.lower() == "none":
+        raise InputError("expected a trained detector (model_final.pth) with --eval-only, found --weights none")
+    initial = read_initial(request.weights)  # before the data: a wrong file is refused at once
     check_data(cfg)
-    initial = read_initial(request.weights)
     checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256, "network": initial.network}
     for trial in range(cfg.TRIALS):
         folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
         _trial(cfg, request, engine, checkpoint, trial, folder)
 
 
-def identity(cfg: CfgNode) -> str:
-    """Hash of the settings that decide numbers."""
+def check_settings(cfg: CfgNode) -> None:
+    """Raises InputError for counts that would train or evaluate nothing."""
+    for key, value in (
+        ("TRIALS", cfg.TRIALS),
+        ("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER),
+        ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH),
+        ("SOLVER.CHECKPOINT_PERIOD", cfg.SOLVER.CHECKPOINT_PERIOD),
+    ):
+        if value < 1:
+            raise InputError(f"expected {key} of at least 1, found {value}")
+
+
+def identity(cfg: CfgNode, evaluation: bool = True) -> str:
+    """Hash of the settings that decide numbers; without ``evaluation``, of those that decide the trained weights."""
     same = cfg.clone()
     same.defrost()
     for section, keys in _FREE.items():
         for key in keys:
             del (same[section] if section else same)[key]
+    if not evaluation:
+        del same["TEST"], same["PROTOCOL"], same["DATASETS"]["TEST"]
     return config_hash(same)
+
+
+def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
+    """A folder belongs to one training: the same initial weights, seed and settings, in whatever engine.
+
+    Raises:
+        InputError: it holds another training, or the same one and nothing was said of going on.
+    """
+    file = folder / "training.json"
+    now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False)}
+    if not is_main():  # torchrun ends the others if the first process refuses
+        return
+    if not file.is_file():
+        write_text(file, json.dumps(now, indent=1))
+        return
+    if not resume:
+        raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
+    before = json.loads(file.read_text(encoding="utf-8"))
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise InputError(
+                f"cannot resume {folder}: its training began with {key} {str(before.get(key))[:12]}, this command has "
+                f"{str(value)[:12]}; use the same, or another OUTPUT_DIR"
+            )
 
 
 def _trial(
@@ -112,13 +154,16 @@ def _trial(
 ) -> None:
     file = request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
     wanted = {"trial": trial, "config": identity(cfg), "sha256": checkpoint["sha256"], "engine": engine.name}
+    wanted["finetuned"] = not request.eval_only
     if results.done(file, **wanted):
         say(f"trial {trial}: its records are in {file} already")
         return
     folder.mkdir(parents=True, exist_ok=True)
+    seed = cfg.SEED + trial
+    if not request.eval_only:
+        _claim(folder, cfg, checkpoint["sha256"], seed, request.resume)
     if is_main():
         write_text(folder / "config.yaml", dump(cfg))
-    seed = cfg.SEED + trial
     if request.eval_only:
         final = Path(request.weights)
     else:
@@ -133,7 +178,7 @@ def _trial(
             say(f"{finetuned.seconds_per_step:.3f} s per iteration")
     for predictions in engine.predict(cfg, final, folder):
         if is_main():
-            _record(cfg, predictions, checkpoint, trial, seed, file, folder)
+            _record(cfg, predictions, checkpoint, trial, seed, file, folder, finetuned=not request.eval_only)
 
 
 def _record(
@@ -144,6 +189,8 @@ def _record(
     seed: int,
     file: Path,
     folder: Path,
+    *,
+    finetuned: bool,
 ) -> None:
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
@@ -154,6 +201,7 @@ def _record(
                 results.make_record(
                     task, metric, value, checkpoint=checkpoint, network=checkpoint["network"], trial=trial, seed=seed,
                     protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine, dataset=predictions.dataset,
+                    finetuned=finetuned,
                 )
             )  # fmt: skip
     if not _is_semantic(cfg):

@@ -1,0 +1,61 @@
+"""A run's folder belongs to one training: other weights, seeds or settings are refused before any compute."""
+
+import pytest
+
+from pretrain.errors import InputError
+from transfer import config
+from transfer.run import Request, _claim, check_settings, identity, run
+
+
+def settings(*overrides: str):
+    return config.load("configs/smoke/mask_rcnn_digits.yaml", list(overrides))
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    from pathlib import Path
+
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+
+
+@pytest.mark.parametrize(
+    ("key", "weights", "seed", "overrides"),
+    [
+        ("initial weights", "b" * 64, 0, ()),
+        ("seed", "a" * 64, 1, ()),
+        ("training settings", "a" * 64, 0, ("SOLVER.BASE_LR", "0.5")),
+    ],
+)
+def test_resuming_with_something_else_is_refused_and_named(tmp_path, key, weights, seed, overrides):
+    _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+    with pytest.raises(InputError, match=f"cannot resume .* began with {key}"):
+        _claim(tmp_path, settings(*overrides), weights, seed, resume=True)
+
+
+def test_the_same_training_goes_on_and_may_be_evaluated_otherwise(tmp_path):
+    _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+    _claim(tmp_path, settings("TEST.DETECTIONS_PER_IMAGE", "7", "OUTPUT_DIR", "elsewhere"), "a" * 64, 0, resume=True)
+
+
+def test_a_second_training_does_not_begin_by_itself(tmp_path):
+    _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+    with pytest.raises(InputError, match="holds a training already; go on with --resume"):
+        _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+
+
+def test_evaluation_settings_change_the_records_identity_and_not_the_trainings():
+    a, b = settings(), settings("TEST.DETECTIONS_PER_IMAGE", "7")
+    assert identity(a) != identity(b)
+    assert identity(a, evaluation=False) == identity(b, evaluation=False)
+
+
+@pytest.mark.parametrize("key", ["SOLVER.MAX_ITER", "SOLVER.IMS_PER_BATCH", "TRIALS", "SOLVER.CHECKPOINT_PERIOD"])
+def test_counts_below_one_are_refused(key):
+    with pytest.raises(InputError, match=f"expected {key} of at least 1, found 0"):
+        check_settings(settings(key, "0"))
+
+
+def test_evaluating_nothing_is_refused_at_once(tmp_path):
+    cfg = settings("OUTPUT_DIR", str(tmp_path), "ENGINE", "torchvision")
+    with pytest.raises(InputError, match=r"expected a trained detector .* found --weights none"):
+        run(cfg, Request("none", eval_only=True))
