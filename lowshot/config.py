@@ -12,7 +12,7 @@ def get_cfg() -> CfgNode:
     cfg.INPUT = CfgNode({"IMAGE_SIZE": 224})
     cfg.FEATURES = _features()
     cfg.SEARCH = CfgNode()  # of kNN and retrieval
-    cfg.SEARCH.PRECISION = "fp32"  # or bf16: faster on large databases, the same neighbours
+    cfg.SEARCH.PRECISION = "fp32"  # or bf16: meant for GPUs, the same neighbours (slower on CPUs)
     cfg.SEARCH.QUERY_CHUNK = 1024
     cfg.SEARCH.DATABASE_CHUNK = 16384
     cfg.KNN = CfgNode()

@@ -3,7 +3,7 @@
 ``precision="bf16"`` multiplies in bfloat16, keeps twice as many candidates as asked for and ranks them again in
 float32. The rounding error of every product is bounded (Cauchy-Schwarz on the rounding residuals), and a query whose
 candidates that bound does not prove sufficient is searched again in float32: the result is the same set either way.
-It pays on large databases, where the products outweigh the ranking.
+Meant for GPUs with fast bfloat16 products; on a CPU, at 60,000 rows, it was slower than float32.
 """
 
 from dataclasses import dataclass

@@ -45,6 +45,8 @@ class CheckpointFolder:
             OSError: no space (``errno.ENOSPC``) or another failure of the disk.
         """
         path = self.folder / f"step_{step:07d}.pt"
+        for rest in self.folder.glob(".step_*.pt"):  # of a save that was killed
+            rest.unlink(missing_ok=True)
         with atomic_path(path) as temporary:
             _write(temporary, state)
         write_text(self.folder / POINTER, path.name + "\n")
@@ -93,7 +95,8 @@ def load(path: str | Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"expected a whole checkpoint, found {path} truncated or damaged; use an earlier one"
+            f"expected a whole checkpoint, found {path} truncated or damaged; "
+            f"to go on from an earlier one, write its name into {path.parent / POINTER}"
         ) from error
     except Exception as error:  # weights_only's refusals are pickle.UnpicklingError and whatever the bytes provoke
         raise InputError(f"expected a checkpoint of tools/pretrain.py, found another file {path}: {error}") from error

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from pretrain.errors import InputError
 
@@ -97,14 +99,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     """Print a table; the first column is left-aligned, the others right-aligned."""
     if not _is_main():
         return
-    drawn = Table(title=title, title_justify="left")
+    drawn = Table(title=Text(title), title_justify="left")
     for index, column in enumerate(columns):
         drawn.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        drawn.add_row(*(str(cell) for cell in row))
+        drawn.add_row(*(Text(str(cell)) for cell in row))  # Text: names may hold brackets, rich's markup
     # Off a terminal rich assumes 80 columns and would fold numbers.
     console = _console() if sys.stdout.isatty() else Console(file=sys.stdout, highlight=False, width=140)
-    console.print(drawn, markup=False)
+    console.print(drawn)
 
 
 class StopSignal:
@@ -161,7 +163,8 @@ def run_tool(
     # Intermixed: KEY VALUE pairs may stand before, between and after the options.
     args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
     try:
-        main(args)
+        with _terminable():
+            main(args)
     except InputError as error:
         if args.debug:
             traceback.print_exc()
@@ -171,12 +174,52 @@ def run_tool(
         say(str(stopped))
         return stopped.exit_code
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
+        print(f"stopped by Ctrl-C; {_AGAIN}", file=sys.stderr)
         return 130
+    except _Terminated:
+        print(f"stopped by SIGTERM; {_AGAIN}", file=sys.stderr)
+        return 143
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
-        if args.debug or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if args.debug or error.errno not in (*_DISK_FULL, *_WRONG_PATH):
             raise
-        print(f"error: no space left on the disk while writing {error.filename or 'a file'}; free some space and run "
-              "the same command again (with --resume where the tool offers it)", file=sys.stderr)  # fmt: skip
-        return 1
+        return _explain(error)
     return 0
+
+
+_AGAIN = "what was written is whole; run the same command again (with --resume where the tool offers it)"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRONG_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+
+
+def _explain(error: OSError) -> int:
+    """One line for what the file system refused; the exit code."""
+    file = error.filename or "a file"
+    if error.errno in _DISK_FULL:
+        print(f"error: no space left on the disk while writing {file}; free some space; {_AGAIN}", file=sys.stderr)
+        return 1
+    print(f"error: cannot use {file}: {error.strerror}; choose another path", file=sys.stderr)
+    return 2
+
+
+class _Terminated(BaseException):
+    """SIGTERM outside of a loop that saves."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that temporary files are removed."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -78,7 +78,7 @@ class SyncBatchNorm(_AnyShapeBatchNorm):
         dims = [d for d in range(input.dim()) if d != 1]
         x = input.to(self.running_mean.dtype)
         mean, mean_square = distributed.differentiable_mean(torch.stack([x.mean(dims), (x * x).mean(dims)]))
-        var = mean_square - mean * mean
+        var = (mean_square - mean * mean).clamp_min(0)  # rounding can take it below zero
         count = input.numel() // input.shape[1] * distributed.world_size()
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum or 0.0)

@@ -62,6 +62,14 @@ def check_settings(cfg: CfgNode) -> None:
     for key, value in positive.items():
         if value <= 0:
             raise InputError(f"expected {key} above 0, found {value}; correct the config")
+    for key in ("SOLVER.STEPS", "SOLVER.WARMUP_EPOCHS", "SOLVER.WEIGHT_DECAY", "RUN.KNN_EVERY"):
+        section, name = key.split(".")
+        if cfg[section][name] < 0:
+            raise InputError(f"expected {key} of at least 0, found {cfg[section][name]}; correct the config")
+    for key in ("SOLVER.WARMUP_FACTOR", "SOLVER.MOMENTUM"):
+        section, name = key.split(".")
+        if not 0 <= cfg[section][name] <= 1:
+            raise InputError(f"expected {key} in [0, 1], found {cfg[section][name]}; correct the config")
     if cfg.DATA.WORKERS < 0:
         raise InputError(f"expected DATA.WORKERS of at least 0, found {cfg.DATA.WORKERS}; 0 reads in the main process")
     if cfg.DATA.CROP_SCALE and len(cfg.DATA.CROP_SCALE) != 2:

@@ -37,6 +37,35 @@ def test_a_full_disk_is_readable(capsys):
     assert "no space left on the disk while writing x.pt" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("error", [NotADirectoryError(errno.ENOTDIR, "Not a directory", "f/out"),
+                                   PermissionError(errno.EACCES, "Permission denied", "f/out")])  # fmt: skip
+def test_a_path_that_cannot_be_used_is_one_line(capsys, error):
+    assert run(raiser(error)) == 2
+    assert capsys.readouterr().err == f"error: cannot use f/out: {error.strerror}; choose another path\n"
+
+
+def test_sigterm_unwinds_and_says_what_to_do(capsys):
+    unwound = []
+
+    def main(_args):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            unwound.append(True)
+
+    assert run(main) == 143
+    assert unwound
+    assert "run the same command again" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_brackets_in_names_are_no_markup(capsys):
+    table("[b]x.json", ["a"], [["[red]y"]])
+    out = capsys.readouterr().out
+    assert "[b]x.json" in out
+    assert "[red]y" in out
+
+
 def test_a_stop_says_its_message_and_gives_the_shells_code(capsys):
     assert run(raiser(Stopped("saved step 3; resume with --resume", 143))) == 143
     assert "resume with --resume" in capsys.readouterr().out
@@ -49,7 +78,12 @@ def test_settings_may_stand_before_between_and_after_options():
     parser.add_argument("overrides", nargs="*")
     seen = []
     assert run_tool(parser, seen.append, ["svm", "A", "1", "--config", "f", "B", "2", "--debug"]) == 0
-    assert (seen[0].command, seen[0].config, seen[0].overrides, seen[0].debug) == ("svm", "f", ["A", "1", "B", "2"], True)
+    assert (seen[0].command, seen[0].config, seen[0].overrides, seen[0].debug) == (
+        "svm",
+        "f",
+        ["A", "1", "B", "2"],
+        True,
+    )
 
 
 def test_bugs_keep_their_traceback():

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -129,7 +131,14 @@ def test_moco_v2_has_no_norm_in_its_projector_and_plus_has_predictors_where_aske
 
 def test_moco_backward_survives_the_overwritten_queue(tiny_cfg):
     model = moco(tiny_cfg, MOCO__SYMMETRIC=True)
-    (model(*views())["loss"] + model(*views())["loss"]).backward()
+    fresh = copy.deepcopy(model)
+    pair = views()
+    loss = model(*pair)["loss"]
+    model.queue.keys.normal_()  # as later batches would
+    loss.backward()
+    fresh(*pair)["loss"].backward()
+    for overwritten, kept in zip(model.student.parameters(), fresh.student.parameters(), strict=True):
+        torch.testing.assert_close(overwritten.grad, kept.grad)
 
 
 def test_simsiam_is_symmetric_and_stops_the_gradient_of_its_targets(tiny_cfg):

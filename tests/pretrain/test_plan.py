@@ -47,3 +47,20 @@ def test_a_batch_that_does_not_divide_is_refused(processes, accumulate, tiny_cfg
 def test_zero_settings_are_refused(tiny_cfg):
     with pytest.raises(InputError, match=r"expected RUN.KEEP above 0, found 0"):
         check_settings(tiny_cfg({"RUN.KEEP": 0}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("SOLVER.STEPS", -5),
+        ("SOLVER.WARMUP_EPOCHS", -1.0),
+        ("SOLVER.WEIGHT_DECAY", -0.1),
+        ("SOLVER.WARMUP_FACTOR", 2.0),
+        ("SOLVER.MOMENTUM", -0.5),
+        ("NORM.STATISTICS_MOMENTUM", 5.0),
+        ("NORM.ALPHA_BASE", 1.5),
+    ],
+)
+def test_settings_outside_their_range_are_refused(key, value, tiny_cfg):
+    with pytest.raises(InputError, match=f"expected {key} .* found {value}"):
+        check_settings(tiny_cfg({key: value}))
