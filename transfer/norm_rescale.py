@@ -62,23 +62,31 @@ def rescale_to_anchor(
     """Equation 3, tensor by tensor; tensors outside ``scope`` are the same objects as before.
 
     Raises:
-        InputError: the anchor lacks a tensor or has it in another shape (another architecture), or a norm is zero on
-            either side; the message names the tensor.
+        InputError: one side lacks a tensor in ``scope`` or has it in another shape (another architecture), or a norm is
+            zero on either side; the message names the tensor.
     """
+    _same_architecture(state, anchor, scope)
     result = dict(state)
     for name, tensor in state.items():
-        if not in_scope(name, tensor, scope):
-            continue
-        other = anchor.get(name)
-        if other is None or other.shape != tensor.shape:
-            found = "no such tensor" if other is None else f"shape {list(other.shape)}"
-            raise InputError(
-                f"expected an anchor of the same architecture, found {found} for {name} {list(tensor.shape)}; "
-                "take another anchor, or --constant 0.1"
-            )
-        result[name] = _scaled(name, tensor, _norm(other) / _nonzero(name, tensor, "checkpoint"))
-        _nonzero(name, other, "anchor")
+        if in_scope(name, tensor, scope):
+            wanted = _nonzero(name, anchor[name], "anchor")
+            result[name] = _scaled(name, tensor, wanted / _nonzero(name, tensor, "checkpoint"))
     return result
+
+
+def _same_architecture(state: Mapping[str, Tensor], anchor: Mapping[str, Tensor], scope: str) -> None:
+    """Both ways: a shallower checkpoint finds all its names in a deeper anchor, whose norms are still not its own."""
+    ours, theirs = (
+        {name: list(tensor.shape) for name, tensor in side.items() if in_scope(name, tensor, scope)}
+        for side in (state, anchor)
+    )
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            found, wanted = (f"shape {side[name]}" if name in side else "no such tensor" for side in (theirs, ours))
+            raise InputError(
+                f"expected an anchor of the same architecture, found {found} for {name} where the checkpoint has "
+                f"{wanted}; take another anchor, or --constant 0.1"
+            )
 
 
 def rescale_by_constant(state: Mapping[str, Tensor], factor: float, scope: str = DEFAULT_SCOPE) -> dict[str, Tensor]:

@@ -118,7 +118,7 @@ def test_zero_norm_is_an_error_for_the_constant_too():
 @pytest.mark.parametrize(
     ("anchor", "found"),
     [
-        (Architecture("resnet10", 16), r"shape \[16, 3, 7, 7\] for conv1\.weight \[8, 3, 7, 7\]"),
+        (Architecture("resnet10", 16), r"shape \[16, 3, 7, 7\] for conv1\.weight where .* shape \[8, 3, 7, 7\]"),
         (Architecture("resnet50", 8), r"found shape .* for layer1\.0\.conv1\.weight"),
     ],
 )
@@ -130,6 +130,25 @@ def test_anchor_of_another_architecture_is_an_error_that_names_the_tensor(anchor
 def test_deeper_checkpoint_than_anchor_is_an_error():
     with pytest.raises(InputError, match=r"no such tensor for layer1\.1\.conv1\.weight"):
         rescale_to_anchor(backbone(0, architecture=Architecture("resnet18", 8)), backbone(1))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_deeper_anchor_than_checkpoint_is_an_error_although_it_has_every_name(scope):
+    shallow, deep = (backbone(0, architecture=Architecture(name, 8)) for name in ("resnet18", "resnet34"))
+    with pytest.raises(InputError, match=r"layer1\.2\.conv1\.weight where the checkpoint has no such tensor"):
+        rescale_to_anchor(shallow, deep, scope)
+    with pytest.raises(InputError, match=r"no such tensor for layer1\.2\.conv1\.weight"):
+        rescale_to_anchor(deep, shallow, scope)
+
+
+def test_anchor_file_of_another_depth_is_refused_and_the_source_unchanged(tmp_path):
+    for name in ("resnet18", "resnet34"):
+        torch.save(backbone(0, architecture=Architecture(name, 8)), tmp_path / f"{name}.pth")
+    source = load_backbone(tmp_path / "resnet18.pth")
+    before = source.state["conv1.weight"].clone()
+    with pytest.raises(InputError, match="expected an anchor of the same architecture"):
+        norm_rescale.apply(source, str(tmp_path / "resnet34.pth"), None)
+    assert torch.equal(source.state["conv1.weight"], before)
 
 
 @pytest.mark.parametrize("factor", [0.0, -0.1, float("nan"), float("inf")])
