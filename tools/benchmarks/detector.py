@@ -3,7 +3,7 @@
 python tools/benchmark.py detector [--detector mask_rcnn_fpn_1x] [--depth 18 50] [--size 128 256] [KEY VALUE …]
 
 Both engines take the same config, weights and batch of digit scenes, and their turns alternate within one process.
-Stock Mask R-CNN (no counterpart for other detectors) has FrozenBN and losses of its own; it is there for scale.
+Stock Mask R-CNN (no counterpart for other detectors) has BN and heads of its own sizes; it is there for scale.
 """
 
 import argparse
@@ -79,7 +79,21 @@ def _stock(cfg: Any, samples: list[Sample], device: str) -> tuple[nn.Module, Los
 
     backbone = resnet_fpn_backbone(backbone_name=f"resnet{cfg.MODEL.RESNETS.DEPTH}", weights=None, trainable_layers=5)
     size = cfg.INPUT.MIN_SIZE_TRAIN[0]
-    model = MaskRCNN(backbone, num_classes=11, min_size=size, max_size=1333).to(device).train()
+    heads, rpn = cfg.MODEL.ROI_HEADS, cfg.MODEL.RPN
+    model = (
+        MaskRCNN(
+            backbone,
+            num_classes=11,
+            min_size=size,
+            max_size=1333,
+            box_batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE,
+            rpn_batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
+            rpn_pre_nms_top_n_train=rpn.PRE_NMS_TOPK_TRAIN,
+            rpn_post_nms_top_n_train=rpn.POST_NMS_TOPK_TRAIN,
+        )
+        .to(device)
+        .train()
+    )
     images = [sample.image.float().div(255).to(device) for sample in samples]
     targets = []
     for sample in samples:
