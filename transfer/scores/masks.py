@@ -19,6 +19,7 @@ Fail = Callable[[int, str, str], None]
 _EXPECTED = "expected polygons or a run-length code of exactly height × width pixels"
 _WIDEST = 6  # characters of one value: runs of up to 2^29 pixels, and 32-bit arithmetic as in pycocotools
 _MALFORMED = "\x7f"  # stands for a code that is empty or no ASCII: outside the alphabet, but one character long
+_FARTHEST = 1_000_000  # pixels: pycocotools walks along every edge, and crashes where 32 bits overflow
 _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
 
 
@@ -64,7 +65,7 @@ def _all_compressed(segmentations: list[Any], sizes: Sequence[Size]) -> bool:
 def _compressed(segmentation: Any, size: Size) -> tuple[str | None, str]:
     """What is wrong, if something is, and the compressed code."""
     if isinstance(segmentation, list):
-        problem = _polygon_problem(segmentation)
+        problem = _polygon_problem(segmentation, size)
         return problem, "" if problem else _from_polygons(segmentation, size)
     if not isinstance(segmentation, dict):
         return f"the segmentation {segmentation!r:.60}", ""
@@ -78,14 +79,17 @@ def _compressed(segmentation: Any, size: Size) -> tuple[str | None, str]:
     return None, code.decode("latin-1") if isinstance(code, bytes) else code
 
 
-def _polygon_problem(polygons: list[Any]) -> str | None:
+def _polygon_problem(polygons: list[Any], size: Size) -> str | None:
     if not polygons:
         return "an empty list of polygons"
+    farthest = min(10 * max(size) + 1000, _FARTHEST)
     for polygon in polygons:
         if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
             return f"the polygon {polygon!r:.60} (it takes three or more x, y pairs)"
-        if not all(isinstance(x, (int, float)) and np.isfinite(x) for x in polygon):
+        if not all(isinstance(x, (int, float)) and abs(x) < float("inf") for x in polygon):
             return f"a polygon with a coordinate that is no finite number: {polygon!r:.60}"
+        if max(map(abs, polygon)) > farthest:
+            return f"a polygon more than {farthest} pixels from an image of height, width {size}: {polygon!r:.60}"
     return None
 
 

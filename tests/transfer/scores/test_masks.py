@@ -81,6 +81,9 @@ def test_every_written_form_gives_the_same_code():
         ([0, 0, 3, 3, 2, 1], "the polygon 0"),
         ([[0, 0, 3, 3, float("nan"), 1]], "a coordinate that is no finite number"),
         ([[0, 0, 3, 3, "2", 1]], "a coordinate that is no finite number"),
+        ([[0, 0, 5e8, 0, 5e8, 5e8]], r"a polygon more than 1060 pixels from an image of height, width \[4, 6\]"),
+        ([[0, 0, 3, 3, 2, 1], [0, 0, -1061, 0, 1, 1]], "more than 1060 pixels from an image"),
+        ([[0, 0, 10**400, 0, 1, 1]], "a polygon more than 1060 pixels"),
         ("04L", "the segmentation '04L'"),
         (None, "the segmentation None"),
     ],
@@ -108,3 +111,11 @@ def test_a_code_is_accepted_only_if_it_says_what_its_mask_says(code: bytes):
         return
     assert rles.areas[0] == rles.areas[2] == 4
     assert rles.areas[1] == coco_mask.decode({"size": [4, 6], "counts": code}).sum()
+
+
+def test_a_polygon_near_an_image_is_clipped_and_one_far_from_a_huge_image_is_refused():
+    rles = masks.read([[[-1060, -1060, 1060, -1060, 1060, 1060, -1060, 1060]]], [[4, 6]], fail)
+    np.testing.assert_array_equal(rles.areas, [24])
+    # pycocotools crashes on this one, although it lies in the image.
+    with pytest.raises(Malformed, match="a polygon more than 1000000 pixels from an image"):
+        masks.read([[[0, 0, 5e8, 0, 5e8, 1]]], [[2, 10**9]], fail)
