@@ -93,7 +93,7 @@ def rescale_by_constant(state: Mapping[str, Tensor], factor: float, scope: str =
     """RCF's "Constant" (table 8): every tensor in ``scope`` times ``factor``, 0.1 in the paper.
 
     Raises:
-        InputError: the factor is not positive and finite, or a tensor has zero norm.
+        InputError: the factor is not positive and finite, or a tensor has zero norm, before or after.
     """
     if not (math.isfinite(factor) and factor > 0):
         raise InputError(f"expected a positive factor for --constant, found {factor}; the paper's is 0.1")
@@ -119,6 +119,11 @@ def _scaled(name: str, tensor: Tensor, factor: float) -> Tensor:
     scaled = (tensor.double() * factor).to(tensor.dtype)
     if not bool(torch.isfinite(scaled).all()):
         raise InputError(f"expected finite weights, found {name} overflowing {tensor.dtype} at factor {factor:.3g}")
+    if _norm(scaled) == 0.0:
+        raise InputError(
+            f"expected weights above zero, found {name} vanishing in {tensor.dtype} at factor {factor:.3g}; convert "
+            "the checkpoint to float32 first, or take a larger factor"
+        )
     return scaled
 
 

@@ -168,6 +168,15 @@ def test_overflow_of_half_precision_is_an_error():
         rescale_by_constant(state, 1e8)
 
 
+def test_underflow_of_half_precision_is_an_error():
+    state = {name: t.half() if t.is_floating_point() else t for name, t in backbone(0).items()}
+    with pytest.raises(InputError, match=r"found conv1\.weight vanishing in torch\.float16 at factor 1e-09"):
+        rescale_by_constant(state, 1e-9)
+    tiny_anchor = {name: t * 1e-9 if t.is_floating_point() else t for name, t in backbone(1).items()}
+    with pytest.raises(InputError, match=r"found conv1\.weight vanishing"):
+        rescale_to_anchor(state, tiny_anchor)
+
+
 def test_anchor_file_of_any_source_is_applied_and_recorded(tmp_path):
     torch.save(backbone(0, 10.0), tmp_path / "lars.pth")
     torch.save({"state_dict": {f"module.encoder_q.{k}": v for k, v in backbone(1).items()}}, tmp_path / "moco.pth")
