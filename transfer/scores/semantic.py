@@ -26,6 +26,10 @@ Labels = str | Path | Sequence[str | Path]
 #: Endings by which Cityscapes tells the label image and the photograph of a scene apart.
 _CITYSCAPES_ENDINGS = ("_gtFine_labelTrainIds", "_gtFine_labelIds", "_leftImg8bit")
 
+#: A confusion matrix of this many classes takes 128 MiB. Data sets have up to about a thousand.
+_MOST_CLASSES = 4096
+_MOST_COUNTERS = 1 << 22  # of one image; where labels are too spread for that, its pixels are sorted instead
+
 
 @dataclass(frozen=True)
 class SemanticScores:
@@ -58,13 +62,26 @@ def evaluate(
     """
     if absent_classes not in ("ground-truth", "union"):
         raise InputError(f"expected absent_classes ground-truth or union, found {absent_classes!r}")
-    pairs = _pairs(ground_truth, predictions)
-    number = None if classes is None else classes if isinstance(classes, int) else len(classes)
-    if number is not None and number < 1:
-        raise InputError(f"expected at least one class, found {number}")
-    confusion = _confusion(pairs, number, ignore_label)
-    names = [str(k) for k in range(len(confusion))] if classes is None or isinstance(classes, int) else list(classes)
+    number, names = _classes(classes)
+    confusion = _confusion(pairs(ground_truth, predictions), number, ignore_label)
+    names = [str(k) for k in range(len(confusion))] if names is None else names
     return _scores(confusion, names, absent_classes)
+
+
+def _classes(classes: int | Sequence[str] | None) -> tuple[int | None, list[str] | None]:
+    """Number and names of the classes, as far as they are given."""
+    if classes is None:
+        return None, None
+    names = None if isinstance(classes, (int, np.integer)) else list(classes)
+    number = int(classes) if isinstance(classes, (int, np.integer)) else len(classes)
+    if number < 1:
+        raise InputError(f"expected at least one class, found {number}")
+    if number > _MOST_CLASSES:
+        raise InputError(f"expected at most {_MOST_CLASSES} classes, found {number}")
+    twice = next((name for name in names or () if (names or []).count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"expected each class name once, found {twice!r} more often")
+    return number, names
 
 
 def _scores(confusion: np.ndarray, names: Sequence[str], absent_classes: AbsentClasses) -> SemanticScores:
@@ -113,6 +130,11 @@ def _confusion(pairs: Sequence[tuple[Path, Path]], number: int | None, ignore_la
                 raise InputError(
                     f"expected labels 0 … {number - 1} or the ignore label {ignore_label} in {file}, found {highest}"
                 )
+        if highest >= _MOST_CLASSES:
+            raise InputError(
+                f"expected labels below {_MOST_CLASSES} or the ignore label {ignore_label} in {truth_file} and "
+                f"{prediction_file}, found {highest}; is another label to be ignored, or are these instance ids?"
+            )
         if highest >= len(table):
             grown = np.zeros((highest + 1, highest + 2), dtype=np.int64)
             grown[: len(table), : len(table)] = table[:, :-1]
@@ -128,7 +150,11 @@ def _confusion(pairs: Sequence[tuple[Path, Path]], number: int | None, ignore_la
 def _joint(truth: np.ndarray, prediction: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The pairs (label, predicted label) that occur, and in how many pixels."""
     width = int(prediction.max(initial=0)) + 1
-    counts = np.bincount((truth.astype(np.int64) * width + prediction).ravel())
+    joint = (truth.astype(np.int64) * width + prediction).ravel()
+    if (int(truth.max(initial=0)) + 1) * width > _MOST_COUNTERS:
+        found, pixels = np.unique(joint, return_counts=True)
+        return found // width, found % width, pixels
+    counts = np.bincount(joint)
     found = np.flatnonzero(counts)
     return found // width, found % width, counts[found]
 
@@ -141,14 +167,19 @@ def _read(file: Path) -> np.ndarray:
             labels = np.asarray(image)
     except FileNotFoundError as error:
         raise InputError(f"label image not found: {file}") from error
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"expected a label image (PNG) in {file}, but it cannot be read: {error}") from error
     if labels.size and labels.min() < 0:
         raise InputError(f"expected labels of 0 and above in {file}, found {labels.min()}")
     return labels.astype(np.int32)
 
 
-def _pairs(ground_truth: Labels, predictions: Labels) -> list[tuple[Path, Path]]:
+def pairs(ground_truth: Labels, predictions: Labels) -> list[tuple[Path, Path]]:
+    """The files that ``evaluate`` compares: ground truth and prediction of every image.
+
+    Raises:
+        InputError: a side is no folder and no list of label images, is empty, or does not fit the other.
+    """
     if all(isinstance(side, (str, Path)) and Path(side).is_dir() for side in (ground_truth, predictions)):
         return _pairs_of_folders(Path(ground_truth), Path(predictions))  # type: ignore[arg-type]
     sides = [_listed(side) for side in (ground_truth, predictions)]
@@ -157,6 +188,8 @@ def _pairs(ground_truth: Labels, predictions: Labels) -> list[tuple[Path, Path]]
             f"expected as many predictions as ground truth images, found {len(sides[1])} and {len(sides[0])}; "
             "lists are paired in order, two folders by name"
         )
+    if not sides[0]:
+        raise InputError(f"expected label images in {ground_truth} and {predictions}, found none")
     return list(zip(*sides, strict=True))
 
 
@@ -164,6 +197,8 @@ def _listed(side: Labels) -> list[Path]:
     if not isinstance(side, (str, Path)):
         return [Path(file) for file in side]
     path = Path(side)
+    if path.suffix.lower() == ".json":
+        raise InputError(f"expected label images, found {path}; JSON files are scored by coco, lvis and voc")
     if path.is_dir():
         return sorted(path.rglob("*.png"))
     if not path.is_file():

@@ -149,6 +149,13 @@ def test_a_truncated_label_image_is_named(folders):
     [
         ({"absent_classes": "all"}, "expected absent_classes ground-truth or union"),
         ({"classes": 0}, "expected at least one class"),
+        ({"classes": 10**12}, "expected at most 4096 classes, found 1000000000000"),
+        ({"classes": ["road", "sky", "road"]}, "expected each class name once, found 'road' more often"),
+        ({"ground_truth": [], "predictions": []}, "expected label images in .*, found none"),
+        (
+            {"predictions": "dt.json"},
+            "expected label images, found dt.json; JSON files are scored by coco, lvis and voc",
+        ),
         ({"predictions": "nowhere"}, "label images not found: nowhere"),
         ({"predictions": ["a.png"]}, "expected as many predictions as ground truth images, found 1 and 4"),
     ],
@@ -162,3 +169,26 @@ def test_an_empty_folder_is_refused(folders, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"expected label images \(\*\.png\) in"):
         semantic.evaluate(tmp_path / "empty", folders[1])
+
+
+def test_an_empty_list_file_is_refused(tmp_path: Path):
+    (tmp_path / "list.txt").write_text("\n")
+    with pytest.raises(InputError, match=r"expected label images in .*list\.txt.*, found none"):
+        semantic.evaluate(tmp_path / "list.txt", tmp_path / "list.txt")
+
+
+@pytest.mark.parametrize("classes", [None, 2, np.int64(2)])
+def test_sixteen_bit_labels_with_a_high_ignore_label_are_counted(tmp_path: Path, classes):
+    # A table of 65536 x 65536 counters would take 32 GiB.
+    for name, labels in (("gt", [[0, 1, 1, 65535]]), ("p", [[0, 1, 65535, 1]])):
+        Image.fromarray(np.array(labels, dtype=np.uint16)).save(tmp_path / f"{name}.png")
+    scores = semantic.evaluate([tmp_path / "gt.png"], [tmp_path / "p.png"], classes, ignore_label=65535)
+    np.testing.assert_array_equal(scores.confusion, [[1, 0, 0], [0, 1, 1]])
+
+
+def test_labels_far_beyond_any_number_of_classes_are_refused(tmp_path: Path):
+    Image.fromarray(np.array([[0, 65535]], dtype=np.uint16)).save(tmp_path / "ids.png")
+    with pytest.raises(
+        InputError, match=r"expected labels below 4096 or the ignore label 255 in .*ids\.png.* found 65535"
+    ):
+        semantic.evaluate([tmp_path / "ids.png"], [tmp_path / "ids.png"])
