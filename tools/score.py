@@ -7,8 +7,10 @@ python tools/score.py semantic gtFine/val predictions/ --classes 19
 """
 
 import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,20 @@ from pretrain.files import sha256_of, sha256_of_text
 from transfer import results
 from transfer.scores import coco, lvis, semantic, voc
 
+#: The options of each task, with their defaults.
+_COCO = {"iou_type": "bbox", "area_from": "file", "max_dets": None}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "coco": _COCO,
+    "lvis": _COCO,
+    "voc": {"interpolation": "11-point"},
+    "semantic": {"classes": None, "ignore_label": 255, "absent_classes": "ground-truth"},
+}
+
 
 def main(args: argparse.Namespace) -> None:
     """Score, print, append what the results file does not hold yet."""
     task, settings = _settings(args)
+    file = _target(args)
     score = {"coco": coco, "lvis": lvis, "voc": voc, "semantic": semantic}[args.task].evaluate
     scores = score(args.ground_truth, args.predictions, **settings)
     values = [f"{value:.2f}" for value in scores.metrics.values()]
@@ -31,7 +43,6 @@ def main(args: argparse.Namespace) -> None:
     if args.per_class:
         table("per class", ("class", "IoU" if task == "semantic" else "AP"),
               [(name, f"{value:.2f}") for name, value in scores.per_class.items()])  # fmt: skip
-    file = Path(args.results or Path(args.predictions).parent / "results.jsonl")
     origin = _origin(args, settings)
     known = {**origin, "sha256": origin["checkpoint"]["sha256"], "task": task}
     del known["checkpoint"]
@@ -42,33 +53,71 @@ def main(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The task as records name it, and the arguments of its evaluate function."""
+    takes = OPTIONS[args.task]
+    for option in {name for options in OPTIONS.values() for name in options} - takes.keys():
+        if getattr(args, option) is not None:
+            raise InputError(
+                f"expected of these options only {_flags(takes)} with {args.task}, found {_flags([option])}"
+            )
+    settings = {
+        name: default if getattr(args, name) is None else getattr(args, name) for name, default in takes.items()
+    }
     if args.task == "semantic":
-        settings = {"classes": _classes(args.classes), "absent_classes": args.absent_classes}
-        return "semantic", settings | {"ignore_label": args.ignore_label}
+        return "semantic", settings | {"classes": _classes(args.classes)}
     if args.task == "voc":
-        return "voc/bbox", {"interpolation": args.interpolation}
-    settings = {"iou_type": args.iou_type, "area_from": args.area_from}
-    if args.max_dets is not None:
-        settings["max_dets"] = args.max_dets
-    return f"{args.task}/{args.iou_type}", settings
+        return "voc/bbox", settings
+    if args.area_from is not None and settings["iou_type"] == "bbox":
+        raise InputError("expected --area-from with --iou-type segm only: the size of a box is its own")
+    if settings["max_dets"] is None:
+        del settings["max_dets"]
+    return f"{args.task}/{settings['iou_type']}", settings
+
+
+def _flags(names: Iterable[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
 def _classes(text: str | None) -> int | list[str] | None:
-    if text is None or text.isdigit():
-        return None if text is None else int(text)
-    if not Path(text).is_file():
-        raise InputError(f"expected --classes as a number or a file with one name a line, found {text}")
-    return [line.strip() for line in Path(text).read_text(encoding="utf-8").splitlines() if line.strip()]
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return int(text)
+    try:
+        lines = Path(text).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"expected --classes as a number or a file with one name a line, found {text:.80} ({type(error).__name__})"
+        ) from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _target(args: argparse.Namespace) -> Path:
+    """The results file, of which is known before any compute that it can be written."""
+    file = Path(args.results or Path(args.predictions).parent / "results.jsonl")
+    existing = next((path for path in (file, *file.absolute().parents) if path.exists()), file)
+    if file.is_dir() or (existing != file and not existing.is_dir()):
+        raise InputError(f"expected --results as a file in a folder, found {file}, but {existing} is "
+                         f"{'a folder' if existing.is_dir() else 'a file'}")  # fmt: skip
+    if existing == file and any(file.samefile(path) for path in (args.ground_truth, args.predictions)
+                                if Path(path).exists()):  # fmt: skip
+        raise InputError(f"expected --results as a file of its own, found {file}, which is to be scored")
+    if not os.access(existing, os.W_OK):
+        raise InputError(f"expected --results where you may write, found {file}")
+    return file
 
 
 def _origin(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the scores come from. Without a checkpoint file the predictions themselves are hashed."""
+    """Where the scores come from: by content, so that a changed file of the same name is scored and recorded anew.
+
+    Without a checkpoint file the predictions stand for the weights.
+    """
+    truth, predictions = _hashes(args)
     weights = Path(args.checkpoint) if args.checkpoint else None
-    hashed = weights if weights is not None and weights.is_file() else Path(args.predictions)
-    files = sorted(path for path in hashed.rglob("*") if path.is_file()) if hashed.is_dir() else [hashed]
-    digest = sha256_of(hashed) if hashed.is_file() else sha256_of_text("".join(map(sha256_of, files)))
+    digest = sha256_of(weights) if weights is not None and weights.is_file() else predictions
     return {
         "checkpoint": {"name": args.checkpoint or Path(args.predictions).stem, "sha256": digest},
+        "predictions_sha256": predictions,
+        "ground_truth_sha256": truth,
         "dataset": args.dataset or Path(args.ground_truth).stem,
         "config": sha256_of_text(repr(sorted(settings.items())))[:12],
         "protocol": args.protocol,
@@ -78,22 +127,36 @@ def _origin(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _hashes(args: argparse.Namespace) -> tuple[str, str]:
+    """SHA-256 of the ground truth and of the predictions; of label images, of their names and contents."""
+    if args.task != "semantic":
+        return sha256_of(args.ground_truth), sha256_of(args.predictions)
+    truth, predictions = zip(*semantic.pairs(args.ground_truth, args.predictions), strict=True)
+    return _hash_of_files(args.ground_truth, truth), _hash_of_files(args.predictions, predictions)
+
+
+def _hash_of_files(side: str, files: Iterable[Path]) -> str:
+    """Names are taken relative to the folder, or to where the list lies, so that a moved copy is the same."""
+    start = side if Path(side).is_dir() else Path(side).parent
+    return sha256_of_text("".join(f"{os.path.relpath(file, start)}\0{sha256_of(file)}\n" for file in files))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("coco", "lvis", "voc", "semantic"))
     parser.add_argument("ground_truth", metavar="GT", help="annotation JSON; semantic: folder or list of label PNGs")
     parser.add_argument("predictions", metavar="PREDICTIONS", help="COCO result JSON; semantic: folder or list of PNGs")
-    parser.add_argument("--iou-type", choices=("bbox", "segm"), default="bbox", help="coco and lvis: boxes or masks")
+    parser.add_argument("--iou-type", choices=("bbox", "segm"), help="coco and lvis: boxes (default) or masks")
     parser.add_argument("--max-dets", type=int, help="coco: per image and class (100); lvis: per image (300)")
-    parser.add_argument("--area-from", choices=("file", "mask"), default="file",
-                        help="segm: a detection's size from its bbox where there is one (pycocotools), or from its "
-                        "mask (Detectron2)")  # fmt: skip
-    parser.add_argument("--interpolation", choices=("11-point", "area"), default="11-point",
-                        help="voc: 11-point for 2007, area for 2010 and later")  # fmt: skip
+    parser.add_argument("--area-from", choices=("file", "mask"),
+                        help="segm: a detection's size from its bbox where there is one (pycocotools; default), "
+                        "or from its mask (Detectron2)")  # fmt: skip
+    parser.add_argument("--interpolation", choices=("11-point", "area"),
+                        help="voc: 11-point (default) for 2007, area for 2010 and later")  # fmt: skip
     parser.add_argument("--classes", help="semantic: number of classes, or a file with one name a line")
-    parser.add_argument("--ignore-label", type=int, default=255, help="semantic: label that is left out")
-    parser.add_argument("--absent-classes", choices=("ground-truth", "union"), default="ground-truth",
-                        help="semantic: mIoU over the classes of the ground truth, or also of predictions")  # fmt: skip
+    parser.add_argument("--ignore-label", type=int, help="semantic: label that is left out (255)")
+    parser.add_argument("--absent-classes", choices=("ground-truth", "union"),
+                        help="semantic: mIoU over classes of the ground truth (default), or of either")  # fmt: skip
     parser.add_argument("--per-class", action="store_true", help="print a score per class too")
     parser.add_argument("--results", metavar="FILE", help="default: results.jsonl beside the predictions")
     for option, help_text in {

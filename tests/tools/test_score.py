@@ -70,6 +70,35 @@ def test_weights_given_by_file_are_recorded_with_their_hash(files, tmp_path: Pat
     assert (record["network"], record["trial"]) == ("teacher", 2)
 
 
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_changed_file_of_the_same_name_is_recorded_anew(files, tmp_path: Path, changed: int):
+    weights = tmp_path / "weights.pkl"
+    weights.write_bytes(b"weights")
+    arguments = ("coco", *files, "--checkpoint", weights)
+    run(*arguments)
+    before = len(records.read(tmp_path / "results.jsonl")[0])
+    files[changed].write_text(files[changed].read_text() + " ")  # other bytes, the same scores
+    assert "records appended" in run(*arguments)
+    found = records.read(tmp_path / "results.jsonl")[0]
+    assert len(found) == 2 * before
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    assert [found[-1]["ground_truth_sha256"], found[-1]["predictions_sha256"]] == digests
+    assert found[0]["checkpoint"] == found[-1]["checkpoint"]
+
+
+def test_a_changed_image_in_a_list_is_recorded_anew(tmp_path: Path):
+    for side in ("gt", "predicted"):
+        Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).save(tmp_path / f"{side}.png")
+        (tmp_path / f"{side}.txt").write_text(f"{side}.png\n")
+    arguments = ("semantic", tmp_path / "gt.txt", tmp_path / "predicted.txt")
+    run(*arguments)
+    assert "already" in run(*arguments)
+    Image.fromarray(np.array([[0, 0]], dtype=np.uint8)).save(tmp_path / "predicted.png")
+    assert "records appended" in run(*arguments)
+    found = [r["value"] for r in records.read(tmp_path / "results.jsonl")[0] if r["metric"] == "pACC"]
+    assert found == [100, 50]
+
+
 def test_label_images_are_scored(tmp_path: Path):
     for name in ("gt", "predicted"):
         (tmp_path / name).mkdir()
@@ -90,6 +119,37 @@ def test_label_images_are_scored(tmp_path: Path):
     [
         (("coco", "nowhere.json", "nowhere.json"), "error: ground truth file not found: nowhere.json"),
         (("semantic", ".", ".", "--classes", "nowhere.txt"), "error: expected --classes as a number or a file"),
+        (("semantic", ".", ".", "--classes", "²"), "error: expected --classes as a number or a file"),
+        (("semantic", ".", ".", "--classes", "9" * 5000), "error: expected --classes as a number or a file"),
+        (
+            ("semantic", ".", ".", "--classes", "999999999999"),
+            "error: expected at most 4096 classes, found 999999999999",
+        ),
+        (
+            ("semantic", "gt.json", "dt.json"),
+            "error: expected label images, found gt.json; JSON files are scored by coco",
+        ),
+        (
+            ("voc", "a.json", "b.json", "--iou-type", "segm"),
+            "error: expected of these options only --interpolation with voc",
+        ),
+        (
+            ("voc", "a.json", "b.json", "--max-dets", "0"),
+            "error: expected of these options only --interpolation with voc",
+        ),
+        (
+            ("coco", "a.json", "b.json", "--ignore-label", "0"),
+            "error: expected of these options only --iou-type, --area",
+        ),
+        (("coco", "a.json", "b.json", "--area-from", "mask"), "error: expected --area-from with --iou-type segm only"),
+        (
+            ("coco", "a.json", "b.json", "--results", "."),
+            "error: expected --results as a file in a folder, found ., but",
+        ),
+        (
+            ("coco", "a.json", "b.json", "--results", "README.md/x.jsonl"),
+            "error: expected --results as a file in a folder, found README.md/x.jsonl",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(arguments, message: str):
@@ -104,3 +164,15 @@ def test_a_wrong_entry_is_named_and_nothing_is_recorded(files):
     files[1].write_text(json.dumps(entries))
     assert "predictions.json: entry 3" in run("coco", *files, code=2)
     assert not (files[1].parent / "results.jsonl").exists()
+
+
+def test_class_names_are_read_from_text_only(tmp_path: Path):
+    image = tmp_path / "image.png"
+    Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).save(image)
+    output = run("semantic", image, image, "--classes", image, code=2)
+    assert output.startswith("error: expected --classes as a number or a file with one name a line")
+    assert len(output.strip().splitlines()) == 1
+
+
+def test_results_are_not_appended_to_what_is_scored(files):
+    assert "expected --results as a file of its own" in run("coco", *files, "--results", files[1], code=2)
