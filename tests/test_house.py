@@ -1,6 +1,7 @@
 """The house holds: who imports whom, nothing imports tools, one file imports Detectron2, files stay readable."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,13 @@ def test_every_tool_finds_the_packages_and_teaches_with_help():
 
 def test_no_file_is_called_utils():
     assert not [relative(path) for path in python_files(*ROOMS, "tools", "tests") if path.stem == "utils"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "configs/README.md"])
+def test_pages_name_only_files_that_are_there(page: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"\b(?:configs|tools|pretrain|transfer|lowshot|tests|docs)/[\w./-]*\w\.(?:py|yaml|png)", text)
+    )
+    assert named, f"{page} names no file"
+    assert not [name for name in sorted(named) if not re.search("NAME|NN", name) and not (ROOT / name).exists()]
