@@ -13,14 +13,17 @@ from pretrain.errors import InputError
 
 @dataclass
 class KeyReport:
-    """Every key of the file is in ``used``, ``dropped``, ``wrong_shape`` or ``unexpected``.
+    """Every tensor of the file is in exactly one of ``used``, ``dropped``, ``wrong_shape`` and ``unexpected``.
+
+    ``dropped`` groups what lies outside the state dicts as ``path.*``.
 
     Attributes:
         used: key in the file -> backbone tensor it became.
         dropped: key in the file -> the rule that dropped it.
         missing: backbone tensors that the file lacks.
         wrong_shape: (key in the file, shape found, shape expected).
-        unexpected: keys under the backbone's prefix that are neither a backbone tensor nor dropped by a rule.
+        unexpected: keys under the backbone's prefix that are neither a backbone tensor nor dropped by a rule, or that
+            name a backbone tensor which an earlier key named (``module.conv1.weight`` beside ``conv1.weight``).
         filled: ``num_batches_tracked`` counters that the file lacks, set to 0. BatchNorm's evaluation and its momentum
             updates do not read them.
         notes: decisions, in words: which family won, which network was taken.

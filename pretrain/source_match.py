@@ -6,6 +6,7 @@ The score is the number of backbone tensors found with the right shape, then the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,11 @@ Tables = Mapping[str, list[Entry]]
 
 
 def tensor_tables(tree: Any) -> dict[str, list[Entry]]:
-    """The dicts of tensors that any family's container names: container -> entries."""
+    """The dicts of tensors that any family's container names: container -> entries.
+
+    Raises:
+        InputError: two tensors have one path (the key "a.b" beside a dict "a" with "b"), so a report would lose one.
+    """
     containers = dict.fromkeys(
         place.container for rule in FAMILIES for spots in rule.networks.values() for place in spots
     )
@@ -56,6 +61,10 @@ def tensor_tables(tree: Any) -> dict[str, list[Entry]]:
             ]
             if entries:
                 tables[container] = entries
+    paths = Counter(entry.key for entries in tables.values() for entry in entries)
+    twice = next((key for key, count in paths.items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f"expected one tensor a path, found two at {twice}; the checkpoint is damaged or crafted")
     return tables
 
 
@@ -69,9 +78,12 @@ def leftovers(tree: Any, tables: Tables) -> dict[str, str]:
             leads_to_a_table = any(name == path or name.startswith(f"{path}.") for name in tables)
             if isinstance(value, Mapping) and leads_to_a_table:
                 walk(value, path)
-            elif isinstance(value, Mapping) and _holds_tensors(value):
+            elif isinstance(value, Tensor):
+                if container not in tables:
+                    rest[path] = "another part of the file"
+            elif _holds_tensors(value):
                 rest[f"{path}.*"] = "another part of the file"
-            elif not container and not isinstance(value, Tensor):
+            elif not container:
                 rest[path] = "not weights (training state or settings)"
 
     if isinstance(tree, Mapping):
@@ -81,8 +93,10 @@ def leftovers(tree: Any, tables: Tables) -> dict[str, str]:
 
 def _holds_tensors(node: Any) -> bool:
     if isinstance(node, Mapping):
-        return any(_holds_tensors(value) for value in node.values())
-    return isinstance(node, Tensor)
+        node = node.values()
+    elif not isinstance(node, (list, tuple)):
+        return isinstance(node, Tensor)
+    return any(_holds_tensors(value) for value in node)
 
 
 @dataclass
@@ -185,6 +199,7 @@ def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tab
     report = KeyReport()
     unexplained = 0
     inside: dict[str, Entry] = {}
+    second: list[str] = []
     for container, entries in tables.items():
         for entry in entries:
             owner = _owner(entry, container, found)
@@ -192,8 +207,9 @@ def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tab
             if reason:
                 report.dropped[entry.key] = reason
             elif owner == network:
-                name = entry.name[len(found[network].prefix) :]
-                inside[to_torchvision_name(name, rule.layout)] = entry
+                name = to_torchvision_name(entry.name[len(found[network].prefix) :], rule.layout)
+                if inside.setdefault(name, entry) is not entry:
+                    second.append(entry.key)  # two keys, one tensor of the backbone: which is meant, nobody can tell
             elif owner is not None:
                 report.dropped[entry.key] = f"the other network ({owner})"
             else:
@@ -207,6 +223,7 @@ def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tab
         reading.problem = str(error)
         return reading
     reading.state = _compare(inside, reading.architecture, report)
+    report.unexpected.extend(second)
     return reading
 
 
@@ -273,7 +290,8 @@ def coverage_message(reading: Reading, path: Path) -> str:
         parts.append(f"{len(report.wrong_shape)} of another shape ({key} is {list(shape)}, expected {list(wanted)})")
     if report.unexpected:
         parts.append(
-            f"{len(report.unexpected)} that no {reading.architecture.name} has ({', '.join(report.unexpected[:3])})"
+            f"{len(report.unexpected)} that no {reading.architecture.name} has, or has once already "
+            f"({', '.join(report.unexpected[:3])})"
         )
     return (
         f"expected every tensor of a {reading.architecture.name}, found {'; '.join(parts)} in {path} "

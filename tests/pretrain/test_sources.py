@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
@@ -14,9 +16,11 @@ from pretrain.errors import InputError
 from pretrain.source_families import FAMILIES
 from pretrain.source_layouts import from_detectron2, to_detectron2
 from pretrain.source_shapes import expected_shapes
-from pretrain.sources import CoverageError, checkpoint_file, load_backbone
+from pretrain.sources import CoverageError, KeyReport, checkpoint_file, load_backbone
 from tests.pretrain import family_writers
 from tests.pretrain.family_writers import TINY, WRITERS, Sample, detectron2_name, network
+
+STATE = network().state_dict()
 
 
 def write(sample: Sample, folder: Path) -> Path:
@@ -66,8 +70,8 @@ class TestEveryFamily:
 
 
 def tensor_paths(tree, prefix=""):
-    for key, value in tree.items():
-        if isinstance(value, dict):
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if isinstance(value, (dict, list, tuple)):
             yield from tensor_paths(value, f"{prefix}{key}.")
         elif hasattr(value, "shape"):
             yield f"{prefix}{key}"
@@ -212,7 +216,59 @@ def test_wrong_shape_is_an_error_with_both_shapes(tmp_path):
 
 def test_extra_tensor_inside_the_backbone_is_an_error(tmp_path):
     torch.save({**network().state_dict(), "layer1.0.se.fc1.weight": torch.zeros(2)}, tmp_path / "b.pth")
-    with pytest.raises(CoverageError, match=r"1 that no resnet10 has \(layer1\.0\.se\.fc1\.weight\)"):
+    with pytest.raises(CoverageError, match=r"1 that no resnet10 has, .* \(layer1\.0\.se\.fc1\.weight\)"):
+        load_backbone(tmp_path / "b.pth")
+
+
+ADDITIONS = ("", "module.", "_orig_mod.", "layer9.", "queue_of_", "fc.")
+
+
+def buckets_of(path: str, report: KeyReport) -> int:
+    """In how many buckets of the report a tensor's path is."""
+    parts = path.split(".")
+    groups = {f"{'.'.join(parts[:count])}.*" for count in range(1, len(parts))}
+    wrong = [key for key, _, _ in report.wrong_shape]
+    exact = [*report.used, *report.dropped, *wrong, *report.unexpected].count(path)
+    return exact + len(groups & set(report.dropped))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    extra=st.lists(st.tuples(st.sampled_from(ADDITIONS), st.sampled_from(sorted(expected_shapes(TINY)))), max_size=6),
+    misshaped=st.sets(st.sampled_from([name for name in expected_shapes(TINY) if "layer" in name]), max_size=2),
+    container=st.sampled_from(["", "state_dict", "model"]),
+)
+def test_every_tensor_is_in_exactly_one_bucket_whatever_is_added(extra, misshaped, container, tmp_path_factory):
+    state = dict(STATE)
+    state |= {f"{prefix}{name}": torch.ones(STATE[name].shape) for prefix, name in extra}
+    state |= {name: torch.zeros(1, 2) for name in misshaped}
+    tree = {container: state, "extras": [torch.zeros(2)], "more": {"in": ({"w": torch.zeros(1)},)}, "epoch": 3}
+    state["list"] = [torch.zeros(1)]
+    if not container:
+        tree = {**state, **{key: value for key, value in tree.items() if key}}
+    path = tmp_path_factory.mktemp("bucket") / "b.pth"
+    torch.save(tree, path)
+    try:
+        report = load_backbone(path, family="torchvision").report
+    except CoverageError as error:
+        report = error.report
+    assert [p for p in tensor_paths(tree) if buckets_of(p, report) != 1] == []
+    assert report.complete == (not misshaped and all(prefix in ("", "fc.") for prefix, _ in extra))
+
+
+@pytest.mark.parametrize("names", [("conv1.weight", "module.conv1.weight"), ("module.conv1.weight", "conv1.weight")])
+def test_two_keys_for_one_tensor_are_refused_and_the_second_is_named(names, tmp_path):
+    state = {name: tensor for name, tensor in STATE.items() if name != "conv1.weight"}
+    torch.save(state | {name: torch.randn(8, 3, 7, 7) for name in names}, tmp_path / "b.pth")
+    with pytest.raises(CoverageError, match=rf"has once already \({names[1]}\)") as caught:
+        load_backbone(tmp_path / "b.pth")
+    assert caught.value.report.unexpected == [names[1]]
+    assert names[0] in caught.value.report.used
+
+
+def test_two_tensors_at_one_path_are_refused(tmp_path):
+    torch.save({"model": dict(STATE), "model.conv1.weight": torch.zeros(8, 3, 7, 7)}, tmp_path / "b.pth")
+    with pytest.raises(InputError, match=r"one tensor a path, found two at model\.conv1\.weight"):
         load_backbone(tmp_path / "b.pth")
 
 
