@@ -38,11 +38,11 @@ Losses = Callable[[], dict[str, Tensor]]
 
 def settings(args: argparse.Namespace, depth: int, size: int) -> Any:
     """The protocol's config at another depth and image size."""
-    basic = ["MODEL.RESNETS.RES2_OUT_CHANNELS", "64"] if depth < 50 else []
+    widths = ["MODEL.RESNETS.STEM_OUT_CHANNELS", "64", "MODEL.RESNETS.RES2_OUT_CHANNELS", "64" if depth < 50 else "256"]
     classes = [word for head in ("ROI_HEADS", "RETINANET", "FCOS") for word in (f"MODEL.{head}.NUM_CLASSES", "10")]
     return config.load(
         ROOT / "configs/transfer" / f"{args.detector}.yaml",
-        ["MODEL.RESNETS.DEPTH", str(depth), *basic, *classes, "INPUT.MIN_SIZE_TRAIN", f"[{size}]", "INPUT.MASK_FORMAT",
+        ["MODEL.RESNETS.DEPTH", str(depth), *widths, *classes, "INPUT.MIN_SIZE_TRAIN", f"[{size}]", "INPUT.MASK_FORMAT",
          "bitmask", "MODEL.DEVICE", args.device, *args.overrides],
     )  # fmt: skip
 
