@@ -14,6 +14,8 @@ import numpy as np
 from pretrain.errors import InputError
 
 _NUMBERS = (int, float, np.number)
+_FLAGS = (*_NUMBERS, np.bool_)
+_BOOLEANS = frozenset((bool, np.bool_))
 
 
 class Columns:
@@ -55,14 +57,18 @@ class Columns:
         """[N] int64: the position of each entry's id ``key``; ``whose`` says in messages where the known ids stand."""
         ids = self.values(key)
         try:
+            if not _BOOLEANS.isdisjoint(map(type, ids)):  # true is no id, though it equals 1
+                raise KeyError
             return np.array(list(map(positions.__getitem__, ids)), dtype=np.int64)
         except (KeyError, TypeError):
             known = f"{len(positions)} {key.removesuffix('_id')} ids, such as {next(iter(positions), None)!r}"
             hint = f"expected one of the {known}, in {whose}"
             self._find(
                 ids,
-                lambda identity: isinstance(identity, Hashable) and identity in positions,
-                lambda identity: f"the unknown {key} {identity!r}",
+                lambda identity: (
+                    isinstance(identity, Hashable) and type(identity) not in _BOOLEANS and identity in positions
+                ),
+                lambda identity: f"the unknown {key} {identity!r:.60}",
                 hint,
             )
 
@@ -77,6 +83,8 @@ class Columns:
     def boxes(self) -> np.ndarray:
         """[N, 4] float64 of ``bbox``: x, y, width, height, all finite."""
         values = self.values("bbox")
+        if np.ndarray in set(map(type, values)):
+            values = [box.tolist() if isinstance(box, np.ndarray) else box for box in values]
         boxes = None
         if set(map(type, values)) <= {list, tuple} and set(map(len, values)) <= {4}:
             boxes = _as_floats(list(chain.from_iterable(values)))
@@ -86,13 +94,13 @@ class Columns:
         return boxes.reshape(-1, 4)
 
     def flags(self, key: str) -> np.ndarray:
-        """[N] bool of an optional field that is 0 or 1."""
+        """[N] bool of an optional field that is 0 or 1 (false, true, 0.0 and 1.0 are as well)."""
         values = [entry.get(key, 0) for entry in self.entries]
-        if not set(map(type, values)) <= {int, bool} or not set(values) <= {0, 1}:
+        if not all(issubclass(kind, _FLAGS) for kind in set(map(type, values))) or not set(values) <= {0, 1}:
             self._find(
                 values,
-                lambda value: isinstance(value, int) and value in (0, 1),
-                lambda value: f"{key} {value!r}",
+                lambda value: isinstance(value, _FLAGS) and value in (0, 1),
+                lambda value: f"{key} {value!r:.60}",
                 f"expected 0 or 1 as {key}",
             )
         return np.array(values, dtype=bool)
@@ -102,7 +110,7 @@ class Columns:
         values = self.values(key)
         seen = set()
         for index, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, (*_NUMBERS, str)):
+            if type(value) in _BOOLEANS or not isinstance(value, (*_NUMBERS, str)) or value != value:
                 self.fail(index, f"the {key} {value!r}", "expected a number or a string")
             if value in seen:
                 self.fail(index, f"the {key} of an earlier {self.kind}", "expected each only once")

@@ -31,7 +31,7 @@ class GroundTruth:
     crowd: np.ndarray  # [N] bool
     ignore: np.ndarray  # [N] bool, the annotation's own "ignore"
     difficult: np.ndarray  # [N] bool, VOC's flag
-    zero_id: np.ndarray  # [N] bool, annotation id 0: see matching
+    zero_id: np.ndarray  # [N] bool, an annotation id that reads as 0: see matching
     boxes: np.ndarray | None  # [N, 4] x, y, width, height; only for bbox
     rles: masks.Rles | None  # only for segm
 
@@ -117,7 +117,7 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
         crowd=annotations.flags("iscrowd"),
         ignore=annotations.flags("ignore"),
         difficult=annotations.flags("difficult"),
-        zero_id=np.array([identity in (0, "0") for identity in annotations.unique("id")], dtype=bool),
+        zero_id=np.array([_reads_as_zero(identity) for identity in annotations.unique("id")], dtype=bool),
         boxes=annotations.boxes() if iou_type == "bbox" else None,
         rles=_masks(annotations, image, sorted_images, where) if iou_type == "segm" else None,
     )
@@ -147,11 +147,27 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     image = entries.lookup("image_id", truth.image_index, f"the images of {truth.where}")
     category = entries.lookup("category_id", truth.category_index, f"the categories of {truth.where}")
     score = entries.numbers("score")
-    sized_by_box = iou_type == "bbox" or (area_from == "file" and len(data) > 0 and bool(data[0].get("bbox")))
+    sized_by_box = iou_type == "bbox" or (area_from == "file" and len(data) > 0 and _has_box(data[0]))
     boxes = entries.boxes() if sized_by_box else None
     rles = _masks(entries, image, truth.images, truth.where) if iou_type == "segm" else None
-    area = boxes[:, 2] * boxes[:, 3] if boxes is not None else rles.areas if rles is not None else np.zeros(0)
+    with np.errstate(over="ignore"):  # an infinite area lies in no range of sizes
+        area = boxes[:, 2] * boxes[:, 3] if boxes is not None else rles.areas if rles is not None else np.zeros(0)
     return Detections(where, image, category, score, area, boxes if iou_type == "bbox" else None, rles)
+
+
+def _has_box(entry: dict[str, Any]) -> bool:
+    box = entry.get("bbox")
+    return box is not None and not (isinstance(box, (list, tuple)) and not box)
+
+
+def _reads_as_zero(identity: Any) -> bool:
+    """Whether an id turns into 0 in the array of floats in which the references keep it: 0, and also "00" or " 0"."""
+    if not isinstance(identity, str):
+        return bool(identity == 0)
+    try:
+        return float(identity) == 0
+    except ValueError:
+        return False
 
 
 def _read_json(source: Any, what: str) -> tuple[Any, str]:
@@ -166,7 +182,7 @@ def _read_json(source: Any, what: str) -> tuple[Any, str]:
         raise InputError(f"{what} file not found: {path}; expected a JSON file") from error
     except IsADirectoryError as error:
         raise InputError(f"expected {what} as a JSON file, found the folder {path}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, a number of 5000 digits
         raise InputError(f"expected {what} as JSON in {path}, but it cannot be read: {error}; is it whole?") from error
 
 
@@ -207,6 +223,11 @@ def _masks(entries: Columns, image: np.ndarray, images: list[dict[str, Any]], wh
             raise InputError(
                 f"{where}: image {entry['id']!r} has height {height!r} and width {width!r}; masks need both as whole "
                 "numbers above 0"
+            )
+        if int(height) * int(width) > masks.MOST_PIXELS:
+            raise InputError(
+                f"{where}: image {entry['id']!r} has {height} x {width} pixels; a run-length code holds at most "
+                f"{masks.MOST_PIXELS}"
             )
         sizes.append([int(height), int(width)])
     try:

@@ -31,6 +31,7 @@ def scored(files: tuple[Path, Path], truth, results, iou_type="segm"):
         ("image_id", "7", r"the unknown image_id '7'; expected one of the 12 image ids"),
         ("image_id", [7], r"the unknown image_id \[7\]"),
         ("image_id", None, r"the unknown image_id None"),
+        ("category_id", True, r"the unknown category_id True; expected one of"),
         ("category_id", 0, r"the unknown category_id 0; expected one of the 4 category ids, such as 1, in"),
         ("score", NAN, r"score nan; expected a number as score"),
         ("score", "0.5", r"score '0\.5'; expected a number as score"),
@@ -49,6 +50,10 @@ def scored(files: tuple[Path, Path], truth, results, iou_type="segm"):
         ("segmentation", {"size": [160, 200], "counts": "a"}, r"a run-length code that cannot be decoded"),
         ("segmentation", {"size": [200, 160], "counts": "4"}, r"a mask of size \[200, 160\]"),
         ("segmentation", [[1, 2]], r"the polygon \[1, 2\]"),
+        ("segmentation", [[1, 2, 3, 4]], r"the polygon \[1, 2, 3, 4\]"),
+        ("segmentation", [[0, 0, 10**400, 0, 1, 1]], r"a polygon more than 3000 pixels from an image"),
+        ("segmentation", [[0, 0, 5e8, 0, 5e8, 5e8]], r"a polygon more than 3000 pixels from an image"),
+        ("bbox", [1, 2, [3], 4], r"the bbox \[1, 2, \[3\], 4\]"),
     ],
 )  # fmt: skip
 def test_a_wrong_entry_of_the_results_is_named_with_its_file(files, field: str, value, message: str):
@@ -85,6 +90,10 @@ def test_a_missing_field_of_the_results_is_named(files, field: str):
         ("annotations", "segmentation", {"size": [160, 200], "counts": [5]}, r"annotation 1 .* lengths of 5 pixels"),
         ("images", "id", 77, r"image .* \(id 77\) has the id of an earlier image; expected each only once"),
         ("images", "id", "7", r"the ids of the image entries are numbers and strings mixed; expected one kind"),
+        ("images", "id", NAN, r"image 1 \(id nan\) has the id nan; expected a number or a string"),
+        ("annotations", "iscrowd", NAN, r"annotation 1 .* has iscrowd nan; expected 0 or 1"),
+        ("annotations", "image_id", True, r"annotation 1 .* has the unknown image_id True"),
+        ("images", "height", 10**400, r"image \d+ has 10+ x 200 pixels; a run-length code holds at most 536870912"),
         ("images", "height", 0, r"image \d+ has height 0 and width 200; masks need both as whole numbers above 0"),
         ("images", "width", 1.5, r"image \d+ has height 160 and width 1\.5"),
         ("categories", "id", True, r"category 1 \(id True\) has the id True; expected a number or a string"),
@@ -121,6 +130,8 @@ def test_files_in_the_wrong_order_are_recognised(files):
         ("", r"expected results as JSON in .*results\.json, but it cannot be read: .*; is it whole\?"),
         ('[{"image_id": 1, "sco', r"expected results as JSON in .*results\.json"),
         ("\x00\x01PNG", r"expected results as JSON"),
+        ("9" * 5000, r"expected results as JSON in .*results\.json, but it cannot be read: Exceeds the limit"),
+        ("[" * 100_000, r"expected results as JSON in .*results\.json, but it cannot be read: maximum recursion"),
         ("3", r"expected a list of detections .*, found 3; is this"),
         ("[3]", r"results\.json: entry 0 is 3; expected an object with named fields"),
         ('["a"]', r"entry 0 is 'a'"),
@@ -191,3 +202,26 @@ def test_columns_follow_the_file_and_positions_follow_the_sorted_ids():
     np.testing.assert_array_equal(detections.boxes, [entry["bbox"] for entry in results])
     kept = detections.take(np.array([3, 1]))
     np.testing.assert_array_equal(kept.score, [results[3]["score"], results[1]["score"]])
+
+
+@pytest.mark.parametrize("flag", [1, True, 1.0, np.int64(1), np.bool_(True), np.float32(1)])
+def test_a_flag_may_be_written_in_any_way_that_equals_one(flag):
+    truth, _ = coco_set(3)
+    for annotation in truth["annotations"]:
+        annotation["iscrowd"] = 0
+    truth["annotations"][2]["iscrowd"] = flag
+    np.testing.assert_array_equal(np.flatnonzero(load_ground_truth(truth, "bbox").crowd), [2])
+
+
+@pytest.mark.parametrize("iou_type", ["bbox", "segm"])
+def test_boxes_of_loaded_objects_may_be_arrays(iou_type):
+    truth, results = coco_set(3, segm=True)
+    for entry in results:
+        entry["bbox"] = [1.0, 2.0, 30.0, 4.0]
+    expected = coco.evaluate(truth, results, iou_type).precision
+    for entry in (*truth["annotations"], *results):
+        entry["bbox"] = np.array(entry["bbox"])
+    np.testing.assert_array_equal(coco.evaluate(truth, results, iou_type).precision, expected)
+    results[5]["bbox"] = np.array(3.0)
+    with pytest.raises(InputError, match=r"entry 5 .* the bbox 3\.0"):
+        coco.evaluate(truth, results, iou_type)
