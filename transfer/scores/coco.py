@@ -4,6 +4,15 @@ faster-coco-eval (C++, the same interface) was measured as well, by ``python too
 takes 6 times as long as this on one core and 3 times the memory, and some of its entries differ from pycocotools in
 the last bit (2.2e-16). So the evaluator is our own; masks overlap by pycocotools' own C code.
 
+"Bit for bit" holds for what annotation tools and detectors write. Two corners differ: scores are compared as 64-bit
+floats, while pycocotools compares whole numbers beyond 2^53 exactly; and boxes whose area is no float (sides of 1e-200
+or 1e200) overlap nothing here, while pycocotools gets NaN from 0 / 0 or ∞ / ∞ and counts it as a match.
+
+Some files that the references score, or misread, are refused: results without ``bbox`` are not scored as boxes
+(pycocotools derives the boxes from the masks), a "polygon" of four numbers is no box, a polygon must lie near its image
+(pycocotools crashes on coordinates of 1e9), a run-length code must cover its image exactly, ``true`` is no id, and NaN
+is neither a score nor an id. Flags such as ``iscrowd`` are 0 or 1, written in any way that equals these.
+
 Where pycocotools crashes (an empty result list) the answer is that of a detector that finds nothing: precision and
 recall 0 for every category that has objects.
 """
@@ -55,8 +64,9 @@ def evaluate(
         results: result JSON, path or list of ``image_id``, ``category_id``, ``score``, ``bbox`` and/or
             ``segmentation``. It is not changed.
         iou_type: ``bbox`` or ``segm``.
-        max_dets: limits on detections per image and category. One number N stands for 1, 10 and N. AP takes the largest
-            (pycocotools prints −1 for AP unless that is 100; its tables are the same).
+        max_dets: limits on detections per image and category. One number N stands for N and those of 1 and 10 that are
+            below it; a sequence holds each limit once. AP takes the largest (pycocotools prints −1 for AP unless that
+            is 100; its tables are the same).
         area_from: for ``segm``, whether a detection's size comes from its ``bbox`` where the file has one (``file``, as
             pycocotools) or always from its mask (``mask``, as Detectron2). See ``inputs.load_detections``.
 
@@ -98,11 +108,15 @@ def per_class(precision: np.ndarray, names: Sequence[str]) -> dict[str, float]:
 
 
 def _limits(max_dets: int | Sequence[int]) -> tuple[int, ...]:
-    given = list(max_dets) if isinstance(max_dets, Sequence) else [1, 10, max_dets]
-    if not given or not all(isinstance(limit, int) and limit > 0 for limit in given):
+    given = list(max_dets) if isinstance(max_dets, Sequence) else [max_dets]
+    counts = [int(n) for n in given if isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n > 0]
+    if not given or len(counts) < len(given):
         raise InputError(f"expected max_dets as whole numbers above 0, found {max_dets!r}")
-    largest = max_dets if isinstance(max_dets, int) else max(given)
-    return tuple(sorted({limit for limit in given if limit <= largest}))
+    if len(set(counts)) < len(counts):
+        raise InputError(f"expected each limit in max_dets once, found {max_dets!r}")
+    if not isinstance(max_dets, Sequence):
+        counts = [n for n in (1, 10) if n < counts[0]] + counts
+    return tuple(sorted(counts))
 
 
 def _metrics(precision: np.ndarray, recall: np.ndarray, limits: tuple[int, ...]) -> dict[str, float]:

@@ -5,7 +5,8 @@ What differs from COCO (Gupta et al., "LVIS", arXiv:1908.03195, section 3; lvis-
 - 300 detections per image over all classes, not 100 per image and class;
 - a detection counts only if its category is annotated in the image or listed as absent from it (``neg_category_ids``);
 - it is no false positive where the category is not exhaustively annotated (``not_exhaustive_category_ids``);
-- no crowds; objects and detections of area 0 are left out; AP also for rare, common and frequent categories.
+- no crowds; objects and detections whose area is 0, negative or infinite are left out;
+- AP also for rare, common and frequent categories.
 """
 
 from collections.abc import Hashable
@@ -67,13 +68,13 @@ def evaluate(
         InputError: a file or an entry is wrong; both are named.
     """
     check_iou_type(iou_type)
-    if isinstance(max_dets, bool) or not isinstance(max_dets, int) or max_dets == 0 or max_dets < -1:
+    if isinstance(max_dets, bool) or not isinstance(max_dets, (int, np.integer)) or max_dets == 0 or max_dets < -1:
         raise InputError(f"expected max_dets as a whole number above 0, or -1 for no limit, found {max_dets!r}")
     truth = load_ground_truth(ground_truth, iou_type)
     groups = _frequency_groups(truth)
     absent = _listed(truth, "neg_category_ids")
     incomplete = _listed(truth, "not_exhaustive_category_ids")
-    truth = truth.take(np.flatnonzero(truth.area > 0))
+    truth = truth.take(np.flatnonzero(_finite(truth.area)))
     detections = load_detections(results, truth, iou_type, area_from)
     detections = detections.take(_top_of_image(detections, max_dets))
     detections = detections.take(_judged(detections, truth, absent))
@@ -89,6 +90,10 @@ def evaluate(
         recall=recall,
         category_ids=[category["id"] for category in truth.categories],
     )
+
+
+def _finite(area: np.ndarray) -> np.ndarray:
+    return (area > 0) & (area < np.inf)
 
 
 def _keys(image: np.ndarray, category: np.ndarray, truth: GroundTruth) -> np.ndarray:
@@ -137,7 +142,7 @@ def _judged(detections: Detections, truth: GroundTruth, absent: np.ndarray) -> n
     """Positions of detections about which the ground truth says something."""
     known = np.union1d(_keys(truth.image, truth.category, truth), absent)
     judged = np.isin(_keys(detections.image, detections.category, truth), known)
-    return np.flatnonzero(judged & (detections.area > 0))
+    return np.flatnonzero(judged & _finite(detections.area))
 
 
 def _metrics(

@@ -24,10 +24,12 @@ class Pairs:
     iou: np.ndarray  # [P] float64
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def box_iou(detections: np.ndarray, objects: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """IoU [P] of boxes [P, 4] (x, y, width, height) taken pair by pair, in pycocotools' order of operations.
 
-    For a crowd object the denominator is the detection's area alone. Boxes that only touch have 0.
+    For a crowd object the denominator is the detection's area alone. Boxes that only touch have 0, and so have
+    boxes whose area is too large or too small for a float (pycocotools gets NaN there and takes it for a match).
     """
     d, g = detections.T, objects.T
     width = np.minimum(d[2] + d[0], g[2] + g[0]) - np.maximum(d[0], g[0])

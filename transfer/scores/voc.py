@@ -90,6 +90,7 @@ def _decimals(values: np.ndarray, places: int) -> np.ndarray:
     return np.array([float(f"{value:.{places}f}") for value in values.ravel().tolist()]).reshape(values.shape)
 
 
+@np.errstate(over="ignore")
 def _corners(boxes: np.ndarray | None, round_to: int | None) -> np.ndarray:
     """[N, 4] xmin, ymin, xmax, ymax counted from 1, both ends inside."""
     assert boxes is not None
@@ -119,6 +120,7 @@ def _best_object(
     return best, overlap
 
 
+@np.errstate(over="ignore", invalid="ignore")  # boxes of 1e200 pixels overlap nothing
 def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """IoU of boxes [..., 4] whose ends are inside (hence the + 1), in the devkit's order of operations."""
     width = np.maximum(np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0]) + 1.0, 0.0)

@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +11,28 @@ from hypothesis import given, settings
 from pretrain.errors import InputError
 from tests.transfer.scores.random_sets import coco_set, rectangle, small_coco_set
 from tests.transfer.scores.references import largest_difference, pycocotools_eval
-from transfer.scores import coco
+from transfer.scores import coco, voc
 
 SEEDS = range(80)
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 
 
 def assert_equal_to_pycocotools(truth, results, iou_type, max_dets=(1, 10, 100)):
+    """Every entry of the tables, and for the usual limits also the twelve numbers that pycocotools prints."""
     theirs = pycocotools_eval(truth, results, iou_type, max_dets)
     ours = coco.evaluate(truth, results, iou_type, max_dets)
     assert largest_difference(ours.precision, theirs.eval["precision"]) == 0.0
     assert largest_difference(ours.recall, theirs.eval["recall"]) == 0.0
+    if tuple(max_dets) == (1, 10, 100):
+        assert tuple(ours.metrics) == NAMES
+        percents = [float(value) * 100 if value > -1 else math.nan for value in theirs.stats]
+        np.testing.assert_array_equal(list(ours.metrics.values()), percents)
     return ours, theirs
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_box_entry_equals_pycocotools(seed: int):
-    ours, theirs = assert_equal_to_pycocotools(*coco_set(seed), "bbox")
-    assert tuple(ours.metrics) == NAMES
-    percents = [float(value) * 100 if value > -1 else math.nan for value in theirs.stats]
-    np.testing.assert_array_equal(list(ours.metrics.values()), percents)
+    assert_equal_to_pycocotools(*coco_set(seed), "bbox")
 
 
 @pytest.mark.parametrize("seed", SEEDS[:40])
@@ -180,10 +183,53 @@ def test_one_limit_stands_for_one_ten_and_itself():
     truth, results = coco_set(5)
     assert coco.evaluate(truth, results, max_dets=300).max_dets == (1, 10, 300)
     assert coco.evaluate(truth, results, max_dets=5).max_dets == (1, 5)
+    assert coco.evaluate(truth, results, max_dets=10).max_dets == (1, 10)
+    assert coco.evaluate(truth, results, max_dets=1).max_dets == (1,)
+    assert coco.evaluate(truth, results, max_dets=np.int64(100)).max_dets == (1, 10, 100)  # type: ignore[arg-type]
     assert "AR300" in coco.evaluate(truth, results, max_dets=300).metrics
 
 
-@pytest.mark.parametrize("max_dets", [0, -1, [], [10, 0], 1.5])
+def test_a_limit_given_twice_is_refused():
+    with pytest.raises(InputError, match=r"expected each limit in max_dets once, found \(1, 1, 100\)"):
+        coco.evaluate(*coco_set(1), max_dets=(1, 1, 100))
+
+
+@pytest.mark.parametrize("identity", [0, 0.0, "0", "00", "0.0", " 0", "-0", 1, "01"])
+def test_an_annotation_id_that_reads_as_zero_equals_pycocotools(identity):
+    truth, hit = one_object()
+    truth["annotations"][0]["id"] = identity
+    ours, _ = assert_equal_to_pycocotools(truth, [hit], "bbox")
+    assert ours.metrics["AP"] == pytest.approx(100 * (float(identity) != 0))
+
+
+@pytest.mark.parametrize("area", [math.inf, 0, -1.0, 1e10, 1e11])
+def test_areas_at_the_ends_of_the_ranges_equal_pycocotools(area: float):
+    truth, hit = one_object()
+    truth["annotations"][0]["area"] = area
+    assert_equal_to_pycocotools(truth, [hit], "bbox")
+
+
+@pytest.mark.parametrize("side", [1e-200, 1e200])
+def test_boxes_whose_area_is_no_float_overlap_nothing_and_warn_of_nothing(side: float):
+    truth, hit = one_object()
+    box = {"bbox": [0.0, 0.0, side, side]}
+    truth["annotations"][0].update(box)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = coco.evaluate(truth, [hit | box])
+        voc.evaluate(truth, [hit | box])
+    assert ours.metrics["AP"] == 0
+    assert pycocotools_eval(truth, [hit | box], "bbox").stats[0] == pytest.approx(1)  # NaN counts as a match
+
+
+def test_whole_number_scores_are_compared_as_floats():
+    truth, hit = one_object()
+    ranked = [hit | {"bbox": [100, 100, 5, 5], "score": 2**53}, hit | {"score": 2**53 + 1}]
+    assert coco.evaluate(truth, ranked).metrics["AP"] == pytest.approx(50)
+    assert pycocotools_eval(truth, ranked, "bbox").stats[0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("max_dets", [0, -1, [], [10, 0], 1.5, True])
 def test_a_limit_that_is_no_count_is_refused(max_dets):
     with pytest.raises(InputError, match="expected max_dets as whole numbers above 0"):
         coco.evaluate(*coco_set(1), max_dets=max_dets)
@@ -194,15 +240,19 @@ def test_an_unknown_iou_type_is_refused():
         coco.evaluate(*coco_set(1), iou_type="keypoints")  # type: ignore[arg-type]
 
 
-def test_the_limit_of_detections_applies_after_stable_ranking():
+def one_object():
     box = [10, 10, 20, 20]
     truth = {
         "images": [{"id": 1, "height": 160, "width": 200}],
         "categories": [{"id": 1, "name": "one"}],
         "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": box, "area": 400, "iscrowd": 0}],
     }
-    miss = {"image_id": 1, "category_id": 1, "score": 0.5, "bbox": [100, 100, 5, 5]}
-    hit = {**miss, "bbox": box}
+    return truth, {"image_id": 1, "category_id": 1, "score": 0.5, "bbox": box}
+
+
+def test_the_limit_of_detections_applies_after_stable_ranking():
+    truth, hit = one_object()
+    miss = {**hit, "bbox": [100, 100, 5, 5]}
     assert coco.evaluate(truth, [miss, hit], max_dets=1).metrics["AP"] == 0
     assert coco.evaluate(truth, [hit, miss], max_dets=1).metrics["AP"] == pytest.approx(100)
 

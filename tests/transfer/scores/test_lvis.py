@@ -159,6 +159,26 @@ def test_ground_truth_that_is_not_lvis_is_refused(damage, message: str):
         lvis.evaluate(truth, [hit])
 
 
+@pytest.mark.parametrize("area", [math.inf, 0.0, -1.0, 1e11])
+def test_objects_whose_area_is_no_size_are_left_out_as_by_lvis(area: float, tmp_path: Path):
+    truth, hit = one_object()
+    truth["annotations"].append({**truth["annotations"][0], "id": 2, "image_id": 2, "area": area})
+    # In image 2 the category is neither annotated (where the object is left out) nor known to be absent.
+    assert_equal_to_lvis(tmp_path, truth, [hit, {**hit, "image_id": 2, "bbox": [90, 90, 9, 9], "score": 0.9}])
+
+
+@pytest.mark.parametrize("side", [1e200, 0.0])
+def test_detections_whose_area_is_no_size_are_left_out_as_by_lvis(side: float, tmp_path: Path):
+    truth, hit = one_object()
+    ours = assert_equal_to_lvis(tmp_path, truth, [hit, {**hit, "bbox": [90.0, 90.0, side, side], "score": 0.9}])
+    assert ours.metrics["AP"] == pytest.approx(100)
+
+
+def test_a_limit_may_be_a_numpy_number():
+    truth, hit = one_object()
+    assert "AR300" in lvis.evaluate(truth, [hit], max_dets=np.int64(300)).metrics  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("max_dets", [0, -2, True, 1.5])
 def test_a_limit_that_is_no_count_is_refused(max_dets):
     truth, hit = one_object()
