@@ -17,10 +17,17 @@ STUDENT, TEACHER, ONLY = "student", "teacher", "backbone"
 
 @dataclass(frozen=True)
 class Place:
-    """One network of a file: the container (dotted path of dict keys, "" for the top level) and the name prefix."""
+    """Where one network of a file may be.
+
+    Attributes:
+        container: dotted path of dict keys, "" for the top level.
+        prefix: of the network's tensors there.
+        evidence: the place counts only if this pattern matches a name in the container, or the family was asked for.
+    """
 
     container: str
     prefix: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ def normalise(name: str) -> str:
 _FC = r"(^|\.)fc\."
 _HEAD = "classification or projection head"
 _QUEUE = {r"(^|\.)queue\w*$": "queue of negatives"}
+_DINO_HEAD = r"^head\.(mlp|last_layer)\."
 _ANY = ("state_dict", "model", "")
 
 FAMILIES: tuple[Family, ...] = (
@@ -147,8 +155,10 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "dino", "DINO",
-        {TEACHER: places("backbone.", "teacher"), STUDENT: places("backbone.", "student")}, TEACHER,
-        {r"^head\.": _HEAD, r"^backbone\.fc\.": _HEAD},
+        {TEACHER: (Place("teacher", "backbone."), Place("teacher")),
+         STUDENT: (Place("student", "backbone."), Place("student")),
+         ONLY: (Place("", "backbone.", _DINO_HEAD), Place("state_dict", "backbone.", _DINO_HEAD))}, TEACHER,
+        {r"^head\.": _HEAD, r"^(backbone\.)?fc\.": _HEAD},
     ),
     Family(
         "vissl", "VISSL",
@@ -179,18 +189,21 @@ FAMILIES: tuple[Family, ...] = (
         "lightly-numbered", "lightly, numbered Sequential",
         {STUDENT: (*places("backbone.", "state_dict", ""), *places("", "state_dict", "")),
          TEACHER: places("backbone_momentum.", "state_dict", "")}, STUDENT,
-        {r"^(\w*(projection|prediction)_head\w*|prototypes)\.": _HEAD, r"^criterion\.": "loss state"},
+        {r"^(\w*(projection|prediction)_head\w*|prototypes)\.": _HEAD, r"^criterion\.": "loss state",
+         r"^(backbone(_momentum)?\.)?9\.": _HEAD},
         (r"^(backbone\.)?0\.weight$",), "numbered",
     ),
     Family(
         "mmselfsup", "MMSelfSup, MMPretrain, DenseCL",
-        {STUDENT: places("backbone.", "state_dict", ""),
+        {STUDENT: (*places("backbone.", "state_dict", ""), *places("encoder_q.0.", "state_dict", ""),
+                   *places("online_net.0.", "state_dict", "")),
          TEACHER: (*places("encoder_k.0.", "state_dict", ""), *places("target_net.0.", "state_dict", ""))}, STUDENT,
-        {r"^(online_net|encoder_q)\.": "copy of the backbone and its neck",
-         r"^(target_net|encoder_k)\.(?!0\.)": "neck of the second network",
-         r"^(backbone\.)?(neck|head|bbox_head)\.": "neck or head", r"^data_preprocessor\.": "image normalisation",
+        {r"^(online_net|encoder_q)\.(?!0\.)": "neck of the student",
+         r"^(target_net|encoder_k)\.(?!0\.)": "neck of the teacher",
+         r"^(backbone\.)?(neck|head|bbox_head)\.(?!(mlp|last_layer)\.)": "neck or head",  # those two are DINO's
+         r"^data_preprocessor\.": "image normalisation",
          r"^backbone\.fc\.": _HEAD, r"^queue\w*$": "queue of negatives"},
-        (r"^(neck|head|data_preprocessor|encoder_k|target_net)\.", r"^backbone\."),
+        (r"^(neck|head|data_preprocessor|encoder_k|target_net)\.", r"^(backbone|encoder_q\.0|online_net\.0)\."),
     ),
     Family(
         "timm", "timm and torchvision training checkpoints with averaged weights (EMA)",

@@ -15,7 +15,7 @@ BLOCK: Mapping[str, str] = {
     "conv3": "conv3", "conv3.norm": "bn3",
     "shortcut": "downsample.0", "shortcut.norm": "downsample.1",
 }  # fmt: skip
-#: lightly's ``nn.Sequential(*children)``: 2 is the ReLU, 3 the max-pooling.
+#: lightly's ``nn.Sequential(*children)``: 2 is the ReLU, 3 the max-pooling, 8 the average pooling, 9 the classifier.
 NUMBERED: Mapping[str, str] = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 
 TO_DETECTRON2_STAGE = {right: left for left, right in STAGES.items()}

@@ -144,7 +144,7 @@ def choose(tables: Tables, tree: Any, which: str | None, family: str | None, pat
         names = [entry.name for entries in tables.values() for entry in entries]
         rules = tuple(rule for rule in FAMILIES if rule.has_evidence(names))
     default = tree.get("network_default") if own else None
-    readings = [reading for rule in rules if (reading := _read(rule, tables, which, default)) is not None]
+    readings = [reading for rule in rules if (reading := _read(rule, tables, which, default, family)) is not None]
     readings.sort(key=lambda reading: reading.score, reverse=True)
     if not readings or readings[0].score[0] == 0:
         raise InputError(_nothing_found(tables, rules, readings, path))
@@ -171,10 +171,12 @@ def _network_note(reading: Reading, which: str | None) -> str:
     return f"network: {reading.network}, the only one in the file"
 
 
-def _read(rule: Family, tables: Tables, which: str | None, default: str | None) -> Reading | None:
+def _read(rule: Family, tables: Tables, which: str | None, default: str | None, family: str | None) -> Reading | None:
     """Apply one rule; None where the file has none of its places, or not the network asked for."""
     found = {
-        network: place for network, spots in rule.networks.items() if (place := _first_place(spots, tables)) is not None
+        network: place
+        for network, spots in rule.networks.items()
+        if (place := _first_place(spots, tables, asked=family is not None)) is not None
     }
     if not found or (rule.needs and rule.needs not in found):
         return None
@@ -187,9 +189,11 @@ def _read(rule: Family, tables: Tables, which: str | None, default: str | None) 
     return _account(rule, network, found, tables)
 
 
-def _first_place(spots: tuple[Place, ...], tables: Tables) -> Place | None:
+def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Place | None:
     for place in spots:
-        if any(entry.name.startswith(place.prefix) for entry in tables.get(place.container, ())):
+        names = [entry.name for entry in tables.get(place.container, ())]
+        evident = asked or not place.evidence or any(re.search(place.evidence, name) for name in names)
+        if evident and any(name.startswith(place.prefix) for name in names):
             return place
     return None
 
@@ -212,6 +216,8 @@ def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tab
                     second.append(entry.key)  # two keys, one tensor of the backbone: which is meant, nobody can tell
             elif owner is not None:
                 report.dropped[entry.key] = f"the other network ({owner})"
+            elif copy := _copied(entry, container, rule, found):
+                report.dropped[entry.key] = f"another copy of the {copy}"
             else:
                 here = container == found[network].container
                 report.dropped[entry.key] = "outside the backbone's prefix" if here else "another part of the file"
@@ -235,6 +241,15 @@ def _owner(entry: Entry, container: str, found: Mapping[str, Place]) -> str | No
         if place.container == container and entry.name.startswith(place.prefix)
     ]
     return max(owners)[1] if owners else None
+
+
+def _copied(entry: Entry, container: str, rule: Family, found: Mapping[str, Place]) -> str:
+    """The network of which the entry is in a further place of the same container (MMSelfSup saves some twice)."""
+    for network, place in found.items():
+        for other in rule.networks[network]:
+            if other.prefix and container == place.container == other.container and entry.name.startswith(other.prefix):
+                return network
+    return ""
 
 
 def _compare(inside: Mapping[str, Entry], architecture: Architecture, report: KeyReport) -> dict[str, Tensor]:

@@ -189,6 +189,19 @@ def dino() -> Sample:
     return Sample(tree, {"student": student, "teacher": teacher}, "dino", "teacher", ".pth", ("head",))
 
 
+def dino_flat() -> Sample:
+    only = network()
+    state = wrapped(Nest(backbone=only, head=Nest(mlp=mlp(), last_layer=nn.Linear(4, 30, bias=False))))
+    return Sample(state, {"backbone": only}, "dino", "backbone", ".pth", ("head.mlp", "head.last_layer"))
+
+
+def dino_bare() -> Sample:
+    """Teacher and student without the prefix of the multi-crop wrapper."""
+    student, teacher = network(fc=nn.Linear(64, 4)), network()
+    tree = {"student": wrapped(student), "teacher": dict(teacher.state_dict()), "epoch": 100}
+    return Sample(tree, {"student": student, "teacher": teacher}, "dino", "teacher", ".pth", ("fc",))
+
+
 def vissl() -> Sample:
     only = network()
     trunk = {f"_feature_blocks.{name}": tensor for name, tensor in only.state_dict().items()}
@@ -258,6 +271,30 @@ def lightly_numbered() -> Sample:
     return Sample(training(whole.state_dict()), networks, "lightly-numbered", "student", ".ckpt")
 
 
+def lightly_numbered_with_classifier() -> Sample:
+    student, teacher = network(), network()
+    ten = [nn.Sequential(*_numbered(net), nn.Linear(64, 10)) for net in (student, teacher)]
+    whole = Nest(backbone=ten[0], backbone_momentum=ten[1])
+    networks = {"student": student, "teacher": teacher}
+    return Sample(training(whole.state_dict()), networks, "lightly-numbered", "student", ".ckpt", ("backbone.9",))
+
+
+def mmselfsup_without_alias() -> Sample:
+    """DenseCL's and MoCo's training files of versions that save the backbone only inside ``encoder_q``."""
+    student, teacher = network(), network()
+    whole = Nest(encoder_q=nn.Sequential(student, mlp()), encoder_k=nn.Sequential(teacher, mlp()))
+    whole.buffer("queue", torch.zeros(4, 8)).buffer("queue2", torch.zeros(4, 8))
+    networks = {"student": student, "teacher": teacher}
+    return Sample({"state_dict": whole.state_dict()}, networks, "mmselfsup", "student", ".pth", ("queue2", "1.0."))
+
+
+def mmselfsup_byol_without_alias() -> Sample:
+    student, teacher = network(), network()
+    whole = Nest(online_net=nn.Sequential(student, mlp()), target_net=nn.Sequential(teacher, mlp()))
+    networks = {"student": student, "teacher": teacher}
+    return Sample({"state_dict": whole.state_dict()}, networks, "mmselfsup", "student", ".pth")
+
+
 def mmselfsup_moco() -> Sample:
     student, teacher = network(), network()
     whole = Nest(backbone=student, neck=mlp(), encoder_k=nn.Sequential(teacher, mlp()), data_preprocessor=nn.Identity())
@@ -321,7 +358,9 @@ def detectron2_pkl() -> Sample:
 
 WRITERS: tuple[Callable[[], Sample], ...] = (
     momentum2, rcf_byol, rcf_moco, rcf_supervised, moco_v1, moco_v2, eman_moco, eman_byol, eman_fixmatch, moco_v3,
-    simsiam, swav, deepcluster_v2, barlow_twins, vicreg, exported_flat, dino, vissl, vissl_extracted, timm_averaged,
+    simsiam, swav, deepcluster_v2, barlow_twins, vicreg, exported_flat, dino, dino_flat, dino_bare,
+    vissl, vissl_extracted, timm_averaged,
     torchvision_averaged, timm_safetensors, solo_learn, solo_learn_old, lightly_named, lightly_numbered,
-    mmselfsup_moco, mmselfsup_byol, densecl, ours, detectron2_pkl,
+    lightly_numbered_with_classifier, mmselfsup_moco, mmselfsup_byol, mmselfsup_without_alias,
+    mmselfsup_byol_without_alias, densecl, ours, detectron2_pkl,
 )  # fmt: skip

@@ -196,6 +196,19 @@ def test_tie_is_an_error_that_asks_for_the_family(tmp_path):
     assert load_backbone(tmp_path / "b.pth", family="mmselfsup").family == "mmselfsup"
 
 
+def test_flat_dino_without_its_head_is_read_where_the_family_is_named(tmp_path):
+    torch.save({f"module.backbone.{name}": tensor for name, tensor in STATE.items()}, tmp_path / "b.pth")
+    source = load_backbone(tmp_path / "b.pth", family="dino")
+    assert (source.family, source.network) == ("dino", "backbone")
+    assert torch.equal(source.state["conv1.weight"], STATE["conv1.weight"])
+
+
+def test_each_copy_of_the_student_is_accounted_for(tmp_path):
+    report = load_backbone(write(family_writers.mmselfsup_byol(), tmp_path)).report
+    assert report.used["state_dict.backbone.conv1.weight"] == "conv1.weight"
+    assert report.dropped["state_dict.online_net.0.conv1.weight"] == "another copy of the student"
+
+
 def test_missing_tensor_is_an_error_with_the_report(tmp_path):
     state = dict(network().state_dict())
     del state["layer2.0.bn1.running_var"]
