@@ -20,7 +20,7 @@ from pretrain.images import build_dataset
 from pretrain.sources import SourceBackbone
 from pretrain.views import eval_transform
 from transfer import results
-from transfer.similarity import block_names, cka_of_networks, stage_ends, weight_norms
+from transfer.similarity import MIN_BATCH, block_names, cka_of_networks, stage_ends, weight_norms
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
@@ -36,12 +36,16 @@ class ImageBatches:
         device: where the batches go.
 
     Raises:
-        InputError: no such folder, or fewer images than one batch.
+        InputError: no such folder, fewer images than one batch, or a size, batch or count that is none.
     """
 
     def __init__(
         self, images: str, image_size: int, batch_size: int, count: int = 0, seed: int = 0, device: str = "cpu"
     ) -> None:
+        for option, value, least in (("image-size", image_size, 1), ("batch-size", batch_size, MIN_BATCH),
+                                     ("count", count, 0)):  # fmt: skip
+            if value < least:
+                raise InputError(f"expected --{option} of at least {least}, found {value}; correct it")
         folder = Path(images)
         self._items: Any
         if folder.is_dir():
@@ -52,7 +56,8 @@ class ImageBatches:
             self._transform = eval_transform("digits", image_size)
         else:
             raise InputError(f"expected --images as a folder or the word digits, found {images}; check the path")
-        self.name, self.batch_size, self.device = images, batch_size, device
+        self.name, self.image_size, self.batch_size, self.seed, self.device = (
+            images, image_size, batch_size, seed, device)  # fmt: skip
         order = torch.randperm(len(self._items), generator=torch.Generator().manual_seed(seed))
         self._order = order[: count or None].tolist()
         if len(self) < 1:
@@ -95,6 +100,9 @@ class Comparison:
     images: str
     count: int
     protocol: str
+    image_size: int
+    batch_size: int
+    seed: int
 
     def stages(self) -> dict[str, float]:
         """CKA of stem, res2 to res5 (their last blocks) and avgpool, which every depth has."""
@@ -120,7 +128,10 @@ def compare(
     blocks = [block_names(network) for network in networks]
     count = len(batches) * batches.batch_size
     protocol = f"linear, unbiased mini-batch HSIC, {'batch' if batch_statistics else 'stored'} statistics"
-    return Comparison(reference, other, blocks[0], blocks[1], cka, batches.name, count, protocol)
+    return Comparison(
+        reference, other, blocks[0], blocks[1], cka, batches.name, count, protocol,
+        batches.image_size, batches.batch_size, batches.seed,
+    )  # fmt: skip
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -136,7 +147,10 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
             protocol=comparison.protocol,
             engine="torch",
             dataset=comparison.images,
+            seed=comparison.seed,
             images=comparison.count,
+            image_size=comparison.image_size,
+            batch_size=comparison.batch_size,
             reference={**_named(reference), "network": reference.network},
         )
         for name, value in comparison.stages().items()
@@ -145,10 +159,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 def add_records(file: Path, lines: list[dict[str, Any]]) -> int:
     """Append what ``file`` does not hold yet; the number of new records."""
-    identity = ("task", "metric", "network", "protocol", "dataset", "images", "reference")
+    identity = ("task", "metric", "checkpoint", "network", "protocol", "dataset", "seed", "images", "image_size",
+                "batch_size", "reference")  # fmt: skip
     known = results.read(file)[0] if file.is_file() else []
-    held = [{key: record.get(key) for key in (*identity, "checkpoint")} for record in known]
-    new = [line for line in lines if {key: line.get(key) for key in (*identity, "checkpoint")} not in held]
+    held = [{key: record.get(key) for key in identity} for record in known]
+    new = [line for line in lines if {key: line.get(key) for key in identity} not in held]
     results.append(file, new)
     return len(new)
 
@@ -175,6 +190,9 @@ def write_matrix(path: Path, comparison: Comparison) -> None:
         "images": comparison.images,
         "count": comparison.count,
         "protocol": comparison.protocol,
+        "image_size": comparison.image_size,
+        "batch_size": comparison.batch_size,
+        "seed": comparison.seed,
         "rows": comparison.reference_blocks,
         "columns": comparison.other_blocks,
         "cka": comparison.cka.tolist(),

@@ -62,7 +62,10 @@ class MinibatchCKA:
             first: features [n, …] of the layers of the first network; anything beyond the first axis is flattened.
             second: the same of the second network, for the same n images.
         """
-        k, l_ = _grams(first), _grams(second)
+        self.update_grams(_grams(first), _grams(second))
+
+    def update_grams(self, k: Tensor, l_: Tensor) -> None:
+        """Add a batch by its Gram matrices [layers, n, n] of both networks."""
         self._cross = self._cross + unbiased_hsic(k, l_)
         self._first = self._first + torch.cat([unbiased_hsic(gram[None], gram[None])[0] for gram in k])
         self._second = self._second + torch.cat([unbiased_hsic(gram[None], gram[None])[0] for gram in l_])
@@ -76,8 +79,10 @@ class MinibatchCKA:
         return torch.where(scale > 0, self._cross / scale, torch.nan)
 
 
-def _grams(layers: Sequence[Tensor]) -> Tensor:
+def _grams(layers: Iterable[Tensor]) -> Tensor:
     """Linear Gram matrices [layers, n, n] in float64.
+
+    Layers are taken one at a time, so features of an iterator need not all be kept.
 
     The features' mean over the batch is subtracted first: HSIC does not see it, and large means would cost digits.
     """
@@ -131,7 +136,8 @@ def cka_of_networks(first: ResNet, second: ResNet, batches: Iterable[Tensor]) ->
     """
     cka = MinibatchCKA()
     for images in batches:
-        cka.update(*([output for _, output in block_outputs(network, images)] for network in (first, second)))
+        grams = [_grams(output for _, output in block_outputs(network, images)) for network in (first, second)]
+        cka.update_grams(*grams)
     return cka.compute()
 
 

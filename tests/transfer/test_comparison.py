@@ -119,6 +119,32 @@ def test_tool_writes_records_once_and_plots(images, checkpoints, tmp_path, monke
         assert Image.open(out / name).size[0] > 300
 
 
+def test_a_comparison_at_another_size_batch_or_seed_is_another_record(images, checkpoints, tmp_path):
+    first, second = (load_backbone(path) for path in checkpoints)
+    file, written = tmp_path / "results.jsonl", []
+    for options in ((32, 6, 0, 0), (40, 6, 0, 0), (32, 4, 12, 0), (32, 6, 0, 1), (32, 6, 6, 0), (32, 6, 0, 0)):
+        made = comparison.compare(first, second, ImageBatches(str(images), *options))
+        written.append(comparison.add_records(file, comparison.records(made)))
+    assert written == [6, 6, 6, 6, 6, 0]
+    record = results.read(file)[0][6]
+    assert [record[key] for key in ("image_size", "batch_size", "seed", "images")] == [40, 6, 0, 12]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((0, 6, 0), "--image-size of at least 1, found 0"),
+        ((32, 0, 0), "--batch-size of at least 4, found 0"),
+        ((32, -1, 0), "--batch-size of at least 4, found -1"),
+        ((32, 3, 0), "--batch-size of at least 4, found 3"),
+        ((32, 6, -3), "--count of at least 0, found -3"),
+    ],
+)
+def test_sizes_and_counts_that_are_none_are_refused(images, options, found):
+    with pytest.raises(InputError, match=found):
+        ImageBatches(str(images), *options)
+
+
 def test_labels_must_be_one_for_each_checkpoint(images, checkpoints, tmp_path, monkeypatch, capsys):
     arguments = [*map(str, checkpoints), "--images", str(images), "--labels", "SGD"]
     monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])

@@ -1,11 +1,14 @@
 """CKA against its full-batch definition, its invariances, and what it must not do; weight norms."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 
 from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
+from transfer import similarity
 from transfer.similarity import (
     MinibatchCKA,
     block_names,
@@ -160,3 +163,26 @@ def test_weight_norms_are_those_of_the_convolutions_in_network_order():
     assert set(weight_norms(state, kernel=3)) == {
         name for name in norms if "layer" in name and "downsample" not in name
     }
+
+
+def test_networks_are_reduced_block_by_block_and_features_are_not_kept(monkeypatch):
+    net, images = build_backbone(Architecture("resnet10", 4)).eval(), torch.randn(6, 3, 32, 32, generator=rng())
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def watched(network, batch):
+        nonlocal most
+        for name, output in block_outputs(network, batch):
+            features = output.clone()
+            alive.append(weakref.ref(features))
+            yield name, features
+            del features
+            most = max(most, sum(ref() is not None for ref in alive))
+
+    monkeypatch.setattr(similarity, "block_outputs", watched)
+    reduced = cka_of_networks(net, net, [images])
+    assert most <= 2
+    whole = MinibatchCKA()
+    with torch.no_grad():
+        whole.update(*([output for _, output in block_outputs(net, images)] for _ in range(2)))
+    assert torch.equal(reduced, whole.compute())
