@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+import lowshot.config
+import transfer.config
+from lowshot.evaluations import ON_FEATURES
+from lowshot.image_evaluations import ON_IMAGES
+from pretrain.config import load_config
 from pretrain.console import Stopped
 from pretrain.errors import InputError
 from pretrain.files import weights_name
+from transfer.report.reference import load_tables, published
+from transfer.report.tables import DETECTION
 from transfer.suite import ROOT, load_suite, plan
 from transfer.suite_run import full_command, last_line, run_local
 from transfer.suite_slurm import run_slurm
@@ -248,3 +255,36 @@ def test_shipped_commands_are_words_that_the_tools_know(path: Path, tmp_path: Pa
         source = (ROOT / job.command[0]).read_text(encoding="utf-8")
         for option in (word for word in job.command if word.startswith("--")):
             assert f'"{option}"' in source, f"{job.title}: {job.command[0]} has no {option}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "suites").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_load_with_the_settings_of_their_command(path: Path, tmp_path: Path, weights):
+    """Every --config loads with the KEY VALUE words after the options, in the room of its tool."""
+    loaders = {
+        "tools/lowshot.py": lambda *given: load_config(lowshot.config.get_cfg(), *given),
+        "tools/transfer.py": transfer.config.load,
+    }
+    for job in plan(load_suite(path), weights[:1], tmp_path / "out"):
+        if job.command[0] == "tools/convert.py":
+            continue
+        overrides = list(job.command[job.command.index("OUTPUT_DIR") :]) if "OUTPUT_DIR" in job.command else []
+        cfg = loaders[job.command[0]](job.command[job.command.index("--config") + 1], overrides)
+        assert not overrides or str(job.folder) == cfg.OUTPUT_DIR
+        if job.command[0] == "tools/lowshot.py":
+            assert job.command[1] in (*ON_FEATURES, *ON_IMAGES)
+
+
+def test_the_full_suite_has_every_kind_of_evaluation(tmp_path: Path, weights):
+    """Low-shot, linear, FixMatch, detectors, LVIS, VOC and segmentation; and every dense task that the papers print."""
+    jobs = plan(load_suite(ROOT / "configs" / "suites" / "full.yaml"), weights[:1], tmp_path / "out")
+    assert {job.command[1] for job in jobs if job.command[0] == "tools/lowshot.py"} == {
+        "retrieval", "svm", "linear", "finetune", "fixmatch"
+    }  # fmt: skip
+    protocols = {
+        transfer.config.load(job.command[job.command.index("--config") + 1]).PROTOCOL
+        for job in jobs
+        if job.command[0] == "tools/transfer.py"
+    }
+    dense = {item.protocol for item in published(load_tables()) if item.task.split("/")[0] in (*DETECTION, "semantic")}
+    assert dense <= protocols
+    assert "lvis_v1_mask_rcnn_fpn_2x" in protocols
