@@ -35,8 +35,7 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
     places: dict[tuple[str, str], int] = {}
     rows: dict[tuple[str, ...], _Row] = {}
     for item in published:
-        # Records of the full label set carry the bare task; the papers' tables count it as one more fraction.
-        index = columns.get((item.task.removesuffix("/100%"), item.metric))
+        index = columns.get((item.task, item.metric))
         if index is None:
             continue
         place = places.setdefault((item.source, item.protocol), len(places))
