@@ -25,12 +25,14 @@ _OTHER_MODELS = (
     ("a vision transformer",
      r"(^|\.)(cls_token|pos_embed|patch_embed|class_token|encoder\.pos_embedding|conv_proj)(\.|$)"),
     ("a detector",
-     r"(^|\.)(roi_heads?|rpn|rpn_head|proposal_generator|bbox_head|mask_head|fpn_lateral\d|fcos_head|retina_cls)(\.|$)"),
+     r"(^|\.)(roi_heads?|rpn|rpn_head|proposal_generator|bbox_head|mask_head|fpn_lateral\d|fcos_head|retina_cls"
+     r"|head\.(classification|regression)_head|backbone\.fpn|fpn_convs)(\.|$)"),
+    ("a segmenter", r"(^|\.)(decode_head|auxiliary_head|aux_classifier|classifier\.\d+\.convs)\."),
 )  # fmt: skip
 
 
 def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: Path) -> None:
-    """Raise for vision transformers, detectors and JAX weights.
+    """Raise for vision transformers, detectors, segmenters and JAX weights.
 
     Raises:
         InputError: the file is one of them.
@@ -49,7 +51,12 @@ def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: 
 
 def _haiku_names(node: Any, depth: int = 0) -> Iterator[str]:
     """Haiku separates module names with ``/~/`` or ``/`` and calls kernels ``w``."""
-    if isinstance(node, Mapping) and depth < 6:
+    if depth > 6:
+        return
+    if isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _haiku_names(value, depth + 1)
+    elif isinstance(node, Mapping):
         for key, value in node.items():
             if isinstance(key, str) and ("/~/" in key or (isinstance(value, Mapping) and "/" in key and "w" in value)):
                 yield key
@@ -58,16 +65,17 @@ def _haiku_names(node: Any, depth: int = 0) -> Iterator[str]:
 
 
 def refuse_values(state: Mapping[str, Tensor], path: Path) -> None:
-    """Raise for weights that are not finite floating-point numbers; counters must be integers.
+    """Raise for weights that are not finite floating-point numbers, negative variances, and counters not integer.
 
     Raises:
         InputError: naming the first such tensor.
     """
     for name, tensor in state.items():
         if name.endswith("num_batches_tracked"):
-            if tensor.is_floating_point() or tensor.is_complex():
+            if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
                 raise InputError(
-                    f"expected an integer counter, found {tensor.dtype} in {name} of {path}; the file is damaged"
+                    f"expected an integer counter, found {tensor.dtype} in {name} of {path}; the weights were cast "
+                    "with their counters: cast only the floating-point tensors, or leave the counters out"
                 )
         elif not tensor.is_floating_point():
             kind = "complex" if tensor.is_complex() else "integer"
@@ -79,4 +87,9 @@ def refuse_values(state: Mapping[str, Tensor], path: Path) -> None:
             raise InputError(
                 f"expected finite weights, found NaN or Inf in {name} of {path}; the training diverged, take an "
                 "earlier checkpoint"
+            )
+        elif name.endswith("running_var") and bool((tensor < 0).any()):
+            raise InputError(
+                f"expected variances of at least 0, found {float(tensor.min()):.3g} in {name} of {path}; the file is "
+                "damaged, take the original"
             )

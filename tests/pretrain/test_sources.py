@@ -353,6 +353,47 @@ def test_haiku_names_are_refused_with_the_padding_reason(tmp_path):
         load_backbone(tmp_path / "byol.pkl")
 
 
+@pytest.mark.parametrize("wrap", [lambda tree: [tree], lambda tree: (tree, None), lambda tree: {"a": [(tree,)]}])
+def test_haiku_names_inside_lists_and_tuples_are_refused_with_the_padding_reason(wrap, tmp_path):
+    tree = wrap({"res_net50/~/initial_conv": {"w": torch.zeros(7, 7, 3, 8).numpy()}})
+    (tmp_path / "byol.pkl").write_bytes(pickle.dumps({"experiment_state": tree}))
+    with pytest.raises(InputError, match="SAME padding"):
+        load_backbone(tmp_path / "byol.pkl")
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("head.classification_head.cls_logits.weight", "a detector"),  # torchvision's RetinaNet and FCOS
+        ("backbone.fpn.inner_blocks.0.0.weight", "a detector"),
+        ("neck.fpn_convs.0.conv.weight", "a detector"),  # MMDetection
+        ("aux_classifier.0.weight", "a segmenter"),  # torchvision's DeepLab
+        ("classifier.0.convs.0.0.weight", "a segmenter"),
+        ("decode_head.conv_seg.weight", "a segmenter"),  # MMSegmentation
+        ("auxiliary_head.conv_seg.weight", "a segmenter"),
+    ],
+)
+def test_torchvisions_and_openmmlabs_detectors_and_segmenters_are_named(key, kind, tmp_path):
+    state = {f"backbone.{name}": tensor for name, tensor in STATE.items()}
+    torch.save({"state_dict": state | {key: torch.zeros(2)}}, tmp_path / "d.pth")
+    with pytest.raises(InputError, match=f"found {kind}"):
+        load_backbone(tmp_path / "d.pth")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("bn1.running_var", torch.full((8,), -0.5), "variances of at least 0, found -0.5 in bn1.running_var"),
+        ("bn1.num_batches_tracked", torch.tensor(True), "integer counter, found torch.bool"),
+        ("bn1.num_batches_tracked", torch.tensor(3.0).half(), "found torch.float16 .*cast only the floating-point"),
+    ],
+)
+def test_negative_variances_and_counters_of_other_kinds_are_refused(name, value, found, tmp_path):
+    torch.save({**STATE, name: value}, tmp_path / "b.pth")
+    with pytest.raises(InputError, match=found):
+        load_backbone(tmp_path / "b.pth")
+
+
 def test_unknown_family_and_network_name_the_known_ones(tmp_path):
     path = write(family_writers.simsiam(), tmp_path)
     with pytest.raises(InputError, match="expected a family of momentum-transfer, momentum2"):
