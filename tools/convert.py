@@ -23,6 +23,8 @@ def main(args: argparse.Namespace) -> None:
     """Read, rescale if asked, write, report."""
     out = Path(args.out)
     convert.check_suffix(out)
+    for target in filter(None, (args.out, args.report)):
+        convert.check_target(Path(target))
     options = {"family": args.family, "trust_pickle": args.trust_pickle}
     try:
         source = load_backbone(args.checkpoint, which=args.which, **options)

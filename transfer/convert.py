@@ -9,7 +9,9 @@ bfloat16 and Detectron2 trains in float32, so the two half formats are widened t
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,12 +111,36 @@ def write(
     whole = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(architecture)}
     with atomic_path(path) as temporary:
         if path.suffix == ".safetensors":
-            save_file(whole, temporary, metadata=text)
+            save_file(_unshared(whole), temporary, metadata=text)
         else:
             # clone: a tensor mapped from a larger file would drag its whole storage along
             torch.save(
                 {"state_dict": {name: tensor.clone() for name, tensor in whole.items()}, "metadata": text}, temporary
             )
+
+
+def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, those that share their storage with another copied: safetensors writes no shared ones."""
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in state.values())
+    return {
+        name: tensor.clone() if users[tensor.untyped_storage().data_ptr()] > 1 else tensor
+        for name, tensor in state.items()
+    }
+
+
+def check_target(path: Path) -> None:
+    """Raise, before anything is computed, where no file can be written.
+
+    Raises:
+        InputError: a folder has that name, or what should be its folder is a file or cannot be written to.
+    """
+    if path.is_dir():
+        raise InputError(f"expected the name of a file to write, found a folder: {path}; name a file in it")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise InputError(f"expected a folder for {path}, found that {folder} is a file; choose another name")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"expected a folder that can be written to for {path}, found {folder}; choose another one")
 
 
 def check_suffix(path: Path) -> None:

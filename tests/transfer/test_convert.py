@@ -120,6 +120,17 @@ def test_failed_write_leaves_the_previous_file_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["w.pkl"]
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pkl"])
+def test_tensors_that_share_a_storage_are_written_each_with_its_own_values(suffix, tmp_path):
+    state = dict(network().state_dict())
+    state["layer1.0.bn1.bias"] = state["layer1.0.bn2.bias"]  # one tensor under two names
+    pair = torch.cat([state["bn1.weight"], state["bn1.bias"]])
+    state["bn1.weight"], state["bn1.bias"] = pair[:8], pair[8:]  # two views of one storage
+    convert.write(tmp_path / f"w{suffix}", state, family_writers.TINY)
+    back = load_backbone(tmp_path / f"w{suffix}").state
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
 @dataclass
 class Ran:
     returncode: int
@@ -191,6 +202,29 @@ def test_tool_refuses_in_one_line_and_writes_no_weights(tool, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["missing"] == ["bn1.weight"]
     ran = tool(tmp_path / "partial.pth", tmp_path / "out.onnx")
     assert (ran.returncode, ran.stderr.startswith("error: expected an output name ending in .pkl")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("out", "report", "found"),
+    [
+        ("folder.pkl", None, "found a folder"),
+        ("file/out.pkl", None, "file is a file"),
+        ("file/deeper/out.pkl", None, "file is a file"),
+        ("out.pkl", "folder.pkl", "found a folder"),
+        ("out.pkl", "file/report.json", "file is a file"),
+    ],
+)
+def test_targets_that_cannot_be_written_are_refused_first_and_nothing_is_left(tool, out, report, found, tmp_path):
+    torch.save(network().state_dict(), tmp_path / "a.pth")
+    (tmp_path / "folder.pkl").mkdir()
+    (tmp_path / "file").write_text("precious")
+    before = sorted(tmp_path.rglob("*"))
+    ran = tool(tmp_path / "a.pth", tmp_path / out, *(("--report", tmp_path / report) if report else ()))
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("error: expected ")
+    assert found in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # ------------------------------------------------------------------------------------------------- with Detectron2
