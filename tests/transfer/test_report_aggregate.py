@@ -111,6 +111,16 @@ def test_different_files_of_one_name_within_a_task_are_told():
     assert not converted.notices  # the detector reads converted weights: another file, the same backbone
 
 
+def test_trials_of_different_settings_in_one_mean_are_told():
+    same = aggregate(
+        [record("a", 1.0, config="c1"), record("a", 2.0, trial=1, config="c1"), record("b", 2.0, config="c2")]
+    )
+    assert not same.notices
+    mixed = aggregate([record("a", 1.0, config="c1"), record("a", 2.0, trial=1, config="c2")])
+    (notice,) = mixed.notices
+    assert "svm/k=4 top1 of a, imagenet/heldout: the trials come from 2 different settings (c1, c2)" in notice
+
+
 def test_difference_of_the_same_trials_is_paired():
     change = difference(Cell({0: 50.0, 1: 60.0}), Cell({0: 40.0, 1: 52.0}))
     assert (change.mean, change.paired) == (9.0, True)

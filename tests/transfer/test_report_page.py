@@ -76,6 +76,18 @@ def test_trials_are_counted_in_the_cells_where_they_differ_and_else_in_the_capti
     assert {cell.trials for row in build(mixed).summary.rows for cell in row.cells} == {"", "n=2", "n=3"}
 
 
+def test_every_spread_says_over_what_it_is_and_what_clear_means():
+    report = build(small_records())
+    caption = report.summary.caption
+    assert "the weights are pretrained once, so no ± covers the seed of pretraining" in caption
+    assert "it is clear, and coloured, where it exceeds twice the larger standard deviation" in caption
+    captions = [plot.caption for plot in report.plots]
+    assert any("whiskers are ±1 standard deviation over trials" in text for text in captions)
+    assert any("mean over 3 draws of k images per class" in text for text in captions)
+    fewer = [*small_records(), record("m2", "svm/k=1", "top1", 1.0), record("m2", "svm/k=4", "top1", 2.0)]
+    assert any("mean over 1 to 3 draws" in plot.caption for plot in build(fewer).plots)
+
+
 def test_verdict_counts_clear_differences_only_with_spread():
     (verdict,) = build(small_records()).verdicts
     assert verdict == (

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pretrain.files import weights_name
 from transfer.report.analyses import is_analysis
+from transfer.report.notices import mixed_files, mixed_settings
 
 #: The metric that stands for a task in the summary: the first of these that the task has.
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
@@ -117,7 +118,7 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
     """Group records into cells.
 
     Duplicates (the same measure, checkpoint and trial) with one value count once; with different values the newest
-    counts. Both, and records without a value, are told in ``notices``.
+    counts. Both, records without a value, and trials of different settings in one mean are told in ``notices``.
     """
     labels = _column_labels(records)
     groups: dict[Measure, dict[str, dict[int, list[Mapping[str, Any]]]]] = {}
@@ -129,12 +130,15 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
             continue
         trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
         trials.setdefault(_trial(record), []).append(record)
-    notices: list[str] = _hash_notices(by_checkpoint)
+    notices: list[str] = mixed_files(by_checkpoint)
     undefined: dict[tuple[str, str], list[str]] = defaultdict(list)
     cells: dict[Measure, dict[str, Cell]] = {}
     for measure, columns in groups.items():
         for label, trials in columns.items():
             values = _values(measure, label, trials, notices)
+            configs = {str(_newest(same).get("config") or "") for same in trials.values()} - {""}
+            if len(configs) > 1:
+                notices.append(mixed_settings(measure.task, measure.metric, measure.protocol, label, configs))
             finite = {trial: value for trial, value in values.items() if value is not None}
             if finite:
                 cells.setdefault(measure, {})[label] = Cell(finite)
@@ -154,7 +158,7 @@ def _values(
     where = f"{measure.task} {measure.metric} of {label}"
     values: dict[int, float | None] = {}
     for trial, same in sorted(trials.items()):
-        newest = max(same, key=lambda record: str(record.get("time", "")))
+        newest = _newest(same)
         if len(same) > 1:
             listed = ", ".join("none" if (v := _finite(r["value"])) is None else f"{v:.4g}" for r in same[:8])
             notices.append(
@@ -163,6 +167,10 @@ def _values(
             )
         values[trial] = _finite(newest["value"])
     return values
+
+
+def _newest(same: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return max(same, key=lambda record: str(record.get("time", "")))
 
 
 def _finite(value: float | int | None) -> float | None:
@@ -207,24 +215,6 @@ def _column_labels(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str]
 def _column_order(name: str) -> tuple[int, str]:
     kinds = [index for index, kind in enumerate(BASELINES, start=1) if name.lower().startswith(kind)]
     return (kinds[0] if kinds else 0, name)
-
-
-def _hash_notices(by_checkpoint: Mapping[str, list[Mapping[str, Any]]]) -> list[str]:
-    """One name, one task, several hashes: different weights share a column, which the reader must know."""
-    notices = []
-    for name, records in by_checkpoint.items():
-        hashes: dict[str, set[str]] = defaultdict(set)
-        for record in records:
-            sha = str(record["checkpoint"].get("sha256") or "")
-            if sha:
-                hashes[str(record["task"]).split("/")[0]].add(sha[:12])
-        for task, found in hashes.items():
-            if len(found) > 1:
-                notices.append(
-                    f"{name}: the records of {task} come from {len(found)} different files "
-                    f"({', '.join(sorted(found))}) of the same name; their trials are averaged together"
-                )
-    return notices
 
 
 def difference(cell: Cell, base: Cell) -> Difference:

@@ -136,7 +136,10 @@ def _summary_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:
     order = [name for name in reversed(results.checkpoints) if any(name in cells for cells in rows.values())]
     if len(order) > 1:
         more = f" {len(chosen)} of {len(measures)} measures." if len(measures) > len(chosen) else ""
-        caption = f"One line a task, from the baselines to the pretrained weights; whiskers are ±1 std.{more}"
+        caption = (
+            "One line a task, from the baselines to the pretrained weights; whiskers are ±1 standard deviation over "
+            f"trials.{more}"
+        )
         drawn.append(Plot("From baseline to pretrained", caption, plots.slope_plot(order, rows, colours, caption)))
     drawn += _low_shot_plots(results, colours)
     return drawn
@@ -168,9 +171,24 @@ def _low_shot_plots(results: Results, colours: Mapping[str, int]) -> list[Plot]:
         if max(len(points) for points in lines.values()) > 1:
             ordered = {name: lines[name] for name in results.checkpoints if name in lines}
             where = " · ".join(part for part in (dataset, protocol) if part)
-            caption = f"{where}: mean accuracy over the draws of k images per class; bands are ±1 std over draws."
+            caption = (
+                f"{where}: mean over {_draws(results, dataset, protocol)} of k images per class; bands are ±1 standard "
+                "deviation over draws."
+            )
             drawn.append(Plot("Low-shot curve", caption, plots.low_shot_plot(ordered, colours)))
     return drawn
+
+
+def _draws(results: Results, dataset: str, protocol: str) -> str:
+    """``5 draws``, or ``3 to 5 draws`` where the points of a curve have other numbers of them."""
+    counts = {
+        cell.trials
+        for measure in results.headlines()
+        if measure.task.startswith("svm/k=") and (measure.dataset, measure.protocol) == (dataset, protocol)
+        for cell in results.cells[measure].values()
+    }
+    low, high = min(counts), max(counts)
+    return f"{low} draw{'s' * (low != 1)}" if low == high else f"{low} to {high} draws"
 
 
 def _curve_plots(curves: Sequence[Curve]) -> list[Plot]:

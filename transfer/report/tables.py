@@ -85,8 +85,10 @@ def summary_table(results: Results) -> TableView:
         "Summary",
         "The main metric of every task, in percent: mean ± sample standard deviation over "
         f"{counts.pop() if len(counts) == 1 else 'n'} trials (a number without ± is a single trial); the best mean in "
-        "bold. A difference is in points, and coloured where it exceeds twice the larger standard deviation over "
-        "trials of its two sides; its own ± is over trials, pair by pair where both sides have the same ones.",
+        "bold. Trials are draws of labelled images or seeds of fine-tuning; the weights are pretrained once, so no ± "
+        "covers the seed of pretraining. A difference is in points; it is clear, and coloured, where it exceeds twice "
+        "the larger standard deviation of its two sides (single trials have none, and are never clear); its own ± is "
+        "over trials, pair by pair where both sides have the same ones.",
         "task",
         (*results.checkpoints, *(f"{name} − {base}" for name, base in pairs)),
         tuple(rows),
