@@ -14,7 +14,7 @@ import codecs
 import pickle
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -38,6 +38,15 @@ _SHELL_NAMES = {"collections.defaultdict", "collections.Counter", "collections.d
                 "builtins.dict", "builtins.list", "builtins.tuple", "builtins.int", "builtins.float", "builtins.str",
                 "builtins.long", "builtins.unicode",
                 "builtins.bool", "copyreg._reconstructor"}  # fmt: skip
+#: How torch pickles tensors that no backbone here is made of.
+_OTHER_TENSORS = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
+    "torch._utils._rebuild_qtensor": "a quantised tensor",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor",
+    "torch._utils._rebuild_tensor_v3": "a tensor of a narrow format such as float8",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a tensor without values (meta device)",
+}
 #: Python 2's names, which pickle protocols 0 to 2 still use.
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
@@ -53,7 +62,7 @@ def _parameter(tensor: Any, *_flags: Any) -> Any:
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     """``_codecs.encode``: how Python 3 writes bytes with protocol 2."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise InputError(f"expected latin1 bytes, found encoding {encoding!r}; the checkpoint is damaged")
+        raise InputError("expected latin1 bytes, found something else; the checkpoint is damaged")
     return codecs.encode(text, "latin1")
 
 
@@ -62,16 +71,33 @@ def _bytearray(data: Any = b"", encoding: Any = "latin1") -> bytearray:
     return bytearray(_encode(data, encoding) if isinstance(data, str) else data if isinstance(data, bytes) else b"")
 
 
+def _check_keys(keys: Iterable[Any]) -> Iterable[Any]:
+    """Refuse nested tuples as dict keys and set members: hashing shared ones takes exponentially long."""
+    for key in keys:
+        if isinstance(key, frozenset) or (
+            isinstance(key, tuple) and any(isinstance(part, (tuple, frozenset)) for part in key)
+        ):
+            raise InputError("expected names or numbers as keys, found nested tuples; the checkpoint is crafted")
+    return keys
+
+
+def _ordered(items: Any = ()) -> OrderedDict:
+    pairs = [tuple(pair) for pair in items]
+    _check_keys(pair[0] for pair in pairs)
+    return OrderedDict(pairs)
+
+
 def _allow_list() -> dict[str, Any]:
     allowed: dict[str, Any] = {
-        "collections.OrderedDict": OrderedDict,
+        "collections.OrderedDict": _ordered,
         "torch._utils._rebuild_tensor_v2": lambda *args: LazyTensor(*args[:4]),
         "torch._utils._rebuild_tensor": LazyTensor,
         "torch._utils._rebuild_parameter": _parameter,
         "torch.nn.parameter.Parameter": _parameter,
         "torch.Size": lambda size=(): tuple(size),
         "_codecs.encode": _encode,
-        "builtins.set": set, "builtins.frozenset": frozenset, "builtins.complex": complex,
+        "builtins.set": lambda items=(): set(_check_keys(items)), "builtins.complex": complex,
+        "builtins.frozenset": lambda items=(): frozenset(_check_keys(items)),
         "builtins.bytearray": _bytearray, "builtins.bytes": lambda *args: bytes(_bytearray(*args)),
         "numpy.ndarray": lambda shape, dtype, raw: LazyCall(array_of, raw, dtype, shape),
         "numpy.dtype": LazyDtype,
@@ -87,6 +113,17 @@ def _allow_list() -> dict[str, Any]:
         if isinstance(value, torch.dtype):
             allowed[str(value)] = value
     return allowed
+
+
+def _kind(dtype: Any) -> str:
+    return str(dtype) if isinstance(dtype, torch.dtype) else f"a {type(dtype).__name__}"
+
+
+def plain_key(key: Any) -> str:
+    """The text of a storage's key. Anything else is refused unprinted: nested shared tuples print exponentially."""
+    if not isinstance(key, (str, int)):
+        raise InputError(f"expected a storage's number, found a {type(key).__name__}; the checkpoint is damaged")
+    return str(key)
 
 
 _STORAGE_DTYPES = {
@@ -170,12 +207,52 @@ class InertUnpickler(pickle._Unpickler):
 
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 
+    def load_setitem(self) -> None:
+        """SETITEM."""
+        _check_keys(self.stack[-2:-1])
+        super().load_setitem()  # type: ignore[misc]
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+
+    def load_setitems(self) -> None:
+        """SETITEMS."""
+        _check_keys(self.stack[::2])
+        super().load_setitems()  # type: ignore[misc]
+
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+
+    def load_dict(self) -> None:
+        """DICT."""
+        _check_keys(self.stack[::2])
+        super().load_dict()  # type: ignore[misc]
+
+    dispatch[pickle.DICT[0]] = load_dict
+
+    def load_additems(self) -> None:
+        """ADDITEMS."""
+        _check_keys(self.stack)
+        super().load_additems()  # type: ignore[misc]
+
+    dispatch[pickle.ADDITEMS[0]] = load_additems
+
+    def load_frozenset(self) -> None:
+        """FROZENSET."""
+        _check_keys(self.stack)
+        super().load_frozenset()  # type: ignore[misc]
+
+    dispatch[pickle.FROZENSET[0]] = load_frozenset
+
     def find_class(self, module: str, name: str) -> Any:
         """The allow-listed stand-in of ``module.name``; an InputError that names it otherwise."""
         module = _RENAMED.get(module, module)
         full, top = f"{module}.{name}", module.partition(".")[0]
         if full in _ALLOWED:
             return _ALLOWED[full]
+        if full in _OTHER_TENSORS:
+            raise InputError(
+                f"expected dense floating-point tensors, found {_OTHER_TENSORS[full]} ({full}) in {self.path}; save "
+                "the checkpoint again with dense float32 weights"
+            )
         if full in _SHELL_NAMES or top in _SHELL_MODULES:
             return Shell
         if top in _JAX_MODULES:
@@ -189,11 +266,11 @@ class InertUnpickler(pickle._Unpickler):
         """torch's references to storages: ("storage", dtype, key, location, element count[, view])."""
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] not in ("storage", b"storage"):
             raise InputError(
-                f"expected a reference to a tensor storage, found {str(pid)[:60]!r} in {self.path}; damaged file"
+                f"expected a reference to a tensor storage, found a {type(pid).__name__} in {self.path}; damaged file"
             )
-        dtype, key, count = pid[1], str(pid[2]), pid[4]
+        dtype, count, key = pid[1], pid[4], plain_key(pid[2])
         if not isinstance(dtype, torch.dtype) or (len(pid) > 5 and pid[5] is not None):
             raise InputError(
-                f"expected a plain tensor storage, found {str(dtype)[:60]} in {self.path}; save it with a newer torch"
+                f"expected a plain tensor storage, found one of {_kind(dtype)} in {self.path}; save it anew"
             )
         return self.storages.setdefault(key, FileStorage(dtype, count))

@@ -55,7 +55,7 @@ class FileStorage:
 
     def __init__(self, dtype: torch.dtype, count: int) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise InputError(f"expected a storage size, found {count!r}; the checkpoint is damaged")
+            raise InputError(f"expected a storage size, found {_shown(count)}; the checkpoint is damaged")
         self.dtype, self.count, self.itemsize = dtype, count, dtype.itemsize
         self.nbytes = count * self.itemsize
         self._source: tuple[Path, int] | None = None
@@ -75,6 +75,11 @@ class FileStorage:
         if raw.ctypes.data % self.itemsize:
             raw = raw.copy()  # legacy streams do not align their storages
         return torch.from_numpy(raw).view(self.dtype)
+
+
+def _shown(value: Any) -> str:
+    """A number as it is, anything else as its type: nested shared tuples print exponentially."""
+    return str(value) if type(value) is int else f"a {type(value).__name__}"
 
 
 class LazyTensor:
@@ -135,10 +140,15 @@ def array_of(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
     if isinstance(raw, str):
         raw = raw.encode("latin1")  # bytes of Python 2
     kind = dtype.read() if isinstance(dtype, LazyDtype) else LazyDtype(dtype).read()
-    if not isinstance(raw, (bytes, bytearray)) or not isinstance(shape, (tuple, list)) or order not in ("C", "F"):
+    sides = shape if isinstance(shape, (tuple, list)) else (None,)
+    if (
+        not isinstance(raw, (bytes, bytearray))
+        or order not in ("C", "F")
+        or any(type(side) is not int or side < 0 for side in sides)
+    ):  # checked before any arithmetic: numpy would unfold nested shared tuples
         raise InputError("expected the bytes of a numpy array, found something else; the checkpoint is damaged")
     needed = int(np.prod(shape, dtype=object)) * kind.itemsize if shape else kind.itemsize
-    if needed != len(raw) or any(type(side) is not int or side < 0 for side in shape):
+    if needed != len(raw):
         raise InputError(
             f"expected {needed:,} bytes for an array of shape {list(shape)}, found {len(raw):,}; damaged file"
         )

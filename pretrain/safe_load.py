@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import InputError
-from pretrain.inert_pickle import InertUnpickler
+from pretrain.inert_pickle import InertUnpickler, plain_key
 from pretrain.inert_values import FileStorage, resolve
 
 #: torch's legacy streams start with this number, pickled (torch.serialization.MAGIC_NUMBER).
@@ -33,6 +33,7 @@ MAX_DEPTH, MAX_NODES = 64, 2_000_000
 _TORCHSCRIPT_RECORDS = ("constants.pkl", "code/")
 
 _NEXT = "download it again and compare its size with the publisher's"
+_ZIP_START, _PICKLE_STARTS = b"PK\x03\x04", (b"\x80", b"(", b"}", b"c")
 #: what the first bytes say when the file is no checkpoint -> what to tell the user
 _FOREIGN_STARTS = (
     (b"<", "an HTML or XML page saved under this name (a login or error page, usually)"),
@@ -66,10 +67,10 @@ def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
     for start, meaning in _FOREIGN_STARTS:
         if head.lstrip()[: len(start)] == start:
             raise InputError(f"expected a checkpoint, found {meaning}: {path}; {_NEXT}")
-    is_zip = head[:4] == b"PK\x03\x04"
+    is_zip = head.startswith(_ZIP_START)
     if is_zip:
         _check_zip(path)
-    elif head[:1] not in (b"\x80", b"(", b"}", b"c"):
+    elif not head.startswith(_PICKLE_STARTS):
         raise InputError(f"expected a checkpoint, found an unknown format (first bytes {head[:8]!r}): {path}; {_NEXT}")
     try:
         if trust_pickle:
@@ -107,10 +108,11 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _is_safetensors(path: Path, head: bytes) -> bool:
-    """Eight bytes of header length, then a JSON object."""
-    if len(head) < 9 or head[8:9] != b"{":
-        return path.suffix == ".safetensors" and not head.lstrip().startswith(b"<")
-    return True
+    """Eight bytes of header length, then a JSON object; the suffix decides only for what looks like nothing known."""
+    if head[8:9] == b"{":
+        return True
+    foreign = tuple(start for start, _ in _FOREIGN_STARTS)
+    return path.suffix == ".safetensors" and not head.lstrip().startswith((_ZIP_START, *foreign, *_PICKLE_STARTS))
 
 
 def _open_safetensors(path: Path) -> Any:
@@ -151,6 +153,12 @@ def _check_zip(path: Path) -> None:
         raise InputError(f"expected a state dict, found a TorchScript program: {path}; save model.state_dict() instead")
     if "data.pkl" not in names:
         raise InputError(f"expected a torch checkpoint, found a zip without data.pkl: {path}; unpack it first")
+    packed = next((r for r in records if r.compress_type != zipfile.ZIP_STORED or r.compress_size != r.file_size), None)
+    if packed is not None:  # its declared size may be a lie that only unpacking shows
+        raise InputError(
+            f"expected records stored without compression, as torch.save writes them, found {packed.filename} "
+            f"compressed in {path}; unpack the archive and save the checkpoint again"
+        )
 
 
 def _read_zip(path: Path) -> Any:
@@ -259,7 +267,7 @@ def _place_legacy_storages(path: Path, stream: Any, keys: Any, storages: Mapping
     size = path.stat().st_size
     for key in keys:
         (count,) = struct.unpack("<q", stream.read(8))
-        storage = storages[str(key)]
+        storage = storages[plain_key(key)]
         offset = stream.tell()
         length = count * storage.itemsize
         if count < 0 or storage.nbytes > length or offset + length > size:

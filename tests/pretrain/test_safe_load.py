@@ -257,6 +257,80 @@ def test_other_files_are_named_for_what_they_are(content, found, suffix, tmp_pat
         read_tree(path)
 
 
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a Git LFS pointer"),
+        (b'{"error": "not found"}', "a JSON text"),
+        (b"\n<!DOCTYPE html><html><body>Sign in</body>", "an HTML or XML page"),
+    ],
+)
+def test_content_decides_before_the_safetensors_suffix(content, found, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=f"found {found}"):
+        read_tree(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("writer", WRITERS, **by_name)
+def test_torch_files_named_safetensors_are_read(writer, tmp_path):
+    writer({"w": np.ones(2)}, tmp_path / "model.safetensors")
+    assert read_tree(tmp_path / "model.safetensors")["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("record", ["data.pkl", "byteorder", "data/0"])
+def test_compressed_records_are_refused_whatever_size_they_declare(record, tmp_path):
+    torch.save({"w": torch.randn(100)}, tmp_path / "w.pth")
+    with zipfile.ZipFile(tmp_path / "w.pth") as old:
+        records = {info.filename: old.read(info) for info in old.infolist()}
+    with zipfile.ZipFile(tmp_path / "w.pth", "w") as new:
+        for name, data in records.items():
+            new.writestr(name, data, zipfile.ZIP_DEFLATED if name.endswith(record) else zipfile.ZIP_STORED)
+    with pytest.raises(InputError, match=rf"stored without compression.*found \S*{record} compressed"):
+        read_tree(tmp_path / "w.pth")
+
+
+#: A pickle's instructions for ((((None,), ...), ...)): each of 60 levels holds the one below it twice.
+SHARED = b"N\x85q\x00" + b"".join(b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86q" + bytes([i + 1]) for i in range(60))
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        SHARED + b"Q",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n" + SHARED + b"X\x03\x00\x00\x00cpuK\x01tQ",
+        b"(X\x07\x00\x00\x00storage" + SHARED + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQ",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + SHARED + b"tQ",
+        b"}" + SHARED + b"Ns",
+        b"}(" + SHARED + b"Nu",
+        b"(" + SHARED + b"Nd",
+        b"ccollections\nOrderedDict\n](" + SHARED + b"N\x86e\x85R",
+        b"c__builtin__\nset\n](" + SHARED + b"e\x85R",
+        b"c_codecs\nencode\nX\x00\x00\x00\x00" + SHARED + b"\x86R",
+        b"cnumpy\nndarray\n" + SHARED + b"X\x02\x00\x00\x00f4C\x00\x87R",
+    ],
+    ids=["reference", "key", "dtype", "count", "SETITEM", "SETITEMS", "DICT", "OrderedDict", "set", "encode", "shape"],
+)
+def test_shared_tuples_are_refused_without_printing_or_hashing_them(instructions, tmp_path):
+    (tmp_path / "crafted.pkl").write_bytes(b"\x80\x03" + instructions + b".")
+    with pytest.raises(InputError, match=r"expected .*, found "):  # unfolded, they would have 2**60 parts
+        read_tree(tmp_path / "crafted.pkl")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "found"),
+    [
+        (torch.zeros(3, 3).to_sparse(), "a sparse tensor"),
+        (torch.zeros(3).to(torch.float8_e4m3fn), "a tensor of a narrow format"),
+        (torch.zeros(3, device="meta"), "a tensor without values"),
+    ],
+)
+def test_tensors_that_are_no_dense_weights_are_named_and_no_trust_is_asked_for(tensor, found, tmp_path):
+    torch.save({"w": tensor, "args": argparse.Namespace()}, tmp_path / "w.pth")
+    with pytest.raises(InputError, match=f"expected dense floating-point tensors, found {found}") as caught:
+        read_tree(tmp_path / "w.pth")
+    assert "--trust-pickle" not in str(caught.value)
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"checkpoint file not found: .*nowhere\.pth"):
         read_tree(tmp_path / "nowhere.pth")
