@@ -147,7 +147,7 @@ class Classes:
     def __init__(self, shared: Shared, signs: Tensor, positive_weight: float) -> None:
         self.shared = shared
         self.signs = signs  # [m, n]
-        self.sample_weights = torch.where(signs > 0, positive_weight, 1.0).to(signs.dtype)
+        self.sample_weights = torch.ones_like(signs).masked_fill_(signs > 0, positive_weight)
         self.weights = signs.new_zeros(len(signs), shared.rows.shape[1])
         self.decisions = torch.zeros_like(signs)  # [m, n] weights · rows
         count, rank = shared.rows.shape

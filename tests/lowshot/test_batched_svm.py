@@ -70,13 +70,26 @@ def test_gradient_of_the_float64_solution_vanishes_for_every_cost():
         assert np.abs(gradient).max() < 1e-9 * (1 + cost)
 
 
-def test_predictions_agree_with_liblinears():
-    features, targets = problem(20, 16, 64, overlap=1.5)
-    others, labels = problem(20, 100, 64, seed=0, overlap=1.5)[0], np.repeat(np.arange(20), 100)
-    found, reference = fit_batched(features, targets, COSTS), fit_liblinear(features, targets, COSTS, tol=1e-6)
+@pytest.mark.parametrize("shape", [(20, 16, 64), (30, 1, 48), (6, 40, 24)], ids=["k 16", "k 1", "more than features"])
+@pytest.mark.parametrize("positive_weight", [1.0, 2.0])
+@pytest.mark.parametrize("copies", [1, 2], ids=["once", "duplicated"])
+def test_predictions_agree_with_liblinears(shape, positive_weight, copies):
+    classes, shots, dim = shape
+    features, targets = (np.tile(part, (copies, 1)) for part in problem(classes, shots, dim, overlap=1.0))
+    others, labels = problem(classes, 100, dim, overlap=1.0)[0], np.repeat(np.arange(classes), 100)
+    costs = COSTS[::5]
+    found = fit_batched(features, targets, costs, positive_weight)
+    reference = fit_liblinear(features, targets, costs, positive_weight, tol=1e-6)
     mine, theirs = (np.einsum("nd,scd->snc", others, fit.weights) + fit.biases[:, None] for fit in (found, reference))
     assert np.mean(mine.argmax(2) == theirs.argmax(2)) >= 0.999
-    assert np.mean(mine.argmax(2) == labels) > 0.5
+    assert np.mean(mine.argmax(2) == labels) > 3 / classes
+
+
+def test_weight_of_positives_keeps_float64_accuracy():
+    features, targets = problem(5, 10, 20)
+    found = fit_batched(features, targets, [1.0], 1.3, double=True)
+    machine = exact(features, targets[:, 0], 1.0, 1.3)
+    assert np.linalg.norm(found.weights[0, 0] - machine.coef_[0]) <= 1e-10 * np.linalg.norm(machine.coef_)
 
 
 def test_duplicated_images_and_contradicting_labels_are_solved():
