@@ -6,7 +6,7 @@ labelled images, then the best is used on all. Afterwards the BN statistics are 
 images the running average has seen little.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,16 +110,16 @@ def _train(
     model.train()
     fit(run, batches, loss_of, f"fine-tuning, backbone rate {rate:g}")
     count = min(PRECISE_BN_BATCHES, max(1, len(rows) // batch))
-    recompute_statistics(model, (images.to(device) for images, _ in batches(run.total - min(count, run.total))), device)
+    count = min(count, run.total)
+    recompute_statistics(model, (images.to(device) for images, _ in batches(run.total - count)), count)
     return model.eval()
 
 
-def recompute_statistics(model: nn.Module, images: Any, device: torch.device) -> None:
-    """Precise BN over all batches of ``images``; under torchrun the first process's result is everybody's."""
-    batches = list(images)
+def recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int) -> None:
+    """Precise BN over ``count`` batches, one in memory at a time; under torchrun the first process's result counts."""
     model.train()
     with torch.no_grad():
-        update_bn_stats(model, batches, len(batches))
+        update_bn_stats(model, images, count)
     for buffer in model.buffers():
         distributed.broadcast(buffer)
     model.eval()

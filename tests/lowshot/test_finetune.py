@@ -61,7 +61,7 @@ def test_statistics_are_those_of_the_given_images():
     torch.manual_seed(1)
     model = Classifier(build(), 2, 0)
     images = torch.randn(12, 3, 16, 16)
-    recompute_statistics(model, iter([images[:6], images[6:]]), CPU)
+    recompute_statistics(model, iter([images[:6], images[6:]]), 2)
     with torch.no_grad():
         maps = model.backbone.conv1(images)
     assert torch.allclose(model.backbone.bn1.running_mean, maps.mean((0, 2, 3)), atol=1e-5)
