@@ -1,6 +1,7 @@
 """Which images carry labels: low-shot draws, held-out parts, fractions, file lists. All seeded, all reproducible."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,14 @@ def from_file_list(path: str | Path, files: list[str]) -> np.ndarray:
     if not wanted:
         raise InputError(f"split file {path} is empty; expected one image name a line")
     index = {Path(name).name: position for position, name in enumerate(files)}
+    if len(index) < len(files):
+        counts = Counter(Path(name).name for name in files)
+        ambiguous = [name for name in wanted if counts[name] > 1]
+        if ambiguous:
+            raise InputError(
+                f"split file {path} names {ambiguous[0]}, which {counts[ambiguous[0]]} images of the data set are "
+                "called; expected names that are unique without their folders, as ImageNet's are"
+            )
     missing = [name for name in wanted if name not in index]
     if missing:
         raise InputError(

@@ -98,3 +98,9 @@ def test_unusable_file_list_is_refused(tmp_path, text, message):
 def test_missing_file_list_is_refused(tmp_path):
     with pytest.raises(InputError, match="split file not found"):
         from_file_list(tmp_path / "none.txt", ["a.jpg"])
+
+
+def test_split_file_with_a_name_that_two_images_have_is_refused(tmp_path):
+    (tmp_path / "list.txt").write_text("0.jpg\n")
+    with pytest.raises(InputError, match=r"names 0\.jpg, which 2 images of the data set are called"):
+        from_file_list(tmp_path / "list.txt", ["cat/0.jpg", "dog/0.jpg"])
