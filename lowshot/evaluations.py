@@ -9,6 +9,7 @@ from lowshot.devices import device
 from lowshot.feature_set import FeatureSet
 from lowshot.neighbours import search
 from lowshot.score import Score
+from pretrain.errors import InputError
 
 Wanted = Callable[[str, str, int], bool]
 """(task, protocol, trial) -> whether that score is still to be computed."""
@@ -19,6 +20,8 @@ Evaluation = Callable[[CfgNode, FeatureSet, FeatureSet, Wanted], Iterator[list[S
 
 def evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """kNN with every preset of KNN.PRESETS, from one search."""
+    if train.multi_label:
+        raise InputError(f"expected one class an image for knn, found multi-hot labels in {train.name}; use retrieval")
     yield from _from_neighbours(cfg, train, test, _wanted_presets(cfg, wanted), retrieve=False)
 
 

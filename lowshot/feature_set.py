@@ -1,5 +1,7 @@
 """Features with their labels: read, checked, compared."""
 
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +61,7 @@ def read_npz(path: str | Path) -> FeatureSet:
                     f"missing: {', '.join(missing)}"
                 )
             features, labels = archive["features"], archive["labels"]
-    except (OSError, ValueError, AttributeError, EOFError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"expected a NumPy .npz archive without pickled objects in {path}: {error}") from error
     if features.dtype.kind != "f":
         raise InputError(f"features of {path} are {features.dtype}, expected floating-point numbers")
@@ -113,6 +115,8 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
             "expected class indices in both, or multi-hot labels with the same number of classes in both"
         )
     if train.multi_label:
+        if not test.labels.any():
+            raise InputError(f"no image of {test.name} carries a label; expected at least one positive to score")
         return
     known = np.unique(train.labels)
     if len(known) < 2:

@@ -31,6 +31,7 @@ from pretrain import distributed
 from pretrain.config import config_hash, load_config
 from pretrain.console import run_tool, say, table
 from pretrain.errors import InputError
+from pretrain.files import sha256_of_text
 from transfer import results
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]
@@ -41,6 +42,7 @@ def main(args: argparse.Namespace) -> None:
     """Evaluate, and append a record for every score as it comes."""
     cfg = load_config(get_cfg(), args.config, args.overrides)
     file = Path(args.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
+    check_writable(file)
     with distributed.process_group(device()):
         known, evaluate = prepare(args, cfg)
         known.update(config=config_hash(cfg))
@@ -54,6 +56,16 @@ def main(args: argparse.Namespace) -> None:
         show(args.command, known, new, file)
 
 
+def check_writable(file: Path) -> None:
+    """Raise :class:`InputError` before hours of work if the results file cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "ab"):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write results to {file}: {error.strerror}; choose another --results FILE") from error
+
+
 def prepare(args: argparse.Namespace, cfg: CfgNode) -> tuple[dict[str, Any], Evaluate]:
     """What records say about the weights and data, and the evaluation with its inputs bound."""
     title = cfg.DATASETS.TITLE or f"{cfg.DATASETS.NAME} {cfg.DATASETS.TEST}"
@@ -61,7 +73,8 @@ def prepare(args: argparse.Namespace, cfg: CfgNode) -> tuple[dict[str, Any], Eva
         if args.command not in ON_FEATURES:
             raise InputError(f"{args.command} works on images, not on --features; give --weights CHECKPOINT")
         train, test = inputs.given_features(args.features, args.test_features)
-        known = {"checkpoint": {"name": train.name, "sha256": train.sha256}, "network": "", "dataset": test.name}
+        both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
+        known = {"checkpoint": {"name": train.name, "sha256": both}, "network": "", "dataset": test.name}
         return known, partial(ON_FEATURES[args.command], cfg, train, test)
     if not args.weights:
         raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")

@@ -116,3 +116,39 @@ def test_wrong_input_is_one_line_and_code_2(lowshot, capsys, arguments, message)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_another_test_file_is_another_result(lowshot, npz, tmp_path):
+    arguments = ("knn", *npz, "KNN.PRESETS", "['eman']")
+    assert lowshot(*arguments) == 0
+    first = len(records(tmp_path))
+    with np.load(tmp_path / "test.npz") as test:
+        np.savez(tmp_path / "test.npz", features=test["features"][:20], labels=test["labels"][:20])
+    assert lowshot(*arguments) == 0
+    assert len(records(tmp_path)) == 2 * first
+
+
+def test_results_that_cannot_be_written_are_refused_before_any_work(lowshot, npz, tmp_path, capsys):
+    (tmp_path / "results.jsonl").mkdir()
+    assert lowshot("knn", *npz) == 2
+    assert "cannot write results" in capsys.readouterr().err
+
+
+def test_files_that_are_no_npz_are_one_line(lowshot, npz, tmp_path, capsys):
+    np.save(tmp_path / "array.npy", np.ones((3, 2)))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "train.npz").read_bytes()[:500])
+    for name in ("array.npy", "cut.npz"):
+        assert lowshot("knn", "--features", tmp_path / name, "--test-features", tmp_path / "test.npz") == 2
+        assert "expected a NumPy .npz archive" in capsys.readouterr().err
+
+
+def test_multi_hot_labels_are_refused_where_they_cannot_be_scored(lowshot, npz, tmp_path, capsys):
+    for name in ("train", "test"):
+        with np.load(tmp_path / f"{name}.npz") as found:
+            features, labels = found["features"], np.eye(5, dtype=np.int64)[found["labels"]]
+        np.savez(tmp_path / f"{name}.npz", features=features, labels=labels)
+    assert lowshot("knn", *npz, "KNN.PRESETS", "['majority-5']") == 2
+    assert "found multi-hot labels" in capsys.readouterr().err
+    np.savez(tmp_path / "test.npz", features=features, labels=0 * labels)
+    assert lowshot("svm", *npz, "SVM.PROTOCOL", "voc07") == 2
+    assert "carries a label" in capsys.readouterr().err
