@@ -20,9 +20,10 @@ from pretrain.files import sha256_of, sha256_of_text
 from pretrain.key_report import CoverageError, KeyReport
 from pretrain.safe_load import read_safetensors_metadata, read_tree
 from pretrain.source_families import BY_NAME, ONLY
-from pretrain.source_match import OWN_FORMAT, Reading, choose, coverage_message, leftovers, tensor_tables
+from pretrain.source_match import OWN_FORMAT, Reading, choose, coverage_message
 from pretrain.source_refusals import refuse_other_models, refuse_values
 from pretrain.source_shapes import detectron2_names, expected_shapes, infer_detectron2
+from pretrain.source_tables import leftovers, tensor_tables
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
            "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip
