@@ -35,6 +35,21 @@ def run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: in
     return Path(cfg.OUTPUT_DIR) / "trials" / f"{task.replace('/', '_').replace('%', '')}_{key}_{trial}"
 
 
+def _check_ranges(name: str, node: CfgNode) -> None:
+    """Raise :class:`InputError` for settings of the node ``name`` that no run can have."""
+    if node.TRIALS < 1:
+        raise InputError(f"expected {name}.TRIALS of at least 1, found {node.TRIALS}")
+    for key in ("EPOCHS", "BATCH_SIZE", "STEPS", "UNLABELLED_RATIO", "WEIGHT", "BN_MOMENTUM", "THRESHOLD", "MOMENTUM"):
+        if key in node and node[key] < 0:
+            raise InputError(f"expected {name}.{key} of at least 0 (0 is the preset's), found {node[key]}")
+    for key in ("THRESHOLD", "MOMENTUM", "BN_MOMENTUM", "STATISTICS_MOMENTUM"):
+        if key in node and node[key] > 1:
+            raise InputError(f"expected {name}.{key} of at most 1, found {node[key]}")
+    wrong = [rate for rate in node.LEARNING_RATES if not isinstance(rate, int | float) or rate <= 0]
+    if wrong:
+        raise InputError(f"expected positive numbers in {name}.LEARNING_RATES, found {wrong[0]!r}")
+
+
 def _schedule(schedule: presets.Schedule, epochs: float) -> presets.Schedule:
     return replace(schedule, epochs=epochs) if epochs else schedule
 
@@ -58,6 +73,7 @@ def _scores(
 def linear(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
     """Linear evaluation, see lowshot/linear.py."""
     node = cfg.LINEAR
+    _check_ranges("LINEAR", node)
     presets.chosen("LINEAR.PRESET", node.PRESET, presets.LINEAR)
     preset = presets.LINEAR[node.PRESET]
     preset = replace(
@@ -96,6 +112,7 @@ def _linear_features(cfg: CfgNode, source: SourceBackbone | None, network: Stage
 def finetune(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
     """Fine-tuning on the labelled images, see lowshot/finetune.py."""
     node = cfg.FINETUNE
+    _check_ranges("FINETUNE", node)
     presets.chosen("FINETUNE.PRESET", node.PRESET, presets.FINETUNE)
     preset = presets.FINETUNE[node.PRESET]
     preset = replace(
@@ -118,6 +135,7 @@ def finetune(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Ite
 def fixmatch(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
     """FixMatch and its teachers, see lowshot/fixmatch.py."""
     node = cfg.FIXMATCH
+    _check_ranges("FIXMATCH", node)
     presets.chosen("FIXMATCH.PRESET", node.PRESET, presets.FIXMATCH)
     presets.chosen("FIXMATCH.SCHEDULE", node.SCHEDULE, presets.FIXMATCH_SCHEDULES)
     given = {

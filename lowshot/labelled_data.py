@@ -53,7 +53,10 @@ class LabelledData:
         files = file_names(self.train)
         if files is None:
             raise InputError("a split file needs a data set of image files; leave SPLIT_FILE empty for this one")
-        return from_file_list(split_file, files)
+        rows = from_file_list(split_file, files)
+        if len(np.unique(self.train.labels[rows])) < 2:
+            raise InputError(f"split file {split_file} names images of one class only; expected at least two")
+        return rows
 
     def training(self, stream: Stream) -> DataLoader[Any]:
         return training_batches(self.train, self.augment, stream, self.workers)

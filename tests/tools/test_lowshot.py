@@ -108,6 +108,10 @@ def test_pixels_need_no_backbone(lowshot, tmp_path):
         (("linear", "--weights", "scratch", "LINEAR.PRESET", "best"), "expected LINEAR.PRESET of m2"),
         (("fixmatch", "--weights", "scratch", "FIXMATCH.SCHEDULE", "2x"), "expected FIXMATCH.SCHEDULE of 1x, 3x"),
         (("knn", "--weights", "pixels", "DATASETS.NAME", "imagefolder", "DATASETS.ROOT", "nowhere"), "nowhere"),
+        (("linear", "--weights", "scratch", "LINEAR.TRIALS", "0"), "expected LINEAR.TRIALS of at least 1"),
+        (("linear", "--weights", "scratch", "LINEAR.LEARNING_RATES", "['a']"), "expected positive numbers in LINEAR"),
+        (("finetune", "--weights", "scratch", "FINETUNE.EPOCHS", "-1.0"), "expected FINETUNE.EPOCHS of at least 0"),
+        (("fixmatch", "--weights", "scratch", "FIXMATCH.THRESHOLD", "2.0"), "expected FIXMATCH.THRESHOLD of at most 1"),
         (("knn", "--weights", "pixels", "DATASETS.NAM", "x"), "nearest known key is DATASETS.NAME"),
     ],
 )
