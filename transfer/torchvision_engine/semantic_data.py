@@ -45,7 +45,7 @@ class SemanticMapper:
         if self.mapper.draw_flip(random):
             image, small = image[:, ::-1], small[:, ::-1]
         sample = self.mapper.sample(picture, image, None)
-        sample.labels = torch.from_numpy(np.ascontiguousarray(small)).long()
+        sample.labels = torch.from_numpy(np.array(small)).long()  # a copy: Pillow lends read-only memory
         return sample
 
     def _window(self, labels: np.ndarray, random: np.random.Generator) -> tuple[slice, slice]:
