@@ -6,7 +6,8 @@ import os
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see pretrain/__init__.py; pytest may import torch first
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in pretrain/__init__.py; pytest may import torch first
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 @pytest.fixture(autouse=True, scope="session")
