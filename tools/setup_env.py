@@ -96,7 +96,7 @@ def install(extras):
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
         )
-        for line in process.stdout:
+        for line in process.stdout or ():
             log.write(line)
             if line.startswith(("Collecting torch", "Installing collected", "Successfully installed")):
                 print("  " + line.strip()[:100], flush=True)
