@@ -1,4 +1,4 @@
-"""The house holds: who imports whom, nothing imports tools, one file imports Detectron2, files stay readable."""
+"""The house holds: who imports whom, nothing imports tools, one folder imports Detectron2, files stay readable."""
 
 import ast
 import re
@@ -80,10 +80,13 @@ def test_nothing_imports_tools(path: Path):
     assert "tools" not in {module.split(".")[0] for module in imported_modules(path)}
 
 
-def test_only_one_file_imports_detectron2():
-    importers = {relative(path) for path in python_files(*ROOMS) if "detectron2" in path.read_text(encoding="utf-8")}
-    users = {name for name in importers if "detectron2" in {m.split(".")[0] for m in imported_modules(ROOT / name)}}
-    assert users <= {"transfer/detectron2_engine.py"}
+def test_only_one_folder_imports_detectron2_and_only_when_it_runs():
+    users = {path for path in python_files(*ROOMS) if "detectron2" in {m.split(".")[0] for m in imported_modules(path)}}
+    assert {relative(path.parent) for path in users} == {"transfer/detectron2_engine"}
+    for path in users:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        at_import = "\n".join(ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom)))
+        assert not re.search(r"^(?:from|import) detectron2", at_import, re.M), relative(path)
 
 
 def test_every_tool_finds_the_packages_and_teaches_with_help():

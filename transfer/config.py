@@ -94,6 +94,11 @@ def num_classes(cfg: CfgNode) -> tuple[str, int]:
     return f"MODEL.{name}.NUM_CLASSES", cfg.MODEL[name].NUM_CLASSES
 
 
+def is_semantic(cfg: CfgNode) -> bool:
+    """Whether a config's network gives one class per pixel."""
+    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
+
+
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1

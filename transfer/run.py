@@ -16,7 +16,7 @@ from pretrain.distributed import is_main
 from pretrain.errors import InputError
 from pretrain.files import weights_name, write_text
 from transfer import results
-from transfer.config import num_classes
+from transfer.config import is_semantic, num_classes
 from transfer.data_overview import write_overview
 from transfer.datasets import check, get_dataset
 from transfer.engine import Engine, Predictions, choose_engine
@@ -54,7 +54,7 @@ def check_data(cfg: CfgNode) -> None:
     if not cfg.DATASETS.TRAIN or not cfg.DATASETS.TEST:
         raise InputError("expected DATASETS.TRAIN and DATASETS.TEST to name at least one data set each")
     for name in dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]):
-        if _is_semantic(cfg):
+        if is_semantic(cfg):
             _check_labels(cfg, name)
             continue
         data = get_dataset(name, cfg.DATASETS.ROOT or None)
@@ -65,10 +65,6 @@ def check_data(cfg: CfgNode) -> None:
         if is_main() and cfg.TEST.VISUALS:
             for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                 say(f"  {path}")
-
-
-def _is_semantic(cfg: CfgNode) -> bool:
-    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
 
 
 def _check_count(cfg: CfgNode, name: str, found: int) -> None:
@@ -204,7 +200,7 @@ def _record(
                     finetuned=finetuned,
                 )
             )  # fmt: skip
-    if not _is_semantic(cfg):
+    if not is_semantic(cfg):
         data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
         for path in draw_detections(data, predictions.results, folder / "visuals", cfg.TEST.VISUALS):
             say(f"picture: {path}")
@@ -213,7 +209,7 @@ def _record(
 
 
 def _scores(cfg: CfgNode, predictions: Predictions) -> Iterable[tuple[str, dict[str, float]]]:
-    if _is_semantic(cfg):
+    if is_semantic(cfg):
         labelled = get_semantic_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
         truth = predictions.results.with_name(predictions.results.name.replace("results_", "truth_", 1))
         write_truth(labelled, truth)

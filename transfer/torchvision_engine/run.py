@@ -14,7 +14,7 @@ from pretrain.backbones import DEPTHS
 from pretrain.console import say
 from pretrain.distributed import barrier, is_main, local_rank, process_group, rank, world_size
 from pretrain.errors import InputError
-from transfer.config import synchronises_on_cpu
+from transfer.config import is_semantic, synchronises_on_cpu
 from transfer.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, Score, results_path
 from transfer.initial_weights import InitialWeights, read_detector, read_initial
@@ -30,7 +30,7 @@ from transfer.torchvision_engine.train import Training, train
 from transfer.torchvision_engine.training_state import Position
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 
-_META = ("GeneralizedRCNN", "RetinaNet", "FCOS", semantic_run.META_ARCHITECTURE)
+_META = ("GeneralizedRCNN", "RetinaNet", "FCOS", "SemanticSegmentor")
 _HEADS = ("StandardROIHeads", "CascadeROIHeads", "Res5ROIHeads", "Res5ROIHeadsExtraNorm")
 
 
@@ -46,8 +46,8 @@ class TorchvisionEngine:
             (cfg.MODEL.ROI_HEADS.NAME in _HEADS, f"MODEL.ROI_HEADS.NAME is none of {', '.join(_HEADS)}"),
             (not cfg.MODEL.RESNETS.STRIDE_IN_1X1, "MODEL.RESNETS.STRIDE_IN_1X1 True is Caffe2's ResNet; set it False"),
             (f"resnet{cfg.MODEL.RESNETS.DEPTH}" in DEPTHS, f"MODEL.RESNETS.DEPTH is none of {_depths()}"),
-            (_is_semantic(cfg) or cfg.MODEL.RESNETS.RES5_DILATION == 1, "MODEL.RESNETS.RES5_DILATION other than 1"),
-            (_is_semantic(cfg) or not cfg.INPUT.CROP.ENABLED, "INPUT.CROP is for semantic segmentation only"),
+            (is_semantic(cfg) or cfg.MODEL.RESNETS.RES5_DILATION == 1, "MODEL.RESNETS.RES5_DILATION other than 1"),
+            (is_semantic(cfg) or not cfg.INPUT.CROP.ENABLED, "INPUT.CROP is for semantic segmentation only"),
             (
                 _widths_agree(cfg),
                 "MODEL.RESNETS: RES2_OUT_CHANNELS and WIDTH_PER_GROUP do not follow STEM_OUT_CHANNELS",
@@ -59,7 +59,7 @@ class TorchvisionEngine:
             (not synchronises_on_cpu(cfg), "SyncBN over several processes needs GPUs; use BN, or one process"),
         )
         reason = next((reason for fine, reason in checks if not fine), None)
-        return semantic_run.unsupported(cfg) if reason is None and _is_semantic(cfg) else reason
+        return semantic_run.unsupported(cfg) if reason is None and is_semantic(cfg) else reason
 
     def finetune(
         self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
@@ -91,13 +91,9 @@ def _predict(cfg: CfgNode, detector: Detector, name: str, out_dir: Path) -> Pred
     return Predictions(path, name, types, TorchvisionEngine.name, seconds)
 
 
-def _is_semantic(cfg: CfgNode) -> bool:
-    return cfg.MODEL.META_ARCHITECTURE == semantic_run.META_ARCHITECTURE
-
-
 def build(cfg: CfgNode) -> Detector:
     """The freshly initialised model of a config."""
-    return semantic_run.build_segmentor(cfg) if _is_semantic(cfg) else build_detector(cfg)
+    return semantic_run.build_segmentor(cfg) if is_semantic(cfg) else build_detector(cfg)
 
 
 def _widths_agree(cfg: CfgNode) -> bool:
@@ -142,7 +138,7 @@ def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:
     """Endless batches from iteration ``start`` on."""
     if cfg.SOLVER.IMS_PER_BATCH % world_size():
         raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
-    if _is_semantic(cfg):
+    if is_semantic(cfg):
         return semantic_run.training_loader(cfg, mapper_of(cfg, train=True), seed, start)
     lists = [_pictures(cfg, name) for name in cfg.DATASETS.TRAIN]
     pictures = [picture for one in lists for picture in one.pictures]

@@ -20,8 +20,6 @@ from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
 from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples
 from transfer.torchvision_engine.structures import Sample
 
-META_ARCHITECTURE = "SemanticSegmentor"
-
 
 def unsupported(cfg: CfgNode) -> str | None:
     """Why the torchvision engine cannot run a semantic config, or None."""

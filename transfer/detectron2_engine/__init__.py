@@ -1,0 +1,12 @@
+"""The only folder that imports Detectron2, which is optional: its installation is described on its own pages.
+
+Detectron2 is imported inside functions, so that asking whether it is there costs nothing. Its readers of COCO and LVIS
+are left aside (that of LVIS needs the package ``lvis``, which NumPy 2 broke): both engines read data in one way.
+"""
+
+from transfer.detectron2_engine.engine import Detectron2Engine
+from transfer.detectron2_engine.losses import training_losses
+from transfer.detectron2_engine.models import build_model, load_initial
+from transfer.detectron2_engine.settings import detectron2_config
+
+__all__ = ["Detectron2Engine", "build_model", "detectron2_config", "load_initial", "training_losses"]

@@ -1,0 +1,124 @@
+"""Our data sets in Detectron2's catalogue, and its data paths for training and test."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+from pycocotools import mask as coco_mask
+
+from pretrain.distributed import barrier, is_main
+from pretrain.errors import InputError
+from transfer.annotations import DetectionData
+from transfer.config import is_semantic
+from transfer.datasets import get_dataset
+from transfer.detectron2_engine.settings import data_name
+from transfer.label_folders import SemanticData, get_semantic_dataset, label_file, write_truth
+from transfer.torchvision_engine.data import read_pictures
+from transfer.torchvision_engine.semantic_data import pictures_of
+
+
+def register_data(cfg: CfgNode, out_dir: Path) -> None:
+    """Make the config's training sets known to Detectron2, under the names that ``data_name`` gives them.
+
+    Label images are written to ``out_dir`` as Detectron2 wants them: classes as pixel values. Call it within the
+    process group: the other processes wait for the first one's files.
+    """
+    from detectron2.data import DatasetCatalog, MetadataCatalog
+
+    for name in dict.fromkeys(cfg.DATASETS.TRAIN):
+        theirs = data_name(name)
+        if is_semantic(cfg):
+            labelled, folder = get_semantic_dataset(name, cfg.DATASETS.ROOT or None), out_dir / f"labels_{name}"
+            if is_main():
+                write_truth(labelled, folder)
+            if theirs in DatasetCatalog:
+                DatasetCatalog.remove(theirs)
+            DatasetCatalog.register(theirs, functools.partial(_label_dicts, labelled, folder))
+        elif theirs not in DatasetCatalog:
+            data = get_dataset(name, cfg.DATASETS.ROOT or None)
+            DatasetCatalog.register(theirs, functools.partial(dataset_dicts, data))
+            MetadataCatalog.get(theirs).set(thing_classes=list(data.classes))
+    barrier()
+
+
+def dataset_dicts(data: DetectionData) -> list[dict[str, Any]]:
+    """A data set's images and objects in Detectron2's form."""
+    from detectron2.structures import BoxMode
+
+    found = []
+    for picture in read_pictures(data).pictures:
+        annotations = [
+            {"bbox": list(a.box), "bbox_mode": BoxMode.XYXY_ABS, "category_id": a.category, "iscrowd": int(a.crowd)}
+            | ({"segmentation": _compressed(a.segmentation)} if a.segmentation is not None else {})
+            for a in picture.annotations
+        ]
+        size = {"height": picture.height, "width": picture.width}
+        found.append({"file_name": str(picture.file), "image_id": picture.image_id, "annotations": annotations, **size})
+    return found
+
+
+def _label_dicts(data: SemanticData, folder: Path) -> list[dict[str, Any]]:
+    return [
+        {"file_name": str(picture.file), "image_id": picture.image_id, "height": picture.height,
+         "width": picture.width, "sem_seg_file_name": str(label_file(folder, picture.image_id))}
+        for picture in pictures_of(data)
+    ]  # fmt: skip
+
+
+def _compressed(segmentation: Any) -> Any:
+    """Detectron2 reads polygons and compressed run lengths."""
+    if isinstance(segmentation, dict) and isinstance(segmentation["counts"], list):
+        return coco_mask.frPyObjects(segmentation, *segmentation["size"])
+    return segmentation
+
+
+class NamingMapper:
+    """Detectron2's mapper, except that an image which it cannot read is named in an InputError."""
+
+    def __init__(self, mapper: Any) -> None:
+        self.mapper = mapper
+
+    def __call__(self, picture: dict[str, Any]) -> dict[str, Any] | None:
+        from detectron2.data.detection_utils import SizeMismatchError
+
+        try:
+            return self.mapper(picture)
+        except (OSError, SyntaxError, SizeMismatchError) as error:  # Pillow raises SyntaxError for some broken files
+            raise InputError(f"cannot read the image {picture['file_name']}: {error}; repair or remove it") from error
+
+
+def training_loader(theirs: Any) -> Any:
+    """Endless batches: Detectron2's own path, or that of its DeepLab project (resize, crop, flip)."""
+    from detectron2.data import DatasetMapper, build_detection_train_loader
+
+    options = {"augmentations": _crops(theirs)} if is_semantic(theirs) else {}
+    mapper = NamingMapper(DatasetMapper(theirs, is_train=True, **options))
+    return build_detection_train_loader(theirs, mapper=mapper)
+
+
+def _crops(theirs: Any) -> list[Any]:
+    from detectron2.data import transforms as T
+
+    i = theirs.INPUT
+    steps: list[Any] = [T.ResizeShortestEdge(i.MIN_SIZE_TRAIN, i.MAX_SIZE_TRAIN, i.MIN_SIZE_TRAIN_SAMPLING)]
+    if i.CROP.ENABLED:
+        ignore = theirs.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
+        steps.append(
+            T.RandomCrop_CategoryAreaConstraint(i.CROP.TYPE, i.CROP.SIZE, i.CROP.SINGLE_CATEGORY_MAX_AREA, ignore)
+        )
+    if i.RANDOM_FLIP == "horizontal":
+        steps.append(T.RandomFlip())
+    return steps
+
+
+def test_mapper(theirs: Any) -> NamingMapper:
+    """Detectron2's data path at test."""
+    from detectron2.data import DatasetMapper
+
+    theirs = theirs.clone()
+    theirs.defrost()
+    theirs.INPUT.CROP.ENABLED = False  # Detectron2's mapper warns of it at test
+    return NamingMapper(DatasetMapper(theirs, is_train=False))

@@ -1,0 +1,79 @@
+"""Fine-tuning and prediction by Detectron2 itself: the Engine protocol over the rest of this folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import nn
+
+from pretrain.console import say
+from pretrain.distributed import process_group, world_size
+from pretrain.errors import InputError
+from transfer.config import is_semantic, synchronises_on_cpu
+from transfer.detectron2_engine.backbones import SMALL
+from transfer.detectron2_engine.data import register_data
+from transfer.detectron2_engine.models import build_model, load_initial
+from transfer.detectron2_engine.predict import ENGINE, predict
+from transfer.detectron2_engine.settings import detectron2_config
+from transfer.detectron2_engine.train import train
+from transfer.engine import Finetuned, Predictions, Score
+from transfer.initial_weights import InitialWeights, read_detector, read_initial
+
+
+class Detectron2Engine:
+    """Fine-tuning and prediction by Detectron2 itself."""
+
+    name = ENGINE
+
+    def unsupported(self, cfg: CfgNode) -> str | None:
+        """Why Detectron2 cannot run the config here, or None."""
+        if importlib.util.find_spec("detectron2") is None:
+            return "Detectron2 is not installed"
+        if is_semantic(cfg) and cfg.MODEL.RESNETS.DEPTH in SMALL:
+            return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
+        if synchronises_on_cpu(cfg):
+            return "SyncBN over several processes needs GPUs; use BN, or one process"
+        if cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.ENABLED:
+            return "Detectron2 refuses mixed precision on a CPU"
+        if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.PRECISION != "float16":
+            return "Detectron2's configuration knows float16 only; set SOLVER.AMP.PRECISION float16"
+        return None
+
+    def finetune(
+        self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
+    ) -> Finetuned:
+        """Train by Detectron2's DefaultTrainer; see ``engine.Engine``. Leaves ``model_final.pth`` and its own logs."""
+        out_dir = Path(out_dir)
+        final = out_dir / "model_final.pth"
+        if resume and final.is_file():
+            say(f"{final} is finished already")
+            return Finetuned(final)
+        if not resume and (out_dir / "last_checkpoint").is_file():
+            raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
+        theirs = detectron2_config(cfg, seed=seed, out_dir=out_dir)
+        initial = read_initial(weights)
+        with process_group(torch.device(theirs.MODEL.DEVICE)):
+            register_data(cfg, out_dir)
+            if world_size() > 1:
+                from detectron2.utils import comm
+
+                comm.create_local_process_group(int(os.environ["LOCAL_WORLD_SIZE"]))
+            evaluate = None
+            if score is not None and cfg.TEST.EVAL_PERIOD > 0:
+                folder, name = out_dir / "validation", cfg.DATASETS.TEST[0]
+
+                def evaluate(model: nn.Module) -> float:
+                    return score(predict(cfg, theirs, model, name, folder))
+
+            return train(theirs, initial, final, resume, evaluate)
+
+    def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
+        """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
+        theirs = detectron2_config(cfg, seed=cfg.SEED, out_dir=Path(out_dir))
+        model = build_model(theirs)
+        load_initial(model, InitialWeights(str(weights), detector=read_detector(weights)))
+        return [predict(cfg, theirs, model, name, Path(out_dir)) for name in cfg.DATASETS.TEST]

@@ -1,0 +1,33 @@
+"""Detectron2's own configuration from ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+
+from pretrain.console import say
+from transfer.config import add_own_keys
+
+
+def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
+    """Detectron2's configuration with our settings merged into it."""
+    from detectron2.config import get_cfg
+
+    theirs = add_own_keys(get_cfg())
+    theirs.merge_from_other_cfg(cfg)
+    theirs.OUTPUT_DIR, theirs.SEED = str(out_dir), seed
+    theirs.MODEL.WEIGHTS = ""
+    theirs.DATASETS.TRAIN = tuple(data_name(name) for name in cfg.DATASETS.TRAIN)
+    if theirs.MODEL.DEVICE == "cuda" and not torch.cuda.is_available():
+        say("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
+        theirs.MODEL.DEVICE = "cpu"
+    theirs.freeze()
+    return theirs
+
+
+def data_name(dataset: str) -> str:
+    """A data set's name in Detectron2's catalogue, which has sets of the same names with paths of its own."""
+    return f"momentum-transfer/{dataset}"

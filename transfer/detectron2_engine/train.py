@@ -1,0 +1,134 @@
+"""Training by Detectron2's DefaultTrainer, with this project's scoring, stopping and naming of what went wrong."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pretrain.console import Stopped, StopSignal, stop_signals
+from pretrain.distributed import any_rank, barrier, is_main, rank
+from pretrain.errors import InputError
+from transfer.detectron2_engine.data import training_loader
+from transfer.detectron2_engine.models import load_initial, register
+from transfer.engine import Finetuned
+from transfer.initial_weights import InitialWeights
+
+Evaluate = Callable[[nn.Module], float]
+
+
+def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
+    """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written.
+
+    ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
+
+    Raises:
+        Stopped: a signal came. InputError: the loss is not finite, or an image cannot be read.
+    """
+    from detectron2.engine import hooks
+    from detectron2.utils.env import seed_all_rng
+
+    register()
+    if theirs.MODEL.DEVICE == "cpu":
+        _let_processes_share_a_cpu()
+    seed_all_rng(theirs.SEED + rank())
+    with stop_signals() as stop:
+        trainer = trainer_class(evaluate)(theirs)
+        loaded, new = load_initial(_plain(trainer.model), initial)
+        trainer.resume_or_load(resume=resume)
+        if evaluate is not None and is_main():
+            period = theirs.TEST.EVAL_PERIOD
+            trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
+        trainer.register_hooks([_stop_hook(stop, torch.device(theirs.MODEL.DEVICE))])
+        begun, first = time.monotonic(), trainer.start_iter
+        trainer.train()
+    barrier()
+    seconds = (time.monotonic() - begun) / max(theirs.SOLVER.MAX_ITER - first, 1)
+    return Finetuned(final, tuple(loaded), tuple(new), seconds)
+
+
+class RememberedBatches:
+    """A loader that knows the images of the batch it gave last."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.images: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.images = [picture["image_id"] for picture in batch]
+            yield batch
+
+
+def trainer_class(evaluate: Evaluate | None) -> Any:
+    """DefaultTrainer that leaves scoring to this project and reads label images as DeepLab's own trainer does."""
+    from detectron2.engine import DefaultTrainer
+    from detectron2.projects.deeplab import build_lr_scheduler
+
+    class Trainer(DefaultTrainer):
+        @classmethod
+        def test(cls, cfg: Any, model: nn.Module, evaluators: Any = None) -> dict[str, Any]:
+            if evaluate is None:
+                return {}
+            value = evaluate(_plain(model))
+            model.train()
+            return {"score": value}
+
+        @classmethod
+        def build_train_loader(cls, cfg: Any) -> RememberedBatches:
+            return RememberedBatches(training_loader(cfg))
+
+        @classmethod
+        def build_lr_scheduler(cls, cfg: Any, optimizer: torch.optim.Optimizer) -> Any:
+            return build_lr_scheduler(cfg, optimizer)
+
+        def run_step(self) -> None:
+            try:
+                super().run_step()
+            except FloatingPointError as error:
+                images = ", ".join(str(image) for image in self._trainer.data_loader.images)
+                raise InputError(
+                    f"the loss is not finite at iteration {self.iter + 1} ({error}) on the images {images}; lower "
+                    "SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS, or look at these images' annotations"
+                ) from error
+
+    return Trainer
+
+
+def _stop_hook(stop: StopSignal, device: torch.device) -> Any:
+    """Leaves the loop after the step in which a signal came, with a checkpoint written."""
+    from detectron2.engine import HookBase
+
+    class StopHook(HookBase):
+        def after_step(self) -> None:
+            if any_rank(bool(stop), device):
+                done = self.trainer.iter + 1
+                if is_main():
+                    self.trainer.checkpointer.save(f"model_{done - 1:07d}", iteration=done - 1)
+                message = f"stopped after iteration {done}; go on with the same command and --resume"
+                raise Stopped(message, stop.exit_code)
+
+    return StopHook()
+
+
+def _let_processes_share_a_cpu() -> None:
+    """On a CPU DistributedDataParallel takes no device ids, but Detectron2 always gives it some."""
+    from detectron2.engine import defaults
+
+    defaults.create_ddp_model = functools.partial(_create_ddp_model(), device_ids=None)
+
+
+@functools.cache
+def _create_ddp_model() -> Any:
+    from detectron2.engine import defaults
+
+    return defaults.create_ddp_model
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
