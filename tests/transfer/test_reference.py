@@ -311,8 +311,9 @@ def test_every_dense_column_is_a_measure_that_its_config_gives(tables):
     folder = REFERENCE_DIR.parent / "transfer"
     dense = [item for item in published(list(tables.values())) if item.task.split("/")[0] in (*DETECTION, "semantic")]
     assert len(dense) > 200
+    configs = {protocol: config.load(folder / f"{protocol}.yaml") for protocol in {item.protocol for item in dense}}
     for item in dense:
-        cfg = config.load(folder / f"{item.protocol}.yaml")
+        cfg = configs[item.protocol]
         (name,) = cfg.DATASETS.TEST
         part = "/segm" if item.task.endswith("/segm") else "/bbox"
         kind = "semantic" if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor" else name.split("_")[0] + part
