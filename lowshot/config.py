@@ -83,6 +83,8 @@ def _fixmatch() -> CfgNode:
     node = _training("eman")
     node.FRACTION = 0.1
     node.SCHEDULE = "1x"  # or 3x
+    node.STUDENT_NORM = ""  # instead of the preset's: BN, SyncBN, GN, IN
+    node.TEACHER_NORM = ""  # instead of the preset's: a teacher's normalisation of pretrain/norms.py
     node.STEPS = 0  # instead of the schedule's epochs
     # 0 means the preset's in the next five, and -1 in the last
     node.UNLABELLED_RATIO = 0

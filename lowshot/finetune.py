@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fvcore.nn.precise_bn import update_bn_stats
+from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -116,10 +116,26 @@ def _train(
 
 
 def recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int) -> None:
-    """Precise BN over ``count`` batches, one in memory at a time; under torchrun the first process's result counts."""
+    """Precise BN over ``count`` batches, one in memory at a time; under torchrun over those of all processes.
+
+    Batch size and ``count`` are to be the same on every process.
+    """
     model.train()
     with torch.no_grad():
         update_bn_stats(model, images, count)
-    for buffer in model.buffers():
-        distributed.broadcast(buffer)
+        for layer in get_bn_modules(model):
+            _share(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
     model.eval()
+
+
+def _share(mean: Tensor, var: Tensor) -> None:
+    """Those of the images of all processes, in place: the means of E[x] and of E[x²] are averaged.
+
+    Args:
+        mean, var: [C] of one layer; the variance is that of the population (divided by n).
+    """
+    if not distributed.is_distributed():
+        return
+    both = distributed.all_reduce_mean(torch.stack([mean, var + mean.square()]))
+    mean.copy_(both[0])
+    var.copy_((both[1] - both[0].square()).clamp_min(0))

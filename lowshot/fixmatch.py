@@ -10,26 +10,23 @@ is to give the strong view the same label:
 The mean of the second term runs over all unlabelled images, confident or not. Labelled and strong images go through the
 student together, so they share its BN statistics.
 
-Teachers: "student" (plain FixMatch: the weak views join the same forward, and no gradient flows through their labels),
-"ema-bn" (a moving average of the student's parameters whose BN normalises with its own batch), "eman" (parameters
-and BN statistics are moving averages, and BN is in eval mode) and table 8's "teacher-pn" (BN normalises with the
-running statistics of the teacher's own earlier batches). The moving averages follow after the optimiser's step.
+Without a teacher this is plain FixMatch: the weak views join the same forward, and no gradient flows through their
+labels. A teacher is a moving average of the student's parameters, moved after the optimiser's step; how it normalises
+is a choice of ``pretrain.norms``: BN (the statistics of its own batch), SyncBN, ShuffleBN, GN, IN, EMAN (a moving
+average of the student's statistics), the proxy norms of table 8, Momentum BN.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lowshot.presets import FixMatchPreset
+from pretrain.backbones import ResNet, build_backbone
 from pretrain.errors import InputError
-from pretrain.norms import TeacherProxyBatchNorm, commit_pair, pair_norms
-from pretrain.teacher import copy_student, move_parameters, move_statistics
-
-TEACHERS = ("student", "ema-bn", "eman", "teacher-pn")
+from pretrain.norms import FOLLOWS_STUDENT, Norm, check_norms, commit_pair, pair_norms, set_alpha
+from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,24 @@ def unlabelled_loss(strong_logits: Tensor, teacher_logits: Tensor, threshold: fl
     return loss, pseudo, mask
 
 
-def teacher_norm(preset: FixMatchPreset) -> Callable[[int], nn.Module]:
-    """Channels -> the normalisation that the teacher's backbone is built with."""
-    if preset.teacher == "teacher-pn":
-        return partial(TeacherProxyBatchNorm, alpha=preset.bn_momentum)
-    return nn.BatchNorm2d
+def check_preset(preset: FixMatchPreset, pretrained: bool) -> None:
+    """Raise :class:`InputError` for normalisations that do not go together or with the weights at the start."""
+    check_norms(preset.student, preset.teacher)
+    if preset.student == "MomentumBN":
+        raise InputError("expected FixMatch's student to normalise with BN, SyncBN, GN or IN, found MomentumBN")
+    if pretrained and preset.student in ("GN", "IN"):
+        raise InputError(
+            f"expected --weights scratch for a student that normalises with {preset.student}, found a checkpoint, "
+            "whose weights were trained with batch normalisation; leave the weights out, or take BN or SyncBN"
+        )
+
+
+def with_norm(backbone: ResNet, norm: Norm) -> ResNet:
+    """The same network with another normalisation; tensors are copied by name (GN and IN have no statistics)."""
+    built = build_backbone(backbone.architecture, norm)
+    state = backbone.state_dict()
+    built.load_state_dict({name: state[name] for name in built.state_dict()})
+    return built
 
 
 class FixMatch(nn.Module):
@@ -80,32 +90,21 @@ class FixMatch(nn.Module):
 
     Args:
         student: images [N, 3, H, W] -> logits [N, classes].
-        teacher: a module of the same structure (normalised by :func:`teacher_norm`), overwritten with the student; None
-            where the student is the teacher.
+        teacher: a module of the same parameter names that normalises as ``preset.teacher`` says, overwritten with the
+            student; None where the student is the teacher.
         preset: see :class:`lowshot.presets.FixMatchPreset`.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module | None, preset: FixMatchPreset) -> None:
         super().__init__()
-        if preset.teacher not in TEACHERS:
-            raise InputError(f"expected a FixMatch teacher of {', '.join(TEACHERS)}, found {preset.teacher!r}")
-        if (teacher is None) != (preset.teacher == "student"):
+        if (teacher is None) != (preset.teacher is None):
             raise ValueError(f"teacher {preset.teacher!r} and the module given for it do not fit")
         self.preset, self.student, self.teacher = preset, student, teacher
-        for module in student.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.momentum = preset.bn_momentum
-        self.proxies = [] if teacher is None else pair_norms(teacher)
+        self.histories = [] if teacher is None else pair_norms(teacher)
+        set_alpha(self.histories, preset.alpha)
         if teacher is not None:
             copy_student(student, teacher)
         self.train()
-
-    def train(self, mode: bool = True) -> "FixMatch":
-        """EMAN's teacher normalises with its moving averages even in training."""
-        super().train(mode)
-        if self.teacher is not None and self.preset.teacher == "eman":
-            self.teacher.eval()
-        return self
 
     @property
     def evaluated(self) -> nn.Module:
@@ -126,7 +125,8 @@ class FixMatch(nn.Module):
             )
         else:
             with torch.no_grad():
-                teacher_logits = self.teacher(weak)
+                shuffle = self.preset.teacher == "ShuffleBN"
+                teacher_logits = shuffled_forward(self.teacher, weak) if shuffle else self.teacher(weak)
             logits, strong_logits = self.student(torch.cat([labelled, strong])).split(parts)
         loss_labelled = cross_entropy(logits, labels)
         loss_unlabelled, pseudo, mask = unlabelled_loss(strong_logits, teacher_logits, self.preset.threshold)
@@ -141,13 +141,13 @@ class FixMatch(nn.Module):
     def update_teacher(self) -> None:
         """Move the teacher towards the student (EMAN eqs. 1 and 9); called after the optimiser's step.
 
-        The BN counters and, for "ema-bn", the running statistics that evaluation needs are the teacher's own.
+        The running statistics of a teacher that normalises with its own batches are its own; evaluation reads them.
         """
         if self.teacher is None:
             return
-        share = 1 - self.preset.momentum
+        preset, share = self.preset, 1 - self.preset.momentum
         move_parameters(self.student, self.teacher, share)
-        if self.preset.teacher == "eman":
-            kept = self.preset.statistics_momentum
-            move_statistics(self.student, self.teacher, share if kept is None else 1 - kept)
-        commit_pair(self.proxies)
+        if preset.teacher in FOLLOWS_STUDENT:
+            own = share if preset.statistics_momentum is None else 1 - preset.statistics_momentum
+            move_statistics(self.student, self.teacher, 1.0 if preset.teacher == "StudentPN" else own)
+        commit_pair(self.histories)

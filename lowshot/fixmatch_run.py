@@ -8,23 +8,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from lowshot.augment import WeakAndStrong
 from lowshot.classifier import Classifier, accuracy
 from lowshot.fitting import Run, fit, shared_over_processes
-from lowshot.fixmatch import FixMatch, teacher_norm
+from lowshot.fixmatch import FixMatch, with_norm
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream, steps_of, training_batches
 from lowshot.presets import FixMatchPreset, Schedule
 from pretrain import distributed
-from pretrain.backbones import build_backbone
+from pretrain.backbones import ResNet, build_backbone
 from pretrain.errors import InputError
+from pretrain.norms import Norm, use_fused_sync
 
 
 @dataclass(frozen=True)
 class FixMatchResult:
-    """Fractions on the test set, and how the pseudo-labels did at the end (mean of the last hundredth of the steps)."""
+    """Fractions on the test set, and how the pseudo-labels did at the end.
+
+    ``coverage`` and ``pseudo_accuracy`` are means over the last hundredth of the steps, of the first process's images.
+    """
 
     top1: float
     top5: float
@@ -51,7 +54,7 @@ class FixMatchSetting:
 def evaluate_fixmatch(
     data: LabelledData,
     views: WeakAndStrong,
-    build: Callable[[], nn.Module],
+    build: Callable[[], ResNet],
     rows: np.ndarray,
     setting: FixMatchSetting,
     seed: int,
@@ -65,12 +68,11 @@ def evaluate_fixmatch(
         build: a fresh backbone, pretrained or not.
     """
     preset, batch = setting.preset, setting.batch_size
-    others = np.setdiff1d(np.arange(len(data.train)), rows)
-    if not len(others):
-        raise InputError("expected unlabelled images besides the labelled ones, found none; lower FIXMATCH.FRACTION")
-    student = Classifier(build(), data.num_classes, seed).requires_grad_(True)
-    method = FixMatch(student, _teacher_of(student, data.num_classes, preset), preset).to(device)
     unlabelled_batch = batch * preset.unlabelled_ratio
+    others = _unlabelled_rows(len(data.train), rows, unlabelled_batch)
+    method = build_method(build(), data.num_classes, preset, seed).to(device)
+    if device.type == "cuda" and distributed.is_distributed():
+        use_fused_sync(method)
     total = setting.steps or steps_of(setting.schedule.epochs, len(others), unlabelled_batch)
     log = _Log(folder / "metrics.jsonl")
     run = _run_of(method, setting, total, folder / "checkpoints", log)
@@ -87,11 +89,24 @@ def evaluate_fixmatch(
         losses = outer(*(tensor.to(device) for tensor in (images, labels, weak, strong, hidden)))
         return losses.total, losses.numbers()
 
-    fit(run, batches, loss_of, f"FixMatch ({preset.teacher})")
+    fit(run, batches, loss_of, f"FixMatch ({preset.teacher or 'no'} teacher)")
     network = method.evaluated.eval()
     found = accuracy(network, data.testing(batch), device)
     coverage, right = log.end(max(1, total // 100))
     return FixMatchResult(float(found["top1"]), float(found["top5"]), coverage, right)
+
+
+def _unlabelled_rows(count: int, rows: np.ndarray, batch: int) -> np.ndarray:
+    """The rows of ``count`` that are not among the labelled ``rows``; at least a batch of them."""
+    others = np.setdiff1d(np.arange(count), rows)
+    if not len(others):
+        raise InputError("expected unlabelled images besides the labelled ones, found none; lower FIXMATCH.FRACTION")
+    if batch > len(others):
+        raise InputError(
+            f"expected at most {len(others)} unlabelled images a step (all there are), found {batch}; "
+            "lower FIXMATCH.BATCH_SIZE or FIXMATCH.UNLABELLED_RATIO"
+        )
+    return others
 
 
 def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path, log: "_Log") -> Run:
@@ -110,12 +125,14 @@ def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path
     )
 
 
-def _teacher_of(student: Classifier, classes: int, preset: FixMatchPreset) -> Classifier | None:
-    """A teacher of the student's architecture; its tensors are those of the student from the start."""
-    if preset.teacher == "student":
-        return None
-    backbone = build_backbone(student.backbone.architecture, teacher_norm(preset))  # type: ignore[arg-type]
-    return Classifier(backbone, classes, seed=0)
+def build_method(backbone: ResNet, classes: int, preset: FixMatchPreset, seed: int) -> FixMatch:
+    """Student and teacher, both with the backbone's tensors and one new classifier, drawn with ``seed``."""
+    student_norm = Norm(preset.student, preset.bn_momentum)
+    student = Classifier(with_norm(backbone, student_norm), classes, seed).requires_grad_(True)
+    if preset.teacher is None:
+        return FixMatch(student, None, preset)
+    norm = Norm(preset.teacher, preset.bn_momentum, proxy_momentum=preset.bn_momentum)
+    return FixMatch(student, Classifier(build_backbone(backbone.architecture, norm), classes, seed), preset)
 
 
 class _Log:

@@ -5,7 +5,7 @@ m2: Momentum² Teacher (arXiv 2101.07525) sections 3.4, 4.5.1 and 4.6. rcf: Revi
 2208.00275) section 3. eman: EMAN (arXiv 2101.08482) sections 5.2 and 5.3.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pretrain.errors import InputError
@@ -89,22 +89,25 @@ class FixMatchPreset:
     """FixMatch (arXiv 2001.07685) with ImageNet's settings of EMAN section 5.3.
 
     Attributes:
-        teacher: "student" (plain FixMatch: the student labels its own weak views, one forward for all), "ema-bn" (a
-            moving average of the student whose BN uses its own batch: EMAN's table 1, "BN"), "eman", or "teacher-pn".
+        teacher: normalisation of the teacher, of ``pretrain.norms.TEACHER_NORMS``, or None for plain FixMatch: the
+            student labels its own weak views, one forward for all.
+        student: normalisation of the student.
         momentum: share of the teacher that is kept, in the papers' notation.
-        statistics_momentum: the same for EMAN's statistics, None for ``momentum`` (table 8: .9, .99999; 0 copies the
-            student's, "student PN").
+        statistics_momentum: the same for EMAN's statistics, None for ``momentum`` (table 8: .9, .99999).
         bn_momentum: of the BN's running statistics, in torch's notation: share of the new batch (table 8: α = .999 is
-            0.001); the student's, and under "teacher-pn" the teacher's too.
+            0.001); the student's, and under "TeacherPN" the teacher's too.
+        alpha: of a "MomentumBN" teacher: weight of the batch, constant, as Momentum² Teacher has it in MoCo.
         unlabelled_ratio: μ, unlabelled images for a labelled one.
         weight: λ of the unlabelled loss.
         threshold: confidence from which a pseudo-label counts.
     """
 
-    teacher: str
+    teacher: str | None
+    student: str = "BN"
     momentum: float = 0.999
     statistics_momentum: float | None = None
     bn_momentum: float = 0.1
+    alpha: float = 0.064
     batch_size: int = 64
     unlabelled_ratio: int = 5
     weight: float = 10.0
@@ -115,20 +118,34 @@ class FixMatchPreset:
 
 
 FIXMATCH = {
-    "fixmatch": FixMatchPreset("student"),
-    "ema-bn": FixMatchPreset("ema-bn"),
-    "eman": FixMatchPreset("eman"),
-    "teacher-pn": FixMatchPreset("teacher-pn"),
+    "fixmatch": FixMatchPreset(None),  # tables 1, 6 and 8: "default", "baseline"
+    "eman": FixMatchPreset("EMAN"),
+    # table 1
+    "ema-bn": FixMatchPreset("BN"),
+    "syncbn": FixMatchPreset("SyncBN", "SyncBN"),
+    "shufflebn": FixMatchPreset("ShuffleBN"),
+    "gn": FixMatchPreset("GN", "GN"),
+    "in": FixMatchPreset("IN", "IN"),
+    # table 8
+    "eman-0.9": FixMatchPreset("EMAN", statistics_momentum=0.9),
+    "eman-0.99999": FixMatchPreset("EMAN", statistics_momentum=0.99999),
+    "teacher-pn": FixMatchPreset("TeacherPN"),
+    "teacher-pn-0.999": FixMatchPreset("TeacherPN", bn_momentum=0.001),
+    "student-pn": FixMatchPreset("StudentPN"),
+    "student-pn-0.999": FixMatchPreset("StudentPN", bn_momentum=0.001),
+    # in neither paper: Momentum² Teacher's normalisation in EMAN's setting
+    "momentum-bn": FixMatchPreset("MomentumBN"),
 }
 
-#: FixMatch's schedules: name -> (up to 1 % of the labels, above).
+#: FixMatch's schedules: name -> (up to 1 % of the labels, above). Five epochs of warm-up in both: "all training uses
+#: linear warm-up learning rate for 5 epochs" (EMAN section 5.1, of the 1x runs); section 5.3 changes nothing about it.
 FIXMATCH_SCHEDULES = {
     "1x": (Schedule(50, "step", (0.6, 0.8), 5), Schedule(100, "step", (0.6, 0.8), 5)),
     "3x": (Schedule(150, "cosine", (), 5), Schedule(300, "cosine", (), 5)),
 }
 
 
-def chosen(key: str, name: str, presets: Mapping[str, object]) -> None:
+def chosen(key: str, name: str, presets: Iterable[str]) -> None:
     """Raise :class:`InputError` naming the choices if ``name`` is none of them."""
     if name not in presets:
         raise InputError(f"expected {key} of {', '.join(presets)}, found {name!r}")

@@ -14,6 +14,7 @@ from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
 from pretrain.images import ArrayImages
 from pretrain.views import eval_transform
+from tests.lowshot.two_processes import in_two_processes
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = ArrayImages(
@@ -164,30 +165,13 @@ def test_data_hash_depends_on_images_labels_and_order():
         data_hash(SimpleNamespace(labels=np.zeros(1)))
 
 
-def _extract_in_a_process(rank, world, port, cache, queue):
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+def _extract(cache):
     network = CountingNetwork()
-    features = np.array(run(network, cache).features)
-    queue.put((rank, features, network.seen))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    return np.array(run(network, cache).features), network.seen
 
 
 def test_two_processes_share_the_images_and_equal_one(tmp_path):
-    context = torch.multiprocessing.get_context("fork")
-    queue = context.Queue()
-    port = 30600 + os.getpid() % 1000
-    processes = [
-        context.Process(target=_extract_in_a_process, args=(rank, 2, port, tmp_path / "two", queue)) for rank in (0, 1)
-    ]
-    for process in processes:
-        process.start()
-    results = {rank: (features, seen) for rank, features, seen in (queue.get(timeout=60) for _ in processes)}
-    for process in processes:
-        process.join(timeout=60)
+    results = in_two_processes(2, _extract, tmp_path / "two")
     alone = run(CountingNetwork(), tmp_path / "one").features
-    assert all(np.array_equal(features, alone) for features, _ in results.values())
-    assert sum(seen for _, seen in results.values()) == len(IMAGES) + 1  # and one for the shape
+    assert all(np.array_equal(features, alone) for features, _ in results)
+    assert sum(seen for _, seen in results) == len(IMAGES) + 1  # and one for the shape

@@ -6,11 +6,13 @@ from lowshot.classifier import Classifier
 from lowshot.finetune import evaluate_finetune, recompute_statistics
 from lowshot.labelled_data import LabelledData, file_names, search_split
 from lowshot.presets import FINETUNE, FinetunePreset, Schedule
+from pretrain import distributed
 from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
 from pretrain.images import ArrayImages
 from pretrain.subsets import Selected
 from pretrain.views import eval_transform
+from tests.lowshot.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
 
@@ -67,6 +69,21 @@ def test_statistics_are_those_of_the_given_images():
     assert torch.allclose(model.backbone.bn1.running_mean, maps.mean((0, 2, 3)), atol=1e-5)
     assert torch.allclose(model.backbone.bn1.running_var, maps.var((0, 2, 3), unbiased=False), rtol=2e-3)
     assert not any(module.training for module in model.modules())
+
+
+def _recomputed(batches):
+    """BN tensors after precise BN over this process's batches; over all of them where there is one process."""
+    world = distributed.world_size()
+    model = Classifier(build(), 2, 0)
+    recompute_statistics(model, iter(batches[distributed.rank() :: world]), len(batches) // world)
+    return {name: buffer.numpy() for name, buffer in model.named_buffers() if "running" in name}
+
+
+def test_statistics_of_two_processes_are_those_of_one_over_all_batches():
+    batches = [torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(seed)) + seed for seed in range(4)]
+    alone = _recomputed(batches)
+    for found in in_two_processes(6, _recomputed, batches):
+        assert all(np.allclose(found[name], alone[name], rtol=1e-5, atol=1e-6) for name in alone)
 
 
 def test_search_split_is_disjoint_and_holds_out_every_class():

@@ -11,6 +11,7 @@ from lowshot.fitting import Run, fit
 from lowshot.presets import LinearPreset, Schedule
 from pretrain.console import Stopped
 from pretrain.errors import InputError
+from tests.lowshot.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
 
@@ -97,16 +98,6 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
         fit(described, batches, loss_of(model), "a test")
 
 
-def _linear_in_a_process(rank, world, port, folder, queue):
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
-    queue.put((rank, _linear(folder)))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 def _linear(folder):
     generator = np.random.default_rng(0)
     labels = np.arange(40) % 4
@@ -117,16 +108,6 @@ def _linear(folder):
 
 
 def test_two_processes_train_the_classifier_of_one(tmp_path):
-    context = torch.multiprocessing.get_context("fork")
-    queue = context.Queue()
-    port = 29500 + os.getpid() % 1000
-    processes = [
-        context.Process(target=_linear_in_a_process, args=(rank, 2, port, tmp_path / "two", queue)) for rank in (0, 1)
-    ]
-    for process in processes:
-        process.start()
-    results = dict(queue.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join(timeout=60)
-    assert np.array_equal(results[0], results[1])
-    assert np.allclose(results[0], _linear(tmp_path / "one"), atol=1e-6)
+    first, second = in_two_processes(1, _linear, tmp_path / "two")
+    assert np.array_equal(first, second)
+    assert np.allclose(first, _linear(tmp_path / "one"), atol=1e-6)

@@ -5,32 +5,36 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lowshot import fitting
 from lowshot.augment import WeakAndStrong, weak_view
 from lowshot.classifier import Classifier
-from lowshot.fixmatch import FixMatch, teacher_norm, unlabelled_loss
-from lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
+from lowshot.fixmatch import FixMatch, check_preset, unlabelled_loss, with_norm
+from lowshot.fixmatch_run import FixMatchSetting, build_method, evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
 from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
 from pretrain.images import ArrayImages
+from pretrain.norms import Norm
 from pretrain.views import eval_transform
+from tests.lowshot.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
 
 
-def network(seed=0):
-    torch.manual_seed(seed)
-    return Classifier(build_backbone(Architecture("resnet10", 4, "small")), 3, seed)
+def backbone():
+    torch.manual_seed(0)
+    return build_backbone(Architecture("resnet10", 4, "small"))
 
 
-def method(teacher, **options):
-    preset = replace(FIXMATCH[{"student": "fixmatch"}.get(teacher, teacher)], **options)
-    return FixMatch(network(), None if teacher == "student" else network(1), preset)
+def network():
+    return Classifier(backbone(), 3, 0)
+
+
+def method(preset, **options):
+    return build_method(backbone(), 3, replace(FIXMATCH[preset], **options), seed=0)
 
 
 def batch(seed=0):
@@ -92,7 +96,7 @@ def test_total_is_labelled_plus_weighted_unlabelled_from_one_student_forward():
 
 
 def test_plain_fixmatch_puts_all_views_through_one_forward():
-    fixmatch = method("student", threshold=0.0, weight=1.0)
+    fixmatch = method("fixmatch", threshold=0.0, weight=1.0)
     labelled, labels, weak, strong, hidden = batch()
     student = network()
     student.train()
@@ -127,10 +131,7 @@ def test_emans_teacher_follows_parameters_and_statistics_alike():
 
 
 def test_teacher_proxy_norm_uses_the_history_of_earlier_batches_and_then_moves_it():
-    torch.manual_seed(1)
-    preset = replace(FIXMATCH["teacher-pn"], bn_momentum=0.25)
-    proxy = Classifier(build_backbone(Architecture("resnet10", 4, "small"), teacher_norm(preset)), 3, 1)
-    fixmatch = FixMatch(network(), proxy, preset)
+    fixmatch = method("teacher-pn", bn_momentum=0.25)
     weak = batch()[2]
     before = fixmatch.teacher.backbone.bn1.running_mean.clone()
     with torch.no_grad():
@@ -144,8 +145,9 @@ def test_teacher_proxy_norm_uses_the_history_of_earlier_batches_and_then_moves_i
     assert torch.allclose(fixmatch.teacher.backbone.bn1.running_mean, expected, atol=1e-6)
 
 
-def test_statistics_may_have_their_own_momentum():
-    fixmatch = method("eman", momentum=0.9, statistics_momentum=0.0, bn_momentum=0.5)
+@pytest.mark.parametrize("preset", ["student-pn", "eman"], ids=["student proxy norm", "EMAN of momentum 0"])
+def test_statistics_may_have_their_own_momentum(preset):
+    fixmatch = method(preset, momentum=0.9, statistics_momentum=0.0, bn_momentum=0.5)
     before = fixmatch.teacher.fc.weight.clone()
     train_a_step(fixmatch)
     fixmatch.update_teacher()
@@ -178,13 +180,83 @@ def test_teacher_starts_as_the_student_and_asks_for_no_gradient():
     for one, other in zip(fixmatch.student.parameters(), fixmatch.teacher.parameters(), strict=True):
         assert torch.equal(one, other)
         assert not other.requires_grad
-    fixmatch.train()
-    assert not any(module.training for module in fixmatch.teacher.modules() if isinstance(module, nn.BatchNorm2d))
 
 
-def test_unknown_teacher_is_refused():
-    with pytest.raises(InputError, match="a FixMatch teacher of student, ema-bn, eman, teacher-pn, found 'best'"):
-        FixMatch(network(), network(), replace(FIXMATCH["eman"], teacher="best"))
+def test_table_1_and_8_have_every_row():
+    rows = {
+        "fixmatch": (None, "BN"),
+        "ema-bn": ("BN", "BN"),
+        "syncbn": ("SyncBN", "SyncBN"),
+        "shufflebn": ("ShuffleBN", "BN"),
+        "gn": ("GN", "GN"),
+        "in": ("IN", "IN"),
+        "eman": ("EMAN", "BN"),
+        "teacher-pn": ("TeacherPN", "BN"),
+        "student-pn": ("StudentPN", "BN"),
+    }
+    assert {name: (FIXMATCH[name].teacher, FIXMATCH[name].student) for name in rows} == rows
+    assert [FIXMATCH[f"eman-{kept}"].statistics_momentum for kept in ("0.9", "0.99999")] == [0.9, 0.99999]
+    assert [FIXMATCH[f"{who}-pn-0.999"].bn_momentum for who in ("teacher", "student")] == [0.001, 0.001]
+
+
+@pytest.mark.parametrize("preset", FIXMATCH)
+def test_every_normalisation_trains_and_its_teacher_follows(preset):
+    fixmatch = method(preset, threshold=0.0, momentum=0.5)
+    before = None if fixmatch.teacher is None else fixmatch.teacher.fc.weight.clone()
+    train_a_step(fixmatch)
+    fixmatch.update_teacher()
+    assert all(torch.isfinite(tensor).all() for tensor in fixmatch.state_dict().values())
+    if before is not None:
+        assert torch.allclose(fixmatch.teacher.fc.weight, (before + fixmatch.student.fc.weight) / 2, atol=1e-6)
+    kinds = {type(module).__name__ for module in fixmatch.evaluated.modules() if "Norm" in type(module).__name__}
+    assert kinds == {type(Norm(fixmatch.preset.teacher or "BN")(4)).__name__}
+
+
+def test_momentum_bn_teacher_blends_batch_and_history_by_alpha():
+    fixmatch = method("momentum-bn", alpha=0.25)
+    weak = batch()[2]
+    with torch.no_grad():
+        maps = fixmatch.teacher.backbone.conv1(weak)
+        fixmatch.teacher(weak)
+    fixmatch.update_teacher()
+    expected = 0.25 * maps.mean((0, 2, 3))  # the history of a fresh network has mean 0
+    assert torch.allclose(fixmatch.teacher.backbone.bn1.running_mean, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["BN", "SyncBN", "GN", "IN"])
+def test_with_norm_keeps_every_tensor_that_the_normalisation_has(norm):
+    before = backbone().state_dict()
+    after = with_norm(backbone(), Norm(norm)).state_dict()
+    statistics = {name for name in before if "running" in name or "num_batches" in name}
+    assert set(before) - set(after) == (statistics if norm in ("GN", "IN") else set())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+def test_shuffle_bn_alone_is_bn():
+    weak = batch()[2]
+    with torch.no_grad():
+        outputs = [method(name).teacher(weak) for name in ("shufflebn", "ema-bn")]
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "pretrained", "message"),
+    [
+        ({"teacher": "best"}, False, "expected NORM.TEACHER of BN, SyncBN, ShuffleBN"),
+        ({"student": "LN"}, False, "expected NORM.STUDENT of BN, SyncBN"),
+        ({"student": "MomentumBN"}, False, "expected FixMatch's student to normalise with"),
+        ({"student": "GN"}, False, "expected a student with running statistics"),
+        ({"student": "GN", "teacher": "GN"}, True, "expected --weights scratch for a student that normalises with GN"),
+    ],
+)
+def test_normalisations_that_do_not_fit_are_refused(change, pretrained, message):
+    with pytest.raises(InputError, match=message):
+        check_preset(replace(FIXMATCH["eman"], **change), pretrained)
+
+
+def test_teacher_and_preset_must_fit():
+    with pytest.raises(ValueError, match="do not fit"):
+        FixMatch(network(), None, FIXMATCH["eman"])
 
 
 def bright_or_dark(count, seed):
@@ -199,16 +271,16 @@ DATA = LabelledData(bright_or_dark(60, 0), bright_or_dark(20, 1), weak_view("dig
 PRESET = replace(FIXMATCH["eman"], unlabelled_ratio=2, weight=1.0, momentum=0.5, threshold=0.6)
 
 
-def train(folder, steps, preset=PRESET, rows=10):
-    setting = FixMatchSetting(preset, Schedule(1), rate=3.0, batch_size=4, steps=steps)
-    build = lambda: build_backbone(Architecture("resnet10", 4, "small"))  # noqa: E731
-    torch.manual_seed(0)
-    views = WeakAndStrong("digits", 16)
-    return evaluate_fixmatch(DATA, views, build, np.arange(rows), setting, 0, folder, CPU)
+def train(folder, steps, preset=PRESET, rows=10, workers=0, rate=3.0):
+    setting = FixMatchSetting(preset, Schedule(1), rate=rate, batch_size=4, steps=steps)
+    data, views = replace(DATA, workers=workers), WeakAndStrong("digits", 16)
+    return evaluate_fixmatch(data, views, backbone, np.arange(rows), setting, 0, folder, CPU)
 
 
-def test_training_resumes_bit_for_bit_with_its_log(tmp_path, monkeypatch):
-    whole = train(tmp_path / "whole", 6)
+@pytest.mark.parametrize(("preset", "workers"), [("eman", 2), ("momentum-bn", 0)])
+def test_training_resumes_bit_for_bit_with_its_log(tmp_path, monkeypatch, preset, workers):
+    preset = replace(PRESET, teacher=FIXMATCH[preset].teacher)
+    whole = train(tmp_path / "whole", 6, preset)
     saved = fitting.Run.save
 
     def save_then_die(run, step):
@@ -222,10 +294,10 @@ def test_training_resumes_bit_for_bit_with_its_log(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(fitting.Run, "save", save_then_die)
     with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path / "cut", 6)
+        train(tmp_path / "cut", 6, preset, workers=workers)
     monkeypatch.setattr(fitting.Run, "save", saved)
     (tmp_path / "cut" / "metrics.jsonl").open("a").write('{"step": 4, "coverage": 1')
-    assert train(tmp_path / "cut", 6) == whole
+    assert train(tmp_path / "cut", 6, preset, workers=workers) == whole
     one, other = (
         torch.load(tmp_path / name / "checkpoints" / "step_0000006.pt", weights_only=True)["modules"]["method"]
         for name in ("whole", "cut")
@@ -247,3 +319,44 @@ def test_log_holds_coverage_and_pseudo_label_accuracy(tmp_path):
 def test_without_unlabelled_images_there_is_nothing_to_do(tmp_path):
     with pytest.raises(InputError, match="expected unlabelled images"):
         train(tmp_path, 2, rows=60)
+
+
+def test_batch_that_the_unlabelled_images_cannot_fill_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"at most 5 unlabelled images a step \(all there are\), found 8"):
+        train(tmp_path, 2, rows=55)
+
+
+def _teacher_weights(folder, preset):
+    train(folder, 3, preset, rate=0.1)
+    (newest,) = (folder / "checkpoints").glob("step_*.pt")
+    state = torch.load(newest, weights_only=True)["modules"]["method"]
+    return {name: tensor.numpy() for name, tensor in state.items() if name.startswith("teacher.")}
+
+
+@pytest.mark.parametrize(("port", "norm"), [(3, "GN"), (4, "SyncBN")])
+def test_two_processes_train_the_teacher_of_one(tmp_path, port, norm):
+    """Without statistics of a process's own batch, two halves of a batch are the batch."""
+    preset = replace(PRESET, student=norm, teacher=norm, threshold=0.0)
+    alone = _teacher_weights(tmp_path / "one", preset)
+    for found in in_two_processes(port, _teacher_weights, tmp_path / "two", preset):
+        assert all(np.allclose(found[name], alone[name], rtol=1e-3, atol=1e-4) for name in alone)
+
+
+def _shuffled_statistics(preset):
+    """Per channel, the mean over the images that normalised the teacher's first layer, and over this process's own."""
+    fixmatch = build_method(backbone(), 3, preset, seed=0)
+    labelled, labels, weak, strong, hidden = batch()
+    weak = torch.cat([weak, weak + 1, strong[:2]])[torch.distributed.get_rank() :: 2]
+    fixmatch(labelled, labels, weak, weak, hidden[[0] * len(weak)])
+    with torch.no_grad():
+        own = fixmatch.teacher.backbone.conv1(weak).mean((0, 2, 3))
+    return fixmatch.teacher.backbone.bn1.running_mean.numpy(), own.numpy()
+
+
+def test_shuffle_bn_teacher_normalises_images_of_both_processes():
+    preset = replace(FIXMATCH["shufflebn"], bn_momentum=1.0)
+    results = in_two_processes(5, _shuffled_statistics, preset)
+    means = [result[0] for result in results]
+    own = [result[1] for result in results]
+    assert np.allclose(means[0] + means[1], own[0] + own[1], atol=1e-5), "together they saw every image once"
+    assert not np.allclose(means[0], own[0], atol=1e-3), "but not each its own"

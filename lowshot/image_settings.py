@@ -1,0 +1,124 @@
+"""Settings of linear, finetune and fixmatch, checked and turned into the plain values that the evaluators take."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from lowshot import presets
+from lowshot.fixmatch import check_preset
+from lowshot.fixmatch_run import FixMatchSetting
+from pretrain.errors import InputError
+
+#: Numbers of which 0 means the preset's, and how large they may be.
+_OPTIONAL = {
+    **dict.fromkeys(("EPOCHS", "BATCH_SIZE", "STEPS", "UNLABELLED_RATIO", "WEIGHT"), math.inf),
+    **dict.fromkeys(("THRESHOLD", "MOMENTUM", "BN_MOMENTUM"), 1.0),
+}
+
+
+def check_training(name: str, node: CfgNode, known: Sequence[str]) -> None:
+    """Raise :class:`InputError` for settings of the node ``name`` (LINEAR, FINETUNE, FIXMATCH) that no run can have.
+
+    Args:
+        known: the presets.
+    """
+    presets.chosen(f"{name}.PRESET", node.PRESET, known)
+    if node.TRIALS < 1:
+        raise InputError(f"expected {name}.TRIALS of at least 1, found {node.TRIALS}")
+    if node.WORKERS < 0:
+        raise InputError(f"expected {name}.WORKERS of at least 0, found {node.WORKERS}")
+    for key, largest in _OPTIONAL.items():
+        if key in node and not 0 <= node[key] <= largest:
+            limit = f" and at most {largest:g}" if largest < math.inf else ""
+            raise InputError(f"expected {name}.{key} of at least 0 (0 is the preset's){limit}, found {node[key]}")
+    wrong = [
+        rate for rate in node.LEARNING_RATES if not isinstance(rate, int | float) or not 0 < rate < math.inf
+    ]  # NaN too
+    if wrong:
+        raise InputError(f"expected positive numbers in {name}.LEARNING_RATES, found {wrong[0]!r}")
+
+
+def check_batch(name: str, batch: int, images: int, processes: int) -> None:
+    """Raise :class:`InputError` for a batch that the images cannot fill, or of which a process gets fewer than two.
+
+    One image has no batch statistics, and a batch that holds an image twice is not the batch of any protocol.
+
+    Args:
+        name: of the setting. images: how many there are to fill it with.
+    """
+    if batch > images:
+        raise InputError(f"expected {name} of at most {images} (the images to train on), found {batch}; set it lower")
+    if batch < 2 * processes or batch % processes:
+        raise InputError(
+            f"expected {name} of at least two images a process, the same number on each of {processes}, found {batch}"
+        )
+
+
+def linear_preset(node: CfgNode) -> presets.LinearPreset:
+    """What LINEAR asks for."""
+    check_training("LINEAR", node, list(presets.LINEAR))
+    preset = presets.LINEAR[node.PRESET]
+    return replace(
+        preset,
+        learning_rates=tuple(node.LEARNING_RATES) or preset.learning_rates,
+        schedule=_lasting(preset.schedule, node.EPOCHS),
+    )
+
+
+def finetune_preset(node: CfgNode) -> presets.FinetunePreset:
+    """What FINETUNE asks for."""
+    check_training("FINETUNE", node, list(presets.FINETUNE))
+    preset = presets.FINETUNE[node.PRESET]
+    return replace(
+        preset,
+        learning_rates=tuple(node.LEARNING_RATES) or preset.learning_rates,
+        epochs=(node.EPOCHS, node.EPOCHS) if node.EPOCHS else preset.epochs,
+    )
+
+
+def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
+    """What FIXMATCH asks for.
+
+    Args:
+        pretrained: whether the student starts from a checkpoint; the learning rate is then another.
+    """
+    check_training("FIXMATCH", node, list(presets.FIXMATCH))
+    presets.chosen("FIXMATCH.SCHEDULE", node.SCHEDULE, list(presets.FIXMATCH_SCHEDULES))
+    if node.STATISTICS_MOMENTUM > 1:
+        raise InputError(f"expected FIXMATCH.STATISTICS_MOMENTUM of at most 1, found {node.STATISTICS_MOMENTUM}")
+    numbers = ("UNLABELLED_RATIO", "WEIGHT", "THRESHOLD", "MOMENTUM", "BN_MOMENTUM")
+    preset = replace(presets.FIXMATCH[node.PRESET], **{key.lower(): node[key] for key in numbers if node[key]})
+    preset = replace(preset, **_norms(node))
+    if node.STATISTICS_MOMENTUM >= 0:
+        preset = replace(preset, statistics_momentum=node.STATISTICS_MOMENTUM)
+    check_preset(preset, pretrained)
+    rates = node.LEARNING_RATES or [preset.pretrained_rate if pretrained else preset.learning_rate]
+    if len(rates) > 1:
+        raise InputError(f"expected one value in FIXMATCH.LEARNING_RATES, found {rates}; nothing is searched here")
+    schedule = _lasting(presets.FIXMATCH_SCHEDULES[node.SCHEDULE][node.FRACTION > 0.01], node.EPOCHS)
+    return FixMatchSetting(preset, schedule, rates[0], node.BATCH_SIZE or preset.batch_size, node.STEPS or None)
+
+
+def _norms(node: CfgNode) -> dict[str, Any]:
+    """FIXMATCH.STUDENT_NORM and TEACHER_NORM, where they are set."""
+    if node.TEACHER_NORM and presets.FIXMATCH[node.PRESET].teacher is None:
+        raise InputError(
+            f"expected a preset with a teacher under FIXMATCH.TEACHER_NORM, found FIXMATCH.PRESET {node.PRESET}; "
+            "take ema-bn or eman"
+        )
+    given = {"student": node.STUDENT_NORM, "teacher": node.TEACHER_NORM}
+    return {key: norm for key, norm in given.items() if norm}
+
+
+def fixmatch_protocol(node: CfgNode) -> str:
+    """The preset and the schedule, for example "eman-1x"; normalisations other than the preset's are named."""
+    preset, given = presets.FIXMATCH[node.PRESET], _norms(node)
+    changed = [f"{key}={norm}" for key, norm in given.items() if norm != getattr(preset, key)]
+    return "/".join([f"{node.PRESET}-{node.SCHEDULE}", *changed])
+
+
+def _lasting(schedule: presets.Schedule, epochs: float) -> presets.Schedule:
+    return replace(schedule, epochs=epochs) if epochs else schedule
