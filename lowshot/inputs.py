@@ -11,7 +11,7 @@ from lowshot.augment import weak_view
 from lowshot.devices import device
 from lowshot.feature_set import FeatureSet, check_pair, read_npz
 from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
-from lowshot.labelled_data import LabelledData
+from lowshot.labelled_data import LabelledData, check_classes
 from lowshot.voc_images import VocImages
 from pretrain.backbones import Architecture, ResNet, build_backbone
 from pretrain.digits import digit_variant
@@ -86,9 +86,10 @@ def feature_sets(cfg: CfgNode, source: SourceBackbone | None) -> tuple[FeatureSe
     data = cfg.DATASETS
     transform = eval_transform(data.NAME, cfg.INPUT.IMAGE_SIZE)
     cache = Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
+    both = {split: dataset(cfg, split) for split in ("TRAIN", "TEST")}
+    check_classes(*both.values())
     sets = []
-    for split in ("TRAIN", "TEST"):
-        images = dataset(cfg, split)
+    for split, images in both.items():
         drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
         about = About(
             weights=network.weights,

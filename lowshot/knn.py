@@ -44,7 +44,8 @@ def preset(name: str) -> Preset:
 def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperature: float | None) -> np.ndarray:
     """The five classes with most votes for each query, best first: [Q, min(5, classes)] int64.
 
-    In a majority vote ties go to the class whose voters are more similar in sum.
+    Where fewer classes have a vote at all, the rest is -1: no guess. In a majority vote ties go to the class whose
+    voters are more similar in sum.
 
     Args:
         neighbours: at least ``k`` of them a query.
@@ -61,7 +62,8 @@ def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperatu
         else:
             votes = ((similarities - 1) / temperature).exp()  # the factor exp(-1/τ) is common to all and avoids inf
         ballot = torch.zeros(len(votes), classes, dtype=torch.float64).scatter_add_(1, voted, votes)
-        ranked.append(ballot.topk(min(5, classes), dim=1).indices.numpy())
+        most, best = ballot.topk(min(5, classes), dim=1)
+        ranked.append(best.masked_fill_(most == 0, -1).numpy())
     return np.concatenate(ranked)
 
 

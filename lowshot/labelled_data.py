@@ -1,5 +1,6 @@
 """The labelled images of an evaluation: which rows carry labels, which are held out, how they are read."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class LabelledData:
     def __post_init__(self) -> None:
         if self.train.labels.ndim != 1 or self.test.labels.ndim != 1:
             raise InputError("expected one class an image, found several; only svm and retrieval take such images")
+        check_classes(self.train, self.test)
         known = np.unique(self.train.labels)
         if len(known) < 2:
             raise InputError(f"the training images show one class only (label {known[0]}); expected at least two")
@@ -68,12 +70,27 @@ class LabelledData:
         return evaluation_batches(self.test, self.plain, np.arange(len(self.test)), batch, self.workers)
 
 
+def check_classes(train: Any, test: Any) -> None:
+    """Raise :class:`InputError` where both splits name their classes and number them differently.
+
+    Folders and lists number the classes of each split by itself, in the order of their names; a class that one of them
+    lacks would shift all later ones, and every score would be wrong in silence. Classes may be missing at the end.
+    """
+    for number, names in enumerate(zip(train.classes, test.classes, strict=False)):
+        if names[0] != names[1]:
+            raise InputError(
+                f"labels do not match: class {number} is {names[0]!r} in the training images and {names[1]!r} in the "
+                f"test images ({len(train.classes)} and {len(test.classes)} classes); expected the same classes in "
+                "both: add the missing ones, or remove those that only one of them has"
+            )
+
+
 def file_names(dataset: Any) -> list[str] | None:
     """Paths of the images of a data set of files, in order; None for one in memory."""
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         inner = file_names(dataset.dataset)
         return None if inner is None else [inner[index] for index in dataset.indices]
-    return [str(path) for path in dataset.paths] if hasattr(dataset, "paths") else None
+    return [os.fsdecode(path) for path in dataset.paths] if hasattr(dataset, "paths") else None
 
 
 def search_split(labels: np.ndarray, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

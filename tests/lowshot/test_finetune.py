@@ -1,16 +1,13 @@
 import numpy as np
-import pytest
 import torch
 
 from lowshot.classifier import Classifier
 from lowshot.finetune import evaluate_finetune, recompute_statistics
-from lowshot.labelled_data import LabelledData, file_names, search_split
+from lowshot.labelled_data import LabelledData
 from lowshot.presets import FINETUNE, FinetunePreset, Schedule
 from pretrain import distributed
 from pretrain.backbones import Architecture, build_backbone
-from pretrain.errors import InputError
 from pretrain.images import ArrayImages
-from pretrain.subsets import Selected
 from pretrain.views import eval_transform
 from tests.lowshot.two_processes import in_two_processes
 
@@ -84,35 +81,3 @@ def test_statistics_of_two_processes_are_those_of_one_over_all_batches():
     alone = _recomputed(batches)
     for found in in_two_processes(6, _recomputed, batches):
         assert all(np.allclose(found[name], alone[name], rtol=1e-5, atol=1e-6) for name in alone)
-
-
-def test_search_split_is_disjoint_and_holds_out_every_class():
-    labels = np.repeat(np.arange(5), 20)
-    rows = np.arange(0, 100, 2)
-    fitted, held = search_split(labels, rows, 0)
-    assert sorted([*fitted, *held]) == rows.tolist()
-    assert np.bincount(labels[held]).tolist() == [2] * 5
-
-
-def test_file_names_follow_a_selection():
-    class Files:
-        paths = np.array(["a.jpg", "b.jpg", "c.jpg"])
-        labels = np.array([0, 1, 0])
-
-    chosen = Selected(Files(), np.array([2, 0]), np.array([0, 0]), ["x"])
-    assert file_names(chosen) == ["c.jpg", "a.jpg"]
-    assert file_names(DATA.train) is None
-
-
-def test_rows_of_a_split_file_are_found(tmp_path):
-    class Files:
-        paths = np.array(["x/a.jpg", "x/b.jpg", "y/c.jpg"])
-        labels = np.array([0, 1, 0])
-
-    listing = tmp_path / "10percent.txt"
-    listing.write_text("c.jpg\nb.jpg\n")
-    data = LabelledData(Files(), Files(), VIEW, VIEW)
-    assert data.labelled_rows(0.1, str(listing), 0).tolist() == [1, 2]
-    listing.write_text("d.jpg\n")
-    with pytest.raises(InputError, match=r"images that the data set lacks, first d\.jpg"):
-        data.labelled_rows(0.1, str(listing), 0)

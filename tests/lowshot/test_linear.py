@@ -129,15 +129,3 @@ def test_accuracy_of_several_heads_equals_counting(tmp_path):
     expected = (logits.argmax(-1) == torch.from_numpy(TEST.labels)).float().mean(1)
     assert torch.allclose(found["top1"], expected)
     assert torch.equal(found["top5"], torch.ones(3))
-
-
-def test_labels_that_do_not_fit_are_refused():
-    view = eval_transform("digits", 16)
-    one_class = ArrayImages(np.zeros((3, 16, 16, 3), np.uint8), [1, 1, 1], ["a", "b"])
-    with pytest.raises(InputError, match="one class only"):
-        LabelledData(one_class, one_class, view, view)
-    more = ArrayImages(np.zeros((3, 16, 16, 3), np.uint8), [0, 1, 2], ["a", "b", "c"])
-    with pytest.raises(InputError, match="classes that the training images lack"):
-        LabelledData(digits_like(4, 0), more, view, view)
-    with pytest.raises(InputError, match="a split file needs a data set of image files"):
-        LabelledData(more, more, view, view).labelled_rows(0.1, "list.txt", 0)

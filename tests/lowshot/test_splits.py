@@ -1,11 +1,8 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowshot.labelled_data import LabelledData
 from lowshot.splits import balanced_fraction, class_members, draw_shots, from_file_list, set_aside
 from pretrain.errors import InputError
 
@@ -107,11 +104,3 @@ def test_split_file_with_a_name_that_two_images_have_is_refused(tmp_path):
     (tmp_path / "list.txt").write_text("0.jpg\n")
     with pytest.raises(InputError, match=r"names 0\.jpg, which 2 images of the data set are called"):
         from_file_list(tmp_path / "list.txt", ["cat/0.jpg", "dog/0.jpg"])
-
-
-def test_split_file_with_one_class_only_is_refused(tmp_path):
-    (tmp_path / "list.txt").write_text("0.jpg\n1.jpg\n")
-    images = SimpleNamespace(labels=np.array([0, 0, 1]), paths=["0.jpg", "1.jpg", "2.jpg"])
-    data = LabelledData(images, images, augment=None, plain=None)
-    with pytest.raises(InputError, match="names images of one class only"):
-        data.labelled_rows(1.0, str(tmp_path / "list.txt"), seed=0)

@@ -1,0 +1,123 @@
+"""Labelled rows, split files and class names, on real folders of image files."""
+
+import shutil
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from lowshot.config import get_cfg
+from lowshot.inputs import feature_sets, labelled_data
+from lowshot.labelled_data import LabelledData, file_names, search_split
+from pretrain.errors import InputError
+from pretrain.images import ArrayImages, build_dataset
+from pretrain.views import eval_transform
+
+VIEW = eval_transform("digits", 16)
+CLASSES = ("ant", "bee", "cat")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """train/ and val/ with four images of each of three classes, and lists of them."""
+    for split in ("train", "val"):
+        lines = []
+        for number, name in enumerate(CLASSES):
+            (tmp_path / split / name).mkdir(parents=True)
+            for index in range(4):
+                file = f"{split}/{name}/{name}_{split}{index}.jpeg"
+                PIL.Image.new("RGB", (16, 16), (80 * number, 20 * index, 0)).save(tmp_path / file)
+                lines.append(f"{file} {name}\n")
+        (tmp_path / f"{split}.txt").write_text("".join(lines))
+    return tmp_path
+
+
+def settings(folder, name="imagefolder"):
+    cfg = get_cfg()
+    cfg.DATASETS.NAME, cfg.DATASETS.ROOT, cfg.INPUT.IMAGE_SIZE = name, str(folder), 16
+    cfg.DATASETS.TRAIN_LIST, cfg.DATASETS.TEST_LIST = str(folder / "train.txt"), str(folder / "val.txt")
+    cfg.FEATURES.CACHE, cfg.FEATURES.WORKERS = str(folder / "cache"), 0
+    return cfg
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "filelist"])
+def test_split_file_finds_its_images_by_name(folder, name):
+    data = labelled_data(settings(folder, name), workers=0)
+    listing = folder / "10percent.txt"
+    listing.write_text("cat_train2.jpeg\nant_train1.jpeg\n")
+    rows = data.labelled_rows(0.1, str(listing), 0)
+    assert rows.tolist() == [1, 10]
+    assert data.train.labels[rows].tolist() == [0, 2]
+
+
+def test_split_file_finds_its_images_in_a_long_tail(folder):
+    cfg = settings(folder)
+    cfg.DATASETS.LONG_TAIL = 0.25
+    data = labelled_data(cfg, workers=0)
+    names = file_names(data.train)
+    assert len(names) == len(data.train) < 12
+    assert all(CLASSES[label] in name for name, label in zip(names, data.train.labels, strict=True))
+    listing = folder / "list.txt"
+    listing.write_text("".join(name.rpartition("/")[2] + "\n" for name in names))
+    assert data.labelled_rows(0.1, str(listing), 0).tolist() == list(range(len(names)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ant_train0.jpeg\ndog_train0.jpeg\n", r"names 1 of 2 images that the data set lacks, first dog_train0\.jpeg"),
+        ("ant_train0.jpeg\nant_train1.jpeg\n", "names images of one class only"),
+        ("\n", "is empty"),
+    ],
+)
+def test_unusable_split_file_is_refused(folder, text, message):
+    (folder / "list.txt").write_text(text)
+    with pytest.raises(InputError, match=message):
+        labelled_data(settings(folder), workers=0).labelled_rows(0.1, str(folder / "list.txt"), 0)
+
+
+def test_split_file_needs_files():
+    images = ArrayImages(np.zeros((4, 16, 16, 3), np.uint8), [0, 1, 0, 1], ["a", "b"])
+    assert file_names(images) is None
+    with pytest.raises(InputError, match="a split file needs a data set of image files"):
+        LabelledData(images, images, VIEW, VIEW).labelled_rows(0.1, "list.txt", 0)
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "filelist"])
+def test_class_that_only_one_split_has_is_refused_as_it_shifts_the_others(folder, name):
+    shutil.rmtree(folder / "val" / "ant")
+    listing = folder / "val.txt"
+    listing.write_text("".join(line for line in listing.read_text().splitlines(True) if " ant" not in line))
+    for build in (lambda cfg: labelled_data(cfg, 0), lambda cfg: feature_sets(cfg, None)):
+        with pytest.raises(InputError, match="class 0 is 'ant' in the training images and 'bee' in the test images"):
+            build(settings(folder, name))
+
+
+def test_classes_may_be_missing_at_the_end_of_the_test_set(folder):
+    shutil.rmtree(folder / "val" / "cat")
+    train, test = feature_sets(settings(folder), None)
+    assert (train.num_classes, test.num_classes) == (3, 2)
+    assert len(labelled_data(settings(folder), 0).test) == 8
+
+
+def test_labels_that_do_not_fit_are_refused():
+    one_class = ArrayImages(np.zeros((3, 16, 16, 3), np.uint8), [1, 1, 1], ["a", "b"])
+    with pytest.raises(InputError, match="one class only"):
+        LabelledData(one_class, one_class, VIEW, VIEW)
+    two = ArrayImages(np.zeros((4, 16, 16, 3), np.uint8), [0, 1, 0, 1], ["a", "b"])
+    more = ArrayImages(np.zeros((3, 16, 16, 3), np.uint8), [0, 1, 2], ["a", "b", "c"])
+    with pytest.raises(InputError, match="classes that the training images lack"):
+        LabelledData(two, more, VIEW, VIEW)
+
+
+def test_search_split_is_disjoint_and_holds_out_every_class():
+    labels = np.repeat(np.arange(5), 20)
+    rows = np.arange(0, 100, 2)
+    fitted, held = search_split(labels, rows, 0)
+    assert sorted([*fitted, *held]) == rows.tolist()
+    assert np.bincount(labels[held]).tolist() == [2] * 5
+
+
+def test_file_names_are_text_in_the_order_of_the_data_set(folder):
+    names = file_names(build_dataset("imagefolder", folder, "val"))
+    assert names[5] == str(folder / "val" / "bee" / "bee_val1.jpeg")
