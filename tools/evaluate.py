@@ -2,13 +2,19 @@
 
     python tools/evaluate.py --weights outputs/momentum2 outputs/random --suite configs/suites/quick.yaml
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run
-    python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --partition gpu
+    python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --sbatch partition=gpu
 
 Records of all tasks go to OUTPUT/results.jsonl, the page to OUTPUT/report.html. Exit code 1 when a task failed.
+Stopped or killed, the same command goes on where it was.
+
+--slurm submits one job a task through submitit (pip install ".[slurm]"), waits for all, makes the page; run again, it
+finds the jobs that are still queued. It is tested with submitit's submission files and stand-ins for Slurm's programs,
+and has not met a cluster: look at --dry-run, and at one task, first.
 """
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +23,9 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pretrain.console import run_tool, say, table
+from pretrain.errors import InputError
 from transfer.suite import PIXELS, ROOT, Job, load_suite, plan
+from transfer.suite_lock import alone
 from transfer.suite_run import Outcome, full_command, run_local
 from transfer.suite_slurm import run_slurm
 
@@ -34,36 +42,45 @@ def main(args: argparse.Namespace) -> None:
     jobs = plan(suite, weights, output)
     if (left_out := len(suite.tasks) * len(set(weights)) - len(jobs)) > 0:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
-    gpus = args.gpus if args.gpus is not None else _gpus()
+    gpus = _gpus(args)
     if args.dry_run:
         show_plan(jobs, gpus)
         return
-    output.mkdir(parents=True, exist_ok=True)
-    if args.slurm:
-        options = {"slurm_partition": args.partition} if args.partition else {}
-        outcomes = run_slurm(jobs, output, gpus=gpus, options=options)
-    else:
-        outcomes = run_local(jobs, parallel=args.jobs, gpus=gpus)
-    show_outcomes(outcomes)
-    reported = report(output, jobs, weights)
+    options = _sbatch_options(args)
+    with alone(output) as lock:
+        if args.slurm:
+            outcomes = run_slurm(jobs, output, gpus=gpus, options=options)
+        else:
+            outcomes = run_local(jobs, parallel=args.jobs, gpus=gpus, lock=lock)
+        show_outcomes(outcomes)
+        reported = report(output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
 
 
 def show_plan(jobs: Sequence[Job], gpus: int) -> None:
-    """Every job with its state, its command and its expected cost; measured times replace the suite's guess."""
+    """Every job with its state, its command and its expected cost; measured times replace the suite's figures."""
     rows, total = [], 0.0
     for job in jobs:
-        state, measured = job.state(), 0.0
-        if state.get("exit_code") == 0 and "seconds" in state:
-            measured = float(state["seconds"]) * max(1, gpus if job.task.distributed else 1) / 3600
-        hours = 0.0 if job.done() else measured or job.task.gpu_hours
+        hours, source = expected_hours(job, gpus)
         total += hours
-        rows.append([job.title, "done" if job.done() else "to do", f"{hours:.2f}", " ".join(job.task.needs)])
-    table("plan", ["task", "state", "GPU hours", "after"], rows)
+        rows.append([job.title, "done" if job.done() else "to do", f"{hours:.2f}", source, " ".join(job.task.needs)])
+    table("plan", ["task", "state", "GPU hours", "from", "after"], rows)
     for job in jobs:
-        say(f"{job.title}\n  $ {' '.join(['python', *full_command(job, gpus)[1:]])}")
-    say(f"{sum(not job.done() for job in jobs)} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected")
+        say(f"{job.title}\n  $ {shlex.join(['python', *full_command(job, gpus)[1:]])}")
+    wall = f", {total / gpus:.1f} hours on {gpus} GPUs" if gpus > 1 else ""
+    to_do = sum(not job.done() for job in jobs)
+    say(f"{to_do} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected{wall}; the suite's header says whence")
+
+
+def expected_hours(job: Job, gpus: int) -> tuple[float, str]:
+    """What is still to be spent on a job, and where that figure comes from."""
+    if job.done():
+        return 0.0, ""
+    state = job.state()
+    if state.get("exit_code") == 0 and "seconds" in state:
+        return float(state["seconds"]) * max(1, gpus if job.task.distributed else 1) / 3600, "measured"
+    return job.task.gpu_hours, "suite" if job.task.gpu_hours else ""
 
 
 def show_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -87,13 +104,32 @@ def report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
 
 
 def _from_root(path: str) -> Path:
-    return Path(os.path.relpath(path, ROOT))
+    """The path as seen from the repository, where tasks run: relative inside of it, absolute outside."""
+    whole = Path(os.path.abspath(path))
+    return whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else whole
 
 
-def _gpus() -> int:
+def _gpus(args: argparse.Namespace) -> int:
+    if args.gpus is not None:
+        return int(args.gpus)
+    if args.slurm:
+        raise InputError("expected --gpus N with --slurm (GPUs of a node): the machine that submits often has none")
     import torch
 
     return torch.cuda.device_count()
+
+
+def _sbatch_options(args: argparse.Namespace) -> dict[str, str]:
+    options = dict(word.partition("=")[::2] for word in args.sbatch)
+    if wrong := [key for key, value in options.items() if not key or not value]:
+        raise InputError(f"expected --sbatch KEY=VALUE, found {wrong[0]!r} without a value; for example partition=gpu")
+    return options
+
+
+def _positive(text: str) -> int:
+    if _count(text) == 0:
+        raise argparse.ArgumentTypeError("expected at least 1, found 0")
+    return int(text)
 
 
 def _count(text: str) -> int:
@@ -111,8 +147,14 @@ if __name__ == "__main__":
     )
     parser.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan with the expected GPU hours")
-    parser.add_argument("--jobs", type=_count, default=1, help="tasks at a time on this machine (default: 1)")
-    parser.add_argument("--gpus", type=_count, help="GPUs to use, for each job on Slurm (default: those found)")
-    parser.add_argument("--slurm", action="store_true", help="one Slurm job a task (needs submitit)")
-    parser.add_argument("--partition", help="Slurm partition")
+    parser.add_argument("--jobs", type=_positive, default=1, help="tasks at a time on this machine (default: 1)")
+    parser.add_argument("--gpus", type=_count, help="GPUs to use; with --slurm those of a node (default: those found)")
+    parser.add_argument("--slurm", action="store_true", help="one Slurm job a task, through submitit")
+    parser.add_argument(
+        "--sbatch",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="options of sbatch: partition=gpu account=a mem=64G",
+    )
     sys.exit(run_tool(parser, main))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pretrain.console import Stopped, say, stop_signals
 from transfer.suite import ROOT, Job
+from transfer.suite_lock import end_with_parent
 
 AGAIN = "finished tasks are kept; run the same command again to go on"
 
@@ -41,9 +42,14 @@ def full_command(job: Job, gpus: int) -> list[str]:
     return [sys.executable, *job.command]
 
 
-def start(job: Job, gpus: int, device: int | None = None) -> subprocess.Popen[bytes]:
-    """Start a job's process with its output in ``job.log``; ``device`` shows it one GPU only."""
-    job.folder.mkdir(parents=True, exist_ok=True)
+def start(job: Job, gpus: int, device: int | None = None, lock: int | None = None) -> subprocess.Popen[bytes]:
+    """Start a job's process with its output in ``job.log``.
+
+    Args:
+        device: shows it this one GPU only.
+        lock: descriptor of the suite's lock (``suite_lock.alone``), which it holds until its own end.
+    """
+    job.remember()  # forgets an earlier end
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
@@ -53,8 +59,9 @@ def start(job: Job, gpus: int, device: int | None = None) -> subprocess.Popen[by
         log.flush()
         # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            pass_fds=() if lock is None else (lock,), preexec_fn=end_with_parent(),
+        )  # fmt: skip
 
 
 def execute(job: Job, gpus: int) -> None:
@@ -64,14 +71,16 @@ def execute(job: Job, gpus: int) -> None:
         RuntimeError: the task failed; so Slurm starts nothing that depends on it.
     """
     began = time.time()
-    code = start(job, gpus).wait()
-    job.remember(exit_code=code, seconds=round(time.time() - began, 1))
-    if code:
-        raise RuntimeError(f"{job.title}: exit code {code}, see {job.log}")
+    outcome = _ended(job, start(job, gpus).wait(), time.time() - began)
+    if not outcome.well:
+        raise RuntimeError(f"{job.title}: {outcome.note}, see {job.log}")
 
 
-def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0) -> list[Outcome]:
+def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0, lock: int | None = None) -> list[Outcome]:
     """Run jobs as processes of this machine, at most ``parallel`` at a time, each with its own GPU where there are.
+
+    Args:
+        lock: descriptor of the suite's lock, for the tasks to inherit.
 
     Raises:
         Stopped: Ctrl-C or SIGTERM; the running tasks got it too and had time to save.
@@ -93,7 +102,7 @@ def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0) -> list[
                     if job := _next(waiting, outcomes):
                         say(f"{job.title}: running, output in {job.log}")
                         device = slot % gpus if parallel > 1 and gpus else None
-                        running[slot] = (job, start(job, 1 if parallel > 1 else gpus, device), time.time())
+                        running[slot] = (job, start(job, 1 if parallel > 1 else gpus, device, lock), time.time())
                 time.sleep(0.05)
         finally:
             _end(process for _, process, _ in running.values())
@@ -119,13 +128,23 @@ def _next(waiting: list[Job], outcomes: dict[str, Outcome]) -> Job | None:
 
 
 def _ended(job: Job, code: int, seconds: float) -> Outcome:
-    job.remember(exit_code=code, seconds=round(seconds, 1))
+    """Remember how a job ended, and say it."""
     if code == 0:
+        job.remember(exit_code=0, seconds=round(seconds, 1))
         say(f"{job.title}: done in {seconds:.0f} s")
         return Outcome(job, "done", seconds)
-    note = f"exit code {code}: {last_line(job.log)}"
+    note = f"{how_it_ended(code)}: {last_line(job.log)}"
+    job.remember(exit_code=code, seconds=round(seconds, 1), note=note)
     say(f"{job.title}: FAILED, {note} (all of it in {job.log})")
     return Outcome(job, "failed", seconds, note)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words; a negative one is the signal that ended the process."""
+    if code >= 0:
+        return f"exit code {code}"
+    why = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"ended by {signal.Signals(-code).name}{why}"
 
 
 def last_line(log: Path) -> str:

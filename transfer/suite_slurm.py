@@ -1,4 +1,8 @@
-"""Run the jobs of a suite on Slurm through submitit: one Slurm job a task, with dependencies."""
+"""Run the jobs of a suite on Slurm through submitit: one Slurm job a task, with dependencies.
+
+Tested with submitit's own submission files against stand-ins for sbatch, sacct and srun, and with its local executor;
+no Slurm cluster has run it yet.
+"""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +12,7 @@ from typing import Any
 from pretrain.console import Stopped, say, stop_signals
 from pretrain.errors import InputError
 from pretrain.files import write_text
-from transfer.suite import Job
+from transfer.suite import ROOT, Job
 from transfer.suite_run import AGAIN, Outcome, execute, last_line
 
 #: Remembered for a job that was not started because a needed one had failed.
@@ -16,12 +20,12 @@ NOT_RUN = -1
 
 
 def run_slurm(
-    jobs: Sequence[Job], output: Path, *, gpus: int, options: dict[str, Any], cluster: str = "slurm", poll: float = 15.0
+    jobs: Sequence[Job], output: Path, *, gpus: int, options: dict[str, str], cluster: str = "slurm", poll: float = 15.0
 ) -> list[Outcome]:
     """One Slurm job a task through submitit, with dependencies; waits for all, and finds those of an earlier call.
 
     Args:
-        options: further parameters of submitit's executor, for example ``slurm_partition``.
+        options: further options of sbatch, for example ``{"partition": "gpu", "account": "vision"}``.
         cluster: submitit's executor; ``local`` runs the same path without Slurm.
 
     Raises:
@@ -62,22 +66,22 @@ def _submitit() -> Any:
     return submitit
 
 
-def _parameters(job: Job, gpus: int, options: dict[str, Any], handles: dict[str, Any], cluster: str) -> dict[str, Any]:
+def _parameters(job: Job, gpus: int, options: dict[str, str], handles: dict[str, Any], cluster: str) -> dict[str, Any]:
+    """What submitit's executor is told: the task's own needs, the user's options, and the jobs to wait for."""
     asked = gpus if job.task.distributed else min(gpus, 1)
-    parameters = {
+    parameters: dict[str, Any] = {
         "name": f"{job.weights}-{job.task.name}"[:60],
         "timeout_min": job.task.minutes,
         "cpus_per_task": job.task.cpus,
-        "gpus_per_node": asked,
-        **options,
     }
-    before = [handles[need.title].job_id for need in job.needs if need.title in handles]
-    if before and cluster == "slurm":
-        parameters["slurm_additional_parameters"] = {
-            "dependency": "afterok:" + ":".join(before),
-            "kill-on-invalid-dep": "yes",
-        }
-    return parameters
+    if asked:
+        parameters["gpus_per_node"] = asked
+    if cluster != "slurm":
+        return parameters
+    more = {"chdir": str(ROOT), **options}  # from where the job finds this package, and the task its config
+    if before := [handles[need.title].job_id for need in job.needs if need.title in handles]:
+        more |= {"dependency": "afterok:" + ":".join(before), "kill-on-invalid-dep": "yes"}
+    return {**parameters, "slurm_additional_parameters": more}
 
 
 def _after(job: Job, gpus: int) -> None:
@@ -85,7 +89,7 @@ def _after(job: Job, gpus: int) -> None:
     while not all("exit_code" in need.state() for need in job.needs):
         time.sleep(0.1)
     if any(need.state()["exit_code"] for need in job.needs):
-        job.remember(exit_code=NOT_RUN)
+        job.remember(exit_code=NOT_RUN, note="a needed task did not end well")
         raise RuntimeError(f"{job.title}: a needed task did not end well")
     execute(job, gpus)
 
@@ -112,7 +116,5 @@ def _slurm_outcome(job: Job, handle: Any, outcomes: dict[str, Outcome]) -> Outco
     code = state.get("exit_code")
     if code == 0:
         return Outcome(job, "done", float(state.get("seconds", 0)))
-    note = (
-        f"exit code {code}: {last_line(job.log)}" if code is not None else f"Slurm job {handle.job_id}: {handle.state}"
-    )
+    note = state.get("note") or f"Slurm job {handle.job_id} ended without a word: {handle.state}; {last_line(job.log)}"
     return Outcome(job, "failed", float(state.get("seconds", 0)), note)

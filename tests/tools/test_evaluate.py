@@ -32,13 +32,15 @@ def evaluate(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A suite whose first of two tasks fails, a checkpoint, and the output folder."""
+    tmp_path = tmp_path / "a folder"  # with a space
+    tmp_path.mkdir()
     record = make_record("knn/k=20", "top1", 50.0, checkpoint={"name": "", "sha256": ""})
     tool, weights, suite = tmp_path / "tool.py", tmp_path / "momentum2.pt", tmp_path / "suite.yaml"
     tool.write_text(f"RECORD = {json.dumps(record)!r}\n{TOOL}", encoding="utf-8")
     weights.write_text("weights", encoding="utf-8")
     tasks = [
-        {"name": "broken", "command": f"{tool} {{results}} {{weights}} fail", "gpu_hours": 1.5},
-        {"name": "whole", "command": f"{tool} {{results}} {{weights}} go", "gpu_hours": 2.0},
+        {"name": "broken", "command": f"'{tool}' {{results}} {{weights}} fail", "gpu_hours": 1.5},
+        {"name": "whole", "command": f"'{tool}' {{results}} {{weights}} go", "gpu_hours": 2.0},
     ]
     suite.write_text(yaml.safe_dump({"name": "two", "tasks": tasks}), encoding="utf-8")
     return suite, weights, tmp_path / "out"
@@ -60,12 +62,25 @@ def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):
     assert ended.returncode == 0, ended.stderr
     assert "2 of 2 tasks to do, 3.5 GPU hours expected" in ended.stdout
     assert "$ python " in ended.stdout
-    assert "results.jsonl" in ended.stdout
+    assert f"'{output}/results.jsonl'" in ended.stdout  # quoted: the line can be typed
     assert not output.exists()
 
 
-def test_a_missing_suite_is_one_line_and_exit_code_2(tmp_path: Path):
-    ended = evaluate("--suite", str(tmp_path / "none.yaml"), "--weights", "pixels", "--dry-run")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--suite", "none.yaml"), "error: suite not found: none.yaml; configs/suites holds full.yaml"),
+        (("--suite", "configs/suites/smoke.yaml", "--slurm"), "error: expected --gpus N with --slurm"),
+        (
+            ("--suite", "configs/suites/smoke.yaml", "--slurm", "--gpus", "8", "--sbatch", "gpu"),
+            "error: expected --sbatch KEY=VALUE, found 'gpu' without a value",
+        ),
+        (("--suite", "configs/suites/smoke.yaml", "--jobs", "0"), "argument --jobs: expected at least 1, found 0"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], message: str):
+    ended = evaluate("--weights", "pixels", "--output", str(tmp_path / "out"), *words)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: suite not found")
+    assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "out").exists()

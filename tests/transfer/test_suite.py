@@ -1,6 +1,5 @@
 """Suites: plans from YAML, refusals, what is done stays done, a failure stops only what needs it, kill and resume."""
 
-import json
 import os
 import signal
 import sys
@@ -9,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 import lowshot.config
 import transfer.config
@@ -19,55 +17,21 @@ from pretrain.config import load_config
 from pretrain.console import Stopped
 from pretrain.errors import InputError
 from pretrain.files import weights_name
+from tests.transfer.suite_files import words, write_suite, write_weights
 from transfer.report.reference import load_tables, published
 from transfer.report.tables import DETECTION
 from transfer.suite import ROOT, load_suite, plan
 from transfer.suite_run import full_command, last_line, run_local
-from transfer.suite_slurm import run_slurm
-
-#: Writes its words to {results}, unless told to fail or to sleep.
-SCRIPT = """
-import sys, time, pathlib
-results, word = sys.argv[1:3]
-if word == "fail":
-    print("boom: no such thing")
-    sys.exit(3)
-if word == "sleep":
-    pathlib.Path(results).with_name("sleeping").touch()
-    time.sleep(30)
-with open(results, "a") as stream:
-    stream.write(word + "\\n")
-"""
 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> list[str]:
-    """Two checkpoint files of a byte each: a plan hashes them and opens none."""
-    paths = [tmp_path / "momentum2.pt", tmp_path / "random.pt"]
-    for path in paths:
-        path.write_text(path.name, encoding="utf-8")
-    return [str(path) for path in paths]
-
-
-def suite(tmp_path: Path, *tasks: dict, **changes) -> Path:
-    script = tmp_path / "tool.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    made = []
-    for index, task in enumerate(tasks):
-        word = task.pop("word", f"word{index}")
-        made.append({"name": f"task{index}", "command": f"{script} {{results}} {word}", **task})
-    path = tmp_path / "suite.yaml"
-    path.write_text(yaml.safe_dump({"name": "test", "tasks": made, **changes}), encoding="utf-8")
-    return path
-
-
-def words(output: Path) -> list[str]:
-    return (output / "results.jsonl").read_text(encoding="utf-8").split()
+    return write_weights(tmp_path)
 
 
 def test_every_task_runs_for_every_checkpoint_in_order(tmp_path: Path, weights):
     output = tmp_path / "out"
-    jobs = plan(load_suite(suite(tmp_path, {}, {"needs": ["task0"]})), weights, output)
+    jobs = plan(load_suite(write_suite(tmp_path, {}, {"needs": ["task0"]})), weights, output)
     assert [job.title for job in jobs] == ["momentum2: task0", "momentum2: task1", "random: task0", "random: task1"]
     assert [outcome.status for outcome in run_local(jobs)] == ["done"] * 4
     assert words(output) == ["word0", "word1", "word0", "word1"]
@@ -75,7 +39,7 @@ def test_every_task_runs_for_every_checkpoint_in_order(tmp_path: Path, weights):
 
 
 def test_what_is_done_is_skipped_and_a_changed_checkpoint_is_not(tmp_path: Path, weights):
-    output, path = tmp_path / "out", suite(tmp_path, {})
+    output, path = tmp_path / "out", write_suite(tmp_path, {})
     run_local(plan(load_suite(path), weights, output))
     Path(weights[1]).write_text("other weights", encoding="utf-8")
     outcomes = run_local(plan(load_suite(path), weights, output))
@@ -87,7 +51,7 @@ def test_a_changed_config_file_or_its_base_runs_again(tmp_path: Path, weights):
     base, config = tmp_path / "base.yaml", tmp_path / "config.yaml"
     base.write_text("A: 1\n", encoding="utf-8")
     config.write_text("_BASE_: base.yaml\n", encoding="utf-8")
-    path = suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} {{results}} word --config {config}"})
+    path = write_suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} {{results}} word --config {config}"})
     keys = []
     for text in ("A: 1\n", "A: 1\n", "A: 2\n"):
         base.write_text(text, encoding="utf-8")
@@ -96,14 +60,14 @@ def test_a_changed_config_file_or_its_base_runs_again(tmp_path: Path, weights):
 
 
 def test_deleted_records_are_made_again(tmp_path: Path, weights):
-    output, path = tmp_path / "out", suite(tmp_path, {})
+    output, path = tmp_path / "out", write_suite(tmp_path, {})
     run_local(plan(load_suite(path), weights[:1], output))
     (output / "results.jsonl").unlink()
     assert [o.status for o in run_local(plan(load_suite(path), weights[:1], output))] == ["done"]
 
 
 def test_a_failing_task_stops_only_what_needs_it(tmp_path: Path, weights):
-    path = suite(tmp_path, {"word": "fail"}, {"needs": "task0"}, {})
+    path = write_suite(tmp_path, {"word": "fail"}, {"needs": "task0"}, {})
     outcomes = run_local(plan(load_suite(path), weights, tmp_path / "out"))
     assert [outcome.status for outcome in outcomes] == ["failed", "not run", "done"] * 2
     assert outcomes[0].note == "exit code 3: boom: no such thing"
@@ -112,7 +76,7 @@ def test_a_failing_task_stops_only_what_needs_it(tmp_path: Path, weights):
 
 
 def test_a_failed_task_is_tried_again(tmp_path: Path, weights):
-    path = suite(tmp_path, {"word": "fail"})
+    path = write_suite(tmp_path, {"word": "fail"})
     for _ in range(2):
         assert run_local(plan(load_suite(path), weights[:1], tmp_path / "out"))[0].status == "failed"
     assert plan(load_suite(path), weights[:1], tmp_path / "out")[0].log.read_text().count("boom") == 2
@@ -120,7 +84,7 @@ def test_a_failed_task_is_tried_again(tmp_path: Path, weights):
 
 def test_parallel_jobs_run_at_the_same_time_and_respect_needs(tmp_path: Path, weights):
     output = tmp_path / "out"
-    jobs = plan(load_suite(suite(tmp_path, {}, {"needs": "task0"}, {})), weights, output)
+    jobs = plan(load_suite(write_suite(tmp_path, {}, {"needs": "task0"}, {})), weights, output)
     assert all(outcome.well for outcome in run_local(jobs, parallel=3))
     ends = {job.title: (job.folder / "suite_state.json").stat().st_mtime_ns for job in jobs}
     assert ends["momentum2: task0"] < ends["momentum2: task1"]
@@ -128,7 +92,7 @@ def test_parallel_jobs_run_at_the_same_time_and_respect_needs(tmp_path: Path, we
 
 
 def test_stopped_by_a_signal_ends_the_running_task_and_goes_on_later(tmp_path: Path, weights):
-    output, path = tmp_path / "out", suite(tmp_path, {}, {"word": "sleep"})
+    output, path = tmp_path / "out", write_suite(tmp_path, {}, {"word": "sleep"})
     output.mkdir()
 
     def kill_when_sleeping() -> None:
@@ -149,13 +113,13 @@ def test_stopped_by_a_signal_ends_the_running_task_and_goes_on_later(tmp_path: P
 
 
 def test_distributed_tasks_run_under_torchrun_only_on_several_gpus(tmp_path: Path, weights):
-    (job,) = plan(load_suite(suite(tmp_path, {"distributed": True})), weights[:1], tmp_path / "out")
+    (job,) = plan(load_suite(write_suite(tmp_path, {"distributed": True})), weights[:1], tmp_path / "out")
     assert full_command(job, 1)[:2] == [sys.executable, job.command[0]]
     assert full_command(job, 8)[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8"]
 
 
 def test_pixels_leave_out_what_needs_converted_weights(tmp_path: Path):
-    path = suite(
+    path = write_suite(
         tmp_path,
         {"command": f"{tmp_path / 'tool.py'} {{weights}} {{converted}}"},
         {"needs": "task0"},
@@ -176,12 +140,12 @@ def test_pixels_leave_out_what_needs_converted_weights(tmp_path: Path):
 )
 def test_a_wrong_task_is_refused_by_name(tmp_path: Path, task: dict, message: str):
     with pytest.raises(InputError, match=message):
-        load_suite(suite(tmp_path, task))
+        load_suite(write_suite(tmp_path, task))
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match="task 2: expected a new name"):
-        load_suite(suite(tmp_path, {"name": "same"}, {"name": "same"}))
+        load_suite(write_suite(tmp_path, {"name": "same"}, {"name": "same"}))
 
 
 @pytest.mark.parametrize("text", ["tasks: []", "[1]", "tasks: {a: 1}", "a: [1"])
@@ -198,7 +162,7 @@ def test_a_missing_suite_names_those_that_are_there(tmp_path: Path):
 
 
 def test_missing_weights_and_equal_names_are_refused(tmp_path: Path, weights):
-    path = suite(tmp_path, {})
+    path = write_suite(tmp_path, {})
     with pytest.raises(InputError, match="checkpoint"):
         plan(load_suite(path), [str(tmp_path / "nowhere.pt")], tmp_path / "out")
     (tmp_path / "other").mkdir()
@@ -208,7 +172,7 @@ def test_missing_weights_and_equal_names_are_refused(tmp_path: Path, weights):
 
 
 def test_a_missing_config_file_is_refused_before_anything_runs(tmp_path: Path, weights):
-    path = suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} --config configs/nowhere.yaml"})
+    path = write_suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} --config configs/nowhere.yaml"})
     with pytest.raises(InputError, match=r"config not found: configs/nowhere\.yaml"):
         plan(load_suite(path), weights, tmp_path / "out")
 
@@ -228,22 +192,8 @@ def test_shipped_suites_name_files_that_are_there(path: Path, tmp_path: Path, we
     assert shipped.name == path.stem
 
 
-def test_slurm_path_runs_needs_first_and_tells_failures(tmp_path: Path, weights):
-    pytest.importorskip("submitit", reason="submitit is the extra 'slurm': pip install 'momentum-transfer[slurm]'")
-    output, path = tmp_path / "out", suite(tmp_path, {}, {"needs": "task0"}, {"word": "fail"}, {"needs": "task2"})
-    jobs = plan(load_suite(path), weights[:1], output)
-    outcomes = run_slurm(jobs, output, gpus=0, options={}, cluster="local", poll=0.1)
-    assert [outcome.status for outcome in outcomes] == ["done", "done", "failed", "not run"]
-    assert words(output) == ["word0", "word1"]
-    again = run_slurm(
-        plan(load_suite(path), weights[:1], output), output, gpus=0, options={}, cluster="local", poll=0.1
-    )
-    assert [outcome.status for outcome in again] == ["done before", "done before", "failed", "not run"]
-    assert json.loads((jobs[0].folder / "suite_state.json").read_text())["exit_code"] == 0
-
-
 def test_converted_weights_keep_the_checkpoints_name_in_results(tmp_path: Path, weights):
-    path = suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} {{weights}} {{converted}}"})
+    path = write_suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} {{weights}} {{converted}}"})
     for job in plan(load_suite(path), weights, tmp_path / "out"):
         assert weights_name(job.command[1]) == weights_name(job.command[2]) == job.weights
 
