@@ -91,7 +91,7 @@ def _train(
         modules={"model": model},
         groups=[
             {"params": list(model.backbone.parameters()), "lr": rate * scale},
-            {"params": list(model.fc.parameters()), "lr": preset.head_rate[fraction > 0.01] * scale},
+            {"params": list(model.fc.parameters()), "lr": preset.rate_of_head(rate, fraction) * scale},
         ],
         schedule=schedule,
         total=steps_of(schedule.epochs, len(rows), batch),

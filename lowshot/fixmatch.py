@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lowshot.presets import FixMatchPreset
-from pretrain.backbones import ResNet, build_backbone
+from pretrain.backbones import Architecture, ResNet, build_backbone
 from pretrain.errors import InputError
 from pretrain.norms import FOLLOWS_STUDENT, Norm, check_norms, commit_pair, pair_norms, set_alpha
 from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
@@ -74,6 +74,16 @@ def check_preset(preset: FixMatchPreset, pretrained: bool) -> None:
         raise InputError(
             f"expected --weights scratch for a student that normalises with {preset.student}, found a checkpoint, "
             "whose weights were trained with batch normalisation; leave the weights out, or take BN or SyncBN"
+        )
+
+
+def check_image_size(preset: FixMatchPreset, architecture: Architecture, size: int) -> None:
+    """Raise :class:`InputError` where instance normalisation would find a single position in the last stage."""
+    stride = 32 if architecture.stem == "imagenet" else 8
+    if "IN" in (preset.student, preset.teacher) and size <= stride:
+        raise InputError(
+            f"expected images of more than {stride} px for instance normalisation, which needs several positions in "
+            f"every stage, found INPUT.IMAGE_SIZE {size}; raise it, or take the stem small (MODEL.STEM)"
         )
 
 

@@ -13,6 +13,7 @@ from lowshot.devices import device
 from lowshot.evaluations import Wanted
 from lowshot.features import StageFeatures, compute
 from lowshot.finetune import evaluate_finetune
+from lowshot.fixmatch import check_image_size
 from lowshot.fixmatch_run import evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
@@ -131,6 +132,7 @@ def fixmatch(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Ite
     """FixMatch and its teachers, see lowshot/fixmatch.py."""
     node, setting = cfg.FIXMATCH, image_settings.fixmatch_setting(cfg.FIXMATCH, pretrained=source is not None)
     data, build = inputs.labelled_data(cfg, node.WORKERS), inputs.backbone_builder(cfg, source)
+    check_image_size(setting.preset, build().architecture, cfg.INPUT.IMAGE_SIZE)
     views, protocol = WeakAndStrong(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE), image_settings.fixmatch_protocol(node)
     for trial in _trials(cfg, "FIXMATCH", protocol, setting.batch_size, data, source, wanted):
         found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, device())

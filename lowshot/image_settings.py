@@ -121,4 +121,7 @@ def fixmatch_protocol(node: CfgNode) -> str:
 
 
 def _lasting(schedule: presets.Schedule, epochs: float) -> presets.Schedule:
-    return replace(schedule, epochs=epochs) if epochs else schedule
+    """The schedule stretched to ``epochs`` (0: as it is); milestones and warm-up keep their share."""
+    if not epochs:
+        return schedule
+    return replace(schedule, epochs=epochs, warmup=schedule.warmup * epochs / schedule.epochs)

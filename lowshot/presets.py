@@ -62,13 +62,13 @@ class FinetunePreset:
 
     Attributes:
         learning_rates: of the backbone; more than one are searched on held-out labelled images.
-        head_rate: (up to 1 % of the labels, above) of the new classifier.
+        head_rate: (up to 1 % of the labels, above) of the new classifier; None for that of the backbone.
         epochs: (up to 1 % of the labels, above).
     """
 
     epochs: tuple[float, float]
     learning_rates: tuple[float, ...]
-    head_rate: tuple[float, float]
+    head_rate: tuple[float, float] | None
     batch_size: int
     shape: str = "cosine"
     milestones: tuple[float, ...] = ()
@@ -76,10 +76,14 @@ class FinetunePreset:
     def schedule(self, fraction: float) -> Schedule:
         return Schedule(self.epochs[fraction > 0.01], self.shape, self.milestones)
 
+    def rate_of_head(self, rate: float, fraction: float) -> float:
+        """The classifier's rate beside the backbone's ``rate``, when ``fraction`` of the labels is used."""
+        return rate if self.head_rate is None else self.head_rate[fraction > 0.01]
+
 
 FINETUNE = {
     # the paper names one rate for all; weight decay is not stated, none is used
-    "m2": FinetunePreset((20, 15), (0.08,), (0.08, 0.08), batch_size=1024),
+    "m2": FinetunePreset((20, 15), (0.08,), None, batch_size=1024),
     "eman": FinetunePreset((50, 50), (1e-4, 1e-3, 1e-2), (1.0, 0.1), 256, "step", (0.6, 0.8)),
 }
 

@@ -1,43 +1,111 @@
+"""Every config: its header agrees with the paper's table, and it runs, on a miniature of its data set."""
+
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
-from lowshot import knn, presets, svm
+from lowshot import inputs
 from lowshot.config import get_cfg
+from lowshot.evaluations import ON_FEATURES
+from lowshot.feature_set import FeatureSet
 from lowshot.image_evaluations import ON_IMAGES, percent
 from pretrain.config import load_config
 from pretrain.errors import InputError
-from pretrain.images import DATASETS
+from pretrain.images import DATASETS, ArrayImages
 
 ROOT = Path(__file__).resolve().parents[2]
-SMOKE = ROOT / "configs" / "smoke" / "lowshot_digits.yaml"
-CONFIGS = [*sorted((ROOT / "configs" / "lowshot").glob("*.yaml")), SMOKE]
+PAPERS = [path for path in sorted((ROOT / "configs" / "lowshot").glob("*.yaml")) if "base_" not in path.name]
+CONFIGS = [*PAPERS, *sorted((ROOT / "configs" / "smoke").glob("lowshot*_digits.yaml"))]
+PAPERS_WITH_TABLES = [path for path in PAPERS if re.match(r"(eman|momentum2)_table", path.name)]
+
+
+def header(path):
+    return "\n".join(line for line in path.read_text().splitlines() if line.startswith("#"))
+
+
+def command_of(path):
+    named = re.search(r"tools/lowshot.py (\w+) --config (\S+)", header(path))
+    assert named is not None
+    assert named[2] == path.relative_to(ROOT).as_posix()
+    return named[1]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_config_loads_and_names_what_exists(path):
-    cfg = load_config(get_cfg(), path)
-    assert cfg.DATASETS.NAME in (*DATASETS, "voc07")
-    assert cfg.LINEAR.PRESET in presets.LINEAR
-    assert cfg.FINETUNE.PRESET in presets.FINETUNE
-    assert cfg.FIXMATCH.PRESET in presets.FIXMATCH
-    assert cfg.FIXMATCH.SCHEDULE in presets.FIXMATCH_SCHEDULES
-    assert all(knn.preset(name).k for name in cfg.KNN.PRESETS)
-    svm.LowShot(cfg.SVM.PROTOCOL, tuple(cfg.SVM.SHOTS), cfg.SVM.DRAWS, tuple(cfg.SVM.COSTS), cfg.SVM.SELECT_C)
-
-
-@pytest.mark.parametrize("path", [path for path in CONFIGS if "base_" not in path.name], ids=lambda path: path.stem)
-def test_config_begins_with_paper_score_command_and_state(path):
-    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    text = "\n".join(header)
-    assert "arXiv" in text or "RCF" in text
-    command = re.search(r"tools/lowshot.py (\w+) --config (\S+)", text)
-    assert command is not None
-    assert command.group(2) == path.relative_to(ROOT).as_posix()
-    if path.parent.name == "lowshot":
+def test_header_names_paper_table_score_command_and_runtime(path):
+    text = header(path)
+    assert re.search(r"arXiv \d{4}\.\d{5}", text)
+    assert re.search(r"(table|figure)s? \d|sections? \d", text)
+    assert command_of(path) in (*ON_FEATURES, *ON_IMAGES)
+    if path in PAPERS:
         assert "# Expected:" in text
         assert "# Runtime:" in text
+
+
+def reference(path):
+    key, number = re.match(r"(eman|momentum2)_table(\d+)", path.name).groups()
+    return yaml.safe_load((ROOT / "configs" / "reference" / f"{key}_table_{int(number):02d}.yaml").read_text())
+
+
+@pytest.mark.parametrize("path", PAPERS_WITH_TABLES, ids=lambda path: path.stem)
+def test_expected_scores_are_those_of_the_papers_table(path):
+    expected = re.search(r"# Expected: (.*)", header(path))[1]
+    numbers = [float(number) for number in re.findall(r"(?<![=.\d] )\b\d+\.\d+\b", expected.replace("m = 0.9", ""))]
+    printed = {cell for row in reference(path)["rows"] for cell in row if isinstance(cell, float)}
+    assert numbers
+    assert set(numbers) <= printed
+
+
+def miniature(cfg, split):
+    """Three classes of 16 px images, 600 to train on: two a class are 1 %."""
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 200 if split == "TRAIN" else 2)
+    pictures = generator.integers(0, 80, (len(labels), 16, 16, 3)) + 50 * labels[:, None, None, None]
+    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b", "c"])
+
+
+def features(cfg, seed):
+    generator = np.random.default_rng(seed)
+    labels = np.arange(120) % 3
+    values = np.eye(3)[labels] @ np.random.default_rng(9).standard_normal((3, 8)) + generator.standard_normal((120, 8))
+    if cfg.SVM.PROTOCOL == "voc07":
+        labels = np.eye(3, dtype=np.int64)[labels]
+    return FeatureSet(values.astype(np.float32), labels, "miniature", "0" * 64)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_runs_on_a_miniature_and_records_what_the_table_asks_for(path, tmp_path, monkeypatch):
+    command, title = command_of(path), load_config(get_cfg(), path).DATASETS.TITLE
+    small = dict.fromkeys(("LINEAR.TRIALS", "FINETUNE.TRIALS", "FIXMATCH.TRIALS", "SVM.DRAWS", "FIXMATCH.STEPS"), 1)
+    small |= dict.fromkeys(("LINEAR.BATCH_SIZE", "FINETUNE.BATCH_SIZE", "FIXMATCH.BATCH_SIZE", "MODEL.WIDTH"), 4)
+    small |= dict.fromkeys(("LINEAR.WORKERS", "FINETUNE.WORKERS", "FIXMATCH.WORKERS"), 0)
+    small |= dict.fromkeys(("LINEAR.EPOCHS", "FINETUNE.EPOCHS"), 0.01)
+    small |= {"OUTPUT_DIR": tmp_path, "INPUT.IMAGE_SIZE": 16, "MODEL.ARCH": "resnet10", "MODEL.STEM": "small"}
+    small |= {"SVM.SHOTS": "[1]", "KNN.PRESETS": "['eman']", "FIXMATCH.UNLABELLED_RATIO": 1}
+    cfg = load_config(get_cfg(), path, [str(word) for pair in small.items() for word in pair])
+    assert cfg.DATASETS.NAME in (*DATASETS, "voc07")
+    if command in ON_IMAGES:
+        monkeypatch.setattr(inputs, "dataset", miniature)
+        units = list(ON_IMAGES[command](cfg, None, lambda *_: True))
+    else:
+        units = list(ON_FEATURES[command](cfg, features(cfg, 1), features(cfg, 2), lambda *_: True))
+    found = {(score.task, score.protocol, title) for unit in units for score in unit}
+    assert found
+    if path in PAPERS_WITH_TABLES:
+        assert found <= cells(reference(path))
+
+
+def cells(table):
+    """(task, protocol, data set) of every result that the paper's table holds."""
+    wanted = set()
+    for row in table["rows"]:
+        labels = {column["name"]: cell for column, cell in zip(table["columns"], row, strict=True)}
+        for column in table["columns"]:
+            if column["kind"] == "result":
+                wanted.add(tuple(str(column[key]).format_map(labels) for key in ("task", "protocol", "dataset")))
+    return wanted
 
 
 def test_defaults_are_the_papers():

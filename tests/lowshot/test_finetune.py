@@ -34,9 +34,10 @@ def build():
 def test_presets_are_those_of_the_papers():
     m2, eman = FINETUNE["m2"], FINETUNE["eman"]
     assert [m2.schedule(0.01), m2.schedule(0.1)] == [Schedule(20), Schedule(15)]
-    assert (m2.batch_size, m2.learning_rates, m2.head_rate) == (1024, (0.08,), (0.08, 0.08))
+    assert (m2.batch_size, m2.learning_rates, m2.rate_of_head(0.08, 0.1)) == (1024, (0.08,), 0.08)
     assert eman.schedule(0.01) == eman.schedule(0.1) == Schedule(50, "step", (0.6, 0.8))
-    assert (eman.batch_size, eman.learning_rates, eman.head_rate) == (256, (1e-4, 1e-3, 1e-2), (1.0, 0.1))
+    assert (eman.batch_size, eman.learning_rates) == (256, (1e-4, 1e-3, 1e-2))
+    assert [eman.rate_of_head(1e-3, fraction) for fraction in (0.01, 0.1)] == [1.0, 0.1]
 
 
 def test_finetuning_learns_and_takes_the_rate_that_does(tmp_path):
