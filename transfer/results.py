@@ -25,6 +25,9 @@ FORMAT = 1
 #: Keys that every record holds.
 REQUIRED = ("task", "metric", "value", "checkpoint")
 
+#: Characters of an unreadable line that its problem repeats.
+_EXCERPT = 240
+
 _PACKAGES = ("momentum-transfer", "torch", "torchvision", "scikit-learn", "pycocotools", "detectron2")
 
 
@@ -133,14 +136,19 @@ def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            problems.append(f"{path}:{number}: not JSON ({error.msg})")
+            problems.append(f"{path}:{number}: not JSON ({error.msg}): {_begun(line)}")
             continue
         problem = _problem(record)
         if problem:
-            problems.append(f"{path}:{number}: {problem}")
+            problems.append(f"{path}:{number}: {problem}: {_begun(line)}")
         else:
             records.append(record)
     return records, problems
+
+
+def _begun(line: str) -> str:
+    """A line as it stands in the file, shortened: what cannot be read is shown, not dropped."""
+    return line.strip() if len(line.strip()) <= _EXCERPT else f"{line.strip()[:_EXCERPT]}…"
 
 
 def _problem(record: Any) -> str | None:

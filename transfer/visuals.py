@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import colorsys
 import json
+import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as coco_mask
 
 from pretrain.files import atomic_path
@@ -26,20 +27,21 @@ MIN_SIDE = 256
 def draw_detections(data: DetectionData, results: Path, folder: Path, count: int) -> list[Path]:
     """Draw the detections on images of the data set, as PNG files in ``folder`` that replace those of an earlier run.
 
-    ``count`` images spread evenly over the data, the same for every detector, as ``<image file's stem>.png``; and the
-    ``count // 2`` on which this detector did best and worst (``transfer/image_quality.py``), with that word before.
+    ``count`` random images, the same for every detector, as ``<image file's stem>.png``; and the ``count // 2`` on
+    which this detector did best and worst (``transfer/image_quality.py``), with that word before.
     """
     images = sorted(data.load()["images"], key=lambda image: image["id"])
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for entry in json.loads(Path(results).read_text(encoding="utf-8")):
         if entry["score"] >= MIN_SCORE:
             found[entry["image_id"]].append(entry)
-    chosen = [("", images[index * len(images) // count]) for index in range(min(count, len(images)))] if count else []
+    sample = sorted(random.Random(0).sample(range(len(images)), min(count, len(images))))
+    chosen = [("", images[index]) for index in sample]
     by_id = {image["id"]: image for image in images}
     best, worst = best_and_worst(data, found, count // 2)
     chosen += [("best_", by_id[identity]) for identity in best] + [("worst_", by_id[identity]) for identity in worst]
     names = dict(zip(data.category_ids, data.classes, strict=True))
-    for old in [*folder.glob("best_*.png"), *folder.glob("worst_*.png")]:
+    for old in folder.glob("*.png"):
         old.unlink()
     written = []
     for prefix, image in chosen:
@@ -61,15 +63,24 @@ def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mappin
         if "segmentation" in entry:
             canvas = _tint(canvas, coco_mask.decode(entry["segmentation"]), _colour(entry["category_id"]))
     pen = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(size=max(13, min(canvas.size) // 18))
     for entry in ordered:
         x, y, width, height = (value * scale for value in entry["bbox"])
         colour = _colour(entry["category_id"])
         pen.rectangle((x, y, x + width, y + height), outline=colour, width=2)
         label = f"{names[entry['category_id']]} {entry['score']:.2f}"
-        corner = (x, max(0.0, y - 12))
-        pen.rectangle(pen.textbbox(corner, label), fill=colour)
-        pen.text(corner, label, fill=(0, 0, 0))
+        pen.font = font
+        _, _, right, bottom = pen.textbbox((0, 0), label)
+        corner = (max(0.0, min(x, canvas.width - right)), max(0.0, y - bottom - 1))
+        pen.rectangle(pen.textbbox(corner, label), fill=colour, outline=colour, width=2)
+        pen.text(corner, label, fill=_readable_on(colour))
     return canvas
+
+
+def _readable_on(colour: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Black or white, whichever stands out from a background (by its luma, ITU-R BT.601)."""
+    red, green, blue = colour
+    return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else (255, 255, 255)
 
 
 def _colour(category: int) -> tuple[int, int, int]:

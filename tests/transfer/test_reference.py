@@ -63,8 +63,8 @@ SPOTS = [
     ("eman", 8, ("BN", "EMAN"), "FixMatch", "", 69.2),
 ]
 
-#: (paper, table) to (how many numbers, their sum), added up from the papers' own text, in which every printed row was
-#: found again number by number; of EMAN's table 2 and RCF's table 3 with the cells that their notes take from elsewhere.
+#: (paper, table) to (how many numbers, their sum), added up from the papers' own text, in which every printed row
+#: was found again number by number; with the cells that the notes of EMAN 2 and RCF 3 take from other tables.
 SUMS = {
     ("eman", 1): (19, 1065.4),
     ("eman", 2): (102, 7542.1),

@@ -78,7 +78,28 @@ def test_values_that_are_no_numbers_are_told_and_not_averaged(value: float):
     broken["value"] = value
     results = aggregate([record("a", 60.0), broken])
     assert results.cells[SVM4]["a"].values == {0: 60.0}
-    assert results.notices == ["svm/k=4 of a: undefined on this data, so without a value: top1 (trial 1)"]
+    assert results.notices == [
+        "svm/k=4, imagenet/heldout: undefined on digits, so without a value: top1 of a (trial 1)"
+    ]
+
+
+def test_what_is_undefined_for_all_is_told_in_one_line_a_task():
+    records = [
+        record(name, math.nan, task="coco/bbox", metric=metric, protocol="fcos_1x", dataset="coco")
+        for metric in ("APl", "ARl")
+        for name in ("a", "b")
+    ]
+    assert aggregate(records).notices == [
+        "coco/bbox, fcos_1x: undefined on coco, so without a value: APl, ARl of a (trial 0), b (trial 0)"
+    ]
+
+
+def test_records_of_several_versions_of_a_package_are_told():
+    records = [record("a", 1.0), record("b", 2.0), record("c", 3.0)]
+    for one, version in zip(records, ("2.11.0", "2.14.1", "2.14.1"), strict=True):
+        one["versions"] = {"torch": version, "python": "3.11"}
+    (notice,) = aggregate(records).notices
+    assert notice == "the records were made with 2 versions of torch: 2.11.0 (1), 2.14.1 (2)"
 
 
 def test_baselines_stand_last_and_are_found_by_name():

@@ -120,7 +120,7 @@ def test_light_page_is_whole_at_1280_and_at_380_px_without_sideways_scroll(site,
         assert view["images"]
         assert view["unnamed"] == 0
         assert view["content"] <= view["width"], "the page scrolls sideways"
-        assert len(view["plots"]) == 3
+        assert len(view["plots"]) == 4
         assert all(100 < width <= view["width"] for width in view["plots"])
     assert seen["narrow"]["width"] <= 380
     assert brightness(seen["wide"]["paper"]) > 200 > 100 > brightness(seen["wide"]["ink"])

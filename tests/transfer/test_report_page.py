@@ -1,6 +1,7 @@
 """The page from fixed records: expected tables, one file, escaping, damaged input, size and time."""
 
 import csv
+import html
 import io
 import json
 import re
@@ -78,9 +79,11 @@ def test_trials_are_counted_in_the_cells_where_they_differ_and_else_in_the_capti
 
 def test_every_spread_says_over_what_it_is_and_what_clear_means():
     report = build(small_records())
-    caption = report.summary.caption
-    assert "the weights are pretrained once, so no ± covers the seed of pretraining" in caption
-    assert "it is clear, and coloured, where it exceeds twice the larger standard deviation" in caption
+    reading = report.summary.reading
+    assert "the weights are pretrained once, so no ± covers the seed of pretraining" in reading
+    assert "it is clear, and coloured, where it exceeds twice the larger standard deviation" in reading
+    assert reading in html.unescape(render_html(report))
+    assert reading in html.unescape(render_markdown(report))
     captions = [plot.caption for plot in report.plots]
     assert any("whiskers are ±1 standard deviation over trials" in text for text in captions)
     assert any("mean over 3 draws of k images per class" in text for text in captions)
@@ -171,7 +174,9 @@ def test_a_formula_as_a_name_is_inert_in_the_spreadsheet():
 
 def test_plots_are_painted_by_the_pages_variables_only():
     report = build(small_records())
-    assert [plot.title for plot in report.plots] == ["From baseline to pretrained", "Low-shot curve"]
+    assert [plot.title for plot in report.plots] == [
+        "What is gained over random_digits", "From baseline to pretrained", "Low-shot curve",
+    ]  # fmt: skip
     for plot in report.plots:
         assert not re.search(r"#[0-9a-f]{6}\b", plot.svg), "a fixed colour would not follow the dark page"
         assert "var(--series-0)" in plot.svg
@@ -309,6 +314,71 @@ def test_a_task_under_two_protocols_is_two_lines_of_the_slope_chart():
         for protocol, value in (("mask_rcnn_fpn_1x", 30.0), ("retinanet_1x", 20.0))
         for name in ("m2", "random")
     ]
+    for plot in build(records).plots:
+        assert "coco/bbox AP (mask_rcnn_fpn_1x)" in plot.svg
+        assert "coco/bbox AP (retinanet_1x)" in plot.svg
+
+
+def test_the_balance_counts_every_difference_once_by_sign_and_clearness():
+    records = small_records()
+    records += [record("momentum2_digits", "knn/k=20", "top1", 1.0), record("random_digits", "knn/k=20", "top1", 3.0)]
+    records += [record(name, "retrieval", "mAP", 5.0) for name in ("momentum2_digits", "random_digits")]
+    report = build(records)
+    (balance,) = report.balances
+    assert [(kind, count) for kind, _, count in balance.parts] == [
+        ("up-clear", 2), ("up-slight", 1), ("even", 1), ("down-slight", 1),
+    ]  # fmt: skip
+    assert (balance.total, balance.low, balance.middle, balance.high) == (5, -2.0, 25.0, 50.0)
+    page = render_html(report)
+    assert "of 5 measures: 2 clearly ahead, 1 ahead, not clearly, 1 level, 1 behind, not clearly" in page
+    assert "<b>+25.0</b> points in the median, −2.0 to +50.0" in page
+
+
+def test_rows_of_the_summary_name_only_what_their_group_does_not_share():
+    records = [
+        record(name, "coco/bbox", "AP", 30.0, protocol=protocol, dataset="coco_2017_val", engine="torchvision")
+        for protocol in ("fcos_1x", "retinanet_1x")
+        for name in ("m2", "random")
+    ]
+    group, fcos, retinanet, rank = build(records).summary.rows
+    assert (group.kind, group.label, group.note) == ("group", "COCO-style detection", "coco_2017_val · torchvision")
+    assert [(row.label, row.note) for row in (fcos, retinanet)] == [
+        ("coco/bbox AP", "fcos_1x"), ("coco/bbox AP", "retinanet_1x"),
+    ]  # fmt: skip
+    assert rank.kind == "rank"
+
+
+def test_the_nearest_published_rows_are_those_of_the_same_detector():
+    records = [
+        record("m2", "coco/bbox", "AP", 30.0, protocol=f"{detector}_smoke", dataset="digit_scenes_val")
+        for detector in ("fcos", "retinanet", "cascade_mask_rcnn_fpn", "mask_rcnn_c4")
+    ]
+    tables = build(records, reference=published(load_tables())).details
+    first = {
+        table.title.split(" · ")[-1]: next(row.label for row in table.rows if row.kind == "source") for table in tables
+    }
+    assert first == {
+        "fcos_smoke": "published: Momentum² Teacher table 10 (c)",
+        "retinanet_smoke": "published: Momentum² Teacher table 10 (a)",
+        "cascade_mask_rcnn_fpn_smoke": "published: Momentum² Teacher table 9 (c)",
+        "mask_rcnn_c4_smoke": "published: RCF table 1",
+    }
+
+
+def test_shares_of_the_labels_are_drawn_as_a_curve_too():
+    tasks = {"linear/1%": 20.0, "linear/10%": 40.0, "linear": 60.0}
+    records = [record("m2", task, "top1", value, protocol="eman") for task, value in tasks.items()]
     (plot,) = build(records).plots
-    assert "coco/bbox AP (mask_rcnn_fpn_1x)" in plot.svg
-    assert "coco/bbox AP (retinanet_1x)" in plot.svg
+    assert plot.title == "Linear classification with few labels"
+    assert all(f">{tick}<" in plot.svg for tick in ("1", "10", "100"))
+
+
+def test_unreadable_lines_are_shown_as_they_stand(tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    records_file.append(path, small_records())
+    with open(path, "a", encoding="utf-8") as stream:
+        stream.write('{"task": "of <b>1999</b>"}\n' + "x" * 900 + "\n")
+    first, second = make_report([path]).notices
+    assert first.endswith('keys missing: metric, value, checkpoint: {"task": "of <b>1999</b>"}')
+    assert second.endswith("x" * 240 + "…")
+    assert "<b>1999" not in render_html(make_report([path]))

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_the_losses_of_pretraining_and_of_a_detector_are_two_plots(tmp_path: Pat
     for path, lines in ((tmp_path, pretraining), (tmp_path / "mask_rcnn", detector)):
         (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     plots = build(small_records(), runs=read_runs([tmp_path])).curves
-    assert [plot.title for plot in plots] == ["Pretraining loss", "Learning rate", "Detector's training loss"]
+    assert [plot.title for plot in plots] == ["Pretraining loss", "Learning rate", "Training loss: mask_rcnn"]
     assert plots[2].caption == f"{tmp_path.name}/mask_rcnn ends at 8"
 
 
@@ -62,9 +63,10 @@ def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):
             Image.new("RGB", (900, 300), "blue").save(folder / f"{name}.png")
     found = read_runs([tmp_path / "momentum2", tmp_path / "random_init"])
     same, best, worst = build(small_records(), runs=found).galleries
-    assert same.title == "mask_rcnn: the same scenes for all"
+    assert {gallery.place for gallery in (same, best, worst)} == {"mask_rcnn"}
+    assert same.title == "random images, the same for all"
     assert [shot.caption for shot in same.rows[0]] == ["momentum2 · other", "random_init · other"]
-    assert best.title.startswith("mask_rcnn: the best of each")
+    assert best.title.startswith("the best of each")
     assert [[shot.caption for shot in row] for row in worst.rows] == [["momentum2 · 2", "random_init · 2"]]
     width = Image.open(io.BytesIO(base64.b64decode(best.rows[0][0].uri.partition(",")[2]))).width
     assert width == LONGEST < 900
@@ -107,3 +109,53 @@ def test_conversion_report_lists_what_was_used_dropped_and_missing(tmp_path: Pat
     assert cells["missing"] == ["0", ""]
     assert cells["notes"] == ["2", "one, two"]
     assert cells["family"] == ["", "ours"]
+
+
+def test_two_folders_of_one_name_are_not_mixed_and_the_second_is_told(tmp_path: Path):
+    for parent, loss in (("first", 1.0), ("second", 9.0)):
+        run = tmp_path / parent / "momentum2"
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text("\n".join(json.dumps({"step": i, "loss": loss}) for i in range(3)))
+    found = read_runs([tmp_path / "first" / "momentum2", tmp_path / "second" / "momentum2"])
+    assert [curve.values[-1] for curve in found.curves] == [1.0]
+    assert "second/momentum2: left out, because" in found.notices[0]
+
+
+def test_a_linked_run_has_the_name_of_the_link(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0, "loss": 1}\n{"step": 1, "loss": 2}\n')
+    (tmp_path / "other").symlink_to(tmp_path / "run")
+    assert read_runs([tmp_path / "other"]).curves[0].run == "other"
+
+
+def test_tasks_that_failed_or_have_not_ended_are_told_on_the_first_screen(tmp_path: Path):
+    states = {
+        "well": {"key": "a", "exit_code": 0},
+        "failed": {"key": "a", "exit_code": 3, "note": "exit code 3: boom <b>"},
+        "running": {"key": "a"},
+    }
+    for name, state in states.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "suite_state.json").write_text(json.dumps(state))
+    report = build(small_records(), runs=read_runs([tmp_path]))
+    failed, running = report.unfinished
+    assert failed.startswith(f"{tmp_path.name}/failed failed")
+    assert failed.endswith("(exit code 3: boom <b>)")
+    assert f"{tmp_path.name}/running has not ended" in running
+    page = render_html(report)
+    assert "2 tasks did not end well" in page.split("</header>")[0]
+    assert "boom &lt;b&gt;" in page
+
+
+def test_curves_have_the_colour_of_their_checkpoint_and_each_detector_its_plot(tmp_path: Path):
+    for run in ("momentum2_digits", "random_digits", "stranger"):
+        for place in ("mask_rcnn", "fcos"):
+            folder = tmp_path / run / place
+            folder.mkdir(parents=True)
+            lines = [{"step": i, "total_loss": 1.0} for i in range(3)]
+            (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    runs = read_runs([tmp_path / run for run in ("stranger", "random_digits", "momentum2_digits")])
+    plots = build(small_records(), runs=runs).curves
+    assert [plot.title for plot in plots] == ["Training loss: fcos", "Training loss: mask_rcnn"]
+    drawn = re.findall(r"stroke: var\(--series-(\d)\); stroke-width: 1.6", plots[0].svg)
+    assert drawn[:3] == ["2", "1", "0"]  # the summary has momentum2_digits as 0 and random_digits as 1

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pretrain.files import weights_name
 from transfer.report.analyses import is_analysis
-from transfer.report.notices import mixed_files, mixed_settings
+from transfer.report.notices import mixed_files, mixed_settings, mixed_versions, without_value
 
 #: The metric that stands for a task in the summary: the first of these that the task has.
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
@@ -131,7 +131,7 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
         trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
         trials.setdefault(_trial(record), []).append(record)
     notices: list[str] = mixed_files(by_checkpoint)
-    undefined: dict[tuple[str, str], list[str]] = defaultdict(list)
+    undefined: dict[Measure, dict[str, list[int]]] = defaultdict(dict)
     cells: dict[Measure, dict[str, Cell]] = {}
     for measure, columns in groups.items():
         for label, trials in columns.items():
@@ -143,10 +143,8 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
             if finite:
                 cells.setdefault(measure, {})[label] = Cell(finite)
             if len(finite) < len(values):
-                lost = ", ".join(str(trial) for trial, value in values.items() if value is None)
-                undefined[measure.task, label].append(f"{measure.metric} (trial {lost})")
-    notices += [f"{task} of {label}: undefined on this data, so without a value: {', '.join(metrics)}"
-                for (task, label), metrics in undefined.items()]  # fmt: skip
+                undefined[measure][label] = [trial for trial, value in values.items() if value is None]
+    notices += [*without_value(undefined.items()), *mixed_versions(records)]
     order = sorted(by_checkpoint, key=_column_order)
     return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices)
 

@@ -28,8 +28,9 @@ class _Row:
 def published_rows(measures: Sequence[Measure], published: Sequence[Published]) -> tuple[list[RowView], int]:
     """Rows for the columns ``measures``, under a heading for each printed table, and how many more there are.
 
-    Nearest means: the same protocol first, then the same data, then most columns filled. Among equals the rows of one
-    printed table stay together, so that its baselines come with its methods.
+    Nearest means: the same protocol first, then the same data, then the protocol with most words in common (FCOS beside
+    FCOS), then most columns filled. Among equals the rows of one printed table stay together, so that its baselines
+    come with its methods.
     """
     columns = {(measure.task, measure.metric): index for index, measure in enumerate(measures)}
     places: dict[tuple[str, str], int] = {}
@@ -42,7 +43,10 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
         key = (item.source, item.method, item.dataset, item.protocol)
         rows.setdefault(key, _Row(item, place)).cells[index] = item
     ours = measures[0]
-    nearest = sorted(rows.values(), key=lambda row: (*_differences(row.first, ours), -len(row.cells), row.place))
+    nearest = sorted(
+        rows.values(),
+        key=lambda row: (*_differences(row.first, ours), -_alike(row.first, ours), -len(row.cells), row.place),
+    )
     count = min(SHOWN, len(nearest))
     if 1 < count < len(nearest) and nearest[count - 1].place not in (nearest[count - 2].place, nearest[0].place):
         count -= 1  # a single row of a further table says little
@@ -56,6 +60,12 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
 
 def _differences(item: Published, ours: Measure) -> tuple[bool, bool]:
     return (item.protocol != ours.protocol, not same_dataset(item.dataset, ours.dataset))
+
+
+def _alike(item: Published, ours: Measure) -> int:
+    """Words that the names of the two protocols share: ``fcos_1x`` and ``fcos_smoke`` share one."""
+    one, other = (set(re.split(r"[^a-z0-9]+", name.lower())) for name in (item.protocol, ours.protocol))
+    return len(one & other - {""})
 
 
 def same_dataset(one: str, other: str) -> bool:

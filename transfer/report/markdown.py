@@ -38,7 +38,7 @@ def _table(table: TableView) -> list[str]:
         label = f"published: {label}" if row.kind == "published" else label
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells] or [""] * len(heads)
         lines.append(_row([label, *cells]))
-    return [*lines, "", *table.notes, ""]
+    return [*lines, "", *([escape(table.reading)] if table.reading else []), *table.notes, ""]
 
 
 def _row(cells: Iterable[str]) -> str:

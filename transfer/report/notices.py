@@ -1,7 +1,7 @@
 """What the reader must know where one number of the page stands on records that do not quite belong together."""
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -29,3 +29,35 @@ def mixed_settings(task: str, metric: str, protocol: str, label: str, configs: C
         f"{task} {metric} of {label}, {protocol or 'no protocol'}: the trials come from {len(configs)} different "
         f"settings ({', '.join(sorted(configs))}) and are averaged together; their ± is not over trials alone"
     )
+
+
+def without_value(undefined: Iterable[tuple[tuple[str, ...], Mapping[str, Sequence[int]]]]) -> list[str]:
+    """Metrics that the data leave undefined (no large object, no APl): one line a task, not one a metric and trial.
+
+    Args:
+        undefined: pairs of (task, metric, dataset, protocol, …), and checkpoint to the trials without a value.
+    """
+    metrics: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for (task, metric, dataset, protocol, *_), columns in undefined:
+        who = ", ".join(f"{label} (trial {', '.join(map(str, trials))})" for label, trials in columns.items())
+        metrics[task, dataset, protocol, who].append(metric)
+    return [
+        f"{task}, {protocol or 'no protocol'}: undefined on {dataset or 'this data'}, so without a value: "
+        f"{', '.join(names)} of {who}"
+        for (task, dataset, protocol, who), names in metrics.items()
+    ]
+
+
+def mixed_versions(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for every package of which the records name several versions, with how many records have which."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        versions = record.get("versions")
+        for package, version in versions.items() if isinstance(versions, Mapping) else ():
+            counts[str(package)][str(version)] += 1
+    return [
+        f"the records were made with {len(found)} versions of {package}: "
+        + ", ".join(f"{version} ({count})" for version, count in sorted(found.items()))
+        for package, found in counts.items()
+        if len(found) > 1
+    ]

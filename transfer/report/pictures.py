@@ -20,7 +20,7 @@ LONGEST = 480
 CHOSEN = ("best_", "worst_")
 
 _HEADINGS = {
-    "": "the same scenes for all",
+    "": "random images, the same for all",
     "best_": "the best of each (F1 at IoU 0.5 on the image)",
     "worst_": "the worst of each",
 }
@@ -37,8 +37,9 @@ class Shot:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures under one heading; ``rows`` are read from left to right, a row of the same scene for all runs."""
+    """Pictures of one detector (``place``) under one heading; a row holds one picture of each run."""
 
+    place: str
     title: str
     rows: tuple[tuple[Shot, ...], ...]
 
@@ -70,8 +71,8 @@ def galleries(pictures: Sequence[Picture], notices: list[str]) -> list[Gallery]:
         notices.append(f"{left_out} picture(s) left out: the page holds at most {BUDGET / 1e6:.1f} MB of pictures")
     made = []
     for (place, kind), rows in found.items():
-        title = _HEADINGS[kind] if place == "." else f"{place}: {_HEADINGS[kind]}"
-        made.append(Gallery(title, tuple(tuple(shots[run] for run in runs if run in shots) for shots in rows.values())))
+        in_order = tuple(tuple(shots[run] for run in runs if run in shots) for shots in rows.values())
+        made.append(Gallery("detector" if place == "." else place, _HEADINGS[kind], in_order))
     return made
 
 

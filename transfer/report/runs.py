@@ -6,7 +6,8 @@ that pointing the report at a folder full of checkpoints costs nothing.
 
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from pretrain.errors import InputError
 
 #: A folder with one of these is a run that has nothing to show, and no mistake.
 _RUN_SIGNS = ("checkpoints", "backbone.safetensors", "results.jsonl")
+
+#: What is read from a run folder, besides conversion*.json.
+_SHOWN = ("metrics.jsonl", "visuals", "suite_state.json")
 
 #: Levels below a run folder in which its sub-runs (a detector's, say) are looked for.
 DEPTH = 2
@@ -42,23 +46,36 @@ class Picture:
 
 @dataclass
 class RunFiles:
-    """Everything found in the run folders; ``notices`` tell what was broken or missing."""
+    """Everything found in the run folders.
+
+    ``unfinished`` tells which tasks of a suite failed or have not ended; ``notices`` what was broken or missing.
+    """
 
     curves: list[Curve] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     conversions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unfinished: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
 
 def read_runs(folders: Sequence[str | Path]) -> RunFiles:
     """Read all run folders; a folder that does not exist is an InputError, a damaged file in one is a notice."""
     found = RunFiles()
-    for folder in map(Path, folders):
+    sources: dict[tuple[str, str], Path] = {}
+    for folder in dict.fromkeys(map(Path, folders)):
         if not folder.is_dir():
             raise InputError(f"run folder not found: {folder}; expected the OUTPUT_DIR of a tool")
+        name = Path(os.path.abspath(folder)).name  # of a link, not of what it links to
         before = (len(found.curves), len(found.pictures), len(found.conversions))
         for place in _places(folder):
-            _read_place(place, folder.name, place.relative_to(folder).as_posix(), found)
+            inside = place.relative_to(folder).as_posix()
+            if not any((place / shown).exists() for shown in _SHOWN) and not list(place.glob("conversion*.json")):
+                continue
+            first = sources.setdefault((name, inside), place)
+            if first == place:
+                _read_place(place, name, inside, found)
+            else:
+                found.notices.append(f"{place}: left out, because {first} stands for {name} on this page")
         after = (len(found.curves), len(found.pictures), len(found.conversions))
         if before == after and not any((folder / name).exists() for name in _RUN_SIGNS):
             found.notices.append(f"{folder}: no metrics.jsonl, visuals/*.png or conversion report in this run folder")
@@ -80,6 +97,9 @@ def _places(folder: Path) -> list[Path]:
 
 def _read_place(place: Path, run: str, inside: str, found: RunFiles) -> None:
     name = run if inside == "." else f"{run}/{inside}"
+    state = place / "suite_state.json"
+    if state.is_file():
+        found.unfinished += _unfinished(name, _read_json(state, found.notices))
     metrics = place / "metrics.jsonl"
     if metrics.is_file():
         found.curves += _curves(metrics, name, found.notices)
@@ -91,6 +111,16 @@ def _read_place(place: Path, run: str, inside: str, found: RunFiles) -> None:
             found.notices.append(f"{visuals}: holds no picture")
     for path in sorted(place.glob("conversion*.json")):
         found.conversions[name] = _read_json(path, found.notices)
+
+
+def _unfinished(name: str, state: Mapping[str, Any]) -> list[str]:
+    """A line for a task of ``tools/evaluate.py`` that did not end well."""
+    if "key" not in state or state.get("exit_code") == 0:
+        return []
+    if "exit_code" not in state:
+        return [f"{name} has not ended: what it would measure is missing, or of an earlier run"]
+    why = state.get("note") or f"exit code {state['exit_code']}"
+    return [f"{name} failed, so that what it would measure is missing, or of an earlier run ({why})"]
 
 
 def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ A detail table has the papers' orientation: one row a checkpoint, one column a m
 the baselines, and the nearest published rows, each marked where its protocol or data are not those of our rows.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -38,6 +39,9 @@ DETECTION = ("coco", "lvis", "voc")
 
 _PARTS = {"bbox": "boxes", "segm": "masks"}
 
+#: Places of dataset, protocol and engine in a Measure.
+_CONTEXT = (2, 3, 4)
+
 
 def cell_view(cell: Cell | None, best: bool = False, counted: bool = True) -> CellView:
     """A cell of trials, their number told where ``counted``; an empty one is a dash."""
@@ -66,12 +70,8 @@ def summary_table(results: Results) -> TableView:
     measures = headline_order(results)
     counts = {cell.trials for m in measures for cell in results.cells[m].values() if cell.trials > 1}
     rows = []
-    for measure in measures:
-        cells = results.cells[measure]
-        top = _best(cells)
-        views = [cell_view(cells.get(name), name in top, counted=len(counts) > 1) for name in results.checkpoints]
-        views += [difference_view(_change(cells, name, base)) for name, base in pairs]
-        rows.append(RowView(measure_label(measure), "ours", tuple(views), note=_context(measure)))
+    for family, same in itertools.groupby(measures, key=lambda measure: measure.task.split("/")[0]):
+        rows += _summary_group(results, FAMILIES.get(family, family), list(same), pairs, len(counts) > 1)
     ranks = mean_ranks(results)
     if ranks:
         rank_cells = [
@@ -84,15 +84,34 @@ def summary_table(results: Results) -> TableView:
     return TableView(
         "Summary",
         "The main metric of every task, in percent: mean ± sample standard deviation over "
-        f"{counts.pop() if len(counts) == 1 else 'n'} trials (a number without ± is a single trial); the best mean in "
-        "bold. Trials are draws of labelled images or seeds of fine-tuning; the weights are pretrained once, so no ± "
-        "covers the seed of pretraining. A difference is in points; it is clear, and coloured, where it exceeds twice "
-        "the larger standard deviation of its two sides (single trials have none, and are never clear); its own ± is "
-        "over trials, pair by pair where both sides have the same ones.",
+        f"{counts.pop() if len(counts) == 1 else 'n'} trials (a number without ± is a single trial); the best in bold.",
         "task",
         (*results.checkpoints, *(f"{name} − {base}" for name, base in pairs)),
         tuple(rows),
+        reading="Trials are draws of labelled images or seeds of fine-tuning; the weights are pretrained once, so no ± "
+        "covers the seed of pretraining. A difference is in points; it is clear, and coloured, where it exceeds twice "
+        "the larger standard deviation of its two sides (single trials have none, and are never clear); its own ± is "
+        "over trials, pair by pair where both sides have the same ones.",
     )
+
+
+def _summary_group(
+    results: Results, title: str, measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], counted: bool
+) -> list[RowView]:
+    """A heading with the data, protocol and engine that all rows share, and the rows with what tells them apart."""
+    shared = [len({measure[place] for measure in measures}) == 1 for place in _CONTEXT]
+    common = [measures[0][place] for place, same in zip(_CONTEXT, shared, strict=True) if same]
+    rows = [RowView(title, "group", (), note=" · ".join(part for part in common if part))]
+    for measure in measures:
+        cells = results.cells[measure]
+        top = _best(cells)
+        views = [cell_view(cells.get(name), name in top, counted=counted) for name in results.checkpoints]
+        views += [difference_view(_change(cells, name, base)) for name, base in pairs]
+        own = [measure[place] for place, same in zip(_CONTEXT, shared, strict=True) if not same]
+        rows.append(
+            RowView(measure_label(measure), "ours", tuple(views), note=" · ".join(part for part in own if part))
+        )
+    return rows
 
 
 def compared(results: Results) -> list[tuple[str, str]]:
@@ -168,7 +187,14 @@ def detail_tables(results: Results, published: Sequence[Published], colours: Map
         family = measure.task.split("/")[0]
         part = measure.task if family in DETECTION else family
         groups.setdefault((part, *measure[2:]), []).append(measure)
-    return [_detail_table(results, _in_columns(measures), published, colours) for measures in groups.values()]
+    titles = Counter(_title(measures[0].task) for measures in groups.values())
+    tables = []
+    for measures in groups.values():
+        title = _title(measures[0].task)
+        if titles[title] > 1 and measures[0].protocol:
+            title = f"{title} · {measures[0].protocol}"
+        tables.append(_detail_table(results, title, _in_columns(measures), published, colours))
+    return tables
 
 
 def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
@@ -180,7 +206,11 @@ def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
 
 
 def _detail_table(
-    results: Results, measures: Sequence[Measure], published: Sequence[Published], colours: Mapping[str, int]
+    results: Results,
+    title: str,
+    measures: Sequence[Measure],
+    published: Sequence[Published],
+    colours: Mapping[str, int],
 ) -> TableView:
     columns, groups = _headings(measures)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
@@ -202,8 +232,10 @@ def _detail_table(
     beside, left_out = published_rows(measures, published)
     notes = [f"{left_out} more published rows of these measures are in configs/reference/."] if left_out else []
     return TableView(
-        _title(measures[0].task),
-        f"{_context(measures[0])} · {_trials(counts)}",
+        title,
+        " · ".join(
+            part for part in (groups[0][0] if len(groups) == 1 else "", _context(measures[0]), _trials(counts)) if part
+        ),
         "weights",
         columns,
         tuple(rows + beside),

@@ -38,7 +38,8 @@ class CellView:
 class RowView:
     """A row: ``colour`` is the checkpoint's series number.
 
-    ``kind``: ours, difference, rank, published, fact, or source (a heading without cells across the table).
+    ``kind``: ours, difference, rank, published, fact, or a heading without cells across the table: group (of our
+    rows), source (of published ones).
     """
 
     label: str
@@ -50,7 +51,10 @@ class RowView:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table with a heading for each column after the first; ``groups`` are (heading, columns spanned)."""
+    """A table with a heading for each column after the first; ``groups`` are (heading, columns spanned).
+
+    ``reading`` says how the numbers are to be read, at more length than the caption.
+    """
 
     title: str
     caption: str
@@ -59,6 +63,7 @@ class TableView:
     rows: tuple[RowView, ...]
     groups: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    reading: str = ""
 
 
 def number(value: float) -> str:
