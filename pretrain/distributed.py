@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_groups = itertools.count()  # how many groups this process has joined
 
 
 def is_distributed() -> bool:
@@ -45,7 +48,10 @@ def process_group(device: torch.device) -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # torchrun's store outlives a group: without a place of its own the next group would meet this one's addresses.
+    store, index, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"group_{next(_groups)}", store)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=index, world_size=size)
     try:
         yield
     finally:

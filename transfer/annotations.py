@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,11 @@ class DetectionData:
     def load(self) -> dict[str, Any]:
         """The parsed JSON; shared and cached, not to be changed."""
         return read_annotations(self.annotation_file)
+
+
+def file_stem(dataset: str) -> str:
+    """A data set's name as part of a file's. Of a name made of paths only letters, digits, - . _ are kept."""
+    return re.sub(r"[^\w.-]+", "_", dataset.removesuffix(".json")).strip("_")[-80:]
 
 
 def read_annotations(path: str | Path) -> dict[str, Any]:

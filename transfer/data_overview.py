@@ -17,7 +17,7 @@ from pycocotools import mask as coco_mask
 
 from pretrain.errors import InputError
 from pretrain.files import atomic_path
-from transfer.annotations import DetectionData
+from transfer.annotations import DetectionData, file_stem
 
 # Distinct hues by golden-ratio steps, so that neighbours in a picture differ.
 _COLOURS = [tuple(int(255 * c) for c in matplotlib.colormaps["hsv"](k * 0.618 % 1)[:3]) for k in range(32)]
@@ -72,7 +72,7 @@ def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -
     The examples are spread evenly over the images that have annotations.
     """
     folder = Path(folder)
-    stem = "".join(letter if letter.isalnum() else "_" for letter in data.name)
+    stem = file_stem(data.name)
     rows = class_histogram(data)
     written = [folder / f"{stem}_classes.csv", folder / f"{stem}_classes.png"]
     with atomic_path(written[0]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:

@@ -5,7 +5,6 @@ Scoring is outside both engines, so that their numbers compare like with like.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Protocol
 from fvcore.common.config import CfgNode
 
 from pretrain.errors import InputError
+from transfer.annotations import file_stem
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ Score = Callable[[Predictions], float]
 
 
 def results_path(out_dir: str | Path, dataset: str) -> Path:
-    """Where an engine writes a data set's detections. Of a name made of paths only letters, digits, - . _ are kept."""
-    name = re.sub(r"[^\w.-]+", "_", dataset.removesuffix(".json")).strip("_")[-80:]
-    return Path(out_dir) / f"results_{name}.json"
+    """Where an engine writes a data set's detections."""
+    return Path(out_dir) / f"results_{file_stem(dataset)}.json"
 
 
 class Engine(Protocol):

@@ -19,6 +19,8 @@ _RESNET = re.compile(r"^(?:backbone\.bottom_up\.|backbone\.|roi_heads\.)((?:stem
 _COUNTER = "num_batches_tracked"
 #: Settings that older versions of Detectron2 keep among the weights.
 _SETTING = re.compile(r"anchor_generator|^pixel_(mean|std)$")
+#: What only a detector has, beside its backbone.
+_HEADS = ("proposal_generator.", "head.", "sem_seg_head.")
 #: Stands for random initialisation, so that it never happens by a forgotten option.
 NONE = "none"
 
@@ -44,7 +46,7 @@ def read_initial(weights: str) -> InitialWeights:
     Raises:
         InputError: there is no such file, it is damaged, or it holds no whole backbone.
     """
-    if weights == NONE:
+    if weights.lower() == NONE:
         return InitialWeights(NONE)
     path = Path(weights)
     if not path.exists():
@@ -52,14 +54,24 @@ def read_initial(weights: str) -> InitialWeights:
             f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
             "detector whose backbone too starts at random"
         )
-    if path.suffix == ".pth":
-        state = read_detector(path)
-        if any(name.startswith(("proposal_generator.", "head.", "sem_seg_head.")) for name in state):
-            return InitialWeights(weights_name(path), sha256_of(path), detector=state)
+    detector = _detector_in(path)
+    if detector is not None:
+        return InitialWeights(weights_name(path), sha256_of(path), detector=detector)
     source = load_backbone(path)
     names = detectron2_names(source.architecture)
     state = {names[name]: tensor for name, tensor in source.state.items()}
     return InitialWeights(weights_name(path), source.sha256, source.network, backbone=state)
+
+
+def _detector_in(path: Path) -> dict[str, Tensor] | None:
+    """A detector's tensors; None where the file is of another kind, of which ``load_backbone`` then knows more."""
+    if path.suffix != ".pth":
+        return None
+    try:
+        state = read_detector(path)
+    except InputError:
+        return None
+    return state if any(name.startswith(_HEADS) for name in state) else None
 
 
 def read_detector(path: str | Path) -> dict[str, Tensor]:
@@ -146,6 +158,9 @@ def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tens
         )
     found = {name: state[name] for name in shapes if name in state}
     _check_shapes(shapes, found, source)
+    broken = [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]
+    if broken:
+        raise InputError(f"{source} holds {_some('tensors that are not finite', broken)}; its training has diverged")
     return found
 
 

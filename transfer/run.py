@@ -23,6 +23,7 @@ from transfer.engine import Engine, Predictions, choose_engine
 from transfer.initial_weights import read_initial
 from transfer.label_folders import get_semantic_dataset, write_truth
 from transfer.scores import coco, lvis, semantic, voc
+from transfer.settings_check import check_settings
 from transfer.visuals import draw_detections
 
 #: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.
@@ -84,9 +85,9 @@ def _check_labels(cfg: CfgNode, name: str) -> None:
 
 def run(cfg: CfgNode, request: Request) -> None:
     """All trials of a config. What a results file holds already is not done again."""
+    check_settings(cfg)
     engine, why = choose_engine(cfg.ENGINE, cfg)
     say(why)
-    check_settings(cfg)
     if request.eval_only and request.weights.lower() == "none":
         raise InputError("expected a trained detector (model_final.pth) with --eval-only, found --weights none")
     initial = read_initial(request.weights)  # before the data: a wrong file is refused at once
@@ -95,18 +96,6 @@ def run(cfg: CfgNode, request: Request) -> None:
     for trial in range(cfg.TRIALS):
         folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
         _trial(cfg, request, engine, checkpoint, trial, folder)
-
-
-def check_settings(cfg: CfgNode) -> None:
-    """Raises InputError for counts that would train or evaluate nothing."""
-    for key, value in (
-        ("TRIALS", cfg.TRIALS),
-        ("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER),
-        ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH),
-        ("SOLVER.CHECKPOINT_PERIOD", cfg.SOLVER.CHECKPOINT_PERIOD),
-    ):
-        if value < 1:
-            raise InputError(f"expected {key} of at least 1, found {value}")
 
 
 def identity(cfg: CfgNode, evaluation: bool = True) -> str:

@@ -122,3 +122,23 @@ def test_matching_names_what_stays_new():
     found, new = match_backbone(shapes, {"stem.conv1.weight": torch.zeros(1)}, "mine")
     assert list(found) == ["backbone.bottom_up.stem.conv1.weight"]
     assert new == ["backbone.fpn_lateral2.weight"]
+
+
+def test_a_backbone_in_a_container_may_be_called_pth(tmp_path):
+    torch.manual_seed(7)
+    state = build_backbone(SMALL).state_dict()
+    nested = {f"module.encoder_q.{name}": value for name, value in state.items()}
+    nested |= {"module.encoder_q.fc.0.weight": torch.zeros(4, 256), "module.encoder_q.fc.0.bias": torch.zeros(4)}
+    nested |= {f"module.encoder_k.{name}": value for name, value in state.items()}
+    torch.save({"state_dict": nested | {"module.queue": torch.zeros(4, 9)}}, tmp_path / "moco.pth")
+    initial = read_initial(str(tmp_path / "moco.pth"))
+    assert not initial.detector
+    assert torch.equal(initial.backbone["stem.conv1.weight"], state["conv1.weight"])
+
+
+def test_a_detector_whose_training_diverged_is_refused():
+    model = build_detector(tiny_config("retinanet"))
+    state = export_state(model)
+    state["head.cls_score.weight"] = torch.full_like(state["head.cls_score.weight"], float("nan"))
+    with pytest.raises(InputError, match=r"mine holds 1 tensors that are not finite \(head.cls_score.weight\)"):
+        load_detector(model, state, "mine")

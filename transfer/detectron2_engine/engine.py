@@ -76,4 +76,5 @@ class Detectron2Engine:
         theirs = detectron2_config(cfg, seed=cfg.SEED, out_dir=Path(out_dir))
         model = build_model(theirs)
         load_initial(model, InitialWeights(str(weights), detector=read_detector(weights)))
-        return [predict(cfg, theirs, model, name, Path(out_dir)) for name in cfg.DATASETS.TEST]
+        with process_group(torch.device(theirs.MODEL.DEVICE)):
+            return [predict(cfg, theirs, model, name, Path(out_dir)) for name in cfg.DATASETS.TEST]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ from PIL import Image
 from torch import nn
 
 from pretrain.console import ProgressLine
-from pretrain.files import atomic_path, write_text
+from pretrain.distributed import barrier, rank, world_size
+from pretrain.files import atomic_path
 from transfer.annotations import DetectionData
 from transfer.config import is_semantic
 from transfer.datasets import get_dataset
 from transfer.detectron2_engine.data import dataset_dicts, test_mapper
 from transfer.engine import Predictions, results_path
 from transfer.label_folders import SemanticData, get_semantic_dataset, label_file
-from transfer.torchvision_engine.predict import result_entries
+from transfer.torchvision_engine.predict import result_entries, write_entries
 from transfer.torchvision_engine.semantic_data import pictures_of
 from transfer.torchvision_engine.structures import Detections
 
@@ -39,8 +39,8 @@ def predict(cfg: CfgNode, theirs: Any, model: nn.Module, name: str, out_dir: Pat
 
 
 def _detections(theirs: Any, model: nn.Module, data: DetectionData, path: Path) -> float:
-    """Write the detections of every image, one at a time; seconds per image."""
-    mapper, pictures = test_mapper(theirs), dataset_dicts(data)
+    """Write the detections of every image, one at a time; seconds per image. Several processes share the images."""
+    mapper, pictures = test_mapper(theirs), dataset_dicts(data)[rank() :: world_size()]
     model.eval()
     entries: list[dict[str, Any]] = []
     begun = time.monotonic()
@@ -51,13 +51,14 @@ def _detections(theirs: Any, model: nn.Module, data: DetectionData, path: Path) 
             detections = Detections(found.pred_boxes.tensor, found.scores, found.pred_classes, masks)
             entries += result_entries(picture["image_id"], detections, data.category_ids)
             progress.advance()
-    write_text(path, json.dumps(entries))
-    return (time.monotonic() - begun) / max(len(pictures), 1)
+    seconds = (time.monotonic() - begun) / max(len(pictures), 1)
+    write_entries(entries, path)
+    return seconds
 
 
 def _labels(theirs: Any, model: nn.Module, data: SemanticData, folder: Path) -> float:
-    """Write one label PNG an image to ``folder``; seconds per image."""
-    mapper, pictures = test_mapper(theirs), pictures_of(data)
+    """Write one label PNG an image to ``folder``; seconds per image. Several processes share the images."""
+    mapper, pictures = test_mapper(theirs), pictures_of(data)[rank() :: world_size()]
     model.eval()
     begun = time.monotonic()
     with torch.no_grad(), ProgressLine("predict", len(pictures)) as progress:
@@ -67,4 +68,6 @@ def _labels(theirs: Any, model: nn.Module, data: SemanticData, folder: Path) -> 
             with atomic_path(label_file(folder, picture.image_id)) as temporary:
                 Image.fromarray(labels.cpu().numpy().astype("uint8")).save(temporary)
             progress.advance()
-    return (time.monotonic() - begun) / max(len(pictures), 1)
+    seconds = (time.monotonic() - begun) / max(len(pictures), 1)
+    barrier()
+    return seconds

@@ -9,6 +9,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from pretrain.console import say
+from pretrain.distributed import local_rank
 from transfer.config import add_own_keys
 
 
@@ -24,6 +25,8 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     if theirs.MODEL.DEVICE == "cuda" and not torch.cuda.is_available():
         say("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
         theirs.MODEL.DEVICE = "cpu"
+    if theirs.MODEL.DEVICE == "cuda":
+        torch.cuda.set_device(local_rank())  # Detectron2's own launcher does so; torchrun leaves it to us
     theirs.freeze()
     return theirs
 

@@ -70,7 +70,8 @@ class CascadeRoIHeads(StandardRoIHeads):
                 classes = self.sampler.num_classes
                 with torch.no_grad():
                     proposals = [
-                        label_proposals(p, t, threshold, classes) for p, t in zip(proposals, targets, strict=True)
+                        label_proposals(p, t, [threshold], [0, 1], classes)
+                        for p, t in zip(proposals, targets, strict=True)
                     ]
             logits, offsets = self._stage(stage, maps, proposals)
             for name, loss in self._predictor(stage).losses(logits, offsets, proposals).items():

@@ -114,7 +114,7 @@ class BoxPredictor(nn.Module):
         """
         finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores).all(dim=1)
         boxes, scores = boxes[finite], scores[finite, :-1]
-        boxes = box_ops.clip(boxes.view(len(boxes), -1, 4), image_size)
+        boxes = box_ops.clip(boxes.view(len(boxes), boxes.shape[1] // 4, 4), image_size)
         chosen = scores > self.score_threshold
         region, classes = torch.nonzero(chosen).unbind(dim=1)
         boxes = boxes[region, 0] if self.class_agnostic else boxes[region, classes]

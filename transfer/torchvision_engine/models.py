@@ -172,7 +172,12 @@ def _rpn(cfg: CfgNode, backbone: FPN | SingleScale) -> RPN:
 def _sampler(cfg: CfgNode) -> ProposalSampler:
     roi = cfg.MODEL.ROI_HEADS
     return ProposalSampler(
-        roi.NUM_CLASSES, roi.IOU_THRESHOLDS[0], roi.BATCH_SIZE_PER_IMAGE, roi.POSITIVE_FRACTION, roi.PROPOSAL_APPEND_GT
+        roi.NUM_CLASSES,
+        roi.IOU_THRESHOLDS,
+        roi.IOU_LABELS,
+        roi.BATCH_SIZE_PER_IMAGE,
+        roi.POSITIVE_FRACTION,
+        roi.PROPOSAL_APPEND_GT,
     )
 
 

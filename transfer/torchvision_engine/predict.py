@@ -38,7 +38,7 @@ def predict(detector: Detector, data: PictureList, mapper: Mapper, path: Path, w
                 entries += result_entries(sample.image_id, found, data.category_ids)
             progress.advance(len(samples))
     seconds = (time.monotonic() - begun) / max(len(mine), 1)
-    _merge(entries, path)
+    write_entries(entries, path)
     return seconds
 
 
@@ -58,7 +58,8 @@ def result_entries(image_id: int, found: Detections, category_ids: Sequence[int]
     return entries
 
 
-def _merge(entries: list[dict[str, Any]], path: Path) -> None:
+def write_entries(entries: list[dict[str, Any]], path: Path) -> None:
+    """Write the entries of all processes to one file, ordered by image; every process has to call this."""
     parts = [path.with_name(f"{path.stem}.part{index}.json") for index in range(world_size())]
     if len(parts) == 1:
         write_text(path, json.dumps(entries))
@@ -67,6 +68,7 @@ def _merge(entries: list[dict[str, Any]], path: Path) -> None:
     barrier()
     if is_main():
         merged = [entry for part in parts for entry in json.loads(part.read_text(encoding="utf-8"))]
+        merged.sort(key=lambda entry: entry["image_id"])  # stable, so that an image's detections stay in their order
         write_text(path, json.dumps(merged))
         for part in parts:
             part.unlink()

@@ -17,14 +17,20 @@ class ProposalSampler:
     """Draws the proposals that train the heads, labelled by overlap with ground truth (Fast R-CNN, section 2.3).
 
     Args:
-        threshold: overlap from which a proposal is foreground.
+        thresholds, labels: overlap borders and the labels of the intervals (``boxes.match``); −1 is never drawn.
         append_ground_truth: the true boxes join the proposals, so that early training sees foreground.
     """
 
     def __init__(
-        self, num_classes: int, threshold: float, batch_size: int, positive_fraction: float, append_ground_truth: bool
+        self,
+        num_classes: int,
+        thresholds: Sequence[float],
+        labels: Sequence[int],
+        batch_size: int,
+        positive_fraction: float,
+        append_ground_truth: bool,
     ) -> None:
-        self.num_classes, self.threshold = num_classes, threshold
+        self.num_classes, self.thresholds, self.labels = num_classes, list(thresholds), list(labels)
         self.batch_size, self.positive_fraction = batch_size, positive_fraction
         self.append_ground_truth = append_ground_truth
 
@@ -34,19 +40,23 @@ class ProposalSampler:
 
     def _sample(self, proposals: Proposals, target: Target) -> Proposals:
         boxes = torch.cat((proposals.boxes, target.boxes)) if self.append_ground_truth else proposals.boxes
-        labelled = label_proposals(Proposals(boxes, proposals.image_size), target, self.threshold, self.num_classes)
+        proposals = Proposals(boxes, proposals.image_size)
+        labelled = label_proposals(proposals, target, self.thresholds, self.labels, self.num_classes)
         drawn = torch.cat(
             box_ops.sample(labelled.classes, self.batch_size, self.positive_fraction, background=self.num_classes)
         )
         return _index(labelled, drawn)
 
 
-def label_proposals(proposals: Proposals, target: Target, threshold: float, num_classes: int) -> Proposals:
-    """The proposals with class and box of the object that each overlaps by ``threshold`` or more, else background."""
-    index, label = box_ops.match(box_ops.pairwise_iou(target.boxes, proposals.boxes), [threshold], [0, 1])
+def label_proposals(
+    proposals: Proposals, target: Target, thresholds: Sequence[float], labels: Sequence[int], num_classes: int
+) -> Proposals:
+    """The proposals with class and box of the object that each overlaps most; background or −1 as ``labels`` say."""
+    index, label = box_ops.match(box_ops.pairwise_iou(target.boxes, proposals.boxes), thresholds, labels)
     if len(target.boxes):
         classes, boxes = target.classes[index], target.boxes[index]
         classes[label == 0] = num_classes
+        classes[label == -1] = -1
     else:
         classes, boxes = torch.full_like(index, num_classes), torch.zeros_like(proposals.boxes)
     return Proposals(proposals.boxes, proposals.image_size, classes, index, boxes)

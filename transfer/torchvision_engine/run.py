@@ -10,11 +10,10 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
-from pretrain.backbones import DEPTHS
 from pretrain.console import say
 from pretrain.distributed import barrier, is_main, local_rank, process_group, rank, world_size
 from pretrain.errors import InputError
-from transfer.config import is_semantic, synchronises_on_cpu
+from transfer.config import is_semantic
 from transfer.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, Score, results_path
 from transfer.initial_weights import InitialWeights, read_detector, read_initial
@@ -26,12 +25,10 @@ from transfer.torchvision_engine.predict import predict
 from transfer.torchvision_engine.sampling import TrainingBatches, repeat_factors
 from transfer.torchvision_engine.semantic import Segmentor
 from transfer.torchvision_engine.semantic_data import predict_labels
+from transfer.torchvision_engine.supported import unsupported
 from transfer.torchvision_engine.train import Training, train
 from transfer.torchvision_engine.training_state import Position
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
-
-_META = ("GeneralizedRCNN", "RetinaNet", "FCOS", "SemanticSegmentor")
-_HEADS = ("StandardROIHeads", "CascadeROIHeads", "Res5ROIHeads", "Res5ROIHeadsExtraNorm")
 
 
 class TorchvisionEngine:
@@ -41,25 +38,7 @@ class TorchvisionEngine:
 
     def unsupported(self, cfg: CfgNode) -> str | None:
         """Why this engine cannot run the config here, or None."""
-        checks = (
-            (cfg.MODEL.META_ARCHITECTURE in _META, f"MODEL.META_ARCHITECTURE is none of {', '.join(_META)}"),
-            (cfg.MODEL.ROI_HEADS.NAME in _HEADS, f"MODEL.ROI_HEADS.NAME is none of {', '.join(_HEADS)}"),
-            (not cfg.MODEL.RESNETS.STRIDE_IN_1X1, "MODEL.RESNETS.STRIDE_IN_1X1 True is Caffe2's ResNet; set it False"),
-            (f"resnet{cfg.MODEL.RESNETS.DEPTH}" in DEPTHS, f"MODEL.RESNETS.DEPTH is none of {_depths()}"),
-            (is_semantic(cfg) or cfg.MODEL.RESNETS.RES5_DILATION == 1, "MODEL.RESNETS.RES5_DILATION other than 1"),
-            (is_semantic(cfg) or not cfg.INPUT.CROP.ENABLED, "INPUT.CROP is for semantic segmentation only"),
-            (
-                _widths_agree(cfg),
-                "MODEL.RESNETS: RES2_OUT_CHANNELS and WIDTH_PER_GROUP do not follow STEM_OUT_CHANNELS",
-            ),
-            (
-                not (cfg.SOLVER.AMP.ENABLED and cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.PRECISION == "float16"),
-                "float16 needs a GPU; set SOLVER.AMP.PRECISION bfloat16",
-            ),
-            (not synchronises_on_cpu(cfg), "SyncBN over several processes needs GPUs; use BN, or one process"),
-        )
-        reason = next((reason for fine, reason in checks if not fine), None)
-        return semantic_run.unsupported(cfg) if reason is None and is_semantic(cfg) else reason
+        return unsupported(cfg)
 
     def finetune(
         self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
@@ -96,26 +75,15 @@ def build(cfg: CfgNode) -> Detector:
     return semantic_run.build_segmentor(cfg) if is_semantic(cfg) else build_detector(cfg)
 
 
-def _widths_agree(cfg: CfgNode) -> bool:
-    """Whether the three widths are those of one ResNet: all stages as many times wider than the paper's."""
-    resnets = cfg.MODEL.RESNETS
-    bottlenecks = resnets.DEPTH >= 50
-    wanted = resnets.STEM_OUT_CHANNELS * (4 if bottlenecks else 1)
-    return wanted == resnets.RES2_OUT_CHANNELS and (
-        not bottlenecks or resnets.WIDTH_PER_GROUP == resnets.STEM_OUT_CHANNELS
-    )
-
-
-def _depths() -> str:
-    return ", ".join(name.removeprefix("resnet") for name in DEPTHS)
-
-
 def device_of(cfg: CfgNode) -> torch.device:
     """MODEL.DEVICE, or the CPU (said aloud) where ``cuda`` is asked for and absent."""
     if cfg.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
         say("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
         return torch.device("cpu")
-    return torch.device("cuda", local_rank()) if cfg.MODEL.DEVICE == "cuda" else torch.device(cfg.MODEL.DEVICE)
+    if cfg.MODEL.DEVICE != "cuda":
+        return torch.device(cfg.MODEL.DEVICE)
+    torch.cuda.set_device(local_rank())  # collectives of NCCL run on the current device
+    return torch.device("cuda", local_rank())
 
 
 def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
@@ -204,11 +172,9 @@ def _schedule(cfg: CfgNode) -> Callable[[int], float]:
     if s.LR_SCHEDULER_NAME == "WarmupCosineLR":
         return solver.with_warmup(solver.cosine(s.MAX_ITER, s.BASE_LR_END / s.BASE_LR), *warm)
     if s.LR_SCHEDULER_NAME == "WarmupPolyLR":
-        return solver.product(solver.with_warmup(lambda step: 1.0, *warm), solver.poly(s.MAX_ITER, s.POLY_LR_POWER))
-    raise InputError(
-        "expected SOLVER.LR_SCHEDULER_NAME WarmupMultiStepLR, WarmupCosineLR or WarmupPolyLR, "
-        f"found {s.LR_SCHEDULER_NAME}"
-    )
+        falling = solver.poly(s.MAX_ITER, s.POLY_LR_POWER, s.POLY_LR_CONSTANT_ENDING)
+        return solver.product(solver.with_warmup(lambda step: 1.0, *warm), falling)
+    raise ValueError(f"unknown SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}")
 
 
 def _finetune(

@@ -23,11 +23,11 @@ from transfer.torchvision_engine.structures import Sample
 
 def unsupported(cfg: CfgNode) -> str | None:
     """Why the torchvision engine cannot run a semantic config, or None."""
-    head, resnets, crop = cfg.MODEL.SEM_SEG_HEAD, cfg.MODEL.RESNETS, cfg.INPUT.CROP
+    head, crop = cfg.MODEL.SEM_SEG_HEAD, cfg.INPUT.CROP
     stride = _stride(cfg)
     checks = (
         (head.NAME == "DeepLabV3Head", "MODEL.SEM_SEG_HEAD.NAME is not DeepLabV3Head"),
-        (resnets.STEM_TYPE == "basic", "MODEL.RESNETS.STEM_TYPE is not basic"),
+        (list(head.IN_FEATURES) == ["res5"], "MODEL.SEM_SEG_HEAD.IN_FEATURES is not [res5]"),
         (not head.USE_DEPTHWISE_SEPARABLE_CONV, "depthwise separable ASPP"),
         (head.ASPP_CHANNELS == head.CONVS_DIM, "ASPP_CHANNELS and CONVS_DIM differ"),
         (stride == head.COMMON_STRIDE, f"MODEL.SEM_SEG_HEAD.COMMON_STRIDE is not the dilated backbone's {stride}"),

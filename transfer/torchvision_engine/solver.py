@@ -39,9 +39,9 @@ def cosine(total: int, end: float) -> Callable[[int], float]:
     return lambda step: end + (1 - end) * 0.5 * (1 + math.cos(math.pi * step / total))
 
 
-def poly(total: int, power: float) -> Callable[[int], float]:
-    """From 1 to 0 as a power of what remains, the schedule of DeepLab."""
-    return lambda step: (1 - step / total) ** power
+def poly(total: int, power: float, ending: float = 0.0) -> Callable[[int], float]:
+    """From 1 to 0 as a power of what remains, the schedule of DeepLab; never below ``ending``."""
+    return lambda step: max((1 - step / total) ** power, ending)
 
 
 def product(first: Callable[[int], float], second: Callable[[int], float]) -> Callable[[int], float]:

@@ -81,7 +81,7 @@ def train(
             progress.advance(note=f"loss {log.loss:.3f}")
             ending = any_rank(bool(stop), detector.device)
             if ending or (step + 1) % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or step + 1 == total:
-                _save(out_dir, training, position, cfg)
+                training_state.save(out_dir, detector, optimizer, training.scaler, position, cfg)
             if evaluate is not None and not ending and (step + 1) % cfg.TEST.EVAL_PERIOD == 0:
                 evaluate(position)
             if ending:
@@ -93,11 +93,6 @@ def train(
         say(f"recomputing BN statistics over {cfg.TEST.PRECISE_BN.NUM_ITER} batches")
         update_bn_stats(model, stream, cfg.TEST.PRECISE_BN.NUM_ITER)
     return position, seconds
-
-
-def _save(out_dir: Path, training: Training, position: Position, cfg: CfgNode) -> None:
-    if is_main():
-        training_state.save(out_dir, training.detector, training.optimizer, training.scaler, position, cfg)
 
 
 def _step(model: nn.Module, samples: Sequence[Sample], training: Training, step: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Checkpoints of a detector's training: whole or absent, and enough to go on bit for bit."""
+"""Checkpoints of a detector's training: whole or absent, and enough to go on bit for bit, in one process or several."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from pretrain.config import dump
+from pretrain.console import say
+from pretrain.distributed import all_gather_tensor, barrier, is_main, rank, world_size
 from pretrain.errors import InputError
 from pretrain.files import atomic_path, write_text
 from transfer.torchvision_engine.models import Detector
@@ -36,27 +38,38 @@ class Position:
 def save(
     folder: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, position: Position, cfg: CfgNode
 ) -> Path:
-    """Write ``model_<step>.pth`` and point ``last_checkpoint`` to it; the one before is removed only then."""
+    """Write ``model_<step>.pth`` and point ``last_checkpoint`` to it; the one before is removed only then.
+
+    Every process has to call this: each has its own generators and moving averages. The first one writes.
+    """
     path = folder / f"model_{position.step - 1:07d}.pth"
     content = {
         "model": export_state(detector),
-        "own": own_state(detector),
+        "own": {name: _of_all(value, detector.device) for name, value in own_state(detector).items()},
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict(),
         "iteration": position.step - 1,
         "loaded": list(position.loaded),
         "new": list(position.new),
-        "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "random": _of_all(torch.get_rng_state(), detector.device),
         "config": dump(cfg),
     }
-    with atomic_path(path) as temporary:
-        torch.save(content, temporary)
-    before = last(folder)
-    write_text(folder / LAST, path.name)
-    if before is not None and before != path:
-        before.unlink(missing_ok=True)
+    if detector.device.type == "cuda":
+        content["random_cuda"] = _of_all(torch.cuda.get_rng_state(detector.device), detector.device)
+    if is_main():
+        with atomic_path(path) as temporary:
+            torch.save(content, temporary)
+        before = last(folder)
+        write_text(folder / LAST, path.name)
+        if before is not None and before != path:
+            before.unlink(missing_ok=True)
+    barrier()
     return path
+
+
+def _of_all(value: Tensor, device: torch.device) -> Tensor:
+    """The tensors of all processes, [processes, …]; gathered on ``device``, which the process group can reach."""
+    return all_gather_tensor(value[None].to(device)).cpu()
 
 
 def last(folder: Path) -> Path | None:
@@ -78,12 +91,17 @@ def resume(
     if changed is not None:
         raise InputError(f"cannot resume {path}: {changed}; use the same settings, or another OUTPUT_DIR")
     load_detector(detector, content["model"], str(path))
-    detector.load_state_dict(content["own"], strict=False)
     optimizer.load_state_dict(content["optimizer"])
     scaler.load_state_dict(content["scaler"])
-    torch.set_rng_state(content["random"])
-    if device.type == "cuda" and content["random_cuda"]:
-        torch.cuda.set_rng_state_all(content["random_cuda"])
+    processes = len(content["random"])
+    mine = rank() if processes == world_size() else 0
+    detector.load_state_dict({name: value[mine] for name, value in content["own"].items()}, strict=False)
+    if processes != world_size():
+        say(f"{path} was written by {processes} processes, now there are {world_size()}: random numbers begin anew")
+    else:
+        torch.set_rng_state(content["random"][mine].clone())  # torch ignores where in its storage a state begins
+        if device.type == "cuda" and "random_cuda" in content:
+            torch.cuda.set_rng_state(content["random_cuda"][mine].clone(), device)
     return Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))
 
 
@@ -94,7 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(
             f"cannot read the checkpoint {path} ({type(error).__name__}); remove it and start anew"
         ) from error
-    needed = {"model", "own", "optimizer", "scaler", "iteration", "random", "random_cuda", "config", "loaded", "new"}
+    needed = {"model", "own", "optimizer", "scaler", "iteration", "random", "config", "loaded", "new"}
     if not isinstance(content, dict) or not needed <= set(content):
         raise InputError(
             f"{path} is no checkpoint of the torchvision engine; resume with the engine that wrote it, "

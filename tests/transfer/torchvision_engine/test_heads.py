@@ -80,6 +80,13 @@ def test_regions_that_are_not_finite_are_left_out():
     assert len(predictor().detect(boxes, scores, (40, 40))) == 3
 
 
+@pytest.mark.parametrize("columns", [4, 12])
+def test_an_image_without_regions_has_no_detections(columns):
+    found = predictor(columns == 4).detect(torch.zeros(0, columns), torch.zeros(0, 4), (64, 64))
+    assert len(found) == 0
+    assert found.boxes.shape == (0, 4)
+
+
 def test_mask_loss_looks_at_the_true_class_only():
     logits = torch.zeros(2, 3, 4, 4)
     logits[0, 1], logits[1, 2] = 50.0, -50.0  # both right

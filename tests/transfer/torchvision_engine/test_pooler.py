@@ -43,3 +43,13 @@ def test_aligned_pooling_of_a_linear_ramp_returns_its_values_at_bin_centres():
 def test_images_without_boxes_give_no_features():
     pooled = RoIPooler(7, [4, 8])([torch.rand(1, 3, 8, 8), torch.rand(1, 3, 4, 4)], [torch.zeros(0, 4)])
     assert pooled.shape == (0, 3, 7, 7)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_boxes_stay_in_float32_whatever_the_features_are(precision):
+    # at 1000 px bfloat16 knows every fourth pixel only; a ramp shows where a box was looked up
+    ramp = torch.arange(256.0).repeat(256, 1)[None, None]
+    boxes = [torch.tensor([[901.0, 411.0, 971.0, 489.0], [777.0, 333.0, 999.0, 555.0]])]
+    exact, coarse = RoIPooler(7, [4])([ramp], boxes), RoIPooler(7, [4])([ramp.to(precision)], boxes)
+    assert coarse.dtype == precision
+    torch.testing.assert_close(coarse.float(), exact, rtol=2**-8, atol=0)

@@ -7,7 +7,8 @@ import torch
 
 from pretrain.console import Stopped
 from pretrain.errors import InputError
-from tests.transfer.torchvision_engine.tiny import shapes_config
+from tests.transfer.torchvision_engine.test_semantic import labels_config
+from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config
 from transfer.scores import coco
 from transfer.torchvision_engine import train
 from transfer.torchvision_engine.run import TorchvisionEngine
@@ -17,6 +18,7 @@ PRECISE = ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"]
 #: Detector → iterations on four training scenes, and the box and mask AP (percent) that it must reach.
 OVERFIT = {
     "mask_rcnn": (40, 20, 20),
+    "mask_rcnn_4conv1fc": (40, 20, 20),
     "cascade": (50, 30, 20),
     "retinanet": (40, 60, None),
     "fcos": (40, 60, None),
@@ -43,9 +45,23 @@ def stop_after(monkeypatch):
     return arrange
 
 
-@pytest.mark.parametrize("detector", ["mask_rcnn", "retinanet"])
-def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(detector, tmp_path, stop_after):
-    cfg = shapes_config(detector, tmp_path, *SHORT, *PRECISE, "INPUT.RANDOM_FLIP", "horizontal")
+#: Several sizes, flips and rare images repeated: all that is drawn at random in the data path.
+RANDOM_DATA = ["INPUT.RANDOM_FLIP", "horizontal", "INPUT.MIN_SIZE_TRAIN", "[48, 64]"]
+RANDOM_DATA += ["DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler", "DATALOADER.REPEAT_THRESHOLD", "1.0"]
+
+
+def resumable(name, folder):
+    """Settings of a detector or of DeepLab with all randomness that its data path knows."""
+    if name in DETECTORS:
+        return shapes_config(name, folder, *SHORT, *PRECISE, *RANDOM_DATA)
+    crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", "INPUT.CROP.SIZE", "[48, 48]"]
+    dropout = ["MODEL.SEM_SEG_HEAD.ASPP_DROPOUT", "0.1"]
+    return labels_config(name, folder, *SHORT, *PRECISE, *RANDOM_DATA[:2], *crop, *dropout)
+
+
+@pytest.mark.parametrize("name", DETECTORS | SEGMENTORS)
+def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path, stop_after):
+    cfg = resumable(name, tmp_path)
     engine = TorchvisionEngine()
     whole = engine.finetune(cfg, "none", 3, tmp_path / "whole")
     undo = stop_after(2)

@@ -1,0 +1,55 @@
+"""Run by torchrun from test_two_processes.py: trainings by both processes, whole, stopped and resumed, and scored."""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pretrain import distributed
+from pretrain.console import Stopped
+from tests.transfer.torchvision_engine.test_semantic import labels_config
+from tests.transfer.torchvision_engine.tiny import shapes_config
+from transfer.run import Request, run
+from transfer.torchvision_engine import train
+from transfer.torchvision_engine.run import TorchvisionEngine
+
+#: Settings of the trainings that the test repeats in one process.
+STEPS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]
+STEPS += ["SOLVER.IMS_PER_BATCH", "4", "SOLVER.CHECKPOINT_PERIOD", "1"]
+#: Moving averages, proposals drawn at random, images of three sizes: all that a process has for itself.
+RESUMED = [*STEPS, "INPUT.RANDOM_FLIP", "horizontal", "INPUT.MIN_SIZE_TRAIN", "[48, 64]"]
+FROZEN = ["MODEL.RESNETS.NORM", "FrozenBN", "MODEL.SEM_SEG_HEAD.NORM", "GN", "MODEL.SEM_SEG_HEAD.LOSS_TYPE",
+          "cross_entropy", "MODEL.SEM_SEG_HEAD.ASPP_CHANNELS", "32", "MODEL.SEM_SEG_HEAD.CONVS_DIM", "32"]  # fmt: skip
+
+
+def stop_the_second_process() -> None:
+    """SIGTERM reaches only one process, at the end of its first iteration."""
+    original = train.Metrics.add
+
+    def add(self: train.Metrics, step: int, *rest: object) -> None:
+        original(self, step, *rest)  # type: ignore[arg-type]
+        if distributed.rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        train.Metrics.add = original  # type: ignore[method-assign]
+
+    train.Metrics.add = add  # type: ignore[method-assign]
+
+
+def main(folder: Path) -> None:
+    engine = TorchvisionEngine()
+    for name in ("mask_rcnn", "retinanet"):
+        cfg = shapes_config(name, folder, *RESUMED)
+        engine.finetune(cfg, "none", 3, folder / name / "whole")
+        stop_the_second_process()
+        with contextlib.suppress(Stopped):
+            engine.finetune(cfg, "none", 3, folder / name / "parts")
+        engine.finetune(cfg, "none", 3, folder / name / "parts", resume=True)
+    engine.finetune(labels_config("stride16", folder / "labels", *STEPS, *FROZEN), "none", 0, folder / "joined")
+    out = str(folder / "scored")
+    scored = [*STEPS, "ENGINE", "torchvision", "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "OUTPUT_DIR", out]
+    run(shapes_config("mask_rcnn", folder, *scored), Request("none"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
