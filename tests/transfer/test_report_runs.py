@@ -52,7 +52,7 @@ def test_the_losses_of_pretraining_and_of_a_detector_are_two_plots(tmp_path: Pat
         (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     plots = build(small_records(), runs=read_runs([tmp_path])).curves
     assert [plot.title for plot in plots] == ["Pretraining loss", "Learning rate", "Training loss: mask_rcnn"]
-    assert plots[2].caption == f"{tmp_path.name}/mask_rcnn ends at 8"
+    assert plots[2].caption == f"{tmp_path.name} ends at 8"
 
 
 def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):

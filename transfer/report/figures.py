@@ -23,7 +23,7 @@ _CURVES = {
     "loss": ("Pretraining loss", "loss"),
     "embedding_std": ("Spread of the embedding (0 would be collapse)", "std"),
     "lr": ("Learning rate", "learning rate"),
-    "detector_loss": ("Training loss", "loss"),
+    "task_loss": ("Training loss", "loss"),
 }
 
 #: Headings of accuracies over shares of the labels.
@@ -154,26 +154,35 @@ def _repeats(results: Results, measures: Mapping[Measure, float]) -> str:
 
 
 def training_figures(curves: Sequence[Curve], colours: Mapping[str, int]) -> list[Plot]:
-    """Curves of one kind in one plot: those of pretraining, and one plot for every detector, in the runs' colours."""
+    """Curves of one kind in one plot: those of pretraining, and one plot for every task that trains."""
     drawn = []
     for key, (title, label) in _CURVES.items():
         places: dict[str, list[Curve]] = defaultdict(list)
         for curve in curves:
             if curve.key == key:
-                places[curve.run.partition("/")[2]].append(curve)
+                places["/".join(curve.run.split("/")[1:2])].append(curve)
         for place, same in places.items():
-            caption = ", ".join(f"{curve.run} ends at {curve.values[-1]:.4g}" for curve in same)
             heading = f"{title}: {place}" if place else title
+            caption = ", ".join(f"{name} ends at {ends}" for name, ends in _ends(same).items())
             svg = plots.curve_plot(same, _colours_of(same, colours), f"{key}-{place}", label)
             drawn.append(Plot(heading, caption, svg))
     return drawn
 
 
+def _ends(curves: Sequence[Curve]) -> dict[str, str]:
+    """Checkpoint to the last values of its curves, one for each trial."""
+    ends: dict[str, list[str]] = defaultdict(list)
+    for curve in curves:
+        ends[curve.checkpoint].append(f"{curve.values[-1]:.4g}")
+    return {name: ", ".join(values) for name, values in ends.items()}
+
+
 def _colours_of(curves: Sequence[Curve], colours: Mapping[str, int]) -> list[int]:
     """The checkpoint's colour where a run is called like one; the others take what is left."""
-    wanted = [colours.get(curve.run.split("/")[0]) for curve in curves]
-    free = (number for number in range(len(colours) + len(curves)) if number not in wanted)
-    return [number if number is not None else next(free) for number in wanted]
+    known = {curve.checkpoint: colours.get(curve.checkpoint) for curve in curves}
+    free = (number for number in range(len(colours) + len(curves)) if number not in known.values())
+    chosen = {name: number if number is not None else next(free) for name, number in known.items()}
+    return [chosen[curve.checkpoint] for curve in curves]
 
 
 def analysis_figures(records: Sequence[Mapping[str, Any]]) -> tuple[list[Plot], list[TableView]]:

@@ -134,16 +134,22 @@ def _in_lines(name: str, longest: int = 12) -> str:
 
 
 @styled
-def curve_plot(curves: Sequence[Curve], colours: Sequence[int], key: str, label: str) -> str:
-    """Training curves of several runs over the step; long ones are thinned to 400 points by means of blocks."""
+def curve_plot(curves: Sequence[Curve], colours: Sequence[int], key: str, quantity: str) -> str:
+    """Training curves of several runs over the step; trials of a checkpoint share its colour.
+
+    Long ones are thinned to 400 points by means of blocks.
+    """
     figure, axes = make_axes(6.4, 3.0)
+    named: set[str] = set()
     for curve, colour in zip(curves, colours, strict=True):
         steps, values = _thin(curve.steps), _thin(curve.values)
-        axes.plot(steps, values, color=series_colour(colour), linewidth=1.6, label=short_label(curve.run))
+        label = None if curve.checkpoint in named else short_label(curve.checkpoint)
+        axes.plot(steps, values, color=series_colour(colour), linewidth=1.6, label=label)
+        named.add(curve.checkpoint)
     axes.set_xlabel("step")
-    axes.set_ylabel(label)
+    axes.set_ylabel(quantity)
     legend(axes)
-    return to_svg(figure, f"curve-{key}", f"{label} over training steps")
+    return to_svg(figure, f"curve-{key}", f"{quantity} over training steps")
 
 
 @styled

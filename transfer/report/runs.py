@@ -1,6 +1,6 @@
 """What the report reads from run folders beside the records: training curves, pictures, conversion reports.
 
-A run folder is what a tool wrote as OUTPUT_DIR. Only its own few known files are read, at most two levels down, so
+A run folder is what a tool wrote as OUTPUT_DIR. Only its own few known files are read, at most three levels down, so
 that pointing the report at a folder full of checkpoints costs nothing.
 """
 
@@ -21,7 +21,7 @@ _RUN_SIGNS = ("checkpoints", "backbone.safetensors", "results.jsonl")
 _SHOWN = ("metrics.jsonl", "visuals", "suite_state.json")
 
 #: Levels below a run folder in which its sub-runs (a detector's, say) are looked for.
-DEPTH = 2
+DEPTH = 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Curve:
     key: str
     steps: tuple[float, ...]
     values: tuple[float, ...]
+
+    @property
+    def checkpoint(self) -> str:
+        """The run folder's own name, without the task and the trial in it."""
+        return self.run.split("/")[0]
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:
 
 
 def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
-    """Of pretraining the loss, the embedding's spread and the learning rate; of a detector its loss."""
+    """Of pretraining the loss, the embedding's spread and the learning rate; of what is trained on top its loss."""
     rows: dict[float, dict[str, Any]] = {}
     broken = 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -149,9 +154,10 @@ def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
             broken += bool(line.strip())
     if broken:
         notices.append(f"{path}: {broken} broken line(s) left out of the training curve")
-    detector = any("loss_rpn_cls" in row or "loss_cls" in row or "total_loss" in row for row in rows.values())
-    total = "total_loss" if any("total_loss" in row for row in rows.values()) else "loss"
-    wanted = {total: "detector_loss"} if detector else {key: key for key in ("loss", "embedding_std", "lr")}
+    keys = {key for row in rows.values() for key in row}
+    pretraining = "embedding_std" in keys or not any(key.startswith(("loss_", "total_loss")) for key in keys)
+    total = "total_loss" if "total_loss" in keys else "loss"  # Detectron2's name of it
+    wanted = {key: key for key in ("loss", "embedding_std", "lr")} if pretraining else {total: "task_loss"}
     curves = []
     for key, name in wanted.items():
         points = [(step, row[key]) for step, row in sorted(rows.items()) if _finite(row.get(key))]
