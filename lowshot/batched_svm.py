@@ -33,6 +33,9 @@ MAX_GRADIENTS = 200
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-19}
 #: Residual at which the conjugate gradients stop, relative; the next Newton step corrects the rest.
 FORCING = {torch.float32: 0.1, torch.float64: 0.01}
+#: A cost times a weight of positives above this is solved in float64: the problem is then too ill-conditioned for
+#: float32 to see that it has not arrived. The papers' largest is 2^5 · 2.
+LARGEST_IN_FLOAT32 = 5000.0
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,11 @@ def fit_batched(
 
     Args:
         features: [n, D]. targets: [n, classes] of ±1.
-        double: solve in float64 and to its accuracy.
+        double: solve in float64 and to its accuracy; so are costs above ``LARGEST_IN_FLOAT32`` in any case.
         class_batch: classes solved at once; memory grows with class_batch · n.
         gram_bytes: a larger Gram matrix is not formed; the Cholesky steps then multiply the active rows each time.
     """
+    double = double or max(costs) * max(positive_weight, 1.0) > LARGEST_IN_FLOAT32
     dtype = torch.float64 if double else torch.float32
     with _one_thread_where_that_is_faster(features.size * min(class_batch, targets.shape[1])):
         return _fit(features, targets, costs, positive_weight, dtype, device, class_batch, gram_bytes)
@@ -204,17 +208,19 @@ class Step:
         """−H⁻¹g with H = I + 2C·AᵀWA, A the active rows: H⁻¹ = I − Aᵀ((2CW)⁻¹ + AAᵀ)⁻¹A."""
         own = self.active[row].nonzero().flatten()
         active, gradient = self.shared.rows.index_select(0, own), self.gradient[row]
+        slack = 1 / (2 * self.cost * self.sample_weights[row, own])
         if self.shared.gram is None:
             gram = active @ active.T
         else:
             places = (own[:, None] * len(self.shared.gram) + own).flatten()  # the fastest gather of several
             gram = self.shared.gram.flatten().index_select(0, places).view(len(own), len(own))
-        gram.diagonal().add_(1 / (2 * self.cost * self.sample_weights[row, own]))
+        gram.diagonal().add_(slack)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if failed:  # rounding has made it indefinite, which takes a huge cost and images almost the same
-            factor = torch.linalg.cholesky(gram.double()).to(gram.dtype)
+            active, gradient = active.double(), gradient.double()
+            factor = torch.linalg.cholesky(active @ active.T + torch.diag(slack.double()))
         solved = torch.cholesky_solve((active @ gradient)[:, None], factor)
-        return active.T @ solved[:, 0] - gradient
+        return (active.T @ solved[:, 0] - gradient).to(self.gradient.dtype)
 
     def _by_conjugate_gradients(self, many: Tensor) -> tuple[Tensor, Tensor]:
         rows = self.shared.rows

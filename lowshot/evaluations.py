@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 from fvcore.common.config import CfgNode
 
 from lowshot import knn, retrieval, svm
 from lowshot.devices import device
 from lowshot.feature_set import FeatureSet
-from lowshot.neighbours import search
+from lowshot.neighbours import check_precision, search
 from lowshot.score import Score
 from pretrain.errors import InputError
 
@@ -18,15 +19,44 @@ Evaluation = Callable[[CfgNode, FeatureSet, FeatureSet, Wanted], Iterator[list[S
 """Yields the scores of one unit of work (a draw, a preset) together, so that they are written down together."""
 
 
+Check = Callable[[CfgNode, np.ndarray, str], None]
+"""(settings, labels of the training set, its name): raises InputError before any feature is computed."""
+
+
+def check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
+    """Presets that exist, images that have one class and are enough of them."""
+    if labels.ndim == 2:
+        raise InputError(f"expected one class an image for knn, found multi-hot labels in {name}; use retrieval")
+    if not cfg.KNN.PRESETS:
+        raise InputError("expected at least one of eman, dino, majority-K, weighted-K in KNN.PRESETS, found none")
+    check_retrieval(cfg, labels, name)
+
+
+def check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
+    """Retrieval scores kNN's presets too, where images have one class."""
+    check_precision(cfg.SEARCH.PRECISION)
+    for chosen in cfg.KNN.PRESETS:
+        k = knn.preset(chosen).k
+        if labels.ndim == 1 and k > len(labels):
+            raise InputError(
+                f"KNN preset {chosen} asks for {k} neighbours, {name} has {len(labels)} images; leave it out"
+            )
+
+
+def check_svm(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
+    """Settings that mean something, labels that fit the protocol, classes with enough images."""
+    svm.check(_low_shot(cfg), labels, name)
+
+
 def evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """kNN with every preset of KNN.PRESETS, from one search."""
-    if train.multi_label:
-        raise InputError(f"expected one class an image for knn, found multi-hot labels in {train.name}; use retrieval")
+    check_knn(cfg, train.labels, train.name)
     yield from _from_neighbours(cfg, train, test, _wanted_presets(cfg, wanted), retrieve=False)
 
 
 def evaluate_retrieval(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """Retrieval, and kNN with it: the search that retrieval needs holds kNN's neighbours."""
+    check_retrieval(cfg, train.labels, train.name)
     presets = [] if train.multi_label else _wanted_presets(cfg, wanted)
     yield from _from_neighbours(cfg, train, test, presets, retrieve=wanted("retrieval", "eman", 0))
 
@@ -57,8 +87,12 @@ def _from_neighbours(
 
 def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """Low-shot SVMs, draw by draw."""
+    yield from svm.scores(_low_shot(cfg), train, test, wanted)
+
+
+def _low_shot(cfg: CfgNode) -> svm.LowShot:
     settings = cfg.SVM
-    setup = svm.LowShot(
+    return svm.LowShot(
         protocol=settings.PROTOCOL,
         shots=tuple(settings.SHOTS),
         draws=settings.DRAWS,
@@ -69,8 +103,8 @@ def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Want
         device=device(),
         seed=cfg.SEED,
     )
-    yield from svm.scores(setup, train, test, wanted)
 
 
-#: Evaluations of frozen features.
+#: Evaluations of frozen features, and what each asks of settings and labels.
 ON_FEATURES: dict[str, Evaluation] = {"knn": evaluate_knn, "retrieval": evaluate_retrieval, "svm": evaluate_svm}
+CHECKS: dict[str, Check] = {"knn": check_knn, "retrieval": check_retrieval, "svm": check_svm}

@@ -13,6 +13,8 @@ from pretrain.files import sha256_of
 
 #: Rows that are read at a time where a pass over a memory-mapped array is needed.
 CHUNK = 65536
+#: Class indices from here on are taken for something else (an image's number, a hash): tables have a place for each.
+MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def read_npz(path: str | Path) -> FeatureSet:
         raise InputError(f"features of {path} are {features.dtype}, expected floating-point numbers")
     if labels.dtype.kind not in "iub":
         raise InputError(f"labels of {path} are {labels.dtype}, expected whole numbers or a multi-hot matrix")
-    result = FeatureSet(features.astype(np.float32), labels.astype(np.int64), path.name, sha256_of(path))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and check() says where
+        features = features.astype(np.float32)
+    result = FeatureSet(features, labels.astype(np.int64), path.name, sha256_of(path))
     check(result)
     return result
 
@@ -88,8 +92,11 @@ def check(data: FeatureSet) -> None:
             f"labels of {data.name} have shape {labels.shape} for {len(features)} features; "
             "expected [N] class indices or an [N, K] multi-hot matrix"
         )
-    if labels.ndim == 1 and labels.min() < 0:
-        raise InputError(f"labels of {data.name} go down to {labels.min()}; expected class indices from 0")
+    if labels.ndim == 1 and not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
+        raise InputError(
+            f"labels of {data.name} go from {labels.min()} to {labels.max()}; expected class indices from 0, below "
+            f"{MOST_CLASSES}"
+        )
     if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
         raise InputError(f"multi-hot labels of {data.name} hold values other than 0 and 1")
     for part in chunks(len(features)):
@@ -137,6 +144,11 @@ def normalized(features: np.ndarray, out: np.ndarray | None = None) -> np.ndarra
         features: [N, D]. out: [N, D] float32 to write into, if not a new array.
     """
     rows = np.asarray(features, dtype=np.float32)
-    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))  # several times faster than numpy.linalg.norm
-    divided: np.ndarray = np.divide(rows, np.maximum(norms, np.finfo(np.float32).tiny)[:, None], out=out)
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))  # several times faster than numpy.linalg.norm
+    extreme = ~((norms > 1e-15) & (norms < 1e15))  # the squares leave float32's range
+    divided: np.ndarray = np.divide(rows, np.where(extreme, 1, norms)[:, None], out=out)
+    for row in np.flatnonzero(extreme):
+        exact = rows[row].astype(np.float64)
+        divided[row] = exact / max(np.linalg.norm(exact), np.finfo(np.float64).tiny)
     return divided

@@ -1,15 +1,12 @@
 """Frozen features of a data set: computed once, streamed to disk, kept by the hash of all that determines them.
 
-A cache entry is a folder ``<key>/`` with ``features.npy`` [N, D] float32, ``labels.npy`` and ``about.json``. The rows
-are written into ``features.partial.npy`` as they come, with a progress file per process beside it, so a killed
-extraction goes on where it was; the final name appears only when every row is there. Under torchrun every process
-fills its own range of rows, which needs a file system that all of them see.
+Under torchrun every process fills its own range of rows, which needs a file system that all of them see. What lies on
+disk is described in lowshot/feature_cache.py.
 """
 
-import json
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from lowshot.feature_cache import About, Entry
 from lowshot.feature_set import FeatureSet, check
 from pretrain import distributed
 from pretrain.console import say, track
 from pretrain.errors import InputError
-from pretrain.files import sha256_of_text, write_text
 
 PRECISIONS = ("bf16", "fp32")
 
@@ -42,22 +39,6 @@ class Source:
     network: Callable[[Tensor], Tensor]
     weights: str
     description: str
-
-
-@dataclass(frozen=True)
-class About:
-    """All that determines an entry's numbers; its hash is the entry's name."""
-
-    weights: str
-    data: str
-    transform: str
-    layer: str
-    precision: str
-    format: int = 1
-
-    @property
-    def key(self) -> str:
-        return sha256_of_text(json.dumps(asdict(self), sort_keys=True))[:24]
 
 
 class StageFeatures(nn.Module):
@@ -120,6 +101,12 @@ class _Transformed(Dataset[Tensor]):
         return len(self.dataset)
 
 
+def check_precision(precision: str) -> None:
+    """Raise :class:`InputError` for an unknown one."""
+    if precision not in PRECISIONS:
+        raise InputError(f"expected FEATURES.PRECISION of {', '.join(PRECISIONS)}, found {precision!r}")
+
+
 def extract(
     source: Source,
     dataset: Any,
@@ -143,20 +130,23 @@ def extract(
     Raises:
         InputError: an entry of that key was made with other settings, or the features are not finite.
     """
-    if about.precision not in PRECISIONS:
-        raise InputError(f"expected FEATURES.PRECISION of {', '.join(PRECISIONS)}, found {about.precision!r}")
-    folder = cache / about.key
-    _check_entry(folder, about)
-    if not (folder / "features.npy").is_file():
+    check_precision(about.precision)
+    entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
+    entry.check(about)
+    if not entry.complete:
         images = _Transformed(dataset, transform)
-        rows = _open_partial(folder, about, source, images[0], len(dataset), device)
-        _fill(rows, images, source, about, folder, name, batch_size, workers, device)
-        _finish(folder, np.asarray(dataset.labels))
-    result = FeatureSet(
-        np.load(folder / "features.npy", mmap_mode="r"), np.load(folder / "labels.npy"), name, about.weights
-    )
+        width = partial(_width, source, images, about, device)
+        rows = entry.open_rows(about, len(dataset), width)
+        _fill(rows, images, source, about, entry, name, batch_size, workers, device)
+        entry.finish(labels)
+    result = FeatureSet(entry.read(labels), labels, name, about.weights)
     check(result)
     return result
+
+
+def _width(source: Source, images: _Transformed, about: About, device: str | torch.device) -> int:
+    """D, by one image."""
+    return int(compute(source.network, images[0][None], about.precision, device).shape[1])
 
 
 def _fill(
@@ -164,7 +154,7 @@ def _fill(
     images: _Transformed,
     source: Source,
     about: About,
-    folder: Path,
+    entry: Entry,
     name: str,
     batch_size: int,
     workers: int,
@@ -172,8 +162,7 @@ def _fill(
 ) -> None:
     """Compute this process's range of rows, from where an earlier run has come to; rows first, then the progress."""
     begin, end = _own_range(len(images))
-    progress = folder / f"progress.{begin}-{end}"
-    position = begin + (int(progress.read_text()) if progress.is_file() else 0)
+    position = begin + entry.progress(begin, end)
     if position > begin:
         say(f"features of {name}: going on after {position - begin} of {end - begin} images")
     own = Subset(images, range(position, end))
@@ -183,7 +172,7 @@ def _fill(
         rows[position : position + len(batch)] = features
         position += len(batch)
         rows.flush()
-        write_text(progress, str(position - begin))
+        entry.write_progress(begin, end, position - begin)
 
 
 @torch.no_grad()
@@ -198,59 +187,3 @@ def compute(network: Callable[[Tensor], Tensor], images: Tensor, precision: str,
 def _own_range(count: int) -> tuple[int, int]:
     rank, world = distributed.rank(), distributed.world_size()
     return count * rank // world, count * (rank + 1) // world
-
-
-def _check_entry(folder: Path, about: About) -> None:
-    """An entry describes itself; a description that differs means that somebody moved or mixed files."""
-    described = folder / "about.json"
-    if not described.is_file():
-        return
-    try:
-        found = json.loads(described.read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{described} is damaged ({error.msg}); delete the folder {folder} and run again") from error
-    different = [key for key, value in asdict(about).items() if found.get(key) != value]
-    if different:
-        raise InputError(
-            f"the features in {folder} were made with other settings ({', '.join(different)}); "
-            "delete the folder, or choose another FEATURES.CACHE"
-        )
-
-
-def _open_partial(
-    folder: Path, about: About, source: Source, example: Tensor, count: int, device: str | torch.device
-) -> np.memmap:
-    """The unfinished array, made by the first process if it is not there, opened by all."""
-    partial = folder / "features.partial.npy"
-    if distributed.is_main() and not (partial.is_file() and (folder / "about.json").is_file()):
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("progress.*"):
-            stale.unlink()
-        width = compute(source.network, example[None], about.precision, device).shape[1]
-        np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(count, width)).flush()
-        _reserve(partial)
-        write_text(folder / "about.json", json.dumps(asdict(about), indent=1, sort_keys=True))
-    distributed.barrier()
-    return np.lib.format.open_memmap(partial, mode="r+")
-
-
-def _reserve(file: Path) -> None:
-    """Take the space now, where the system can: a disk that fills up later would kill the process that writes a map."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        with open(file, "r+b") as stream:
-            os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
-    except OSError as error:
-        file.unlink()
-        raise OSError(error.errno, error.strerror, str(file)) from error
-
-
-def _finish(folder: Path, labels: np.ndarray) -> None:
-    distributed.barrier()
-    if distributed.is_main():
-        np.save(folder / "labels.npy", labels)
-        (folder / "features.partial.npy").replace(folder / "features.npy")
-        for progress in folder.glob("progress.*"):
-            progress.unlink()
-    distributed.barrier()

@@ -8,6 +8,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from lowshot import presets
+from lowshot.checks import check_numbers
 from lowshot.fixmatch import check_preset
 from lowshot.fixmatch_run import FixMatchSetting
 from pretrain.errors import InputError
@@ -34,11 +35,7 @@ def check_training(name: str, node: CfgNode, known: Sequence[str]) -> None:
         if key in node and not 0 <= node[key] <= largest:
             limit = f" and at most {largest:g}" if largest < math.inf else ""
             raise InputError(f"expected {name}.{key} of at least 0 (0 is the preset's){limit}, found {node[key]}")
-    wrong = [
-        rate for rate in node.LEARNING_RATES if not isinstance(rate, int | float) or not 0 < rate < math.inf
-    ]  # NaN too
-    if wrong:
-        raise InputError(f"expected positive numbers in {name}.LEARNING_RATES, found {wrong[0]!r}")
+    check_numbers(f"{name}.LEARNING_RATES", node.LEARNING_RATES, needed=False)
 
 
 def check_batch(name: str, batch: int, images: int, processes: int) -> None:

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 
 from lowshot.augment import weak_view
 from lowshot.devices import device
+from lowshot.feature_cache import About
 from lowshot.feature_set import FeatureSet, check_pair, read_npz
-from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.features import Pixels, Source, StageFeatures, data_hash, extract
 from lowshot.labelled_data import LabelledData, check_classes
 from lowshot.voc_images import VocImages
 from pretrain.backbones import Architecture, ResNet, build_backbone
@@ -80,14 +82,21 @@ def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
     return Source(network, weights, f"{source.network} of {source.path}")
 
 
-def feature_sets(cfg: CfgNode, source: SourceBackbone | None) -> tuple[FeatureSet, FeatureSet]:
-    """(train, test) features, from the cache or computed."""
+def feature_sets(
+    cfg: CfgNode, source: SourceBackbone | None, check_labels: Callable[[np.ndarray, str], None] = lambda *_: None
+) -> tuple[FeatureSet, FeatureSet]:
+    """(train, test) features, from the cache or computed.
+
+    Args:
+        check_labels: (labels of the training set, its name): may raise before anything is computed.
+    """
     network = feature_network(cfg, source)
     data = cfg.DATASETS
     transform = eval_transform(data.NAME, cfg.INPUT.IMAGE_SIZE)
     cache = Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
     both = {split: dataset(cfg, split) for split in ("TRAIN", "TEST")}
     check_classes(*both.values())
+    check_labels(both["TRAIN"].labels, f"{data.NAME} {data.TRAIN}")
     sets = []
     for split, images in both.items():
         drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""

@@ -35,7 +35,7 @@ def preset(name: str) -> Preset:
     """The preset of that name, or an :class:`InputError` that lists them."""
     if name in PRESETS:
         return PRESETS[name]
-    kind, _, k = name.partition("-")
+    kind, _, k = str(name).partition("-")
     if kind not in ("majority", "weighted") or not k.isdecimal() or int(k) < 1:
         raise InputError(f"expected KNN.PRESETS of {', '.join(PRESETS)}, majority-K, weighted-K, found {name!r}")
     return Preset(int(k), 0.07 if kind == "weighted" else None)

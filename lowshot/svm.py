@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from lowshot.batched_svm import fit_batched
+from lowshot.checks import check_numbers
 from lowshot.feature_set import FeatureSet, chunks, normalized
 from lowshot.liblinear import fit_liblinear
 from lowshot.score import Score
@@ -74,10 +75,8 @@ class LowShot:
         ):
             if value not in known:
                 raise InputError(f"expected {name} of {', '.join(known)}, found {value!r}")
-        if not self.shots or min(self.shots) < 1 or self.draws < 1:
-            raise InputError(f"expected SVM.SHOTS and SVM.DRAWS of at least 1, found {self.shots} and {self.draws}")
-        if not self.costs or min(self.costs) <= 0:
-            raise InputError(f"expected positive SVM.COSTS, found {self.costs}")
+        check_numbers("SVM.SHOTS", self.shots, whole=True)
+        check_numbers("SVM.COSTS", self.costs)
 
 
 def scores(
@@ -89,8 +88,8 @@ def scores(
         wanted: (task, protocol, draw) -> whether it is to be computed: a second run skips what a killed one has done.
     """
     protocol, name = PROTOCOLS[setup.protocol], f"{setup.protocol}/{setup.select_c}"
-    _check_labels(setup, train)
-    pool, held = _pool_and_held_out(setup, train)
+    check(setup, train.labels, train.name)
+    pool, held = _pool_and_held_out(setup, train.labels, train.name)
     plan = [
         (shots, draw, pool[draw_shots(train.labels[pool], shots, draw, setup.seed, allow_fewer=protocol.allow_fewer)])
         for shots in setup.shots
@@ -118,19 +117,27 @@ def scores(
         ]
 
 
-def _check_labels(setup: LowShot, train: FeatureSet) -> None:
-    if train.multi_label != (PROTOCOLS[setup.protocol].metrics[0] == "mAP"):
-        kind = "multi-hot labels" if train.multi_label else "one class an image"
-        raise InputError(f"SVM.PROTOCOL {setup.protocol} does not fit {train.name}, which has {kind}")
+def check(setup: LowShot, labels: np.ndarray, name: str) -> None:
+    """Raise :class:`InputError` where no draw could be made; needs the training set's labels, not its features.
+
+    Args:
+        labels: [N] or [N, K]. name: of the training set.
+    """
+    protocol, multi_label = PROTOCOLS[setup.protocol], labels.ndim == 2
+    if multi_label != (protocol.metrics[0] == "mAP"):
+        kind = "multi-hot labels" if multi_label else "one class an image"
+        raise InputError(f"SVM.PROTOCOL {setup.protocol} does not fit {name}, which has {kind}")
+    pool, _ = _pool_and_held_out(setup, labels, name)
+    draw_shots(labels[pool], max(setup.shots), 0, setup.seed, allow_fewer=protocol.allow_fewer)
 
 
-def _pool_and_held_out(setup: LowShot, train: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
+def _pool_and_held_out(setup: LowShot, labels: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Training images to draw from, and those that choose C (none where the test set chooses)."""
     if setup.select_c == "test":
-        return np.arange(len(train)), np.arange(0)
-    pool, held = set_aside(train.labels, setup.held_out_per_class, setup.seed)
+        return np.arange(len(labels)), np.arange(0)
+    pool, held = set_aside(labels, setup.held_out_per_class, setup.seed)
     if not len(held):
-        raise InputError(f"no image of {train.name} can be held out to choose C; use SVM.SELECT_C test")
+        raise InputError(f"no image of {name} can be held out to choose C; use SVM.SELECT_C test")
     return pool, held
 
 
@@ -151,17 +158,22 @@ def evaluate(
 ) -> dict[str, np.ndarray]:
     """Fractions [costs] for every metric, from one matrix product for all costs per chunk of images.
 
+    The features' mean goes into the biases, and what all biases of a cost share is left out, both in float64: what
+    tells images and classes apart is then not rounded away in float32, even where a backbone has all but collapsed.
+
     Args:
         features: [N, D] float32, normalised. labels: [N] class indices (top1, top5) or [N, classes] 0/1 (mAP).
     """
     costs, classes, dim = classifiers.weights.shape
     stacked = classifiers.weights.reshape(costs * classes, dim).astype(np.float32).T
-    biases = classifiers.biases.reshape(-1).astype(np.float32)
+    centre = features.mean(axis=0, dtype=np.float64).astype(np.float32)
+    offsets = classifiers.biases + classifiers.weights.astype(np.float64) @ centre.astype(np.float64)
+    biases = (offsets - offsets.max(axis=1, keepdims=True)).reshape(-1).astype(np.float32)
     step = max(1, 2**22 // (costs * classes))  # 16 MiB: the counting below then reads from the cache
     products = np.empty((step, costs * classes), np.float32)
     everything, top1, top5 = [], np.zeros(costs), np.zeros(costs)
     for part in chunks(len(features), step):
-        decisions = np.matmul(features[part], stacked, out=products[: part.stop - part.start])
+        decisions = np.matmul(features[part] - centre, stacked, out=products[: part.stop - part.start])
         decisions += biases
         decisions = decisions.reshape(-1, costs, classes)
         if "mAP" in metrics:

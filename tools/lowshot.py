@@ -6,7 +6,7 @@ python tools/lowshot.py features|knn|retrieval|svm|linear|finetune|fixmatch --co
 --weights takes a checkpoint, a run's folder, or a word: "pixels" (no backbone: the image itself; features, knn,
 retrieval, svm) or "scratch" (a random start; linear, finetune, fixmatch). knn, retrieval and svm also take features
 made elsewhere: --features TRAIN.npz --test-features TEST.npz. Under torchrun, features, linear, finetune and fixmatch
-share the work between processes.
+share the work between processes; knn, retrieval and svm share the extraction, and the first process does the rest.
 """
 
 import argparse
@@ -22,9 +22,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from fvcore.common.config import CfgNode
 
 from lowshot import inputs
+from lowshot.checks import check_settings
 from lowshot.config import get_cfg
 from lowshot.devices import device
-from lowshot.evaluations import ON_FEATURES, Wanted
+from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
 from lowshot.image_evaluations import ON_IMAGES
 from lowshot.score import Score
 from pretrain import distributed
@@ -41,27 +42,36 @@ COMMANDS = ("features", *ON_FEATURES, *ON_IMAGES)
 def main(args: argparse.Namespace) -> None:
     """Evaluate, and append a record for every score as it comes."""
     cfg = load_config(get_cfg(), args.config, args.overrides)
+    check_settings(cfg)
     file = Path(args.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
     check_writable(file)
     with distributed.process_group(device()):
         known, evaluate = prepare(args, cfg)
+        alone = args.command in ON_FEATURES  # on features that all processes have made, the first one works alone
+        if alone and not distributed.is_main():
+            return
         known.update(config=config_hash(cfg))
         identity = {"sha256": known["checkpoint"]["sha256"], "config": known["config"], "network": known["network"]}
 
         def wanted(task: str, protocol: str, trial: int) -> bool:
             return not results.done(file, task=task, protocol=protocol, trial=trial, **identity)
 
-        new = list(recorded(evaluate(wanted), file, known))
+        new = list(recorded(evaluate(wanted), file, known, alone))
     if args.command != "features":
         show(args.command, known, new, file)
 
 
 def check_writable(file: Path) -> None:
     """Raise :class:`InputError` before hours of work if the results file cannot be written."""
+    if not distributed.is_main():
+        return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        new = not file.exists()
         with open(file, "ab"):
             pass
+        if new:
+            file.unlink()  # an evaluation that ends in an error leaves no empty file
     except OSError as error:
         raise InputError(f"cannot write results to {file}: {error.strerror}; choose another --results FILE") from error
 
@@ -72,6 +82,8 @@ def prepare(args: argparse.Namespace, cfg: CfgNode) -> tuple[dict[str, Any], Eva
     if args.features or args.test_features:
         if args.command not in ON_FEATURES:
             raise InputError(f"{args.command} works on images, not on --features; give --weights CHECKPOINT")
+        if args.weights:
+            raise InputError("expected --weights or --features, found both; leave out the one that is not meant")
         train, test = inputs.given_features(args.features, args.test_features)
         both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
         known = {"checkpoint": {"name": train.name, "sha256": both}, "network": "", "dataset": test.name}
@@ -85,19 +97,25 @@ def prepare(args: argparse.Namespace, cfg: CfgNode) -> tuple[dict[str, Any], Eva
     known = {**inputs.identity(source, args.weights), "dataset": title}
     if on_images:
         return known, partial(ON_IMAGES[args.command], cfg, source)
-    train, test = inputs.feature_sets(cfg, source)
+    check = partial(CHECKS[args.command], cfg) if args.command in CHECKS else lambda *_: None
+    train, test = inputs.feature_sets(cfg, source, check)
     if args.command == "features":
         say(f"{len(train)} + {len(test)} features of {train.features.shape[1]} numbers")
         return known, lambda wanted: iter(())
     return known, partial(ON_FEATURES[args.command], cfg, train, test)
 
 
-def recorded(units: Iterable[list[Score]], file: Path, known: dict[str, Any]) -> Iterator[Score]:
-    """Pass scores on, those of one unit of work written to the results file in one go."""
+def recorded(units: Iterable[list[Score]], file: Path, known: dict[str, Any], alone: bool) -> Iterator[Score]:
+    """Pass scores on, those of one unit of work written to the results file in one go.
+
+    Args:
+        alone: the other processes have left; otherwise all wait until the file says what is done.
+    """
     for scores in units:
         if distributed.is_main():
             results.append(file, [_record(score, known) for score in scores])
-        distributed.barrier()
+        if not alone:
+            distributed.barrier()
         yield from scores
 
 

@@ -1,12 +1,15 @@
+import re
+
 import numpy as np
 import pytest
 import torch
 from sklearn.svm import LinearSVC
 
-from lowshot.batched_svm import Classes, fit_batched, share
+from lowshot import batched_svm
+from lowshot.batched_svm import Classes, Step, fit_batched, share
 from lowshot.feature_set import normalized
 from lowshot.liblinear import fit_liblinear
-from lowshot.svm_problem import objectives, signed_targets
+from lowshot.svm_problem import LinearClassifiers, objectives, signed_targets
 
 COSTS = [2.0**power for power in range(-5, 6)]
 
@@ -92,6 +95,17 @@ def test_weight_of_positives_keeps_float64_accuracy():
     assert np.linalg.norm(found.weights[0, 0] - machine.coef_[0]) <= 1e-10 * np.linalg.norm(machine.coef_)
 
 
+@pytest.mark.parametrize(("cost", "positive_weight"), [(2.0**5, 100.0), (1e4, 1.0), (1e4, 100.0)])
+def test_extreme_costs_are_solved_too(cost, positive_weight):
+    features, targets = problem(3, 20, 10, overlap=2.0)
+    arguments = (np.vstack([features, features[:20]]), np.vstack([targets, targets[:20]]), [cost], positive_weight)
+    exact_fit = fit_batched(*arguments, double=True)
+    found, minimum = (objectives(fit, *arguments) for fit in (fit_batched(*arguments), exact_fit))
+    assert (found <= minimum * (1 + 1e-6)).all()
+    worse = LinearClassifiers(exact_fit.weights * (1 + 1e-4), exact_fit.biases)
+    assert (minimum < objectives(worse, *arguments)).all()
+
+
 def test_duplicated_images_and_contradicting_labels_are_solved():
     features, targets = problem(4, 5, 30)
     features, targets = np.vstack([features, features, features[:2]]), np.vstack([targets, targets, -targets[:2]])
@@ -136,6 +150,28 @@ def test_coordinates_keep_every_inner_product():
         shared = share(features, torch.float64, "cpu", 1e9)
         assert np.allclose(shared.gram.numpy(), features.astype(np.float64) @ features.T + 1, atol=1e-10)
         assert torch.allclose(shared.rows.T @ shared.rows, torch.diag(shared.moments), atol=1e-8)
+
+
+def test_fits_that_do_not_arrive_are_counted_aloud(capsys, monkeypatch):
+    features, targets = problem(4, 10, 30, overlap=2.0)
+    monkeypatch.setattr(batched_svm, "MAX_NEWTON", 1)
+    fit_batched(features, targets, COSTS[:2])
+    assert re.search(r"[1-8] of 8 SVMs did not reach the tolerance in 1 Newton steps", capsys.readouterr().err)
+    fit_liblinear(features, targets, [2.0**5], max_iter=1)
+    assert "liblinear stopped 4 of 4 fits after 1 iterations" in capsys.readouterr().err
+
+
+def test_cholesky_takes_float64_where_float32_makes_the_matrix_indefinite():
+    """Images ten times over, at a cost whose diagonal is far below float32's rounding of their products."""
+    features, targets = (np.repeat(part, 10, axis=0) for part in problem(3, 2, 40))
+    shared = share(features, torch.float32, "cpu", 1e9)
+    assert int(torch.linalg.cholesky_ex(shared.gram + 1e-8 * torch.eye(60)).info)
+    classes = Classes(shared, torch.from_numpy(targets.T.astype(np.float32)), 1.0)
+    step = Step(classes, torch.arange(3), cost=0.5e8)
+    rows = shared.rows.double()
+    for row in range(3):  # all images are active at the start
+        expected = torch.linalg.solve(torch.eye(rows.shape[1]) + 1e8 * rows.T @ rows, -step.gradient[row].double())
+        assert torch.allclose(step._by_cholesky(row).double(), expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
 
 
 @pytest.mark.gpu

@@ -35,14 +35,17 @@ def test_multi_hot_labels_are_recognised(tmp_path):
         ({"features": np.ones((2, 3)), "labels": [0, 1, 1]}, r"shape \(3,\) for 2 features"),
         ({"features": np.ones(3), "labels": [0, 1, 1]}, r"expected \[N, D\]"),
         ({"features": np.array([[1.0], [np.nan]]), "labels": [0, 1]}, r"NaN or infinite values \(first in row 1\)"),
-        ({"features": np.ones((2, 3)), "labels": [0, -1]}, "go down to -1"),
+        ({"features": np.ones((2, 3)), "labels": [0, -1]}, "go from -1 to 0; expected class indices from 0"),
+        ({"features": np.ones((2, 3)), "labels": [0, 10**12]}, "expected class indices from 0, below 1000000"),
+        ({"features": np.full((2, 3), 1e300), "labels": [0, 1]}, r"NaN or infinite values \(first in row 0\)"),
         ({"features": np.ones((2, 3)), "labels": [[0, 2], [1, 0]]}, "other than 0 and 1"),
         ({"features": np.ones((2, 3)), "labels": [0.5, 1.0]}, "expected whole numbers"),
         ({"features": np.ones((2, 3), int), "labels": [0, 1]}, "expected floating-point"),
         ({"features": np.array([[object()]]), "labels": [0]}, "without pickled objects"),
     ],
 )
-def test_unusable_npz_is_refused(tmp_path, arrays, message):
+@pytest.mark.filterwarnings("error")
+def test_unusable_npz_is_refused_without_a_warning(tmp_path, arrays, message):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(InputError, match=message):
         read_npz(tmp_path / "bad.npz")
@@ -81,3 +84,12 @@ def test_sets_that_do_not_belong_together_are_refused(train, test, message):
 def test_normalised_rows_have_length_one_and_zero_stays_zero():
     rows = normalized(np.array([[3.0, 4.0], [0.0, 0.0]]))
     assert np.allclose(rows, [[0.6, 0.8], [0, 0]])
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-25, 1e-15, 1e15, 1e25, 1e36])
+def test_normalised_rows_do_not_depend_on_scale(scale):
+    rows = np.random.default_rng(0).standard_normal((5, 7))
+    expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert np.allclose(normalized((scale * rows).astype(np.float32)), expected, atol=1e-6)
+    mixed = np.vstack([scale * rows[:2], rows[2:]]).astype(np.float32)
+    assert np.allclose(normalized(mixed, np.empty_like(mixed)), expected, atol=1e-6)

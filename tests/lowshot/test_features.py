@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from lowshot.features import About, Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.feature_cache import About
+from lowshot.features import Pixels, Source, StageFeatures, data_hash, extract
 from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
 from pretrain.images import ArrayImages
@@ -84,14 +86,73 @@ def test_killed_extraction_goes_on_where_it_was_and_ends_the_same(tmp_path):
     ]  # fmt: skip
 
 
+class KilledNetwork(CountingNetwork):
+    """Kills its process, as the kernel or a scheduler would, in the third batch of four."""
+
+    def forward(self, images):
+        if self.seen > 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+
+def test_extraction_killed_by_sigkill_goes_on_where_it_was(tmp_path):
+    process = torch.multiprocessing.get_context("fork").Process(target=run, args=(KilledNetwork(), tmp_path))
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
+    network = CountingNetwork()
+    resumed = run(network, tmp_path)
+    assert network.seen == len(IMAGES) - 8
+    assert np.allclose(resumed.features, expected().mean(dim=(2, 3)), atol=1e-6)
+
+
 def test_entry_of_other_settings_is_refused(tmp_path):
     run(CountingNetwork(), tmp_path)
     described = tmp_path / ABOUT.key / "about.json"
     described.write_text(json.dumps({**json.loads(described.read_text()), "transform": "another"}))
     with pytest.raises(InputError, match=r"made with other settings \(transform\)"):
         run(CountingNetwork(), tmp_path)
-    described.write_text("{")
-    with pytest.raises(InputError, match="is damaged"):
+
+
+def shortened(file):
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("about.json", lambda file: file.write_text("{")),
+        ("about.json", lambda file: file.write_text("[]")),
+        ("about.json", lambda file: file.write_bytes(b"\xff\xfe")),
+        ("features.npy", shortened),
+        ("features.npy", lambda file: file.write_bytes(b"")),
+        ("features.npy", lambda file: np.save(file, np.ones((3, 2), np.float32))),
+        ("labels.npy", shortened),
+        ("labels.npy", lambda file: file.unlink()),
+        ("labels.npy", lambda file: np.save(file, np.ones((11, 2), np.int64))),
+        ("labels.npy", lambda file: np.save(file, IMAGES.labels[::-1])),
+    ],
+)
+def test_damaged_entry_is_refused_and_says_what_to_delete(tmp_path, name, damage):
+    run(CountingNetwork(), tmp_path)
+    damage(tmp_path / ABOUT.key / name)
+    with pytest.raises(InputError, match=rf"expected .*{name} as an extraction writes it, found it damaged; delete"):
+        run(CountingNetwork(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("progress.0-11", lambda file: file.write_text("many")),
+        ("progress.0-11", lambda file: file.write_text("12")),
+        ("features.partial.npy", shortened),
+    ],
+)
+def test_damaged_unfinished_entry_is_refused(tmp_path, name, damage):
+    with pytest.raises(KeyboardInterrupt):
+        run(CountingNetwork(limit=2), tmp_path)
+    damage(tmp_path / ABOUT.key / name)
+    with pytest.raises(InputError, match=f"{name} as an extraction writes it, found it damaged"):
         run(CountingNetwork(), tmp_path)
 
 

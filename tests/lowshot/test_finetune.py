@@ -82,3 +82,17 @@ def test_statistics_of_two_processes_are_those_of_one_over_all_batches():
     alone = _recomputed(batches)
     for found in in_two_processes(6, _recomputed, batches):
         assert all(np.allclose(found[name], alone[name], rtol=1e-5, atol=1e-6) for name in alone)
+
+
+def _finetuned(folder):
+    preset = FinetunePreset((2, 2), (0.05,), (0.05, 0.05), batch_size=8)
+    found = evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, folder, CPU)
+    state = torch.load(next((folder / "final").glob("step_*.pt")), weights_only=True)["modules"]["model"]
+    return found.top1, state["fc.weight"].numpy()
+
+
+def test_two_processes_agree_on_the_network_and_its_score(tmp_path):
+    """Each normalises with its own half of a batch, as per-GPU BN does, so the score is not exactly one process's."""
+    (top1, weight), (other_top1, other_weight) = in_two_processes(7, _finetuned, tmp_path)
+    assert top1 == other_top1 > 0.5
+    assert np.array_equal(weight, other_weight)

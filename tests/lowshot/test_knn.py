@@ -63,14 +63,19 @@ def test_a_tied_vote_goes_to_the_more_similar_class():
 
 
 def test_scores_are_percentages_with_each_class_in_the_details():
-    found = search(TRAIN.features, TEST.features, 200)
-    units = list(knn.scores(found, TRAIN, TEST, ["eman", "dino"]))
+    train, test = clusters(1, 300, classes=12, spread=3.0), clusters(2, 120, classes=12, spread=3.0)
+    found = search(train.features, test.features, 200)
+    units = list(knn.scores(found, train, test, ["eman", "dino"]))
     assert [[score.metric for score in unit] for unit in units] == [["top1", "top5", "mean_per_class"]] * 2
     top1, top5, per_class = units[0]
-    ranked = knn.ranked_classes(found, TRAIN.labels, 20, None)
-    assert top1.value == pytest.approx(100 * np.mean(ranked[:, 0] == TEST.labels))
-    assert top1.value <= top5.value <= 100
-    assert set(per_class.details["per_class"]) == set(range(6))
+    hits = knn.ranked_classes(found, train.labels, 20, None) == test.labels[:, None]
+    assert top1.value == pytest.approx(100 * np.mean(hits[:, 0]))
+    assert top5.value == pytest.approx(100 * np.mean(hits.any(axis=1)))
+    assert top1.value < 100 * np.mean(hits[:, :4].any(axis=1)) < top5.value < 100
+    right = {label: 100 * np.mean(hits[test.labels == label, 0]) for label in range(12)}
+    assert per_class.details["per_class"] == pytest.approx(right)
+    assert per_class.value == pytest.approx(np.mean(list(right.values())))
+    assert abs(per_class.value - top1.value) > 0.01, "classes of unequal size, so the two differ"
     assert (top1.task, top1.protocol) == ("knn/k=20", "eman")
 
 

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
 from lowshot import svm
+from lowshot.batched_svm import fit_batched
 from lowshot.feature_set import FeatureSet, normalized
 from lowshot.liblinear import fit_liblinear
 from lowshot.splits import draw_shots
@@ -67,6 +70,21 @@ def test_evaluate_equals_scoring_cost_by_cost_and_image_by_image():
         assert found["top5"][cost] == pytest.approx(np.mean((ranked[:, :5] == TEST.labels[:, None]).any(1)))
 
 
+def test_scoring_tells_images_of_an_almost_collapsed_backbone_apart():
+    """All cosines above 0.9999: float32 scores of the features as they are would be mostly rounding."""
+    generator = np.random.default_rng(0)
+    means = generator.standard_normal((10, 256))
+    rows, labels = np.repeat(np.arange(10), 4), np.repeat(np.arange(10), 50)
+    fitted_on, scored = (
+        normalized(1 + 1e-3 * (means[index] + generator.standard_normal((len(index), 256)))) for index in (rows, labels)
+    )
+    fitted = fit_batched(fitted_on, signed_targets(rows, 10), [2.0**-5, 1.0], double=True)
+    exact = np.einsum("nd,scd->snc", scored.astype(np.float64), fitted.weights) + fitted.biases[:, None]
+    expected = (exact.argmax(2) == labels).mean(axis=1)
+    assert (expected > 0.9).all()
+    assert np.allclose(svm.evaluate(fitted, scored, labels, ("top1",))["top1"], expected, atol=0.005)
+
+
 def test_held_out_choice_scores_the_cost_that_does_best_on_held_out_images():
     setup = svm.LowShot(shots=(4,), draws=1, costs=(1e-3, 1.0), seed=3, solver="liblinear")
     (unit,) = svm.scores(setup, TRAIN, TEST, always)
@@ -79,6 +97,43 @@ def test_held_out_choice_scores_the_cost_that_does_best_on_held_out_images():
     assert unit[0].details["cost"] == setup.costs[best]
     on_test = svm.evaluate(fitted, normalized(TEST.features), TEST.labels, ("top1",))["top1"][best]
     assert unit[0].value == pytest.approx(100 * on_test)
+
+
+def test_held_out_choice_does_not_look_at_the_test_set():
+    """The cost chosen stays when the test labels are drawn anew, though another would then score better."""
+    setup = svm.LowShot(shots=(2,), draws=4, solver="liblinear")
+    shuffled = FeatureSet(TEST.features, np.random.default_rng(0).permutation(TEST.labels), "shuffled", "0" * 64)
+    chosen, again = ([unit[0].details["cost"] for unit in svm.scores(setup, TRAIN, test, always)]
+                     for test in (TEST, shuffled))  # fmt: skip
+    assert chosen == again
+    by_test = replace(setup, select_c="test")
+    assert chosen != [unit[0].details["cost"] for unit in svm.scores(by_test, TRAIN, shuffled, always)]
+
+
+def test_positives_weigh_twice_in_the_voc_protocol_alone():
+    assert {name: protocol.positive_weight for name, protocol in svm.PROTOCOLS.items()} == {
+        "imagenet": 1.0, "inaturalist": 1.0, "voc07": 2.0,
+    }  # fmt: skip
+    train, test = multi_label(1), multi_label(2)
+    setup = svm.LowShot(protocol="voc07", shots=(8,), draws=1, costs=(1.0,), select_c="test")
+    (unit,) = svm.scores(setup, train, test, always)
+    rows = draw_shots(train.labels, 8, 0, 0)
+    arguments = normalized(train.features[rows]), signed_targets(train.labels[rows], 4), [1.0]
+    weighted, plain = (
+        svm.evaluate(fit_liblinear(*arguments, weight, tol=1e-8), normalized(test.features), test.labels, ("mAP",))[
+            "mAP"
+        ]
+        for weight in (2.0, 1.0)
+    )
+    assert unit[0].value == pytest.approx(100 * weighted[0], abs=0.01)
+    assert abs(weighted[0] - plain[0]) > 1e-3
+
+
+def test_mean_average_precision_leaves_out_classes_without_a_positive():
+    labels = np.array([[1, 0, 0], [0, 0, 1], [1, 0, 0]])
+    decisions = np.random.default_rng(0).standard_normal((3, 3))
+    expected = np.mean([naive_average_precision(labels[:, k], decisions[:, k]) for k in (0, 2)])
+    assert svm.mean_average_precision(labels, decisions) == pytest.approx(expected, abs=1e-12)
 
 
 def test_choosing_c_on_the_test_set_is_never_worse_and_says_so():
@@ -126,6 +181,11 @@ def test_class_without_an_image_is_never_predicted():
     setup = svm.LowShot(protocol="inaturalist", shots=(8,), draws=1)
     (with_gap,) = svm.scores(setup, train, test, always)
     assert with_gap[0].value > 50
+    targets = signed_targets(labels[:30], 9)  # nobody shows classes 2, 6 and 8
+    fitted = svm._fit_present(fit_liblinear, normalized(TRAIN.features[:30]), targets, [1.0], 1.0)
+    decisions = normalized(TEST.features) @ fitted.weights[0].T + fitted.biases[0]
+    assert (decisions[:, [2, 6, 8]] == -np.inf).all()
+    assert np.isfinite(decisions[:, [0, 1, 3, 4, 5, 7]]).all()
 
 
 @pytest.mark.parametrize(
@@ -134,8 +194,8 @@ def test_class_without_an_image_is_never_predicted():
         ({"protocol": "coco"}, "expected SVM.PROTOCOL of imagenet, inaturalist, voc07, found 'coco'"),
         ({"select_c": "train"}, "expected SVM.SELECT_C of heldout, test"),
         ({"solver": "magic"}, "expected SVM.SOLVER of"),
-        ({"shots": (0,)}, "at least 1"),
-        ({"costs": (0.0,)}, r"positive SVM\.COSTS"),
+        ({"shots": (0,)}, r"positive whole numbers in SVM\.SHOTS, found 0"),
+        ({"costs": (0.0,)}, r"positive numbers in SVM\.COSTS"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(arguments, message):

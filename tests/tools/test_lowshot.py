@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from pretrain.backbones import Architecture, build_backbone
+from tests.lowshot.two_processes import in_two_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "configs" / "smoke" / "lowshot_digits.yaml")
@@ -109,9 +111,17 @@ def test_pixels_need_no_backbone(lowshot, tmp_path):
         (("fixmatch", "--weights", "scratch", "FIXMATCH.SCHEDULE", "2x"), "expected FIXMATCH.SCHEDULE of 1x, 3x"),
         (("knn", "--weights", "pixels", "DATASETS.NAME", "imagefolder", "DATASETS.ROOT", "nowhere"), "nowhere"),
         (("linear", "--weights", "scratch", "LINEAR.TRIALS", "0"), "expected LINEAR.TRIALS of at least 1"),
-        (("linear", "--weights", "scratch", "LINEAR.LEARNING_RATES", "['a']"), "expected positive numbers in LINEAR"),
-        (("finetune", "--weights", "scratch", "FINETUNE.EPOCHS", "-1.0"), "expected FINETUNE.EPOCHS of at least 0"),
-        (("fixmatch", "--weights", "scratch", "FIXMATCH.THRESHOLD", "2.0"), "expected FIXMATCH.THRESHOLD of at most 1"),
+        (
+            ("finetune", "--weights", "scratch", "FINETUNE.BATCH_SIZE", "100000"),
+            "expected FINETUNE.BATCH_SIZE of at most",
+        ),
+        (("fixmatch", "--weights", "scratch", "FIXMATCH.PRESET", "in"), "more than 32 px for instance normalisation"),
+        (("retrieval", "--weights", "pixels", "RETRIEVAL.TOP", "-5"), "expected RETRIEVAL.TOP of at least 1, found -5"),
+        (("knn", "--weights", "pixels", "SEARCH.DATABASE_CHUNK", "0"), "expected SEARCH.DATABASE_CHUNK of at least 1"),
+        (("knn", "--weights", "pixels", "KNN.PRESETS", "[3]"), "expected KNN.PRESETS of eman, dino"),
+        (("knn", "--weights", "pixels", "KNN.PRESETS", "[]"), "in KNN.PRESETS, found none"),
+        (("svm", "--weights", "pixels", "SVM.SHOTS", "[1.5]"), "expected positive whole numbers in SVM.SHOTS"),
+        (("knn", "--weights", "a.pt", "--features", "a.npz", "--test-features", "b.npz"), "found both"),
         (("knn", "--weights", "pixels", "DATASETS.NAM", "x"), "nearest known key is DATASETS.NAME"),
     ],
 )
@@ -120,6 +130,52 @@ def test_wrong_input_is_one_line_and_code_2(lowshot, capsys, arguments, message)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "setting", "message"),
+    [
+        ("knn", ("KNN.PRESETS", "['majority-2000']"), "asks for 2000 neighbours, digits train has 1257 images"),
+        ("knn", ("SEARCH.PRECISION", "fp8"), "expected SEARCH.PRECISION of fp32, bf16"),
+        ("svm", ("SVM.SOLVER", "magic"), "expected SVM.SOLVER of batched, liblinear"),
+        ("svm", ("SVM.SHOTS", "[500]"), "images to draw from, expected at least 500"),
+        ("svm", ("SVM.PROTOCOL", "voc07"), "does not fit digits train"),
+    ],
+)
+def test_settings_are_checked_before_features_are_extracted(
+    lowshot, weights, capsys, monkeypatch, command, setting, message
+):
+    monkeypatch.setattr("lowshot.inputs.extract", lambda *_, **__: pytest.fail("extracted"))
+    assert lowshot(command, "--weights", weights, *setting) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_evaluation_that_ends_in_an_error_leaves_no_results_file(lowshot, npz, tmp_path):
+    assert lowshot("knn", *npz, "KNN.PRESETS", "['best']") == 2
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def _run_in_a_process(words):
+    sys.argv, sys.path[:0] = words, [str(ROOT / "tools")]
+    try:
+        runpy.run_path(str(ROOT / "tools" / "lowshot.py"), run_name="__main__")
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.mark.parametrize(
+    ("port", "command", "setting"), [(8, "knn", "KNN.PRESETS=['eman']"), (9, "svm", "SVM.SHOTS=[2]")]
+)
+def test_two_processes_record_what_one_does_and_once(npz, tmp_path, port, command, setting):
+    found = []
+    for name, run in (("one", _run_in_a_process), ("two", partial(in_two_processes, port, _run_in_a_process))):
+        file = tmp_path / f"{name}.jsonl"
+        words = ["lowshot.py", command, *map(str, npz), "--config", CONFIG, "--results", str(file), *setting.split("=")]
+        assert run(words) in (0, (0, 0))
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        found.append([(line["task"], line["metric"], line["trial"], line["value"]) for line in lines])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == len(found[0]) > 0
 
 
 def test_another_test_file_is_another_result(lowshot, npz, tmp_path):

@@ -1,0 +1,103 @@
+import pytest
+
+from lowshot.checks import check_numbers, check_settings
+from lowshot.config import get_cfg
+from lowshot.image_settings import check_batch, finetune_preset, fixmatch_protocol, fixmatch_setting, linear_preset
+from pretrain.config import load_config
+from pretrain.errors import InputError
+
+
+def test_defaults_pass():
+    check_settings(get_cfg())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("SEED", "-1", "expected SEED of at least 0, found -1"),
+        ("DATASETS.SEED", "-1", r"expected DATASETS\.SEED of at least 0"),
+        ("INPUT.IMAGE_SIZE", "0", r"expected INPUT\.IMAGE_SIZE of at least 1"),
+        ("FEATURES.BATCH_SIZE", "0", r"expected FEATURES\.BATCH_SIZE of at least 1, found 0"),
+        ("FEATURES.WORKERS", "-2", r"expected FEATURES\.WORKERS of at least 0"),
+        ("SEARCH.QUERY_CHUNK", "0", r"expected SEARCH\.QUERY_CHUNK of at least 1"),
+        ("SEARCH.DATABASE_CHUNK", "-5", r"expected SEARCH\.DATABASE_CHUNK of at least 1"),
+        ("RETRIEVAL.TOP", "0", r"expected RETRIEVAL\.TOP of at least 1"),
+        ("SVM.DRAWS", "0", r"expected SVM\.DRAWS of at least 1"),
+        ("SVM.HELD_OUT_PER_CLASS", "0", r"expected SVM\.HELD_OUT_PER_CLASS of at least 1"),
+        ("SVM.SHOTS", "[1, 2.5]", r"expected positive whole numbers in SVM\.SHOTS, found 2\.5"),
+        ("SVM.SHOTS", "['all']", r"expected positive whole numbers in SVM\.SHOTS, found 'all'"),
+        ("SVM.SHOTS", "[]", r"expected at least one value in SVM\.SHOTS"),
+        ("SVM.COSTS", "[1.0, 0.0]", r"expected positive numbers in SVM\.COSTS, found 0\.0"),
+    ],
+)
+def test_sizes_that_nothing_can_be_computed_with_are_refused(key, value, message):
+    with pytest.raises(InputError, match=message):
+        check_settings(load_config(get_cfg(), None, [key, value]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, None])
+def test_what_is_no_positive_number_is_refused(value):
+    with pytest.raises(InputError, match=r"expected positive numbers in A\.B"):
+        check_numbers("A.B", [1.0, value])
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("LINEAR", "PRESET", "best", r"expected LINEAR\.PRESET of m2, rcf-sgd"),
+        ("LINEAR", "TRIALS", "0", r"expected LINEAR\.TRIALS of at least 1"),
+        ("LINEAR", "LEARNING_RATES", "['a']", r"expected positive numbers in LINEAR\.LEARNING_RATES"),
+        ("FINETUNE", "EPOCHS", "-1.0", r"expected FINETUNE\.EPOCHS of at least 0"),
+        ("FINETUNE", "WORKERS", "-1", r"expected FINETUNE\.WORKERS of at least 0"),
+        ("FIXMATCH", "THRESHOLD", "2.0", r"expected FIXMATCH\.THRESHOLD of at least 0 .* at most 1, found 2\.0"),
+        ("FIXMATCH", "STATISTICS_MOMENTUM", "1.5", r"expected FIXMATCH\.STATISTICS_MOMENTUM of at most 1"),
+        ("FIXMATCH", "SCHEDULE", "2x", r"expected FIXMATCH\.SCHEDULE of 1x, 3x"),
+        ("FIXMATCH", "LEARNING_RATES", "[0.1, 0.2]", "nothing is searched here"),
+        ("FIXMATCH", "TEACHER_NORM", "LN", r"expected NORM\.TEACHER of BN, SyncBN"),
+    ],
+)
+def test_training_settings_outside_their_range_are_refused(name, key, value, message):
+    node = load_config(get_cfg(), None, [f"{name}.{key}", value])[name]
+    build = {
+        "LINEAR": linear_preset,
+        "FINETUNE": finetune_preset,
+        "FIXMATCH": lambda node: fixmatch_setting(node, False),
+    }
+    with pytest.raises(InputError, match=message):
+        build[name](node)
+
+
+@pytest.mark.parametrize(
+    ("batch", "processes", "message"),
+    [
+        (65, 1, r"expected FINETUNE\.BATCH_SIZE of at most 64 \(the images to train on\), found 65"),
+        (1, 1, "at least two images a process"),
+        (9, 2, "the same number on each of 2, found 9"),
+        (2, 2, "at least two images a process"),
+    ],
+)
+def test_batch_that_cannot_be_filled_or_shared_is_refused(batch, processes, message):
+    check_batch("FINETUNE.BATCH_SIZE", 64, 64, processes)
+    with pytest.raises(InputError, match=message):
+        check_batch("FINETUNE.BATCH_SIZE", batch, 64, processes)
+
+
+def fixmatch(**settings):
+    words = [str(word) for key, value in settings.items() for word in (f"FIXMATCH.{key}", value)]
+    return load_config(get_cfg(), None, words).FIXMATCH
+
+
+def test_normalisations_are_switches_and_the_protocol_names_them():
+    node = fixmatch(PRESET="eman", STUDENT_NORM="SyncBN")
+    preset = fixmatch_setting(node, pretrained=True).preset
+    assert (preset.student, preset.teacher) == ("SyncBN", "EMAN")
+    assert fixmatch_protocol(node) == "eman-1x/student=SyncBN"
+    assert fixmatch_protocol(fixmatch(TEACHER_NORM="EMAN")) == "eman-1x"
+    with pytest.raises(InputError, match=r"expected a preset with a teacher under FIXMATCH\.TEACHER_NORM"):
+        fixmatch_setting(fixmatch(PRESET="fixmatch", TEACHER_NORM="EMAN"), pretrained=False)
+
+
+def test_settings_override_the_presets_numbers_and_keep_shares_of_the_schedule():
+    setting = fixmatch_setting(fixmatch(EPOCHS=20.0, UNLABELLED_RATIO=3, BATCH_SIZE=16), pretrained=True)
+    assert (setting.schedule.epochs, setting.schedule.warmup, setting.schedule.milestones) == (20, 1, (0.6, 0.8))
+    assert (setting.preset.unlabelled_ratio, setting.batch_size, setting.rate) == (3, 16, 0.003)
