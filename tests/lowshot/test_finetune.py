@@ -7,19 +7,11 @@ from lowshot.labelled_data import LabelledData
 from lowshot.presets import FINETUNE, FinetunePreset, Schedule
 from pretrain import distributed
 from pretrain.backbones import Architecture, build_backbone
-from pretrain.images import ArrayImages
 from pretrain.views import eval_transform
+from tests.lowshot.toy_data import bright_or_dark
 from tests.lowshot.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
-
-
-def bright_or_dark(count, seed):
-    generator = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    pictures = generator.integers(0, 80, (count, 16, 16, 3))
-    pictures[labels == 1, :8] += 120
-    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b"])
 
 
 VIEW = eval_transform("digits", 16)

@@ -16,9 +16,9 @@ from lowshot.labelled_data import LabelledData
 from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
 from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
-from pretrain.images import ArrayImages
 from pretrain.norms import Norm
 from pretrain.views import eval_transform
+from tests.lowshot.toy_data import bright_or_dark
 from tests.lowshot.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
@@ -264,14 +264,6 @@ def test_instance_norm_needs_more_than_one_position():
 def test_teacher_and_preset_must_fit():
     with pytest.raises(ValueError, match="do not fit"):
         FixMatch(network(), None, FIXMATCH["eman"])
-
-
-def bright_or_dark(count, seed):
-    generator = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    pictures = generator.integers(0, 80, (count, 16, 16, 3))
-    pictures[labels == 1, :8] += 120
-    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b"])
 
 
 DATA = LabelledData(bright_or_dark(60, 0), bright_or_dark(20, 1), weak_view("digits", 16), eval_transform("digits", 16))

@@ -3,20 +3,10 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from lowshot import knn
-from lowshot.feature_set import FeatureSet, normalized
+from lowshot.feature_set import normalized
 from lowshot.neighbours import search
 from pretrain.errors import InputError
-
-
-def clusters(seed, count, classes=6, dim=16, spread=1.2):
-    """Features around class centres that are the same for every seed."""
-    centres = np.random.default_rng(99).standard_normal((classes, dim))
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, count)
-    labels[:classes] = np.arange(classes)
-    features = centres[labels] + spread * generator.standard_normal((count, dim))
-    return FeatureSet(features.astype(np.float32), labels, f"set {seed}", "0" * 64)
-
+from tests.lowshot.toy_data import clusters
 
 TRAIN, TEST = clusters(1, 300), clusters(2, 120)
 

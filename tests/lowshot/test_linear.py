@@ -12,8 +12,8 @@ from lowshot.labelled_stream import Stream
 from lowshot.presets import LINEAR, LinearPreset, Schedule
 from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
-from pretrain.images import ArrayImages
 from pretrain.views import eval_transform
+from tests.lowshot.toy_data import bright_or_dark
 
 CPU = torch.device("cpu")
 
@@ -89,17 +89,9 @@ def test_diverging_loss_is_an_error_that_names_the_step(tmp_path):
         linear.evaluate_linear(SOURCE, ROWS, preset, 0, tmp_path, CPU)
 
 
-def digits_like(count, seed):
-    generator = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    pictures = generator.integers(0, 80, (count, 16, 16, 3))
-    pictures[labels == 1, :8] += 120
-    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b"])
-
-
 def image_source(network):
     view = eval_transform("digits", 16)
-    data = LabelledData(digits_like(24, 0), digits_like(16, 1), view, view)
+    data = LabelledData(bright_or_dark(24, 0), bright_or_dark(16, 1), view, view)
     return linear.from_images(data, network, network.backbone.num_features, 8)
 
 

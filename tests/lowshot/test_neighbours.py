@@ -26,6 +26,16 @@ def test_neighbours_equal_scikit_learns():
     assert np.array_equal(found.indices, expected.kneighbors(QUERIES, return_distance=False))
 
 
+def test_neighbours_equal_those_of_faiss_flat():
+    faiss = pytest.importorskip("faiss", reason="faiss is not installed (pip install faiss-cpu)")
+    index = faiss.IndexFlatIP(24)
+    index.add(normalized(DATABASE))
+    similarities, rows = index.search(normalized(QUERIES), 30)
+    found = search(DATABASE, QUERIES, 30)
+    assert np.array_equal(found.indices, rows)
+    assert np.allclose(found.similarities, similarities, atol=1e-6)
+
+
 def test_database_on_disk_gives_the_same(tmp_path):
     np.save(tmp_path / "database.npy", DATABASE)
     mapped = np.load(tmp_path / "database.npy", mmap_mode="r")

@@ -11,16 +11,7 @@ from lowshot.liblinear import fit_liblinear
 from lowshot.splits import draw_shots
 from lowshot.svm_problem import LinearClassifiers, signed_targets
 from pretrain.errors import InputError
-
-
-def clusters(seed, count, classes=6, dim=16, spread=1.2):
-    centres = np.random.default_rng(99).standard_normal((classes, dim))
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, count)
-    labels[:classes] = np.arange(classes)
-    features = centres[labels] + spread * generator.standard_normal((count, dim))
-    return FeatureSet(features.astype(np.float32), labels, f"set {seed}", "0" * 64)
-
+from tests.lowshot.toy_data import clusters
 
 TRAIN, TEST = clusters(1, 400), clusters(2, 150)
 
