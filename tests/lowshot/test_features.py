@@ -114,6 +114,13 @@ def test_entry_of_other_settings_is_refused(tmp_path):
         run(CountingNetwork(), tmp_path)
 
 
+def test_progress_without_its_array_is_forgotten(tmp_path):
+    folder = tmp_path / ABOUT.key
+    folder.mkdir()
+    (folder / "progress.0-11").write_text("8")
+    assert np.allclose(run(CountingNetwork(), tmp_path).features, expected().mean(dim=(2, 3)), atol=1e-6)
+
+
 def shortened(file):
     file.write_bytes(file.read_bytes()[:-20])
 

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
-from lowshot.classifier import Classifier
+from lowshot import finetune
+from lowshot.classifier import Classifier, accuracy
 from lowshot.finetune import evaluate_finetune, recompute_statistics
 from lowshot.labelled_data import LabelledData
 from lowshot.presets import FINETUNE, FinetunePreset, Schedule
@@ -38,6 +42,62 @@ def test_finetuning_learns_and_takes_the_rate_that_does(tmp_path):
     assert found.top1 > 0.8
     assert found.top5 == 1.0
     assert (tmp_path / "search_0.05").is_dir()
+
+
+def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path, monkeypatch):
+    asked = []
+
+    class Watched(LabelledData):
+        def training(self, stream):
+            asked.append(("train", set(stream.rows)))
+            return super().training(stream)
+
+        def held_out(self, rows, batch):
+            asked.append(("held", set(rows)))
+            return super().held_out(rows, batch)
+
+        def testing(self, batch):
+            asked.append(("test", set()))
+            return super().testing(batch)
+
+    data, rows = Watched(DATA.train, DATA.test, VIEW, VIEW), np.arange(0, 32, 2) + np.arange(16) % 2
+    monkeypatch.setattr(finetune, "recompute_statistics", lambda model, images, count: list(images))
+    preset = FinetunePreset((1, 1), (0.01, 0.02), (0.01, 0.01), batch_size=8)
+    evaluate_finetune(data, build, rows, 0.1, preset, 0, tmp_path, CPU)
+    # a rate is fitted, its statistics are recomputed on the same images, then it is scored
+    assert [kind for kind, _ in asked] == ["train", "train", "held"] * 2 + ["train", "train", "test"]
+    fitted, held = asked[0][1], asked[2][1]
+    assert all(asked[index][1] == fitted for index in (0, 1, 3, 4))
+    assert not fitted & held
+    assert fitted | held == asked[6][1] == asked[7][1] == set(rows)
+
+
+def test_statistics_are_recomputed_after_training_and_the_network_scored_in_evaluation_mode(tmp_path, monkeypatch):
+    events = []
+    fit, recompute = finetune.fit, finetune.recompute_statistics
+    monkeypatch.setattr(finetune, "fit", lambda *a: (fit(*a), events.append("fitted")))
+    monkeypatch.setattr(finetune, "recompute_statistics", lambda *a: (recompute(*a), events.append(f"{a[2]} batches")))
+    monkeypatch.setattr(
+        finetune, "accuracy", lambda model, *_: events.append(f"training: {model.training}") or accuracy(model, *_)
+    )
+    preset = FinetunePreset((2, 2), (0.01,), None, batch_size=8)
+    evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, tmp_path, CPU)
+    assert events == ["fitted", "4 batches", "training: False"]
+
+
+def test_run_follows_the_preset_and_scales_both_rates_with_the_batch(tmp_path, monkeypatch):
+    runs = []
+    monkeypatch.setattr(finetune, "fit", lambda run, *_: runs.append(run))
+    for fraction in (0.01, 0.1):
+        preset = replace(FINETUNE["eman"], learning_rates=(1e-2,))
+        evaluate_finetune(DATA, build, np.arange(32), fraction, preset, 0, tmp_path, CPU, batch_size=16)
+    evaluate_finetune(DATA, build, np.arange(32), 0.01, FINETUNE["m2"], 0, tmp_path, CPU, batch_size=16)
+    rates = [[group["lr"] for group in run.groups] for run in runs]
+    eman, m2 = 16 / 256, 16 / 1024
+    assert rates == [pytest.approx([1e-2 * eman, 1.0 * eman]), pytest.approx([1e-2 * eman, 0.1 * eman]),
+                     pytest.approx([0.08 * m2, 0.08 * m2])]  # fmt: skip
+    assert all(run.nesterov for run in runs)
+    assert [run.total for run in runs] == [100, 100, 40]
 
 
 def test_backbone_and_head_move_with_their_own_rates(tmp_path):

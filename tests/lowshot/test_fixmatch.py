@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lowshot import fitting
+from lowshot import fitting, fixmatch_run
 from lowshot.augment import WeakAndStrong, weak_view
 from lowshot.classifier import Classifier
 from lowshot.fixmatch import FixMatch, check_image_size, check_preset, unlabelled_loss, with_norm
 from lowshot.fixmatch_run import FixMatchSetting, build_method, evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
+from lowshot.labelled_stream import training_batches
 from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
 from pretrain.backbones import Architecture, build_backbone
 from pretrain.errors import InputError
@@ -50,8 +51,12 @@ def test_presets_are_those_of_the_paper():
     assert (preset.threshold, preset.learning_rate, preset.pretrained_rate, preset.weight_decay) == (
         0.7, 0.03, 0.003, 1e-4,
     )  # fmt: skip
-    assert FIXMATCH_SCHEDULES["1x"][0] == Schedule(50, "step", (0.6, 0.8), 5)
-    assert FIXMATCH_SCHEDULES["3x"][1] == Schedule(300, "cosine", (), 5)
+    steps = (0.6, 0.8)
+    assert FIXMATCH_SCHEDULES["1x"] == (Schedule(50, "step", steps, 5), Schedule(100, "step", steps, 5))
+    assert FIXMATCH_SCHEDULES["3x"] == (Schedule(150, "cosine", (), 5), Schedule(300, "cosine", (), 5))
+    differing = {"teacher", "student", "statistics_momentum", "bn_momentum"}
+    for other in FIXMATCH.values():
+        assert replace(other, **{name: getattr(preset, name) for name in differing}) == preset
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.4, 0.6, 1.1])
@@ -70,6 +75,19 @@ def test_unlabelled_loss_equals_a_naive_loop(threshold):
     assert float(loss) == pytest.approx(total / 20, abs=1e-6)
     assert int(mask.sum()) == kept
     assert torch.equal(pseudo, teacher.argmax(1))
+
+
+def test_a_label_as_confident_as_the_threshold_counts():
+    assert unlabelled_loss(torch.zeros(1, 2), torch.zeros(1, 2), 0.5)[2].tolist() == [True]
+
+
+def test_accuracy_of_pseudo_labels_is_that_of_the_confident_ones():
+    fixmatch = method("eman", threshold=0.5)
+    labelled, labels, weak, strong, _ = batch()
+    logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0], [0.1, 0, 0], [0.1, 0, 0], [0.1, 0, 0]])
+    fixmatch.teacher.forward = lambda images: logits
+    losses = fixmatch(labelled, labels, weak, strong, torch.tensor([0, 2, 0, 0, 0]))
+    assert (losses.coverage, losses.pseudo_accuracy) == (pytest.approx(0.4), 0.5)
 
 
 def test_no_gradient_flows_into_the_pseudo_labels():
@@ -313,6 +331,23 @@ def test_log_holds_coverage_and_pseudo_label_accuracy(tmp_path):
     assert all(line["coverage"] == 1 and 0 <= line["pseudo_accuracy"] <= 1 for line in lines)
     assert found.coverage == 1
     assert all(math.isfinite(line["loss_unlabelled"]) for line in lines)
+
+
+def test_streams_and_run_follow_the_setting(tmp_path, monkeypatch):
+    """Twice as many unlabelled images as labelled ones, none of them labelled; rates scaled with the batch."""
+    streams, runs = [], []
+    monkeypatch.setattr(fixmatch_run, "training_batches", lambda *a: streams.append(a) or training_batches(*a))
+    monkeypatch.setattr(fixmatch_run, "fit", lambda run, batches, *_: runs.append((run, next(iter(batches(0))))))
+    train(tmp_path, 2, rate=3.0)
+    ((_, views, stream, _),) = streams
+    assert (stream.batch, stream.steps) == (4 * 2, 2)
+    assert stream.rows.tolist() == list(range(10, 60))
+    assert isinstance(views, WeakAndStrong)
+    ((run, ((images, labels), ((weak, strong), hidden))),) = runs
+    assert (len(images), len(labels), len(weak), len(strong), len(hidden)) == (4, 4, 8, 8, 8)
+    assert not torch.equal(weak, strong)
+    assert run.groups[0]["lr"] == pytest.approx(3.0 * 4 / 64)
+    assert (run.weight_decay, run.nesterov, run.total) == (1e-4, True, 2)
 
 
 def test_without_unlabelled_images_there_is_nothing_to_do(tmp_path):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,49 @@ def test_search_without_two_images_of_a_class_is_refused(tmp_path):
     preset = LinearPreset(Schedule(5), (0.1, 1.0), batch_size=4)
     with pytest.raises(InputError, match="the learning rate cannot be searched"):
         linear.evaluate_linear(SOURCE, np.arange(4), preset, 0, tmp_path, CPU)
+
+
+def watched(source):
+    """The source, and what was asked of it in order: ("train" or "held", rows), ("test", None)."""
+    asked = []
+
+    def note(kind, found, rows=None):
+        asked.append((kind, rows))
+        return found
+
+    return replace(
+        source,
+        training=lambda stream: note("train", source.training(stream), stream.rows),
+        held_out=lambda rows: note("held", source.held_out(rows), rows),
+        testing=lambda: note("test", source.testing()),
+    ), asked
+
+
+def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path):
+    source, asked = watched(SOURCE)
+    linear.evaluate_linear(source, ROWS[::2], replace(SHORT, learning_rates=(0.01, 0.5)), 0, tmp_path, CPU)
+    assert [kind for kind, _ in asked] == ["train", "held", "train", "test"]
+    (_, fitted), (_, held), (_, final), _ = asked
+    assert not set(fitted) & set(held)
+    assert sorted([*fitted, *held]) == sorted(final) == ROWS[::2].tolist()
+
+
+def test_run_follows_the_preset_and_scales_the_rate_with_the_batch(tmp_path, monkeypatch):
+    runs = []
+    monkeypatch.setattr(linear, "fit", lambda run, *_: runs.append(run))
+    for preset in (LINEAR["rcf-lars"], LINEAR["m2"]):
+        linear.evaluate_linear(SOURCE, ROWS, preset, 0, tmp_path, CPU, batch_size=16)
+    assert [run.groups[0]["lr"] for run in runs] == pytest.approx([0.8 * 16 / 1024, 0.2 * 16 / 256])
+    assert [run.nesterov for run in runs] == [True, False]
+    assert [run.weight_decay for run in runs] == [0, 0]
+    assert [run.total for run in runs] == [80 * 80 // 16] * 2
+
+
+def test_classifiers_are_scored_in_evaluation_mode(tmp_path, monkeypatch):
+    modes = []
+    monkeypatch.setattr(linear, "accuracy", lambda heads, *_: modes.append(heads.training) or accuracy(heads, *_))
+    linear.evaluate_linear(SOURCE, ROWS, replace(SHORT, normalized=True), 0, tmp_path, CPU)
+    assert modes == [False]
 
 
 def test_normalised_logits_have_a_batch_norm_and_no_other_preset_has():

@@ -57,6 +57,16 @@ def test_bf16_search_finds_the_same_sets_with_fp32_similarities(clustered, capsy
     assert ("searched again" in capsys.readouterr().out) == clustered
 
 
+def test_bf16_bound_counts_the_worst_block_and_not_the_last():
+    """The last block is exact in bfloat16; what rounding may have hidden is in the ones before."""
+    generator = np.random.default_rng(4)
+    database = generator.standard_normal((20, 64)).repeat(50, axis=0) + 1e-4 * generator.standard_normal((1000, 64))
+    database = np.vstack([database, np.eye(64).repeat(4, axis=0)]).astype(np.float32)
+    queries = np.sign(generator.standard_normal((40, 64))).astype(np.float32)  # exact too, so they add no error
+    exact, fast = (search(database, queries, 30, precision=name, database_chunk=250) for name in ("fp32", "bf16"))
+    assert np.allclose(exact.similarities, fast.similarities, atol=1e-6)
+
+
 def test_rows_of_zeros_and_duplicates_are_found_like_others():
     database = np.vstack([DATABASE[:50], DATABASE[:50], np.zeros((3, 24), np.float32)])
     found = search(database, QUERIES, 103, database_chunk=20)

@@ -32,6 +32,18 @@ def test_draws_differ_from_one_another_and_are_nested_over_shots():
     assert set(draw_shots(LABELS, 4, 0, 0)) < set(draw_shots(LABELS, 8, 0, 0))
 
 
+def test_classes_are_drawn_independently_of_one_another():
+    labels = np.repeat(np.arange(8), 50)
+    for rows in (draw_shots(labels, 3, 0, 0), balanced_fraction(labels, 0.06, 0), set_aside(labels, 3, 0)[1]):
+        places = {tuple(rows[labels[rows] == label] % 50) for label in range(8)}
+        assert len(places) == 8
+
+
+def test_held_out_part_depends_on_the_seed():
+    assert not np.array_equal(set_aside(LABELS, 5, 0)[1], set_aside(LABELS, 5, 1)[1])
+    assert np.array_equal(set_aside(LABELS, 5, 1)[1], set_aside(LABELS, 5, 1)[1])
+
+
 def test_multi_label_draw_holds_k_images_of_every_class():
     labels = (np.random.default_rng(1).random((300, 6)) < 0.2).astype(np.int64)
     rows = draw_shots(labels, 5, 0, 0)

@@ -1,0 +1,56 @@
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from lowshot.augment import WeakAndStrong, strong_view, weak_view
+
+SIDE = 16
+#: Dark on the left, bright on the right.
+RAMP = PIL.Image.fromarray(np.broadcast_to(np.linspace(0, 240, SIDE).astype(np.uint8)[None, :, None], (SIDE, SIDE, 3)))
+
+
+def draws(view, count=40):
+    torch.manual_seed(0)
+    return [view(RAMP) for _ in range(count)]
+
+
+def brighter_on_the_left(image):
+    return float(image[..., : SIDE // 2].mean()) > float(image[..., SIDE // 2 :].mean())
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "cifar10", "stl10"])
+@pytest.mark.parametrize("build", [weak_view, strong_view])
+def test_pictures_are_mirrored_half_of_the_time(name, build):
+    mirrored = sum(brighter_on_the_left(image) for image in draws(build(name, SIDE)))
+    assert 8 < mirrored < 32
+
+
+def test_digits_are_shifted_and_never_mirrored():
+    images = draws(weak_view("digits", SIDE))
+    assert not any(brighter_on_the_left(image) for image in images)
+    assert len({image.numpy().tobytes() for image in images}) > 3
+
+
+def test_weak_view_of_a_small_square_holds_the_images_own_values_and_the_strong_one_others():
+    plain = v2.functional.normalize(v2.functional.to_dtype(v2.functional.pil_to_tensor(RAMP), scale=True), [0.0], [1.0])
+    weak, strong = (draws(build("digits", SIDE)) for build in (weak_view, strong_view))
+    own = {tuple(column) for image in weak for column in image[:, 0].T.numpy().round(4)}
+    assert len(own) == len(torch.unique(plain[0, 0]))
+    changed = sum(not {tuple(column) for column in image[:, 0].T.numpy().round(4)} <= own for image in strong)
+    assert changed > 8  # some operations shift or shear only
+
+
+def test_strong_view_is_randaugment_of_two_operations_of_magnitude_10_of_30():
+    (randaugment,) = (part for part in strong_view("imagefolder", SIDE).transforms if isinstance(part, v2.RandAugment))
+    assert (randaugment.num_ops, randaugment.magnitude, randaugment.num_magnitude_bins) == (2, 10, 31)
+    assert not any(isinstance(part, v2.RandAugment) for part in weak_view("imagefolder", SIDE).transforms)
+
+
+def test_weak_and_strong_come_in_that_order_each_with_its_own_geometry():
+    views = WeakAndStrong("digits", SIDE)
+    assert not any(isinstance(part, v2.RandAugment) for part in views.weak.transforms)
+    assert any(isinstance(part, v2.RandAugment) for part in views.strong.transforms)
+    views.weak, views.strong = (lambda image: "weak"), (lambda image: "strong")
+    assert views(RAMP) == ("weak", "strong")
