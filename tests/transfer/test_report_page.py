@@ -143,11 +143,10 @@ def test_a_published_number_of_another_protocol_is_marked_in_every_output():
     (svm,) = [table for table in report.details if "SVM" in table.title]
     (heading,) = [row for row in svm.rows if row.kind == "source"]
     assert heading.label == "published: EMAN table 5"
-    assert heading.note == (
-        "≠ other protocol: imagenet/test, other data: ImageNet; † run by the EMAN authors from the pretrained model"
-    )
+    assert heading.note == "≠ other protocol: imagenet/test, other data: ImageNet"
     beside = [row for row in svm.rows if row.kind == "published"]
     assert beside
+    assert not any(cell.mark for row in beside for cell in row.cells)  # the paper's own rows before quoted ones
     assert all(cell.differs for row in beside for cell in row.cells if cell.main != "–")
     assert "≠" in render_html(report)
     assert re.search(r"published: Supervised, 90 epochs.*≠ 46\.8", render_markdown(report))
@@ -382,3 +381,21 @@ def test_unreadable_lines_are_shown_as_they_stand(tmp_path: Path):
     assert first.endswith('keys missing: metric, value, checkpoint: {"task": "of <b>1999</b>"}')
     assert second.endswith("x" * 240 + "…")
     assert "<b>1999" not in render_html(make_report([path]))
+
+
+def test_footnote_signs_of_quoted_numbers_are_explained_above_them():
+    records = [
+        record("m2", "retrieval", metric, 1.0, protocol="eman", dataset="imagenet") for metric in ("mAP", "recall")
+    ]
+    tables = [table for table in load_tables() if (table.paper, table.number) == ("eman", 4)]
+    only_quoted = [item for item in published(tables) if item.method in ("SwAV, 800 epochs", "PCL, 200 epochs")]
+    (table,) = build(records, reference=only_quoted).details
+    heading, *rows = [row for row in table.rows if row.kind in ("source", "published")]
+    assert heading.note == "same protocol and data; † run by the EMAN authors from the pretrained model"
+    assert [[cell.text for cell in row.cells] for row in rows] == [["39.5†", "24.2†"], ["35.9†", "17.5†"]]
+
+
+def test_labels_that_say_nothing_alone_carry_their_columns_name():
+    methods = {item.method for item in published(load_tables())}
+    assert {"student BN, teacher EMAN", "EMAN, pretrained MoCo, schd. 1×", "S-MoCo v2+, asymmetry no"} <= methods
+    assert "Supervised" in methods  # not "Supervised, supervised"

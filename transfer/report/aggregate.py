@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pretrain.files import weights_name
 from transfer.report.analyses import is_analysis
-from transfer.report.notices import mixed_files, mixed_settings, mixed_versions, without_value
+from transfer.report.notices import Repeats, mixed_files, mixed_settings, mixed_versions, without_value
 
 #: The metric that stands for a task in the summary: the first of these that the task has.
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
@@ -131,11 +131,12 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
         trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
         trials.setdefault(_trial(record), []).append(record)
     notices: list[str] = mixed_files(by_checkpoint)
+    repeats = Repeats()
     undefined: dict[Measure, dict[str, list[int]]] = defaultdict(dict)
     cells: dict[Measure, dict[str, Cell]] = {}
     for measure, columns in groups.items():
         for label, trials in columns.items():
-            values = _values(measure, label, trials, notices)
+            values = _values(measure, label, trials, repeats)
             configs = {str(_newest(same).get("config") or "") for same in trials.values()} - {""}
             if len(configs) > 1:
                 notices.append(mixed_settings(measure.task, measure.metric, measure.protocol, label, configs))
@@ -144,24 +145,25 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
                 cells.setdefault(measure, {})[label] = Cell(finite)
             if len(finite) < len(values):
                 undefined[measure][label] = [trial for trial, value in values.items() if value is None]
-    notices += [*without_value(undefined.items()), *mixed_versions(records)]
+    notices += [*repeats.notices(), *without_value(undefined.items()), *mixed_versions(records)]
     order = sorted(by_checkpoint, key=_column_order)
     return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices)
 
 
 def _values(
-    measure: Measure, label: str, trials: Mapping[int, list[Mapping[str, Any]]], notices: list[str]
+    measure: Measure, label: str, trials: Mapping[int, list[Mapping[str, Any]]], repeats: Repeats
 ) -> dict[int, float | None]:
     """The value that counts for each trial; None where it is no finite number."""
-    where = f"{measure.task} {measure.metric} of {label}"
     values: dict[int, float | None] = {}
     for trial, same in sorted(trials.items()):
         newest = _newest(same)
-        if len(same) > 1:
+        if len(same) > 1 and len({record["value"] for record in same}) == 1:
+            repeats.agreeing[measure.task, label] += len(same) - 1
+        elif len(same) > 1:
             listed = ", ".join("none" if (v := _finite(r["value"])) is None else f"{v:.4g}" for r in same[:8])
-            notices.append(
-                f"{where}, trial {trial}: {len(same)} records ({listed}); "
-                + ("they agree and count once" if len({r["value"] for r in same}) == 1 else "the newest counts")
+            repeats.differing.append(
+                f"{measure.task} {measure.metric} of {label}, trial {trial}: {len(same)} records ({listed}); "
+                "the newest counts"
             )
         values[trial] = _finite(newest["value"])
     return values

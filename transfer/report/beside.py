@@ -29,8 +29,8 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
     """Rows for the columns ``measures``, under a heading for each printed table, and how many more there are.
 
     Nearest means: the same protocol first, then the same data, then the protocol with most words in common (FCOS beside
-    FCOS), then most columns filled. Among equals the rows of one printed table stay together, so that its baselines
-    come with its methods.
+    FCOS), then the paper's own numbers before those that it quotes, then most columns filled. Among equals the rows of
+    one printed table stay together, so that its baselines come with its methods.
     """
     columns = {(measure.task, measure.metric): index for index, measure in enumerate(measures)}
     places: dict[tuple[str, str], int] = {}
@@ -45,7 +45,13 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
     ours = measures[0]
     nearest = sorted(
         rows.values(),
-        key=lambda row: (*_differences(row.first, ours), -_alike(row.first, ours), -len(row.cells), row.place),
+        key=lambda row: (
+            *_differences(row.first, ours),
+            -_alike(row.first, ours),
+            _quoted(row.first),
+            -len(row.cells),
+            row.place,
+        ),
     )
     count = min(SHOWN, len(nearest))
     if 1 < count < len(nearest) and nearest[count - 1].place not in (nearest[count - 2].place, nearest[0].place):
@@ -66,6 +72,11 @@ def _alike(item: Published, ours: Measure) -> int:
     """Words that the names of the two protocols share: ``fcos_1x`` and ``fcos_smoke`` share one."""
     one, other = (set(re.split(r"[^a-z0-9]+", name.lower())) for name in (item.protocol, ours.protocol))
     return len(one & other - {""})
+
+
+def _quoted(item: Published) -> bool:
+    """Whether the paper took the number from elsewhere, by its footnote sign (a ¶ is an own baseline)."""
+    return item.mark[:1] in ("§", "†", "‡", "*") and bool(item.mark)
 
 
 def same_dataset(one: str, other: str) -> bool:

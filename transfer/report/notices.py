@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -21,6 +22,25 @@ def mixed_files(by_checkpoint: Mapping[str, list[Mapping[str, Any]]]) -> list[st
                     f"({', '.join(sorted(found))}) of the same name; their trials are averaged together"
                 )
     return notices
+
+
+@dataclass
+class Repeats:
+    """Records of one measure, checkpoint and trial beyond the first: those that agree, and those that do not.
+
+    ``agreeing`` counts (task, checkpoint); each of ``differing`` is a line of its own.
+    """
+
+    agreeing: Counter[tuple[str, str]] = field(default_factory=Counter)
+    differing: list[str] = field(default_factory=list)
+
+    def notices(self) -> list[str]:
+        """What differs first, then one line for every task of which records were repeated."""
+        told = [
+            f"{task} of {label}: {count} record{'s' * (count != 1)} repeated with the same value; each counts once"
+            for (task, label), count in self.agreeing.items()
+        ]
+        return self.differing + told
 
 
 def mixed_settings(task: str, metric: str, protocol: str, label: str, configs: Collection[str]) -> str:

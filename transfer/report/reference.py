@@ -23,6 +23,9 @@ PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN"}
 
 _KINDS = ("label", "setting", "result")
 
+#: Label columns whose words say nothing without the column's name (student BN, teacher EMAN).
+_NAMED = ("student", "teacher", "asymmetry", "pretrained", "schd.", "α", "α_base", "w_s")
+
 
 @dataclass(frozen=True)
 class Column:
@@ -157,7 +160,13 @@ def _method(table: ReferenceTable, labels: dict[str, str]) -> list[str]:
     """
     used = "".join(c.task + c.metric + c.dataset + c.protocol for c in table.columns)
     own = PAPERS.get(table.paper, table.paper)
-    return [re.sub(r"^Ours\b", own, label) for name, label in labels.items() if "{" + name + "}" not in used]
+    parts: list[str] = []
+    for name, label in labels.items():
+        if "{" + name + "}" in used or label.lower() in (part.lower() for part in parts):
+            continue
+        said = re.sub(r"^Ours\b", own, label)
+        parts.append(f"{name[:1].lower()}{name[1:]} {said}" if name.lower() in _NAMED else said)
+    return parts
 
 
 def _part(column: Column) -> str:

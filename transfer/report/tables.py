@@ -165,8 +165,8 @@ def _context(measure: Measure) -> str:
     return " · ".join(part for part in (measure.dataset, measure.protocol, measure.engine) if part)
 
 
-def _measure_order(measure: Measure) -> tuple[int, str, float, str]:
-    return (_place(measure), *_natural(measure.task), _context(measure))
+def _measure_order(measure: Measure) -> tuple[int, str, str, float]:
+    return (_place(measure), _context(measure), *_natural(measure.task))
 
 
 def _place(measure: Measure) -> int:
