@@ -1,5 +1,6 @@
 """The transcribed tables: all there, in shape, in range, and right in spot values read from the papers' prose."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -346,3 +347,34 @@ def test_a_record_of_ours_finds_its_published_rows(tables, task, protocol, metri
     assert [row for row in shown if row.kind == "published"]
     assert not any(cell.differs for row in shown for cell in row.cells)
     assert all("same protocol and data" in row.note for row in shown if row.kind == "source")
+
+
+def test_expected_scores_in_the_readme_of_the_configs_are_the_papers(tables):
+    """Every number of that table is printed under its config's name, for the same weights, in a reference table."""
+    names = {"random": ("random init.",), "supervised": ("supervised", "Supervised-1000")}
+    measures = {
+        "box AP": ("bbox", "AP"),
+        "mask AP": ("segm", "AP"),
+        "box AP50": ("bbox", "AP50"),
+        "mIoU": ("semantic", "mIoU"),
+    }
+    text = (REFERENCE_DIR.parent / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if re.match(r"\| `transfer/\w", line)]
+    assert len(lines) > 10
+    for line in lines:
+        config_name, measure, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        wanted = [measures[word if "AP" in word or word == "mIoU" else f"{word} AP"] for word in measure.split(" / ")]
+        for column, cell in zip(("random", "supervised", ""), cells, strict=True):
+            methods = names.get(column) or (re.sub(r" [0-9.]+( / [0-9.]+)?$", "", cell),)
+            numbers = [float(word) for word in re.findall(r"[0-9]+\.[0-9]", cell)]
+            assert len(numbers) == (0 if cell == "–" else len(wanted)), line
+            for number, (part, metric) in zip(numbers, wanted, strict=False):
+                printed = [
+                    item.value
+                    for item in published(list(tables.values()))
+                    if item.protocol == config_name.strip("`").removeprefix("transfer/")
+                    and item.task.endswith(part)
+                    and item.metric == metric
+                    and (item.method in methods or f"({methods[0]})" in item.method)
+                ]
+                assert number in printed, (line, methods, printed)
