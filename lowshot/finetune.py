@@ -96,7 +96,7 @@ def _train(
         schedule=schedule,
         total=steps_of(schedule.epochs, len(rows), batch),
         folder=folder,
-        nesterov=True,
+        nesterov=preset.nesterov,
     )
     outer = shared_over_processes(model, device)
 

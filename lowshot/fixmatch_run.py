@@ -20,6 +20,7 @@ from pretrain import distributed
 from pretrain.backbones import ResNet, build_backbone
 from pretrain.errors import InputError
 from pretrain.norms import Norm, use_fused_sync
+from pretrain.views import sample_seed
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ def evaluate_fixmatch(
         log.cut(start)
         labelled = data.training(Stream(rows, batch, total, seed, start))
         stream = Stream(others, unlabelled_batch, total, seed + 1, start)
-        return zip(labelled, training_batches(data.train, views, stream, data.workers), strict=True)
+        unlabelled = training_batches(data.train, views, stream, data.workers)
+        return zip(range(start, total), labelled, unlabelled, strict=True)
 
     def loss_of(inputs: Any) -> Any:
-        (images, labels), ((weak, strong), hidden) = inputs
+        step, (images, labels), ((weak, strong), hidden) = inputs
+        torch.manual_seed(sample_seed(seed, step, 0))  # ShuffleBN draws an order: the same when a run is resumed
         losses = outer(*(tensor.to(device) for tensor in (images, labels, weak, strong, hidden)))
         return losses.total, losses.numbers()
 
@@ -118,7 +121,7 @@ def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path
         schedule=setting.schedule,
         total=total,
         folder=folder,
-        nesterov=True,
+        nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,
         after_step=lambda step: method.update_teacher(),
         log=log.write,

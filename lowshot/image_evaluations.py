@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from fvcore.common.config import CfgNode
+from torch import Tensor
 
 from lowshot import image_settings, inputs
 from lowshot.augment import WeakAndStrong
@@ -19,7 +20,6 @@ from lowshot.labelled_data import LabelledData
 from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
 from lowshot.score import Score
 from pretrain import distributed
-from pretrain.config import config_hash
 from pretrain.errors import InputError
 from pretrain.files import sha256_of_text
 from pretrain.sources import SourceBackbone
@@ -32,10 +32,10 @@ def percent(fraction: float) -> str:
     return "" if fraction == 1 else f"/{100 * fraction:g}%"
 
 
-def run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int) -> Path:
-    """Where one trial's checkpoints are; another weight or setting gives another folder."""
+def run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray) -> Path:
+    """Where one trial's checkpoints are; other weights, settings or labelled ``rows`` give another folder."""
     weights = f"{source.sha256} {source.network}" if source else inputs.SCRATCH
-    key = sha256_of_text(f"{weights} {config_hash(cfg)}")[:12]
+    key = sha256_of_text(f"{weights} {inputs.settings_hash(cfg)} {rows.tolist()}")[:12]
     return Path(cfg.OUTPUT_DIR) / "trials" / f"{task.replace('/', '_').replace('%', '')}_{key}_{trial}"
 
 
@@ -85,7 +85,7 @@ def _trials(
         if name != "FIXMATCH":  # where labelled images come round many times among the unlabelled ones, as published
             image_settings.check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
         if wanted(task, protocol, index):
-            yield Trial(task, protocol, index, seed, rows, run_folder(cfg, source, task, index))
+            yield Trial(task, protocol, index, seed, rows, run_folder(cfg, source, task, index, rows))
 
 
 def linear(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
@@ -95,7 +95,7 @@ def linear(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Itera
         raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
     check_precision(cfg.FEATURES.PRECISION)
     batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, node.WORKERS)
-    network = StageFeatures(inputs.backbone_builder(cfg, source)()).to(device())
+    network = StageFeatures(inputs.backbone_builder(cfg, source)(), cfg.FEATURES.LAYER).to(device())
     original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     features: FeatureBatches | None = None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
@@ -113,8 +113,12 @@ def _linear_features(
     batch = cfg.FEATURES.BATCH_SIZE
     if cfg.LINEAR.CACHED:
         return from_cache(*inputs.feature_sets(cfg, source), batch=batch)
-    dim = int(network.backbone.num_features)  # type: ignore[arg-type]
-    return from_images(data, lambda images: compute(network, images, cfg.FEATURES.PRECISION, device()), dim, batch)
+
+    def features_of(images: Tensor) -> Tensor:
+        return compute(network, images, cfg.FEATURES.PRECISION, device())
+
+    dim = features_of(data.plain(data.train[0][0])[None]).shape[1]
+    return from_images(data, features_of, dim, batch)
 
 
 def finetune(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:

@@ -90,7 +90,11 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
     preset = replace(presets.FIXMATCH[node.PRESET], **{key.lower(): node[key] for key in numbers if node[key]})
     preset = replace(preset, **_norms(node))
     if node.STATISTICS_MOMENTUM >= 0:
+        if preset.teacher != "EMAN":
+            raise InputError(f"expected no FIXMATCH.STATISTICS_MOMENTUM, which is EMAN's, for teacher {preset.teacher}")
         preset = replace(preset, statistics_momentum=node.STATISTICS_MOMENTUM)
+    if node.BN_MOMENTUM and preset.student in ("GN", "IN"):
+        raise InputError(f"expected no FIXMATCH.BN_MOMENTUM for student {preset.student}, which keeps no statistics")
     check_preset(preset, pretrained)
     rates = node.LEARNING_RATES or [preset.pretrained_rate if pretrained else preset.learning_rate]
     if len(rates) > 1:

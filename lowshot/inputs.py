@@ -16,9 +16,10 @@ from lowshot.features import Pixels, Source, StageFeatures, data_hash, extract
 from lowshot.labelled_data import LabelledData, check_classes
 from lowshot.voc_images import VocImages
 from pretrain.backbones import Architecture, ResNet, build_backbone
+from pretrain.config import config_hash
 from pretrain.digits import digit_variant
 from pretrain.errors import InputError
-from pretrain.files import cache_root, sha256_of_text, weights_name
+from pretrain.files import cache_root, sha256_of, sha256_of_text, weights_name
 from pretrain.images import build_dataset
 from pretrain.sources import SourceBackbone, load_backbone
 from pretrain.views import eval_transform
@@ -55,6 +56,14 @@ def identity(source: SourceBackbone | None, weights: str) -> dict[str, Any]:
     return {"checkpoint": {"name": weights_name(source.path), "sha256": source.sha256}, "network": source.network}
 
 
+def settings_hash(cfg: CfgNode) -> str:
+    """Hash of the settings and of what is in the lists that they name: an edited list is another experiment."""
+    lists = [cfg.DATASETS.TRAIN_LIST, cfg.DATASETS.TEST_LIST]
+    lists += [cfg[name].SPLIT_FILE for name in ("LINEAR", "FINETUNE", "FIXMATCH")]
+    contents = [sha256_of(Path(file)) for file in lists if file and Path(file).is_file()]
+    return sha256_of_text(" ".join([config_hash(cfg), *contents]))[:12] if contents else config_hash(cfg)
+
+
 def dataset(cfg: CfgNode, split: str) -> Any:
     """The labelled images of ``split`` ("TRAIN" or "TEST")."""
     data = cfg.DATASETS
@@ -69,6 +78,7 @@ def dataset(cfg: CfgNode, split: str) -> Any:
         variant=data.VARIANT,
         long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0,
         seed=data.SEED,
+        max_unreadable=100 if split == "TRAIN" else 0,  # a test image is not replaced by another: it would count twice
     )
 
 

@@ -56,6 +56,12 @@ class LabelledData:
         if files is None:
             raise InputError("a split file needs a data set of image files; leave SPLIT_FILE empty for this one")
         rows = from_file_list(split_file, files)
+        share = len(rows) / len(files)
+        if not 0.8 * share <= fraction <= 1.2 * share:
+            raise InputError(
+                f"expected FRACTION {share:.3g}, the share of the images that split file {split_file} names, found "
+                f"{fraction}; set it: the name of the task, the schedule and the rates go by it"
+            )
         if len(np.unique(self.train.labels[rows])) < 2:
             raise InputError(f"split file {split_file} names images of one class only; expected at least two")
         return rows
@@ -95,8 +101,7 @@ def file_names(dataset: Any) -> list[str] | None:
 
 def search_split(labels: np.ndarray, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows to fit on, and rows that choose the learning rate: a fifth of each class, one where a class has only two."""
-    share = max(1, round(len(rows) / max(len(np.unique(labels[rows])), 1) / 5))
-    fitted, held = set_aside(labels[rows], share, seed)
+    fitted, held = set_aside(labels[rows], 0.2, seed)
     if not len(held):
         raise InputError(
             "the learning rate cannot be searched: no class has two labelled images; give a single LEARNING_RATES value"

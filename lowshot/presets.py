@@ -34,7 +34,7 @@ class LinearPreset:
 
     Attributes:
         learning_rates: more than one are searched on held-out labelled images.
-        normalized: BatchNorm1d on the logits, after the linear layer.
+        normalized: BatchNorm1d on the logits, after the linear layer; under torchrun over each process's own images.
     """
 
     schedule: Schedule
@@ -64,6 +64,7 @@ class FinetunePreset:
         learning_rates: of the backbone; more than one are searched on held-out labelled images.
         head_rate: (up to 1 % of the labels, above) of the new classifier; None for that of the backbone.
         epochs: (up to 1 % of the labels, above).
+        nesterov: neither paper says; on, as in SimCLR's recipe (arXiv 2002.05709, appendix B.5), which both start from.
     """
 
     epochs: tuple[float, float]
@@ -72,6 +73,7 @@ class FinetunePreset:
     batch_size: int
     shape: str = "cosine"
     milestones: tuple[float, ...] = ()
+    nesterov: bool = True
 
     def schedule(self, fraction: float) -> Schedule:
         return Schedule(self.epochs[fraction > 0.01], self.shape, self.milestones)
@@ -104,6 +106,7 @@ class FixMatchPreset:
         unlabelled_ratio: μ, unlabelled images for a labelled one.
         weight: λ of the unlabelled loss.
         threshold: confidence from which a pseudo-label counts.
+        nesterov: as FixMatch (its table of hyperparameters); EMAN does not say.
     """
 
     teacher: str | None
@@ -119,6 +122,7 @@ class FixMatchPreset:
     learning_rate: float = 0.03
     pretrained_rate: float = 0.003
     weight_decay: float = 1e-4
+    nesterov: bool = True
 
 
 FIXMATCH = {

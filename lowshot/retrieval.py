@@ -17,10 +17,14 @@ from lowshot.score import Score
 def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, top: int) -> list[Score]:
     """mAP and recall within the first ``top`` neighbours."""
     precisions, recalls = [], []
-    for part in chunks(len(test), 512):
-        hits = relevant(train.labels, neighbours.indices[part, :top], test.labels[part])
+    database, queries, widest = train.labels, test.labels, top
+    if train.multi_label:  # in float32: NumPy has no fast products of integers
+        database, queries = database.astype(np.float32), queries.astype(np.float32)
+        widest = max(top * train.num_classes, len(train))
+    for part in chunks(len(test), max(1, min(512, 2**26 // widest))):
+        hits = relevant(database, neighbours.indices[part, :top], queries[part])
         precisions.append(average_precisions(hits))
-        recalls.append(hits.sum(axis=1) / np.maximum(relevant_counts(train.labels, test.labels[part]), 1))
+        recalls.append(hits.sum(axis=1) / np.maximum(relevant_counts(database, queries[part]), 1))
     values = {"mAP": np.concatenate(precisions), "recall": np.concatenate(recalls)}
     return [
         Score("retrieval", metric, 100 * float(each.mean()), protocol="eman", details={"top": top})
@@ -32,7 +36,7 @@ def relevant(database: np.ndarray, indices: np.ndarray, queries: np.ndarray) -> 
     """[q, k] bool: does the neighbour share a label with the query?"""
     if database.ndim == 1:
         return np.asarray(database[indices] == queries[:, None])
-    return np.asarray((database[indices] * queries[:, None]).any(axis=2))
+    return np.asarray(np.einsum("qkc,qc->qk", database[indices], queries) > 0)
 
 
 def relevant_counts(database: np.ndarray, queries: np.ndarray) -> np.ndarray:

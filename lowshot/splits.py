@@ -18,15 +18,17 @@ def class_members(labels: np.ndarray) -> list[np.ndarray]:
     return [order[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
-def set_aside(labels: np.ndarray, per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def set_aside(labels: np.ndarray, per_class: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split a training set into (pool, held out): ``per_class`` images of each class, at most half of it, held out.
 
-    With multi-hot labels an image counts for all the classes it shows. Both are ascending index arrays.
+    Below 1 it is a share of each class's images, rounded, at least one. With multi-hot labels an image counts for all
+    the classes it shows. Both are ascending index arrays.
     """
     generator = np.random.default_rng([seed, 1])
     held = np.zeros(len(labels), dtype=bool)
     for members in class_members(labels):
-        wanted = min(per_class, len(members) // 2)
+        count = int(per_class) if per_class >= 1 else max(1, round(per_class * len(members)))
+        wanted = min(count, len(members) // 2)
         already = int(held[members].sum())
         free = members[~held[members]]
         held[generator.permutation(free)[: max(0, wanted - already)]] = True

@@ -29,7 +29,7 @@ from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
 from lowshot.image_evaluations import ON_IMAGES
 from lowshot.score import Score
 from pretrain import distributed
-from pretrain.config import config_hash, load_config
+from pretrain.config import load_config
 from pretrain.console import run_tool, say, table
 from pretrain.errors import InputError
 from pretrain.files import sha256_of_text
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> None:
         alone = args.command in ON_FEATURES  # on features that all processes have made, the first one works alone
         if alone and not distributed.is_main():
             return
-        known.update(config=config_hash(cfg))
+        known.update(config=inputs.settings_hash(cfg))
         identity = {"sha256": known["checkpoint"]["sha256"], "config": known["config"], "network": known["network"]}
 
         def wanted(task: str, protocol: str, trial: int) -> bool:

@@ -52,12 +52,14 @@ def test_what_is_no_positive_number_is_refused(value):
         ("FIXMATCH", "THRESHOLD", "2.0", r"expected FIXMATCH\.THRESHOLD of at least 0 .* at most 1, found 2\.0"),
         ("FIXMATCH", "STATISTICS_MOMENTUM", "1.5", r"expected FIXMATCH\.STATISTICS_MOMENTUM of at most 1"),
         ("FIXMATCH", "SCHEDULE", "2x", r"expected FIXMATCH\.SCHEDULE of 1x, 3x"),
-        ("FIXMATCH", "LEARNING_RATES", "[0.1, 0.2]", "nothing is searched here"),
+        ("FIXMATCH", "LEARNING_RATES", "[0.1,0.2]", "nothing is searched here"),
+        ("FIXMATCH", "PRESET", "ema-bn FIXMATCH.STATISTICS_MOMENTUM 0.9", "which is EMAN's, for teacher BN"),
+        ("FIXMATCH", "PRESET", "gn FIXMATCH.BN_MOMENTUM 0.01", "for student GN, which keeps no statistics"),
         ("FIXMATCH", "TEACHER_NORM", "LN", r"expected NORM\.TEACHER of BN, SyncBN"),
     ],
 )
 def test_training_settings_outside_their_range_are_refused(name, key, value, message):
-    node = load_config(get_cfg(), None, [f"{name}.{key}", value])[name]
+    node = load_config(get_cfg(), None, [f"{name}.{key}", *value.split()])[name]
     build = {
         "LINEAR": linear_preset,
         "FINETUNE": finetune_preset,

@@ -343,7 +343,8 @@ def test_streams_and_run_follow_the_setting(tmp_path, monkeypatch):
     assert (stream.batch, stream.steps) == (4 * 2, 2)
     assert stream.rows.tolist() == list(range(10, 60))
     assert isinstance(views, WeakAndStrong)
-    ((run, ((images, labels), ((weak, strong), hidden))),) = runs
+    ((run, (step, (images, labels), ((weak, strong), hidden))),) = runs
+    assert step == 0
     assert (len(images), len(labels), len(weak), len(strong), len(hidden)) == (4, 4, 8, 8, 8)
     assert not torch.equal(weak, strong)
     assert run.groups[0]["lr"] == pytest.approx(3.0 * 4 / 64)
@@ -374,6 +375,12 @@ def test_two_processes_train_the_teacher_of_one(tmp_path, port, norm):
     alone = _teacher_weights(tmp_path / "one", preset)
     for found in in_two_processes(port, _teacher_weights, tmp_path / "two", preset):
         assert all(np.allclose(found[name], alone[name], rtol=1e-3, atol=1e-4) for name in alone)
+
+
+def test_shuffle_bn_draws_the_same_orders_again(tmp_path):
+    preset = replace(PRESET, teacher="ShuffleBN", threshold=0.0)
+    once, again = (in_two_processes(port, _teacher_weights, tmp_path / str(port), preset)[0] for port in (10, 11))
+    assert all(np.array_equal(once[name], again[name]) for name in once)
 
 
 def _shuffled_statistics(preset):

@@ -6,9 +6,12 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from lowshot import image_evaluations
 from lowshot.config import get_cfg
-from lowshot.inputs import feature_sets, labelled_data
+from lowshot.image_evaluations import run_folder
+from lowshot.inputs import feature_sets, labelled_data, settings_hash
 from lowshot.labelled_data import LabelledData, file_names, search_split
+from lowshot.linear import LinearResult
 from pretrain.errors import InputError
 from pretrain.images import ArrayImages, build_dataset
 from pretrain.views import eval_transform
@@ -45,7 +48,7 @@ def test_split_file_finds_its_images_by_name(folder, name):
     data = labelled_data(settings(folder, name), workers=0)
     listing = folder / "10percent.txt"
     listing.write_text("cat_train2.jpeg\nant_train1.jpeg\n")
-    rows = data.labelled_rows(0.1, str(listing), 0)
+    rows = data.labelled_rows(0.17, str(listing), 0)
     assert rows.tolist() == [1, 10]
     assert data.train.labels[rows].tolist() == [0, 2]
 
@@ -59,7 +62,7 @@ def test_split_file_finds_its_images_in_a_long_tail(folder):
     assert all(CLASSES[label] in name for name, label in zip(names, data.train.labels, strict=True))
     listing = folder / "list.txt"
     listing.write_text("".join(name.rpartition("/")[2] + "\n" for name in names))
-    assert data.labelled_rows(0.1, str(listing), 0).tolist() == list(range(len(names)))
+    assert data.labelled_rows(1.0, str(listing), 0).tolist() == list(range(len(names)))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +70,17 @@ def test_split_file_finds_its_images_in_a_long_tail(folder):
     [
         ("ant_train0.jpeg\ndog_train0.jpeg\n", r"names 1 of 2 images that the data set lacks, first dog_train0\.jpeg"),
         ("ant_train0.jpeg\nant_train1.jpeg\n", "names images of one class only"),
+        (
+            "ant_train0.jpeg\nbee_train0.jpeg\ncat_train0.jpeg\n",
+            r"FRACTION 0\.25, the share .* found 0\.17; set it",
+        ),
         ("\n", "is empty"),
     ],
 )
 def test_unusable_split_file_is_refused(folder, text, message):
     (folder / "list.txt").write_text(text)
     with pytest.raises(InputError, match=message):
-        labelled_data(settings(folder), workers=0).labelled_rows(0.1, str(folder / "list.txt"), 0)
+        labelled_data(settings(folder), workers=0).labelled_rows(0.17, str(folder / "list.txt"), 0)
 
 
 def test_split_file_needs_files():
@@ -116,6 +123,42 @@ def test_search_split_is_disjoint_and_holds_out_every_class():
     fitted, held = search_split(labels, rows, 0)
     assert sorted([*fitted, *held]) == rows.tolist()
     assert np.bincount(labels[held]).tolist() == [2] * 5
+
+
+def test_search_split_holds_out_a_fifth_of_every_class_of_a_long_tail():
+    labels = np.repeat(np.arange(4), [100, 20, 5, 1])
+    fitted, held = search_split(labels, np.arange(126), 0)
+    assert np.bincount(labels[held], minlength=4).tolist() == [20, 4, 1, 0]
+    assert len(fitted) + len(held) == 126
+
+
+def test_an_edited_list_is_another_experiment(folder):
+    cfg = settings(folder, "filelist")
+    before = settings_hash(cfg)
+    folders = {run_folder(cfg, None, "linear", 0, np.arange(rows)) for rows in (3, 4, 4)}
+    assert len(folders) == 2
+    with (folder / "train.txt").open("a") as listing:
+        listing.write("train/ant/ant_train0.jpeg ant\n")
+    assert settings_hash(cfg) != before
+    assert run_folder(cfg, None, "linear", 0, np.arange(3)) not in folders
+
+
+def test_unreadable_test_image_is_an_error_and_not_replaced(folder):
+    (folder / "val" / "bee" / "bee_val1.jpeg").write_bytes(b"no image")
+    with pytest.raises(InputError, match=r"at most 0 unreadable images, found 1: .*bee_val1\.jpeg"):
+        feature_sets(settings(folder), None)
+
+
+@pytest.mark.parametrize(("layer", "channels"), [("pooled", 32), ("res4", 16)])
+def test_linear_evaluation_takes_the_layer_that_is_asked_for(folder, monkeypatch, layer, channels):
+    cfg, dims = settings(folder), []
+    cfg.FEATURES.LAYER, cfg.FEATURES.PRECISION, cfg.OUTPUT_DIR = layer, "fp32", str(folder / "out")
+    cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM = "resnet10", 4, "small"
+    cfg.LINEAR.BATCH_SIZE, cfg.LINEAR.WORKERS = 4, 0
+    scores = LinearResult(1.0, 1.0, 0.1)
+    monkeypatch.setattr(image_evaluations, "evaluate_linear", lambda source, *_: dims.append(source.dim) or scores)
+    list(image_evaluations.linear(cfg, None, lambda *_: True))
+    assert dims == [channels]
 
 
 def test_file_names_are_text_in_the_order_of_the_data_set(folder):
