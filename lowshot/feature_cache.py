@@ -5,9 +5,11 @@ hash of all that determines the numbers. The rows are written into ``features.pa
 progress file per process beside it; the final name appears only when every row is there.
 """
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pretrain import distributed
+from pretrain.console import say
 from pretrain.errors import InputError
 from pretrain.files import sha256_of_text, write_text
 
@@ -63,6 +66,24 @@ class Entry:
                 f"the features in {self.folder} were made with other settings ({', '.join(different)}); "
                 "delete the folder, or choose another FEATURES.CACHE"
             )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other jobs from this entry; a second one that wants the same features waits here and then finds them.
+
+        The first process holds the lock, for all of its job. It lies beside the folder and ends with the process.
+        """
+        with contextlib.ExitStack() as held:
+            if distributed.is_main():
+                self.folder.parent.mkdir(parents=True, exist_ok=True)
+                stream = held.enter_context(open(self.folder.with_suffix(".lock"), "w"))
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    say(f"waiting for another process that computes the features in {self.folder}")
+                    fcntl.flock(stream, fcntl.LOCK_EX)
+            distributed.barrier()
+            yield
 
     def open_rows(self, about: About, count: int, width: Callable[[], int]) -> np.memmap:
         """The unfinished array [count, D], made by the first process if it is not there, opened by all.

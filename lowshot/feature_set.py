@@ -122,6 +122,8 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
             "expected class indices in both, or multi-hot labels with the same number of classes in both"
         )
     if train.multi_label:
+        if train.num_classes < 2:
+            raise InputError(f"{train.name} holds one class only; expected multi-hot labels of at least two")
         if not test.labels.any():
             raise InputError(f"no image of {test.name} carries a label; expected at least one positive to score")
         return

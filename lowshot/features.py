@@ -132,13 +132,15 @@ def extract(
     """
     check_precision(about.precision)
     entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
+    if distributed.any_rank(not entry.complete, torch.device(device)):
+        with entry.locked():
+            entry.check(about)
+            if not entry.complete:
+                images = _Transformed(dataset, transform)
+                rows = entry.open_rows(about, len(dataset), partial(_width, source, images, about, device))
+                _fill(rows, images, source, about, entry, name, batch_size, workers, device)
+                entry.finish(labels)
     entry.check(about)
-    if not entry.complete:
-        images = _Transformed(dataset, transform)
-        width = partial(_width, source, images, about, device)
-        rows = entry.open_rows(about, len(dataset), width)
-        _fill(rows, images, source, about, entry, name, batch_size, workers, device)
-        entry.finish(labels)
     result = FeatureSet(entry.read(labels), labels, name, about.weights)
     check(result)
     return result

@@ -144,12 +144,18 @@ def _pool_and_held_out(setup: LowShot, labels: np.ndarray, name: str) -> tuple[n
 def _fit_present(
     fit: Solver, features: np.ndarray, targets: np.ndarray, costs: Sequence[float], positive_weight: float
 ) -> LinearClassifiers:
-    """Fit the classes of which an image was drawn; one without any (a gap in the labels) is never predicted."""
-    present: np.ndarray = np.any(targets > 0, axis=0)
-    fitted = fit(features, targets[:, present], costs, positive_weight)
-    weights = np.zeros((len(costs), len(present), features.shape[1]), dtype=fitted.weights.dtype)
-    biases = np.full((len(costs), len(present)), -np.inf)
-    weights[:, present], biases[:, present] = fitted.weights, fitted.biases
+    """Fit the classes that some of the drawn images show and others do not.
+
+    One that none of them shows (a gap in the labels) is never predicted; one that all of them show tells no image from
+    another: its scores are all equal.
+    """
+    shown, hidden = np.any(targets > 0, axis=0), np.any(targets < 0, axis=0)
+    weights = np.zeros((len(costs), targets.shape[1], features.shape[1]))
+    biases = np.where(shown, 1.0, -np.inf) * np.ones((len(costs), 1))
+    both = shown & hidden
+    if both.any():
+        fitted = fit(features, targets[:, both], costs, positive_weight)
+        weights[:, both], biases[:, both] = fitted.weights, fitted.biases
     return LinearClassifiers(weights, biases)
 
 

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -104,6 +105,31 @@ def test_extraction_killed_by_sigkill_goes_on_where_it_was(tmp_path):
     resumed = run(network, tmp_path)
     assert network.seen == len(IMAGES) - 8
     assert np.allclose(resumed.features, expected().mean(dim=(2, 3)), atol=1e-6)
+
+
+def test_two_jobs_on_the_same_features_share_one_extraction(tmp_path, capfd):
+    class SlowNetwork(CountingNetwork):
+        def forward(self, images):
+            time.sleep(0.1)
+            return super().forward(images)
+
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.Queue()
+
+    def job():
+        network = SlowNetwork()
+        found = run(network, tmp_path)
+        queue.put((network.seen, np.array(found.features)))
+
+    jobs = [context.Process(target=job) for _ in range(2)]
+    for process in jobs:
+        process.start()
+    results = [queue.get(timeout=60) for _ in jobs]
+    for process in jobs:
+        process.join(timeout=60)
+    assert sorted(seen for seen, _ in results) == [0, len(IMAGES) + 1]
+    assert np.array_equal(results[0][1], results[1][1])
+    assert "waiting for another process" in capfd.readouterr().out
 
 
 def test_entry_of_other_settings_is_refused(tmp_path):

@@ -179,6 +179,15 @@ def test_class_without_an_image_is_never_predicted():
     assert np.isfinite(decisions[:, [0, 1, 3, 4, 5, 7]]).all()
 
 
+@pytest.mark.parametrize("solver", ["batched", "liblinear"])
+def test_class_that_every_drawn_image_shows_tells_no_image_from_another(solver):
+    train, test = multi_label(1), multi_label(2)
+    everywhere = FeatureSet(train.features, train.labels | np.eye(4, dtype=np.int64)[1], "voc", "0" * 64)
+    setup = svm.LowShot(protocol="voc07", shots=(4,), draws=1, costs=(1.0,), solver=solver)
+    (unit,) = svm.scores(setup, everywhere, test, always)
+    assert 0 < unit[0].value < 100
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
