@@ -399,3 +399,32 @@ def test_labels_that_say_nothing_alone_carry_their_columns_name():
     methods = {item.method for item in published(load_tables())}
     assert {"student BN, teacher EMAN", "EMAN, pretrained MoCo, schd. 1×", "S-MoCo v2+, asymmetry no"} <= methods
     assert "Supervised" in methods  # not "Supervised, supervised"
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "protocols", "told"), [(2, 400, ""), (150, 1, "8 of 150 checkpoints; the tables have all.")]
+)
+def test_many_protocols_or_checkpoints_are_drawn_up_to_a_number_and_listed_whole(checkpoints, protocols, told):
+    one = record("a", "svm/k=1", "top1", 1.0)
+    names = ["random", *(f"ckpt{index}" for index in range(1, checkpoints))]
+    records = [
+        {
+            **one,
+            "checkpoint": {"name": name, "sha256": name},
+            "task": f"svm/k={k}",
+            "protocol": f"p{p}",
+            "value": 1.0 * c,
+        }
+        for c, name in enumerate(names)
+        for k in (1, 4, 16)
+        for p in range(protocols)
+    ]
+    began = time.process_time()
+    report = build(records)
+    page = render_html(report)
+    assert time.process_time() - began < 5
+    assert len(page.encode()) < 5_000_000
+    assert len(report.plots) <= 14
+    assert len(report.details) == protocols
+    assert all(told in plot.caption for plot in report.plots)
+    assert all(name in page for name in names)

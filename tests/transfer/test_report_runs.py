@@ -11,6 +11,7 @@ from PIL import Image
 
 from pretrain.errors import InputError
 from tests.transfer.report_records import small_records
+from transfer.report.markdown import render_markdown
 from transfer.report.page import build, render_html
 from transfer.report.pictures import LONGEST
 from transfer.report.runs import read_runs
@@ -159,3 +160,15 @@ def test_curves_have_the_colour_of_their_checkpoint_and_each_detector_its_plot(t
     assert [plot.title for plot in plots] == ["Training loss: fcos", "Training loss: mask_rcnn"]
     drawn = re.findall(r"stroke: var\(--series-(\d)\); stroke-width: 1.6", plots[0].svg)
     assert drawn[:3] == ["2", "1", "0"]  # the summary has momentum2_digits as 0 and random_digits as 1
+
+
+def test_folder_names_are_escaped_in_every_output(tmp_path: Path):
+    folder = tmp_path / "<b>run" / "<i>task"
+    (folder / "visuals").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "visuals" / "<u>.png")
+    (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 1}\n{"step": 1, "loss": 2}\n')
+    (folder / "conversion.json").write_text('{"<s>": {"<em>": "<q>"}}')
+    report = build(small_records(), runs=read_runs([tmp_path / "<b>run"]))
+    for text in (render_html(report), render_markdown(report)):
+        assert "&lt;b&gt;run" in text
+        assert not re.search("<(b|i|u|s|em|q)>[^/]", text.replace("<b>momentum2_digits</b>", "").replace("<b>+", ""))

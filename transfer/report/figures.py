@@ -1,5 +1,6 @@
 """Which plots the page has: results, curves and analyses to drawn figures with their captions."""
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfer.report import analyses, plots
-from transfer.report.aggregate import Measure, Results, difference
+from transfer.report.aggregate import Measure, Results, difference, is_baseline
 from transfer.report.runs import Curve
 from transfer.report.tables import compared, headline_order, short_labels
 from transfer.report.views import TableView
@@ -17,6 +18,12 @@ SLOPES = 8
 
 #: Lines of the plot of gains, for the same reason.
 GAINS = 24
+
+#: Checkpoints in one plot: the first of those to be judged, and the baselines.
+CHECKPOINTS = 8
+
+#: Plots of one kind; each costs time to draw and room on the page.
+PLOTS = 12
 
 #: Key of a metrics.jsonl to the heading of its plot and the label of its axis.
 _CURVES = {
@@ -42,15 +49,31 @@ class Plot:
 
 def summary_figures(results: Results, colours: Mapping[str, int]) -> list[Plot]:
     """Gains over the first baseline, the slope chart, and accuracies over amounts of labels."""
-    return [*_gains(results, colours), *_slopes(results, colours), *_few_labels(results, colours)]
+    shown = _shown(results)
+    return [*_gains(results, colours, shown), *_slopes(results, colours, shown), *_few_labels(results, colours, shown)]
 
 
-def _gains(results: Results, colours: Mapping[str, int]) -> list[Plot]:
+def _shown(results: Results) -> list[str]:
+    """The checkpoints that plots show: all of them up to a number, then baselines first and the others in order."""
+    if len(results.checkpoints) <= CHECKPOINTS:
+        return results.checkpoints
+    baselines = [name for name in results.checkpoints if is_baseline(name)][: CHECKPOINTS // 2]
+    others = [name for name in results.checkpoints if name not in baselines][: CHECKPOINTS - len(baselines)]
+    return [name for name in results.checkpoints if name in {*baselines, *others}]
+
+
+def _left_out(results: Results, shown: Sequence[str]) -> str:
+    """A sentence for the caption where not all checkpoints are drawn."""
+    total = len(results.checkpoints)
+    return "" if len(shown) == total else f" {len(shown)} of {total} checkpoints; the tables have all."
+
+
+def _gains(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
     pairs = compared(results)
     if not pairs:
         return []
     base = pairs[0][1]
-    names = [name for name, other in pairs if other == base]
+    names = [name for name, other in pairs if other == base and name in shown]
     common = [
         measure
         for measure in headline_order(results)
@@ -65,6 +88,7 @@ def _gains(results: Results, colours: Mapping[str, int]) -> list[Plot]:
     if not rows:
         return []
     more = f" {len(rows)} of {len(common)} measures." if len(rows) < len(common) else ""
+    more += _left_out(results, shown)
     who = f"{names[0]} − {base}" if len(names) == 1 else f"each minus {base}"
     caption = (
         f"{who}, in points; right of the line pretraining helps. Filled: a clear difference (above twice the spread "
@@ -73,17 +97,18 @@ def _gains(results: Results, colours: Mapping[str, int]) -> list[Plot]:
     return [Plot(f"What is gained over {base}", caption, plots.gain_plot(rows, colours), tall=True)]
 
 
-def _slopes(results: Results, colours: Mapping[str, int]) -> list[Plot]:
-    measures = [measure for measure in headline_order(results) if len(results.cells[measure]) > 1]
+def _slopes(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
+    measures = [m for m in headline_order(results) if sum(name in results.cells[m] for name in shown) > 1]
     chosen = _one_of_each_family_first(measures)[:SLOPES]
     rows = {
-        label: {name: (cell.mean, cell.std) for name, cell in results.cells[measure].items()}
+        label: {name: (cell.mean, cell.std) for name, cell in results.cells[measure].items() if name in shown}
         for measure, label in short_labels(chosen).items()
     }
-    order = [name for name in reversed(results.checkpoints) if any(name in cells for cells in rows.values())]
+    order = [name for name in reversed(shown) if any(name in cells for cells in rows.values())]
     if len(order) < 2:
         return []
     more = f" {len(chosen)} of {len(measures)} measures." if len(measures) > len(chosen) else ""
+    more += _left_out(results, shown)
     caption = (
         "One line a task, from the baselines to the pretrained weights; whiskers are ±1 standard deviation over "
         f"trials.{more}"
@@ -102,8 +127,8 @@ def _one_of_each_family_first(measures: Sequence[Measure]) -> list[Measure]:
     return [measure for _, measure in sorted(turns, key=lambda turn: turn[0])]
 
 
-def _few_labels(results: Results, colours: Mapping[str, int]) -> list[Plot]:
-    """One plot for every (family, dataset, protocol) with at least two amounts of labels."""
+def _few_labels(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
+    """One plot for every (family, dataset, protocol) with at least two amounts of labels, up to a number of plots."""
     groups: dict[tuple[str, str, str], dict[Measure, float]] = defaultdict(dict)
     for measure in results.headlines():
         family = measure.task.split("/")[0]
@@ -111,23 +136,26 @@ def _few_labels(results: Results, colours: Mapping[str, int]) -> list[Plot]:
         if amount is not None:
             groups[family, measure.dataset, measure.protocol][measure] = amount
     drawn = []
-    for (family, dataset, protocol), amounts in groups.items():
+    curves = {place: amounts for place, amounts in groups.items() if len(set(amounts.values())) > 1}
+    for (family, dataset, protocol), amounts in itertools.islice(curves.items(), PLOTS):
         lines: dict[str, list[tuple[float, float, float | None]]] = {}
-        for name in results.checkpoints:
+        for name in shown:
             cells = {measure: results.cells[measure].get(name) for measure in amounts}
             points = [(amounts[m], cell.mean, cell.std) for m, cell in cells.items() if cell is not None]
             if points:
                 lines[name] = points
-        if len(set(amounts.values())) < 2:
+        if not lines:
             continue
         where = " · ".join(part for part in (dataset, protocol) if part)
-        repeats = _repeats(results, amounts)
+        repeats, more = _repeats(results, amounts), _left_out(results, shown)
         if family == "svm":
             caption = f"{where}: mean over {repeats} of k images per class; bands are ±1 standard deviation over draws."
+            caption += more
             svg = plots.few_labels_plot(lines, colours, "labelled images per class (k)")
             drawn.append(Plot("Low-shot curve", caption, svg))
         else:
             caption = f"{where}: mean over {repeats} of labelled images; bands are ±1 standard deviation over them."
+            caption += more
             svg = plots.few_labels_plot(lines, colours, "share of the labels, %")
             drawn.append(Plot(f"{_SHARES[family]} with few labels", caption, svg))
     return drawn
@@ -161,7 +189,7 @@ def training_figures(curves: Sequence[Curve], colours: Mapping[str, int]) -> lis
         for curve in curves:
             if curve.key == key:
                 places["/".join(curve.run.split("/")[1:2])].append(curve)
-        for place, same in places.items():
+        for place, same in itertools.islice(places.items(), PLOTS):
             heading = f"{title}: {place}" if place else title
             caption = ", ".join(f"{name} ends at {ends}" for name, ends in _ends(same).items())
             svg = plots.curve_plot(same, _colours_of(same, colours), f"{key}-{place}", label)

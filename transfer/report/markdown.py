@@ -13,7 +13,7 @@ def render_markdown(report: Report) -> str:
     for table in (*report.details, *report.analysis_tables, *report.conversions):
         lines += _table(table)
     if report.curves:
-        lines += ["## Training", "", *(f"- {plot.title}: {escape(plot.caption)}" for plot in report.curves), ""]
+        lines += ["## Training", "", *(f"- {escape(f'{plot.title}: {plot.caption}')}" for plot in report.curves), ""]
     lines += ["## Provenance", ""]
     for block in report.provenance:
         lines += [f"### {escape(block.name)}", "", f"- records: {block.records}"]
