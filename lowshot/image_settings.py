@@ -58,22 +58,16 @@ def linear_preset(node: CfgNode) -> presets.LinearPreset:
     """What LINEAR asks for."""
     check_training("LINEAR", node, list(presets.LINEAR))
     preset = presets.LINEAR[node.PRESET]
-    return replace(
-        preset,
-        learning_rates=tuple(node.LEARNING_RATES) or preset.learning_rates,
-        schedule=_lasting(preset.schedule, node.EPOCHS),
-    )
+    rates = tuple(node.LEARNING_RATES) or preset.learning_rates
+    return replace(preset, learning_rates=rates, schedule=_lasting(preset.schedule, node.EPOCHS))
 
 
 def finetune_preset(node: CfgNode) -> presets.FinetunePreset:
     """What FINETUNE asks for."""
     check_training("FINETUNE", node, list(presets.FINETUNE))
     preset = presets.FINETUNE[node.PRESET]
-    return replace(
-        preset,
-        learning_rates=tuple(node.LEARNING_RATES) or preset.learning_rates,
-        epochs=(node.EPOCHS, node.EPOCHS) if node.EPOCHS else preset.epochs,
-    )
+    rates = tuple(node.LEARNING_RATES) or preset.learning_rates
+    return replace(preset, learning_rates=rates, epochs=(node.EPOCHS, node.EPOCHS) if node.EPOCHS else preset.epochs)
 
 
 def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:

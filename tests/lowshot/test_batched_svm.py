@@ -5,10 +5,11 @@ import pytest
 import torch
 from sklearn.svm import LinearSVC
 
-from lowshot import batched_svm
-from lowshot.batched_svm import Classes, Step, fit_batched, share
+from lowshot import batched_svm, svm_newton
+from lowshot.batched_svm import fit_batched, share
 from lowshot.feature_set import normalized
 from lowshot.liblinear import fit_liblinear
+from lowshot.svm_newton import Classes, Step
 from lowshot.svm_problem import LinearClassifiers, objectives, signed_targets
 
 COSTS = [2.0**power for power in range(-5, 6)]
@@ -155,6 +156,7 @@ def test_coordinates_keep_every_inner_product():
 def test_fits_that_do_not_arrive_are_counted_aloud(capsys, monkeypatch):
     features, targets = problem(4, 10, 30, overlap=2.0)
     monkeypatch.setattr(batched_svm, "MAX_NEWTON", 1)
+    monkeypatch.setattr(svm_newton, "MAX_NEWTON", 1)
     fit_batched(features, targets, COSTS[:2])
     assert re.search(r"[1-8] of 8 SVMs did not reach the tolerance in 1 Newton steps", capsys.readouterr().err)
     fit_liblinear(features, targets, [2.0**5], max_iter=1)
