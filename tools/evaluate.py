@@ -30,7 +30,7 @@ from transfer.suite_run import Outcome, full_command, run_local
 from transfer.suite_slurm import run_slurm
 
 #: What a task may leave in its folder for the report to show.
-SHOWN = ("metrics.jsonl", "visuals", "trial_0", "conversion.json")
+SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -97,8 +97,10 @@ def report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
     if not records.is_file():
         say(f"no task has written a record to {records}: no report")
         return False
-    runs = [word for word in weights if Path(word).is_dir()]
-    runs += sorted({str(job.folder.parent) for job in jobs if any((job.folder / name).exists() for name in SHOWN)})
+    runs = sorted({str(job.folder.parent) for job in jobs if any((job.folder / name).exists() for name in SHOWN)})
+    runs += [
+        word for word in weights if Path(word).is_dir()
+    ]  # after our own: of two folders of a name the first counts
     command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
     return subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode == 0
 

@@ -53,7 +53,10 @@ def test_a_failing_task_stops_no_other_and_the_exit_code_is_1(files):
     assert ended.returncode == 1, ended.stderr
     assert "failed: momentum2: broken, exit code 1: error: this task always fails; see" in ended.stdout
     assert "momentum2: whole: done in" in ended.stdout
-    assert "knn/k=20 top1" in (output / "report.html").read_text(encoding="utf-8")
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert "knn/k=20 top1" in page
+    assert "1 task did not end well" in page
+    assert "momentum2/broken failed, so that what it would measure is missing" in page
 
 
 def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):

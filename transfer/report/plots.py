@@ -161,13 +161,11 @@ def line_plot(lines: Mapping[str, Sequence[tuple[str, float]]], label: str) -> s
         xs = [names.index(name) for name, _ in points]
         axes.plot(xs, [value for _, value in points], color=series_colour(index), marker=".", label=short_label(run))
     shown = names if len(names) <= 20 else names[:: -(-len(names) // 20)]
-    axes.set_xticks(
-        [names.index(name) for name in shown],
-        [short_label(name, 26) for name in shown],
-        rotation=60,
-        ha="right",
-        fontsize=9,
-    )
+    places, labels = [names.index(name) for name in shown], [short_label(name, 26) for name in shown]
+    if sum(map(len, labels)) > 50:
+        axes.set_xticks(places, labels, rotation=60, ha="right", fontsize=9)
+    else:
+        axes.set_xticks(places, labels)
     axes.set_ylabel(label)
     legend(axes)
     return to_svg(figure, f"line-{label}", label)
