@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lowshot.classifier import Classifier
 from lowshot.presets import FixMatchPreset
+from pretrain import distributed
 from pretrain.backbones import Architecture, ResNet, build_backbone
 from pretrain.errors import InputError
-from pretrain.norms import FOLLOWS_STUDENT, Norm, check_norms, commit_pair, pair_norms, set_alpha
+from pretrain.norms import FOLLOWS_STUDENT, Norm, check_norms, commit_pair, pair_norms, set_alpha, use_fused_sync
 from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
 
 
@@ -161,3 +163,19 @@ class FixMatch(nn.Module):
             own = share if preset.statistics_momentum is None else 1 - preset.statistics_momentum
             move_statistics(self.student, self.teacher, 1.0 if preset.teacher == "StudentPN" else own)
         commit_pair(self.histories)
+
+
+def build_method(
+    backbone: ResNet, classes: int, preset: FixMatchPreset, seed: int, device: str | torch.device = "cpu"
+) -> FixMatch:
+    """Student and teacher, both with the backbone's tensors and one new classifier, drawn with ``seed``."""
+    student_norm = Norm(preset.student, preset.bn_momentum)
+    student = Classifier(with_norm(backbone, student_norm), classes, seed).requires_grad_(True)
+    teacher = None
+    if preset.teacher is not None:
+        norm = Norm(preset.teacher, preset.bn_momentum, proxy_momentum=preset.bn_momentum)
+        teacher = Classifier(build_backbone(backbone.architecture, norm), classes, seed)
+    method = FixMatch(student, teacher, preset).to(device)
+    if torch.device(device).type == "cuda" and distributed.is_distributed():
+        use_fused_sync(method)
+    return method

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 
 from lowshot.augment import WeakAndStrong
-from lowshot.classifier import Classifier, accuracy
+from lowshot.classifier import accuracy
 from lowshot.fitting import Run, fit, shared_over_processes
-from lowshot.fixmatch import FixMatch, with_norm
+from lowshot.fixmatch import FixMatch, build_method
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream, steps_of, training_batches
 from lowshot.presets import FixMatchPreset, Schedule
 from pretrain import distributed
-from pretrain.backbones import ResNet, build_backbone
+from pretrain.backbones import ResNet
 from pretrain.errors import InputError
-from pretrain.norms import Norm, use_fused_sync
 from pretrain.views import sample_seed
 
 
@@ -71,9 +70,7 @@ def evaluate_fixmatch(
     preset, batch = setting.preset, setting.batch_size
     unlabelled_batch = batch * preset.unlabelled_ratio
     others = _unlabelled_rows(len(data.train), rows, unlabelled_batch)
-    method = build_method(build(), data.num_classes, preset, seed).to(device)
-    if device.type == "cuda" and distributed.is_distributed():
-        use_fused_sync(method)
+    method = build_method(build(), data.num_classes, preset, seed, device)
     total = setting.steps or steps_of(setting.schedule.epochs, len(others), unlabelled_batch)
     log = _Log(folder / "metrics.jsonl")
     run = _run_of(method, setting, total, folder / "checkpoints", log)
@@ -126,16 +123,6 @@ def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path
         after_step=lambda step: method.update_teacher(),
         log=log.write,
     )
-
-
-def build_method(backbone: ResNet, classes: int, preset: FixMatchPreset, seed: int) -> FixMatch:
-    """Student and teacher, both with the backbone's tensors and one new classifier, drawn with ``seed``."""
-    student_norm = Norm(preset.student, preset.bn_momentum)
-    student = Classifier(with_norm(backbone, student_norm), classes, seed).requires_grad_(True)
-    if preset.teacher is None:
-        return FixMatch(student, None, preset)
-    norm = Norm(preset.teacher, preset.bn_momentum, proxy_momentum=preset.bn_momentum)
-    return FixMatch(student, Classifier(build_backbone(backbone.architecture, norm), classes, seed), preset)
 
 
 class _Log:

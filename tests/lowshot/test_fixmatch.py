@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from lowshot import fitting, fixmatch_run
 from lowshot.augment import WeakAndStrong, weak_view
 from lowshot.classifier import Classifier
-from lowshot.fixmatch import FixMatch, check_image_size, check_preset, unlabelled_loss, with_norm
-from lowshot.fixmatch_run import FixMatchSetting, build_method, evaluate_fixmatch
+from lowshot.fixmatch import FixMatch, build_method, check_image_size, check_preset, unlabelled_loss, with_norm
+from lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import training_batches
 from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
