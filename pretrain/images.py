@@ -16,6 +16,7 @@ import torchvision
 from pretrain import subsets
 from pretrain.digits import DigitImages
 from pretrain.errors import InputError
+from pretrain.inaturalist import inaturalist_images
 from pretrain.labelled_images import ArrayImages, FileImages, LabelledImages
 
 
@@ -112,20 +113,6 @@ def _cifar(name: str, root: Path, split: str) -> ArrayImages:
     return ArrayImages(found.data, found.targets, found.classes)
 
 
-def _inaturalist(root: Path, split: str, max_unreadable: int) -> FileImages:
-    version = {"train": "2021_train", "val": "2021_valid"}.get(split, split)
-    make = lambda: torchvision.datasets.INaturalist(str(root), version=version)  # noqa: E731
-    try:
-        found = _torchvision("inaturalist", make, f"the extracted folder {version}/ in {root}")
-    except ValueError as error:
-        raise InputError(
-            f"expected an inaturalist split (train, val, 2021_train_mini, 2019, …), found {split!r}"
-        ) from error
-    folder = Path(found.root)  # torchvision appends the version
-    paths = [folder / found.all_categories[category] / file for category, file in found.index]
-    return FileImages(paths, [category for category, _ in found.index], found.all_categories, max_unreadable)
-
-
 DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "inaturalist")
 
 
@@ -149,7 +136,8 @@ def build_dataset(
     Args:
         name: one of `DATASETS`.
         root: data folder; none for digits. imagefolder reads `root/split/class/…`.
-        split: "train" or "val"; stl10 also has "unlabeled" and "train+unlabeled"; filelist ignores it.
+        split: "train" or "val"; stl10 also has "unlabeled" and "train+unlabeled", inaturalist the years of
+            `pretrain.inaturalist`; filelist ignores it.
         file_list: index file of `path label` lines (filelist only).
         image_size: side of the drawn images (digits only).
         variant: drawing variant (digits only), see `pretrain.digits.VARIANTS`.
@@ -193,5 +181,5 @@ def _build(
     if name == "stl10":
         return _stl10(folder, split)
     if name == "inaturalist":
-        return _inaturalist(folder, split, max_unreadable)
+        return inaturalist_images(folder, split, max_unreadable)
     return _cifar(name, folder, split)

@@ -137,11 +137,3 @@ def test_stl10_reads_the_published_files(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(np.asarray(data[1][0]), pixels[1].transpose(2, 1, 0))
     unlabeled = build_dataset("stl10", tmp_path, "unlabeled")
     assert unlabeled.classes[unlabeled[0][1]] == "unlabeled"
-
-
-def test_inaturalist_reads_the_extracted_folders(tmp_path: Path):
-    for k, name in enumerate(("00000_Animalia_b_c_d_e_f_terrestris", "00001_Animalia_b_c_d_e_g_viridis")):
-        picture(tmp_path / "2021_train" / name / "x.jpg", 100 * k)
-    data = build_dataset("inaturalist", tmp_path)
-    assert [name[:5] for name in data.classes] == ["00000", "00001"]
-    assert abs(red(data[1]) - 100) < 4
