@@ -62,6 +62,8 @@ def test_header_names_source_expectation_command_and_runtime(path):
     assert re.search(r"arXiv|ECCV|papers", header)
     for field in ("# Expected: ", f"configs/pretrain/{path.name}", "# Runtime:  "):
         assert field in header
+    expected = header.split("# Expected: ")[1].splitlines()[0]
+    assert re.match(r"\d\d\.\d|none in the paper\.$", expected), "a score, or that there is none"
 
 
 def test_every_output_folder_is_its_own():
