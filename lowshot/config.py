@@ -70,7 +70,7 @@ def _training(preset: str) -> CfgNode:
     node = CfgNode()
     node.PRESET = preset
     node.FRACTION = 1.0  # of the labels, balanced over classes
-    node.SPLIT_FILE = ""  # instead of FRACTION: a list of image names, such as SimCLR's 1percent.txt
+    node.SPLIT_FILE = ""  # a list of image names, such as SimCLR's 1percent.txt, that is FRACTION of all
     node.TRIALS = 1  # seeds SEED, SEED + 1, …: another part of the labels and another start each
     node.LEARNING_RATES = []  # [] means the preset's; for the preset's batch size, scaled with the batch
     node.EPOCHS = 0.0  # 0 means the preset's; milestones and warm-up keep their share
