@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ class CheckpointFolder:
         for rest in self.folder.glob(".step_*.pt"):  # of a save that was killed
             rest.unlink(missing_ok=True)
         with atomic_path(path) as temporary:
-            _write(temporary, state)
+            write_archive(temporary, state)
         write_text(self.folder / POINTER, path.name + "\n")
         for old in sorted(self.folder.glob("step_*.pt"))[: -self.keep]:
             old.unlink(missing_ok=True)
@@ -70,7 +72,8 @@ class CheckpointFolder:
         return path
 
 
-def _write(path: Path, state: dict[str, Any]) -> None:
+def write_archive(path: Path, state: dict[str, Any]) -> None:
+    """Write what ``torch.save`` writes; a full disk stays the OSError that it is."""
     try:
         with open(path, "wb") as stream:
             torch.save(state, stream)
@@ -134,3 +137,18 @@ def export_backbone(path: str | Path, backbone: ResNet, metadata: dict[str, str]
     }
     with atomic_path(path) as temporary:
         safetensors.torch.save_file(backbone_state(backbone), temporary, described)
+        _sort_metadata(temporary)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Puts the metadata of a safetensors file in order of names: the library writes it in a random one, so that equal
+    backbones would be files of different hashes."""
+    with open(path, "r+b") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        if len(text) > length:
+            raise ValueError(f"expected a header of at most {length} bytes, found {len(text)} after sorting")
+        stream.seek(8)
+        stream.write(text.ljust(length))  # JSON allows spaces at its end, as the format does

@@ -15,7 +15,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from pretrain.console import run_tool
 from pretrain.errors import InputError
 from transfer import config
-from transfer.run import Request, check_data, run
+from transfer.config_data import check_data
+from transfer.run import Request, run
+from transfer.settings_check import check_settings
 
 
 def main(args: argparse.Namespace) -> None:
@@ -24,7 +26,8 @@ def main(args: argparse.Namespace) -> None:
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
     cfg = config.load(args.config, [*overrides, *args.overrides])
     if args.check_data:
-        check_data(cfg)
+        check_settings(cfg)
+        check_data(cfg, open_pictures=True)
         return
     weights = args.weights or cfg.MODEL.WEIGHTS
     if not weights:
@@ -41,6 +44,6 @@ if __name__ == "__main__":
     parser.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
     parser.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
     parser.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
-    parser.add_argument("--check-data", action="store_true", help="only look through the data sets")
+    parser.add_argument("--check-data", action="store_true", help="only look through data and pictures")
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     sys.exit(run_tool(parser, main))

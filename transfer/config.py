@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from fvcore.common.config import CfgNode
 
 from pretrain.config import load_config
@@ -102,7 +103,12 @@ def is_semantic(cfg: CfgNode) -> bool:
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return several and cfg.MODEL.DEVICE == "cpu" and "SyncBN" in cfg.dump()
+    return several and runs_on_cpu(cfg) and "SyncBN" in cfg.dump()
+
+
+def runs_on_cpu(cfg: CfgNode) -> bool:
+    """Whether MODEL.DEVICE is the CPU, or a CUDA device where there is none."""
+    return cfg.MODEL.DEVICE == "cpu" or (cfg.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available())
 
 
 def _model(cfg: CfgNode) -> None:

@@ -6,6 +6,7 @@ files hold a few boxes without area and rounded corners, so these are reported a
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import Counter
@@ -49,13 +50,20 @@ FATAL = {
     "malformed box": True,
     "box outside its image": True,
     "malformed mask": True,
+    "crowd flag other than 0 or 1": True,
+    "object without a mask": True,
+    "object without an area": True,
     "empty box": False,
     "mask does not fit its box": False,
 }
 
 
-def check(data: DetectionData) -> list[Problem]:
+def check(data: DetectionData, *, masks: bool = False, scored: bool = False) -> list[Problem]:
     """Check images, ids, boxes and masks.
+
+    Args:
+        masks: objects without a mask are fatal: a mask head is to be trained or scored.
+        scored: objects without an area are fatal: scores by size need it.
 
     Returns:
         What was found and can be trained on all the same.
@@ -63,7 +71,7 @@ def check(data: DetectionData) -> list[Problem]:
     Raises:
         InputError: what cannot, with its count and first ten entries.
     """
-    problems = find_problems(data)
+    problems = find_problems(data, masks=masks, scored=scored)
     fatal = [str(problem) for problem in problems if problem.fatal]
     if fatal:
         raise InputError(
@@ -73,12 +81,12 @@ def check(data: DetectionData) -> list[Problem]:
     return problems
 
 
-def find_problems(data: DetectionData) -> list[Problem]:
-    """Every kind of problem found, fatal or not, in the order of `FATAL`."""
+def find_problems(data: DetectionData, *, masks: bool = False, scored: bool = False) -> list[Problem]:
+    """Every kind of problem found, fatal or not, in the order of `FATAL`; see `check`."""
     content = data.load()
     counts: Counter[str] = Counter()
     examples: dict[str, list[str]] = {}
-    for kind, entry in _problems(data, content):
+    for kind, entry in itertools.chain(_problems(data, content), _lacking(content["annotations"], masks, scored)):
         counts[kind] += 1
         if len(named := examples.setdefault(kind, [])) < NAMED:
             named.append(entry)
@@ -106,6 +114,17 @@ def _problems(data: DetectionData, content: Mapping[str, Any]) -> Iterator[tuple
             )
 
 
+def _lacking(annotations: list[dict[str, Any]], masks: bool, scored: bool) -> Iterator[tuple[str, str]]:
+    for annotation in annotations:
+        entry = f"annotation {annotation['id']}"
+        if annotation.get("iscrowd", 0) not in (0, 1) or isinstance(annotation.get("iscrowd"), float):
+            yield "crowd flag other than 0 or 1", f"{entry} ({annotation['iscrowd']!r})"
+        if masks and not annotation.get("segmentation"):
+            yield "object without a mask", entry
+        if scored and not (_is_number(annotation.get("area")) and annotation["area"] >= 0):
+            yield "object without an area", f"{entry} ({annotation.get('area')!r})"
+
+
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and value > 0
 
@@ -119,7 +138,7 @@ def _image_problems(data: DetectionData, images: list[dict[str, Any]]) -> Iterat
         path = data.image_path(image)
         if path.parent not in listed:
             listed[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
-        if path.name not in listed[path.parent]:
+        if path.name not in listed[path.parent] or path == data.images_dir:
             yield "missing image file", f"{path} (image {image['id']})"
         if not (_is_size(image.get("height")) and _is_size(image.get("width"))):
             yield "image without a positive size", f"image {image['id']}"
@@ -154,7 +173,7 @@ def _shape(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _mask_box(segmentation: Any, image: Mapping[str, Any]) -> tuple[float, float, float, float]:
@@ -177,6 +196,8 @@ def _mask_box(segmentation: Any, image: Mapping[str, Any]) -> tuple[float, float
                 f"run lengths sum up to {sum(segmentation['counts'])} pixels, expected {size[0] * size[1]}"
             )
         segmentation = coco_mask.frPyObjects(segmentation, *size)
+    elif coco_mask.decode(segmentation).shape != tuple(size):
+        raise ValueError(f"run lengths that are not of size {size}")
     left, top, width, height = (float(value) for value in coco_mask.toBbox(segmentation))
     if left + width > size[1]:
         raise ValueError(f"run lengths that end in column {left + width:.0f} of {size[1]}")

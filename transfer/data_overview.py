@@ -78,7 +78,7 @@ def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -
     with atomic_path(written[0]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
         csv.writer(stream).writerows([("class", "images", "instances"), *rows])
     with atomic_path(written[1]) as temporary:
-        _histogram(data.name, rows).savefig(temporary, dpi=120)
+        histogram(data.name, rows).savefig(temporary, dpi=120)
     annotated = {annotation["image_id"] for annotation in data.load()["annotations"]}
     images = [image for image in data.load()["images"] if image["id"] in annotated]
     chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(examples, len(images)))}
@@ -89,19 +89,19 @@ def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -
     return written
 
 
-def _histogram(name: str, rows: list[tuple[str, int, int]]) -> matplotlib.figure.Figure:
-    """Instances and images per class, most frequent first; names only where they can be read."""
+def histogram(name: str, rows: list[tuple[str, int, int]], what: str = "instances") -> matplotlib.figure.Figure:
+    """``what`` and images per class, most frequent first; names only where they can be read."""
     rows = sorted(rows, key=lambda row: -row[2])
     figure = matplotlib.figure.Figure(figsize=(10, 4), layout="constrained")
     axes = figure.add_subplot()
     place = np.arange(len(rows))
-    axes.bar(place, [row[2] for row in rows], width=0.9, label="instances")
+    axes.bar(place, [row[2] for row in rows], width=0.9, label=what)
     axes.bar(place, [row[1] for row in rows], width=0.5, label="images")
     axes.set_yscale("log")
     if len(rows) <= 100:
         axes.set_xticks(place, [row[0] for row in rows], rotation=90 if len(rows) > 20 else 0)
     axes.set(
-        title=f"{name}: {len(rows)} classes, {sum(row[2] for row in rows)} instances", ylabel="count", ylim=(0.5, None)
+        title=f"{name}: {len(rows)} classes, {sum(row[2] for row in rows)} {what}", ylabel="count", ylim=(0.5, None)
     )
     axes.legend()
     return figure

@@ -11,17 +11,19 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.config import config_hash, dump
-from pretrain.console import say, table, warn
-from pretrain.distributed import is_main
+from pretrain.console import say, table
+from pretrain.distributed import any_rank, barrier, is_main, process_group
 from pretrain.errors import InputError
 from pretrain.files import weights_name, write_text
 from transfer import results
-from transfer.config import is_semantic, num_classes
-from transfer.data_overview import write_overview
-from transfer.datasets import check, get_dataset
+from transfer.config import is_semantic
+from transfer.config_data import check_data
+from transfer.datasets import get_dataset
+from transfer.devices import device_of
 from transfer.engine import Engine, Predictions, choose_engine
 from transfer.initial_weights import read_initial
 from transfer.label_folders import get_semantic_dataset, write_truth
+from transfer.label_overview import draw_label_predictions
 from transfer.scores import coco, lvis, semantic, voc
 from transfer.settings_check import check_settings
 from transfer.visuals import draw_detections
@@ -47,42 +49,6 @@ class Request:
     eval_only: bool = False
 
 
-def check_data(cfg: CfgNode) -> None:
-    """Look through every data set of the config; what is wrong but bearable is said, what is not raises InputError.
-
-    A class histogram and example pictures of each go to OUTPUT_DIR/data.
-    """
-    if not cfg.DATASETS.TRAIN or not cfg.DATASETS.TEST:
-        raise InputError("expected DATASETS.TRAIN and DATASETS.TEST to name at least one data set each")
-    for name in dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]):
-        if is_semantic(cfg):
-            _check_labels(cfg, name)
-            continue
-        data = get_dataset(name, cfg.DATASETS.ROOT or None)
-        _check_count(cfg, name, len(data.classes))
-        for problem in check(data):
-            warn(f"{name}: {problem}")
-        say(f"{name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
-        if is_main() and cfg.TEST.VISUALS:
-            for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
-                say(f"  {path}")
-
-
-def _check_count(cfg: CfgNode, name: str, found: int) -> None:
-    key, count = num_classes(cfg)
-    if count != found:
-        raise InputError(f"{key} is {count}, but {name} has {found} classes; set {key} {found}")
-
-
-def _check_labels(cfg: CfgNode, name: str) -> None:
-    """Read every label file; InputError names a bad one."""
-    data = get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
-    _check_count(cfg, name, len(data.classes))
-    for index in range(len(data.pairs)):
-        data.labels(index)
-    say(f"{name}: {len(data.pairs)} images, {len(data.classes)} classes, checked")
-
-
 def run(cfg: CfgNode, request: Request) -> None:
     """All trials of a config. What a results file holds already is not done again."""
     check_settings(cfg)
@@ -93,9 +59,11 @@ def run(cfg: CfgNode, request: Request) -> None:
     initial = read_initial(request.weights)  # before the data: a wrong file is refused at once
     check_data(cfg)
     checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256, "network": initial.network}
-    for trial in range(cfg.TRIALS):
-        folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
-        _trial(cfg, request, engine, checkpoint, trial, folder)
+    with process_group(device_of(cfg)):
+        for trial in range(cfg.TRIALS):
+            folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
+            _trial(cfg, request, engine, checkpoint, trial, folder)
+            barrier()
 
 
 def identity(cfg: CfgNode, evaluation: bool = True) -> str:
@@ -140,7 +108,8 @@ def _trial(
     file = request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
     wanted = {"trial": trial, "config": identity(cfg), "sha256": checkpoint["sha256"], "engine": engine.name}
     wanted["finetuned"] = not request.eval_only
-    if results.done(file, **wanted):
+    # The first process decides for all: it appends the records, and the others may read earlier or later.
+    if any_rank(is_main() and results.done(file, **wanted), device_of(cfg)):
         say(f"trial {trial}: its records are in {file} already")
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -189,12 +158,18 @@ def _record(
                     finetuned=finetuned,
                 )
             )  # fmt: skip
-    if not is_semantic(cfg):
-        data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
-        for path in draw_detections(data, predictions.results, folder / "visuals", cfg.TEST.VISUALS):
-            say(f"picture: {path}")
+    for path in _draw(cfg, predictions, folder / "visuals"):
+        say(f"picture: {path}")
     results.append(file, records)
     say(f"{len(records)} records appended to {file}")
+
+
+def _draw(cfg: CfgNode, predictions: Predictions, folder: Path) -> list[Path]:
+    if is_semantic(cfg):
+        labelled = get_semantic_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
+        return draw_label_predictions(labelled, predictions.results, folder, cfg.TEST.VISUALS)
+    data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
+    return draw_detections(data, predictions.results, folder, cfg.TEST.VISUALS)
 
 
 def _scores(cfg: CfgNode, predictions: Predictions) -> Iterable[tuple[str, dict[str, float]]]:

@@ -188,8 +188,12 @@ def _problems(cfg: CfgNode) -> Iterator[str]:
     if is_semantic(cfg):
         return
     for name in ("RPN", "ROI_HEADS", "RETINANET"):
+        if len(cfg.MODEL[name].IOU_LABELS) != len(cfg.MODEL[name].IOU_THRESHOLDS) + 1:
+            yield f"MODEL.{name}.IOU_LABELS is not one longer than IOU_THRESHOLDS"
         if not _ascending(cfg.MODEL[name].IOU_THRESHOLDS):
             yield f"expected ascending MODEL.{name}.IOU_THRESHOLDS, found {list(cfg.MODEL[name].IOU_THRESHOLDS)}"
+    if cfg.MODEL.ROI_HEADS.NAME == "CascadeROIHeads":
+        yield from _cascade_problems(cfg)
     for weights in cfg.MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS:
         if len(weights) != 4:
             yield f"expected four weights a stage in MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS, found {list(weights)}"
@@ -201,3 +205,14 @@ def _problems(cfg: CfgNode) -> Iterator[str]:
         yield f"expected a multiple of 32 in MODEL.FPN.OUT_CHANNELS for GN, found {cfg.MODEL.FPN.OUT_CHANNELS}"
     if not cfg.MODEL.ANCHOR_GENERATOR.SIZES or not cfg.MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS:
         yield "expected MODEL.ANCHOR_GENERATOR.SIZES and ASPECT_RATIOS, found an empty list"
+
+
+def _cascade_problems(cfg: CfgNode) -> Iterator[str]:
+    """What a cascade needs; Detectron2 asserts the same."""
+    cascade = cfg.MODEL.ROI_BOX_CASCADE_HEAD
+    if not cascade.IOUS or len(cascade.IOUS) != len(cascade.BBOX_REG_WEIGHTS):
+        yield "MODEL.ROI_BOX_CASCADE_HEAD: IOUS and BBOX_REG_WEIGHTS are not of one length"
+    elif list(cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS) != [cascade.IOUS[0]]:
+        yield "MODEL.ROI_HEADS.IOU_THRESHOLDS is not the first of MODEL.ROI_BOX_CASCADE_HEAD.IOUS"
+    if not cfg.MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG:
+        yield "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG is not True, as a cascade needs it"

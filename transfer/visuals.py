@@ -61,12 +61,12 @@ def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mappin
     ordered = sorted(entries, key=lambda entry: entry["score"])
     for entry in ordered:
         if "segmentation" in entry:
-            canvas = _tint(canvas, coco_mask.decode(entry["segmentation"]), _colour(entry["category_id"]))
+            canvas = _tint(canvas, coco_mask.decode(entry["segmentation"]), colour_of(entry["category_id"]))
     pen = ImageDraw.Draw(canvas)
     font = ImageFont.load_default(size=max(13, min(canvas.size) // 18))
     for entry in ordered:
         x, y, width, height = (value * scale for value in entry["bbox"])
-        colour = _colour(entry["category_id"])
+        colour = colour_of(entry["category_id"])
         pen.rectangle((x, y, x + width, y + height), outline=colour, width=2)
         label = f"{names[entry['category_id']]} {entry['score']:.2f}"
         pen.font = font
@@ -83,7 +83,7 @@ def _readable_on(colour: tuple[int, int, int]) -> tuple[int, int, int]:
     return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else (255, 255, 255)
 
 
-def _colour(category: int) -> tuple[int, int, int]:
+def colour_of(category: int) -> tuple[int, int, int]:
     """A bright colour; neighbouring ids lie far apart on the colour circle (golden angle)."""
     red, green, blue = colorsys.hsv_to_rgb((category * 0.381966) % 1.0, 0.75, 1.0)
     return int(255 * red), int(255 * green), int(255 * blue)

@@ -45,7 +45,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(tmp_path, monkeypatch)
 
 def test_torchs_writer_reports_a_full_disk_as_such():
     with pytest.raises(OSError, match="No space left") as error:
-        checkpoint._write(Path("/dev/full"), {"model": torch.zeros(1_000_000)})
+        checkpoint.write_archive(Path("/dev/full"), {"model": torch.zeros(1_000_000)})
     assert error.value.errno == errno.ENOSPC
 
 

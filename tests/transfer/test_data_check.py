@@ -37,7 +37,15 @@ GOOD = {
     "images": [{"id": 1, "file_name": "1.png", "height": 40, "width": 60}],
     "categories": [{"id": 1, "name": "square"}],
     "annotations": [
-        {"id": k, "image_id": 1, "category_id": 1, "bbox": [5, 10, 20, 10], "segmentation": form, "iscrowd": 0}
+        {
+            "id": k,
+            "image_id": 1,
+            "category_id": 1,
+            "bbox": [5, 10, 20, 10],
+            "segmentation": form,
+            "iscrowd": 0,
+            "area": 200.0,
+        }
         for k, form in enumerate((POLYGON, rle(), counts_list()), 1)
     ],
 }
@@ -70,6 +78,9 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unknown category id": (annotation(category_id=9), "annotation 1 (category_id 9)"),
     "malformed box": (annotation(bbox=[1, 2, 3]), "annotation 1 of image 1: [1, 2, 3]"),
     "box outside its image": (annotation(bbox=[45, 10, 20, 10]), "annotation 1 of image 1: [45, 10, 20, 10] in 60x40"),
+    "crowd flag other than 0 or 1": (annotation(iscrowd="yes"), "annotation 1 ('yes')"),
+    "object without a mask": (annotation(segmentation=[]), "annotation 1"),
+    "object without an area": (annotation(area="x"), "annotation 1 ('x')"),
     "malformed mask": (annotation(segmentation=[[1, 2, 3, 4]]), "annotation 1 of image 1"),
     "empty box": (annotation(bbox=[5, 10, 0, 10]), "annotation 1 of image 1: [5, 10, 0, 10]"),
     "mask does not fit its box": (
@@ -87,15 +98,15 @@ def test_every_kind_of_problem_has_a_case():
 def test_problem_is_counted_named_and_fatal_where_it_must_be(kind: str, tmp_path: Path):
     change, entry = CASES[kind]
     data = dataset(tmp_path, change)
-    found = {problem.kind: problem for problem in find_problems(data)}
+    found = {problem.kind: problem for problem in find_problems(data, masks=True, scored=True)}
     assert found[kind].count == 1
     assert entry in found[kind].examples[0]
     assert found[kind].fatal is FATAL[kind]
     if FATAL[kind]:
         with pytest.raises(InputError, match=f"1 × {kind}"):
-            check(data)
+            check(data, masks=True, scored=True)
     else:
-        assert [problem.kind for problem in check(data)] == [kind]
+        assert [problem.kind for problem in check(data, masks=True, scored=True)] == [kind]
 
 
 @pytest.mark.parametrize(
@@ -152,3 +163,18 @@ def test_embedded_scenes_pass_the_check(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(RECIPES, name, replace(recipe, images=(30, 10)))
         for split in ("train", "val"):
             assert check(get_dataset(f"{name}_{split}")) == []
+
+
+def test_masks_and_areas_are_asked_for_only_where_they_are_needed(tmp_path: Path):
+    def lacking(data: dict[str, Any]) -> None:
+        for entry in data["annotations"]:
+            del entry["segmentation"], entry["area"]
+
+    assert check(dataset(tmp_path, lacking)) == []
+    with pytest.raises(InputError, match="3 × object without an area"):
+        check(dataset(tmp_path, lacking), scored=True)
+
+
+def test_a_folder_is_no_picture(tmp_path: Path):
+    data = dataset(tmp_path, lambda data: data["images"][0].update(file_name="."))
+    assert [problem.kind for problem in find_problems(data)] == ["missing image file"]

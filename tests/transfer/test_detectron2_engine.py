@@ -22,7 +22,14 @@ from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config, tiny_samples
 from transfer import config
 from transfer.config import add_own_keys
-from transfer.detectron2_engine import Detectron2Engine, build_model, detectron2_config, load_initial, training_losses
+from transfer.detectron2_engine import (
+    Detectron2Engine,
+    build_model,
+    detectron2_config,
+    load_initial,
+    parity,
+    training_losses,
+)
 from transfer.initial_weights import InitialWeights
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.run import TorchvisionEngine
@@ -40,65 +47,60 @@ ROOT = Path(__file__).parents[2]
 SIZES = ((64, 64), (48, 70), (90, 61))  # multiples of 32 and not
 
 
-def their_inputs(samples):
-    return [{"image": s.image, "height": s.height, "width": s.width} for s in samples]
+#: Detector, and the depth of its ResNet.
+PAIRS = [(name, 10) for name in DETECTORS]
+PAIRS += [(name, depth) for depth in (18, 101) for name in ("mask_rcnn", "mask_rcnn_c4", "retinanet", "fcos")]
 
 
-@pytest.fixture(params=DETECTORS)
-def pair(request, tmp_path):
-    """Detectron2's model with random weights, and ours with the same."""
-    cfg = tiny_config(request.param, *KEEP_ALL)
-    torch.manual_seed(3)
-    theirs = build_model(detectron2_config(cfg, seed=0, out_dir=tmp_path))
-    for parameter in theirs.parameters():
-        if parameter.dim() > 1:  # the initial heads are so flat that scores tie
-            parameter.data.add_(torch.randn_like(parameter) * 0.02)
-    with torch.no_grad():
-        training_losses(theirs.train(), tiny_samples(SIZES))  # gives BatchNorm statistics of these images
-    ours = build_detector(cfg)
-    load_detector(ours, theirs.state_dict(), "theirs")
-    if hasattr(theirs, "loss_normalizer"):
-        del theirs.loss_normalizer
-    return ours, theirs
+def at_depth(depth):
+    """Settings of another ResNet; 10 is that of the tiny detectors."""
+    if depth == 10:
+        return []
+    channels = "64" if depth < 50 else "256"
+    widths = ["MODEL.RESNETS.STEM_OUT_CHANNELS", "64", "MODEL.RESNETS.RES2_OUT_CHANNELS", channels]
+    return ["MODEL.RESNETS.DEPTH", str(depth), *widths]
 
 
-def test_both_name_the_same_tensors(pair):
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0]}-R{pair[1]}")
+def pair(request):
+    """Our model and Detectron2's, with the same random weights."""
+    name, depth = request.param
+    return parity.random_pair(tiny_config(name, *KEEP_ALL, *at_depth(depth)), tiny_samples(SIZES))
+
+
+def test_both_compute_the_same(pair):
     ours, theirs = pair
     assert set(export_state(ours)) == set(theirs.state_dict())
-
-
-def test_losses_and_gradients_agree(pair):
-    ours, theirs = pair
-    samples = tiny_samples(SIZES)
-    torch.manual_seed(0)
-    mine = ours.train()(samples)
-    torch.manual_seed(0)
-    other = training_losses(theirs.train(), samples)
-    assert set(mine) == set(other)
-    for name, value in other.items():
-        assert mine[name].item() == pytest.approx(value.item(), abs=1e-6), name
-    sum(mine.values()).backward()
-    sum(other.values()).backward()
-    table, others = names(ours), dict(theirs.named_parameters())
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, others[table[name]].grad, rtol=1e-4, atol=1e-6)
-
-
-def test_detections_agree(pair):
-    ours, theirs = pair
-    ours.eval()
-    theirs.eval()
     samples = tiny_samples(SIZES)
     samples[1].height, samples[1].width = 96, 140  # scaled back to another size
-    with torch.no_grad():
-        for sample, given in zip(samples, their_inputs(samples), strict=True):
-            mine, other = ours([sample])[0], theirs([given])[0]["instances"]
-            assert len(mine) > 0
-            assert torch.equal(mine.boxes, other.pred_boxes.tensor)
-            assert torch.equal(mine.classes, other.pred_classes)
-            torch.testing.assert_close(mine.scores, other.scores, rtol=0, atol=1e-6)
-            if mine.masks is not None:
-                assert torch.equal(mine.masks, other.pred_masks)
+    found = parity.prediction_differences(ours, theirs, samples)
+    assert found.pop("scores") <= 1e-6
+    assert {"boxes"} <= set(found) <= {"proposals", "boxes", "masks"}
+    assert found == dict.fromkeys(found, 0.0)
+    losses = parity.loss_differences(ours, theirs, tiny_samples(SIZES))
+    assert losses.pop("gradients") <= 1e-4
+    assert {name for name, value in losses.items() if value > 1e-6} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mask_rcnn", "MODEL.ROI_HEADS.IOU_THRESHOLDS [0.3,0.5] MODEL.ROI_HEADS.IOU_LABELS [0,-1,1]"),
+        ("mask_rcnn", "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE giou MODEL.ROI_BOX_HEAD.POOLER_TYPE ROIAlign"),
+        ("mask_rcnn", "MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK True MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG True"),
+        ("mask_rcnn", "MODEL.BACKBONE.FREEZE_AT 2 MODEL.RESNETS.NORM FrozenBN MODEL.FPN.NORM GN"),
+        ("mask_rcnn", "MODEL.RPN.SMOOTH_L1_BETA 0.1 MODEL.ROI_HEADS.PROPOSAL_APPEND_GT False INPUT.FORMAT BGR"),
+        ("retinanet", "MODEL.RETINANET.NORM BN MODEL.RETINANET.BBOX_REG_LOSS_TYPE giou"),
+        ("retinanet", "MODEL.RETINANET.NORM GN MODEL.ANCHOR_GENERATOR.OFFSET 0.5"),
+        ("faster_rcnn_c4", "MODEL.ROI_HEADS.NAME Res5ROIHeads MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA 0.5"),
+    ],
+)
+def test_settings_beside_the_papers_agree_too(name, settings):
+    ours, theirs = parity.random_pair(tiny_config(name, *KEEP_ALL, *settings.split()), tiny_samples(SIZES))
+    found = parity.prediction_differences(ours, theirs, tiny_samples(SIZES))
+    found |= parity.loss_differences(ours, theirs, tiny_samples(SIZES))
+    assert found.pop("gradients") <= 1e-4
+    assert {name for name, value in found.items() if value > 1e-6} == set()
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "hard_pixel_mining"])
@@ -137,7 +139,7 @@ def test_deeplabs_agree_at_both_strides(name, loss, tmp_path):
     assert len(labels.unique()) > 1
 
 
-@pytest.mark.parametrize("name", ["mask_rcnn", "retinanet"])
+@pytest.mark.parametrize("name", DETECTORS)
 def test_twenty_iterations_follow_the_same_losses(name, tmp_path):
     cfg = tiny_config(name)
     torch.manual_seed(3)
@@ -273,3 +275,16 @@ def test_the_best_detector_is_kept(tmp_path):
     assert len(seen) >= 2
     best = torch.load(tmp_path / "out/model_best.pth", weights_only=True)
     assert best["iteration"] == 1
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_images(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "1e30", "SOLVER.WARMUP_ITERS", "0")
+    with pytest.raises(InputError, match=r"not finite at iteration \d+ .* on the images \d, \d; lower SOLVER.BASE_LR"):
+        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
+
+
+def test_a_picture_that_cannot_be_read_is_named(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    (tmp_path / "data/images/002.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"cannot read the image .*002\.png"):
+        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")

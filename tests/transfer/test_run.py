@@ -1,13 +1,15 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from pretrain.errors import InputError
 from tests.transfer.torchvision_engine.tiny import shapes_config
 from transfer import results
+from transfer.config_data import check_data
 from transfer.engine import choose_engine
-from transfer.run import Request, check_data, identity, run
+from transfer.run import Request, identity, run
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
 
@@ -151,3 +153,47 @@ def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
     assert set(scores) == {"lvis/bbox", "lvis/segm"}
     assert scores["lvis/segm"]["AP"] == pytest.approx(100.0)
     assert {"APr", "APc", "APf"} <= set(scores["lvis/bbox"])
+
+
+def test_training_and_test_classes_have_to_be_the_same(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    content = json.loads((tmp_path / "data/shapes.json").read_text())
+    content["categories"].reverse()
+    for place, category in enumerate(content["categories"]):
+        category["id"] = 10 * (place + 1)
+    (tmp_path / "data/other.json").write_text(json.dumps(content))
+    other = repr((f"{tmp_path}/data/images:{tmp_path}/data/other.json",))
+    with pytest.raises(InputError, match="found 'triangle' in the place of 'square'"):
+        check_data(shapes_config("retinanet", tmp_path, *SHORT, "DATASETS.TEST", other))
+    check_data(cfg)
+
+
+@pytest.mark.parametrize(("box_side", "ap_small_boxes"), [(50, 100.0), (12, 50.0)])
+def test_a_masks_size_is_its_pixels_though_the_file_holds_boxes_too(box_side, ap_small_boxes, tmp_path):
+    """A wrong small mask counts against the small masks even if the box beside it is a large one."""
+    from pycocotools import mask as coco_mask
+
+    from transfer.engine import Predictions
+    from transfer.run import score
+
+    def entry(x, side, **more):
+        bitmap = np.zeros((100, 100), np.uint8, order="F")
+        bitmap[10 : 10 + side, x : x + side] = 1
+        runs = coco_mask.encode(bitmap)
+        segmentation = {"size": [100, 100], "counts": runs["counts"].decode()}
+        box = [x, 10, side, side]
+        return {"image_id": 1, "category_id": 1, "bbox": box, "segmentation": segmentation, **more}
+
+    truth = {
+        "images": [{"id": 1, "height": 100, "width": 100}],
+        "categories": [{"id": 1, "name": "square"}],
+        "annotations": [entry(5, 12, id=1, area=144, iscrowd=0)],
+    }
+    wrong = entry(45, 12, score=0.9)
+    wrong["bbox"] = [45, 10, box_side, box_side]
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    (tmp_path / "found.json").write_text(json.dumps([wrong, entry(5, 12, score=0.8)]))
+    predictions = Predictions(tmp_path / "found.json", "squares", ("bbox", "segm"), "torchvision")
+    scores = dict(score("coco", str(tmp_path / "truth.json"), predictions, 100))
+    assert scores["coco/bbox"]["APs"] == pytest.approx(ap_small_boxes)
+    assert scores["coco/segm"]["APs"] == pytest.approx(50.0)

@@ -57,11 +57,25 @@ def test_a_number_out_of_its_range_is_refused(key):
         ("MODEL.FPN.OUT_CHANNELS 48 MODEL.FPN.NORM GN", "a multiple of 32 in MODEL.FPN.OUT_CHANNELS"),
         ("MODEL.BACKBONE.FREEZE_AT 9", "MODEL.BACKBONE.FREEZE_AT between 0 and 5"),
         ("MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS ((1.0,),)", "four weights a stage"),
+        ("MODEL.ROI_HEADS.IOU_THRESHOLDS [0.3,0.5]", "ROI_HEADS.IOU_LABELS is not one longer"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         check_settings(tiny_config("mask_rcnn", *settings.split()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.4,0.6,0.7)", "IOU_THRESHOLDS is not the first"),
+        ("MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.5,0.6)", "not of one length"),
+        ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG False", "CLS_AGNOSTIC_BBOX_REG is not True"),
+    ],
+)
+def test_cascades_that_detectron2_would_not_build_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        check_settings(tiny_config("cascade", *settings.split()))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 python tools/benchmark.py detector [--detector mask_rcnn_fpn_1x] [--depth 18 50] [--size 128 256] [KEY VALUE …]
 
-Both engines take the same config, weights and batch of digit scenes, and their turns alternate within one process.
-Stock Mask R-CNN (no counterpart for other detectors) has BN and heads of its own sizes; it is there for scale.
+Both engines take the same config, weights and batch of digit scenes. Their turns alternate within one process, and
+the order turns round from round to round; the ratio is the median of the rounds' own ratios, with their quartiles.
+Memory is the peak of a process of its own for each. Stock Mask R-CNN (for other detectors there is none) is for scale.
 """
 
 import argparse
 import importlib.util
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +36,8 @@ from transfer.torchvision_engine.run import mapper_of
 from transfer.torchvision_engine.structures import Sample
 from transfer.torchvision_engine.weights import export_state
 
+OURS, THEIRS, STOCK = "torchvision engine", "Detectron2", "stock torchvision"
+WARM_UP = 2  # rounds that are not counted
 Losses = Callable[[], dict[str, Tensor]]
 
 
@@ -51,26 +56,34 @@ def batch_of(cfg: Any, count: int) -> tuple[list[Sample], float]:
     """``count`` digit scenes through the config's data path, and the seconds that took."""
     data, mapper = read_pictures(get_dataset("digit_scenes_train")), mapper_of(cfg, train=True)
     random = np.random.default_rng(0)
+    mapper.train(data.pictures[0], random)  # the first one imports and opens
     begun = time.perf_counter()
     samples = [mapper.train(picture, random) for picture in data.pictures[:count]]
     return samples, time.perf_counter() - begun
 
 
-def contestants(cfg: Any, samples: list[Sample], device: str) -> dict[str, tuple[nn.Module, Losses]]:
-    """Name → model and what computes its losses on the batch."""
+def names_of(cfg: Any) -> list[str]:
+    """Who can take part."""
+    found = [OURS] + ([THEIRS] if importlib.util.find_spec("detectron2") else [])
+    stock = cfg.MODEL.ROI_HEADS.NAME == "StandardROIHeads" and cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
+    return found + ([STOCK] if stock else [])
+
+
+def contestant(name: str, cfg: Any, samples: list[Sample]) -> tuple[nn.Module, Losses]:
+    """A model, and what computes its losses on the batch."""
+    device = cfg.MODEL.DEVICE
+    if name == STOCK:
+        return _stock(cfg, samples, device)
     torch.manual_seed(0)
     ours = build_detector(cfg).to(device).train()
-    found: dict[str, tuple[nn.Module, Losses]] = {"torchvision engine": (ours, lambda: ours(samples))}  # type: ignore[dict-item]
-    if importlib.util.find_spec("detectron2"):
-        from transfer import detectron2_engine as engine
+    if name == OURS:
+        return ours, lambda: ours(samples)  # type: ignore[return-value]
+    from transfer import detectron2_engine as engine
 
-        with tempfile.TemporaryDirectory() as folder:
-            theirs = engine.build_model(engine.detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
-        theirs.load_state_dict(export_state(ours))
-        found["Detectron2"] = (theirs, lambda: engine.training_losses(theirs, samples))
-    if cfg.MODEL.ROI_HEADS.NAME == "StandardROIHeads" and cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN":
-        found["stock torchvision"] = _stock(cfg, samples, device)
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = engine.build_model(engine.detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
+    theirs.load_state_dict(export_state(ours))
+    return theirs, lambda: engine.training_losses(theirs, samples)
 
 
 def _stock(cfg: Any, samples: list[Sample], device: str) -> tuple[nn.Module, Losses]:
@@ -78,22 +91,18 @@ def _stock(cfg: Any, samples: list[Sample], device: str) -> tuple[nn.Module, Los
     from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
     backbone = resnet_fpn_backbone(backbone_name=f"resnet{cfg.MODEL.RESNETS.DEPTH}", weights=None, trainable_layers=5)
-    size = cfg.INPUT.MIN_SIZE_TRAIN[0]
     heads, rpn = cfg.MODEL.ROI_HEADS, cfg.MODEL.RPN
-    model = (
-        MaskRCNN(
-            backbone,
-            num_classes=11,
-            min_size=size,
-            max_size=1333,
-            box_batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE,
-            rpn_batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
-            rpn_pre_nms_top_n_train=rpn.PRE_NMS_TOPK_TRAIN,
-            rpn_post_nms_top_n_train=rpn.POST_NMS_TOPK_TRAIN,
-        )
-        .to(device)
-        .train()
+    model = MaskRCNN(
+        backbone,
+        num_classes=11,
+        min_size=cfg.INPUT.MIN_SIZE_TRAIN[0],
+        max_size=1333,
+        box_batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE,
+        rpn_batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
+        rpn_pre_nms_top_n_train=rpn.PRE_NMS_TOPK_TRAIN,
+        rpn_post_nms_top_n_train=rpn.POST_NMS_TOPK_TRAIN,
     )
+    model.to(device).train()
     images = [sample.image.float().div(255).to(device) for sample in samples]
     targets = []
     for sample in samples:
@@ -106,16 +115,20 @@ def _stock(cfg: Any, samples: list[Sample], device: str) -> tuple[nn.Module, Los
     return model, lambda: model(images, targets)
 
 
-def iteration(model: nn.Module, losses: Losses, optimizer: torch.optim.Optimizer, device: str) -> float:
-    """Seconds of one whole training step."""
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
+
+
+def iteration(losses: Losses, optimizer: torch.optim.Optimizer, device: str) -> tuple[float, float]:
+    """Wall seconds and CPU seconds (of all threads) of one whole training step."""
     _wait(device)
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     total = torch.stack(list(losses().values())).sum()
     optimizer.zero_grad()
     total.backward()
     optimizer.step()
     _wait(device)
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - cpu
 
 
 def _wait(device: str) -> None:
@@ -123,26 +136,59 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def peak_memory(args: argparse.Namespace, name: str, depth: int, size: int) -> str:
+    """Peak MiB of a process that builds one contestant and trains it for two iterations."""
+    command = [sys.executable, "-W", "ignore", __file__, "--alone", name, "--detector", args.detector, "--depth"]
+    command += [str(depth), "--size", str(size), "--batch", str(args.batch), "--device", args.device, *args.overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.split()[-1]
+
+
+def alone(args: argparse.Namespace) -> int:
+    """Two iterations of ``args.alone``; prints the peak in MiB (of the GPU with --device cuda)."""
+    cfg = settings(args, args.depth[0], args.size[0])
+    samples, _ = batch_of(cfg, args.batch)
+    model, losses = contestant(args.alone, cfg, samples)
+    optimizer = optimizer_of(model)
+    for _ in range(2):
+        iteration(losses, optimizer, args.device)
+    if args.device.startswith("cuda"):
+        print(f"{torch.cuda.max_memory_allocated() / 2**20:.0f}")
+    else:
+        print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f}")
+    return 0
+
+
+def spread(ratios: list[float]) -> str:
+    """Median and quartiles."""
+    if len(ratios) < 2:
+        return f"{ratios[0]:.3f}"
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
+
+
 def measure(args: argparse.Namespace, depth: int, size: int) -> list[tuple[str, ...]]:
-    """Rows: network, size, contestant, median seconds, ratio to Detectron2, share of the data path."""
+    """Rows: network, size, contestant, median seconds, ratios to Detectron2, share of the data path, peak memory."""
     cfg = settings(args, depth, size)
     samples, data_seconds = batch_of(cfg, args.batch)
-    entries = contestants(cfg, samples, args.device)
-    optimizers = {
-        n: torch.optim.SGD(m.parameters(), lr=1e-4, momentum=0.9, foreach=True) for n, (m, _) in entries.items()
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in entries}
-    for turn in range(args.rounds + 2):
-        for name, (model, losses) in entries.items():
-            spent = iteration(model, losses, optimizers[name], args.device)
-            if turn >= 2:  # the first ones warm up
+    entries = {name: contestant(name, cfg, samples) for name in names_of(cfg)}
+    optimizers = {name: optimizer_of(model) for name, (model, _) in entries.items()}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
+    for turn in range(args.rounds + WARM_UP):
+        for name in list(entries)[:: 1 if turn % 2 else -1]:
+            spent = iteration(entries[name][1], optimizers[name], args.device)
+            if turn >= WARM_UP:
                 seconds[name].append(spent)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
     rows: list[tuple[str, ...]] = []
-    for name, value in median.items():
-        ratio = f"{value / median['Detectron2']:.3f}" if "Detectron2" in median else "–"
-        share = f"{data_seconds / (data_seconds + value):.1%}"
-        rows.append((f"R{depth}", f"{size}", name, f"{value:.3f}", ratio, share))
+    for name, values in seconds.items():
+        wall = statistics.median(value for value, _ in values)
+        ratios = ["–", "–"]
+        if THEIRS in seconds:
+            pairs = list(zip(values, seconds[THEIRS], strict=True))
+            ratios = [spread([mine[kind] / other[kind] for mine, other in pairs]) for kind in (0, 1)]
+        share = f"{data_seconds / (data_seconds + wall):.1%}"
+        memory = "–" if args.no_memory else peak_memory(args, name, depth, size)
+        rows.append((f"R{depth}", f"{size}", name, f"{wall:.3f}", *ratios, share, memory))
     return rows
 
 
@@ -153,13 +199,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, nargs="+", default=[18, 50])
     parser.add_argument("--size", type=int, nargs="+", default=[128, 256], help="short edge in pixels")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the processes that measure the peak memory")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings, for example smaller RoI batches")
     args = parser.parse_intermixed_args(argv)
+    if args.alone:
+        return alone(args)
     rows = [row for depth in args.depth for size in args.size for row in measure(args, depth, size)]
-    columns = ("network", "px", "who", "s/iteration", "÷ Detectron2", "data share (1 worker)")
-    table(f"{args.detector}, batch {args.batch}, {args.device}, {torch.get_num_threads()} threads", columns, rows)
+    columns = ("network", "px", "who", "s/iteration", "wall ÷ Detectron2", "CPU ÷ Detectron2", "data share", "peak MiB")
+    what = f"{args.detector}, batch {args.batch}, {args.device}, {torch.get_num_threads()} threads"
+    table(f"{what}; ratios: median (quartiles of {args.rounds} rounds)", columns, rows)
     if not importlib.util.find_spec("detectron2"):
         say("Detectron2 is not installed here, so there is no ratio to it")
     return 0

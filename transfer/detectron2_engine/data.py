@@ -16,7 +16,7 @@ from transfer.config import is_semantic
 from transfer.datasets import get_dataset
 from transfer.detectron2_engine.settings import data_name
 from transfer.label_folders import SemanticData, get_semantic_dataset, label_file, write_truth
-from transfer.torchvision_engine.data import read_pictures
+from transfer.torchvision_engine.data import read_pictures, with_objects
 from transfer.torchvision_engine.semantic_data import pictures_of
 
 
@@ -39,6 +39,8 @@ def register_data(cfg: CfgNode, out_dir: Path) -> None:
             DatasetCatalog.register(theirs, functools.partial(_label_dicts, labelled, folder))
         elif theirs not in DatasetCatalog:
             data = get_dataset(name, cfg.DATASETS.ROOT or None)
+            if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS and not with_objects(read_pictures(data).pictures):
+                raise InputError(f"no image with objects in {name}; nothing can be trained")
             DatasetCatalog.register(theirs, functools.partial(dataset_dicts, data))
             MetadataCatalog.get(theirs).set(thing_classes=list(data.classes))
     barrier()

@@ -13,7 +13,7 @@ from torch import nn
 from pretrain.console import say
 from pretrain.distributed import process_group, world_size
 from pretrain.errors import InputError
-from transfer.config import is_semantic, synchronises_on_cpu
+from transfer.config import is_semantic, runs_on_cpu, synchronises_on_cpu
 from transfer.detectron2_engine.backbones import SMALL
 from transfer.detectron2_engine.data import register_data
 from transfer.detectron2_engine.models import build_model, load_initial
@@ -37,7 +37,7 @@ class Detectron2Engine:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):
             return "SyncBN over several processes needs GPUs; use BN, or one process"
-        if cfg.MODEL.DEVICE == "cpu" and cfg.SOLVER.AMP.ENABLED:
+        if runs_on_cpu(cfg) and cfg.SOLVER.AMP.ENABLED:
             return "Detectron2 refuses mixed precision on a CPU"
         if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.PRECISION != "float16":
             return "Detectron2's configuration knows float16 only; set SOLVER.AMP.PRECISION float16"

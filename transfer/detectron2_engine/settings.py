@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from fvcore.common.config import CfgNode
 
-from pretrain.console import say
-from pretrain.distributed import local_rank
 from transfer.config import add_own_keys
+from transfer.devices import device_of
 
 
 def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
@@ -22,11 +20,7 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     theirs.OUTPUT_DIR, theirs.SEED = str(out_dir), seed
     theirs.MODEL.WEIGHTS = ""
     theirs.DATASETS.TRAIN = tuple(data_name(name) for name in cfg.DATASETS.TRAIN)
-    if theirs.MODEL.DEVICE == "cuda" and not torch.cuda.is_available():
-        say("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
-        theirs.MODEL.DEVICE = "cpu"
-    if theirs.MODEL.DEVICE == "cuda":
-        torch.cuda.set_device(local_rank())  # Detectron2's own launcher does so; torchrun leaves it to us
+    theirs.MODEL.DEVICE = str(device_of(cfg))
     theirs.freeze()
     return theirs
 

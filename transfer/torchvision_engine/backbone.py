@@ -147,7 +147,7 @@ class FPN(nn.Module):
         for name in reversed(self.sources):
             merged = getattr(self, f"fpn_lateral{name[-1]}")(stages[name])
             if above is not None:
-                merged = merged + F.interpolate(above, scale_factor=2.0, mode="nearest")
+                merged += F.interpolate(above, scale_factor=2.0, mode="nearest")
             outputs[f"p{name[-1]}"] = getattr(self, f"fpn_output{name[-1]}")(merged)
             above = merged
         source = stages[self.top_block.source] if self.top_block.source in stages else outputs[self.top_block.source]

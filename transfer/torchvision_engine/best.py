@@ -21,7 +21,7 @@ NAME = "model_best.pth"
 
 
 class BestKeeper:
-    """Scores the detector and keeps ``model_best.pth`` with ``model_best.json`` (score and iteration).
+    """Scores the detector and keeps ``model_best.pth`` with ``model_best.json`` (score, iteration, last one seen).
 
     Args:
         predict: detections of the first test set in a folder.
@@ -33,6 +33,8 @@ class BestKeeper:
         self.note = out_dir / NAME.replace(".pth", ".json")
         known = json.loads(self.note.read_text(encoding="utf-8")) if self.note.is_file() else {}
         self.best = float(known.get("score", float("-inf")))
+        self.iteration = int(known.get("iteration", 0))
+        self.seen = int(known.get("seen", 0))
 
     def __call__(self, position: Position) -> None:
         """Score the detector as it is, in evaluation mode, and leave it in training mode."""
@@ -42,7 +44,14 @@ class BestKeeper:
             value = self.score(predictions)
             say(f"iteration {position.step}: {predictions.dataset} {value:.2f} (best {max(value, self.best):.2f})")
             if value > self.best:
-                self.best = value
+                self.best, self.iteration = value, position.step
                 training_state.save_weights(self.out_dir / NAME, self.detector, position)
-                write_text(self.note, json.dumps({"score": value, "iteration": position.step}))
+            note = {"score": self.best, "iteration": self.iteration, "seen": position.step}
+            write_text(self.note, json.dumps(note))
+        self.seen = position.step
         barrier()
+
+    def catch_up(self, position: Position, period: int) -> None:
+        """Score a resumed detector whose training was stopped or killed between its checkpoint and its evaluation."""
+        if position.step % period == 0 and self.seen < position.step:
+            self(position)

@@ -61,8 +61,9 @@ def read_pictures(data: DetectionData) -> PictureList:
             segmentation = [p for p in segmentation if len(p) % 2 == 0 and len(p) >= 6]
             if not segmentation:
                 continue  # no polygon with three corners: Detectron2 leaves such objects out
-        x, y, width, height = entry["bbox"]
-        box, category = (x, y, x + width, y + height), number[entry["category_id"]]
+        x, y, width, height = (np.float32(value) for value in entry["bbox"])  # Detectron2 adds in float32
+        box = (float(x), float(y), float(x + width), float(y + height))
+        category = number[entry["category_id"]]
         found = Annotation(box, category, segmentation or None, bool(entry.get("iscrowd", 0)))
         objects.setdefault(entry["image_id"], []).append(found)
     pictures = [

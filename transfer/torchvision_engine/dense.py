@@ -46,7 +46,7 @@ def subnet(channels: int, convs: int, norm: str, levels: int) -> nn.Sequential:
             layers.append(PerLevelNorm(levels, channels, norm))
         elif make_norm is not None:
             layers.append(make_norm(channels))
-        layers.append(nn.ReLU())
+        layers.append(nn.ReLU(inplace=True))
     return nn.Sequential(*layers)
 
 

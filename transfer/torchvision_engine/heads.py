@@ -34,7 +34,7 @@ class BoxHead(nn.Sequential):
             fc = nn.Linear(self.outputs, fc_dim)
             xavier_fill(fc)
             self.add_module(f"fc{index + 1}", fc)
-            self.add_module(f"fc_relu{index + 1}", nn.ReLU())
+            self.add_module(f"fc_relu{index + 1}", nn.ReLU(inplace=True))
             self.outputs = fc_dim
 
 
@@ -136,7 +136,7 @@ class MaskHead(nn.Sequential):
             channels = conv_dim
         self.deconv = nn.ConvTranspose2d(channels, conv_dim, 2, stride=2)
         msra_fill(self.deconv)
-        self.deconv_relu = nn.ReLU()
+        self.deconv_relu = nn.ReLU(inplace=True)
         self.predictor = nn.Conv2d(conv_dim, num_classes, 1)
         normal_fill(self.predictor, std=0.001)
 

@@ -69,7 +69,7 @@ class ConvNorm(nn.Conv2d):
         x = super().forward(x)
         if self.norm is not None:
             x = self.norm(x)
-        return F.relu(x) if self.relu else x
+        return F.relu(x, inplace=True) if self.relu else x
 
 
 def msra_fill(layer: nn.Module) -> None:

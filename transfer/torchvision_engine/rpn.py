@@ -29,7 +29,7 @@ class RPNHead(nn.Module):
 
     def forward(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """[N, C, H, W] → logits [N, H·W·A], offsets [N, H·W·A, 4], in float32."""
-        hidden = F.relu(self.conv(feature))
+        hidden = F.relu(self.conv(feature), inplace=True)
         logits, offsets = self.objectness_logits(hidden), self.anchor_deltas(hidden)
         n, _, height, width = offsets.shape
         offsets = offsets.view(n, -1, 4, height, width).permute(0, 3, 4, 1, 2).flatten(1, -2)

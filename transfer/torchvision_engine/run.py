@@ -11,10 +11,11 @@ from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
 from pretrain.console import say
-from pretrain.distributed import barrier, is_main, local_rank, process_group, rank, world_size
+from pretrain.distributed import barrier, is_main, process_group, rank, world_size
 from pretrain.errors import InputError
 from transfer.config import is_semantic
 from transfer.datasets import get_dataset
+from transfer.devices import device_of
 from transfer.engine import Finetuned, Predictions, Score, results_path
 from transfer.initial_weights import InitialWeights, read_detector, read_initial
 from transfer.torchvision_engine import semantic_run, solver, training_state
@@ -73,17 +74,6 @@ def _predict(cfg: CfgNode, detector: Detector, name: str, out_dir: Path) -> Pred
 def build(cfg: CfgNode) -> Detector:
     """The freshly initialised model of a config."""
     return semantic_run.build_segmentor(cfg) if is_semantic(cfg) else build_detector(cfg)
-
-
-def device_of(cfg: CfgNode) -> torch.device:
-    """MODEL.DEVICE, or the CPU (said aloud) where ``cuda`` is asked for and absent."""
-    if cfg.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
-        say("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
-        return torch.device("cpu")
-    if cfg.MODEL.DEVICE != "cuda":
-        return torch.device(cfg.MODEL.DEVICE)
-    torch.cuda.set_device(local_rank())  # collectives of NCCL run on the current device
-    return torch.device("cuda", local_rank())
 
 
 def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
@@ -201,6 +191,8 @@ def _finetune(
     if score is not None and cfg.TEST.EVAL_PERIOD > 0:
         first = cfg.DATASETS.TEST[0]
         evaluate = BestKeeper(detector, lambda folder: _predict(cfg, detector, first, folder), score, out_dir)
+        if last is not None:
+            evaluate.catch_up(training.position, cfg.TEST.EVAL_PERIOD)
     position, seconds = train(training, loader, cfg, out_dir, evaluate)
     if is_main():
         training_state.save_weights(final, detector, position)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pretrain.console import ProgressLine
 from pretrain.distributed import barrier, rank, world_size
+from pretrain.errors import InputError
 from pretrain.files import atomic_path
 from transfer.label_folders import IGNORE, SemanticData, label_file
 from transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
@@ -67,8 +68,11 @@ def pictures_of(data: SemanticData) -> list[Picture]:
     """The images with their sizes, numbered in order."""
     found = []
     for number, (file, _) in enumerate(data.pairs):
-        with Image.open(file) as opened:
-            found.append(Picture(file, number, opened.height, opened.width, ()))
+        try:
+            with Image.open(file) as opened:
+                found.append(Picture(file, number, opened.height, opened.width, ()))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise InputError(f"cannot read the image {file}: {error}; repair or remove it") from error
     return found
 
 

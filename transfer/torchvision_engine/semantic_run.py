@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from pretrain.backbones import build_backbone
 from pretrain.distributed import rank, world_size
-from transfer.label_folders import SemanticData, get_semantic_dataset
+from transfer.label_folders import IGNORE, SemanticData, get_semantic_dataset
 from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.data import Mapper
 from transfer.torchvision_engine.layers import norm_layer
@@ -27,6 +27,7 @@ def unsupported(cfg: CfgNode) -> str | None:
     stride = _stride(cfg)
     checks = (
         (head.NAME == "DeepLabV3Head", "MODEL.SEM_SEG_HEAD.NAME is not DeepLabV3Head"),
+        (head.IGNORE_VALUE == IGNORE, f"MODEL.SEM_SEG_HEAD.IGNORE_VALUE is not {IGNORE}"),
         (list(head.IN_FEATURES) == ["res5"], "MODEL.SEM_SEG_HEAD.IN_FEATURES is not [res5]"),
         (not head.USE_DEPTHWISE_SEPARABLE_CONV, "depthwise separable ASPP"),
         (head.ASPP_CHANNELS == head.CONVS_DIM, "ASPP_CHANNELS and CONVS_DIM differ"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from fvcore.common.config import CfgNode
 
 from pretrain.backbones import DEPTHS
-from transfer.config import is_semantic, synchronises_on_cpu
+from transfer.config import is_semantic, runs_on_cpu, synchronises_on_cpu
 from transfer.settings_check import value_of
 from transfer.torchvision_engine import semantic_run
 
@@ -72,8 +71,7 @@ def _problems(cfg: CfgNode) -> Iterator[str]:
         bottlenecks and resnets.WIDTH_PER_GROUP != resnets.STEM_OUT_CHANNELS
     ):
         yield "MODEL.RESNETS: RES2_OUT_CHANNELS and WIDTH_PER_GROUP do not follow STEM_OUT_CHANNELS"
-    on_cpu = cfg.MODEL.DEVICE == "cpu" or not torch.cuda.is_available()
-    if amp.ENABLED and on_cpu and amp.PRECISION == "float16":
+    if amp.ENABLED and runs_on_cpu(cfg) and amp.PRECISION == "float16":
         yield "float16 needs a GPU; set SOLVER.AMP.PRECISION bfloat16"
     if synchronises_on_cpu(cfg):
         yield "SyncBN over several processes needs GPUs; use BN, or one process"
@@ -91,17 +89,6 @@ def _detector_problems(cfg: CfgNode) -> Iterator[str]:
     lacking = sorted(set(used) - set(model.RESNETS.OUT_FEATURES))
     if lacking:
         yield f"MODEL.RESNETS.OUT_FEATURES lacks {', '.join(lacking)}"
-    for name in ("RPN", "ROI_HEADS", "RETINANET"):
-        if len(model[name].IOU_LABELS) != len(model[name].IOU_THRESHOLDS) + 1:
-            yield f"MODEL.{name}.IOU_LABELS is not one longer than IOU_THRESHOLDS"
-    if model.ROI_HEADS.NAME == "CascadeROIHeads":
-        cascade = model.ROI_BOX_CASCADE_HEAD
-        if len(cascade.IOUS) != len(cascade.BBOX_REG_WEIGHTS):
-            yield "MODEL.ROI_BOX_CASCADE_HEAD: IOUS and BBOX_REG_WEIGHTS are not of one length"
-        if not model.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG:
-            yield "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG is not True, as a cascade needs it"
-        if list(model.ROI_HEADS.IOU_THRESHOLDS) != [cascade.IOUS[0]]:
-            yield "MODEL.ROI_HEADS.IOU_THRESHOLDS is not the first of MODEL.ROI_BOX_CASCADE_HEAD.IOUS"
 
 
 def _level_problems(cfg: CfgNode) -> Iterator[str]:

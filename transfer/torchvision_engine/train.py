@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pretrain.console import ProgressLine, Stopped, say, stop_signals
 from pretrain.distributed import any_rank, is_distributed, is_main
 from pretrain.errors import InputError
+from pretrain.files import write_text
 from transfer.torchvision_engine import training_state
 from transfer.torchvision_engine.models import Detector
 from transfer.torchvision_engine.solver import GradientClipper
@@ -66,7 +67,8 @@ def train(
     if is_distributed():
         ids = [detector.device.index] if detector.device.type == "cuda" else None
         model = DistributedDataParallel(detector, device_ids=ids, broadcast_buffers=False)
-    log, stream, position, total = Metrics(out_dir), iter(batches), training.position, cfg.SOLVER.MAX_ITER
+    position, total = training.position, cfg.SOLVER.MAX_ITER
+    log, stream = Metrics(out_dir, position), iter(batches)
     begun, first = time.monotonic(), position.step
     with stop_signals() as stop, ProgressLine("train", total, start=first) as progress:
         for step in range(first, total):
@@ -76,8 +78,8 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = training.schedule(step)
             losses = _step(model, samples, training, step)
-            position = Position(step + 1, position.loaded, position.new)
             log.add(step, losses, optimizer.param_groups[0]["lr"], time.monotonic() - before, data_seconds)
+            position = Position(step + 1, position.loaded, position.new, log.window)
             progress.advance(note=f"loss {log.loss:.3f}")
             ending = any_rank(bool(stop), detector.device)
             if ending or (step + 1) % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or step + 1 == total:
@@ -133,12 +135,24 @@ def _diverged(step: int, samples: Sequence[Sample], what: str) -> InputError:
 
 
 class Metrics:
-    """metrics.jsonl: every ``METRICS_PERIOD`` iterations the means since the last line."""
+    """metrics.jsonl: every ``METRICS_PERIOD`` iterations the means since the last line.
 
-    def __init__(self, out_dir: Path) -> None:
+    Lines beyond ``position`` are of a training that was killed after its last checkpoint: they are cut off.
+    """
+
+    def __init__(self, out_dir: Path, position: Position) -> None:
         self.path = out_dir / "metrics.jsonl"
         self.loss = float("nan")
-        self._since: list[dict[str, float]] = []
+        self._since: list[dict[str, float]] = list(position.window)
+        if is_main() and self.path.is_file():
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= position.step]
+            write_text(self.path, "".join(kept))
+
+    @property
+    def window(self) -> tuple[dict[str, float], ...]:
+        """What the next line will be the mean of, so far."""
+        return tuple(self._since)
 
     def add(self, step: int, losses: dict[str, float], lr: float, seconds: float, data_seconds: float) -> None:
         """Count one iteration; write a line when it is time."""

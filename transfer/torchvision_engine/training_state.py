@@ -12,6 +12,7 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
+from pretrain.checkpoint import write_archive
 from pretrain.config import dump
 from pretrain.console import say
 from pretrain.distributed import all_gather_tensor, barrier, is_main, rank, world_size
@@ -28,11 +29,16 @@ _FREE = ("OUTPUT_DIR", "TEST", "DATALOADER.NUM_WORKERS", "DATASETS.ROOT", "DATAS
 
 @dataclass(frozen=True)
 class Position:
-    """Where a training stands. step: iterations done."""
+    """Where a training stands.
+
+    step: iterations done. loaded, new: see ``engine.Finetuned``. window: losses and times that no line of metrics.jsonl
+    holds yet.
+    """
 
     step: int
     loaded: tuple[str, ...]
     new: tuple[str, ...]
+    window: tuple[dict[str, float], ...] = ()
 
 
 def save(
@@ -51,6 +57,7 @@ def save(
         "iteration": position.step - 1,
         "loaded": list(position.loaded),
         "new": list(position.new),
+        "window": list(position.window),
         "random": _of_all(torch.get_rng_state(), detector.device),
         "config": dump(cfg),
     }
@@ -58,7 +65,7 @@ def save(
         content["random_cuda"] = _of_all(torch.cuda.get_rng_state(detector.device), detector.device)
     if is_main():
         with atomic_path(path) as temporary:
-            torch.save(content, temporary)
+            write_archive(temporary, content)
         before = last(folder)
         write_text(folder / LAST, path.name)
         if before is not None and before != path:
@@ -102,7 +109,11 @@ def resume(
         torch.set_rng_state(content["random"][mine].clone())  # torch ignores where in its storage a state begins
         if device.type == "cuda" and "random_cuda" in content:
             torch.cuda.set_rng_state(content["random_cuda"][mine].clone(), device)
-    return Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))
+    for half_written in path.parent.glob(".model_*.pth"):  # of a process that was killed while it saved
+        if is_main():
+            half_written.unlink(missing_ok=True)
+    loaded, new = tuple(content["loaded"]), tuple(content["new"])
+    return Position(content["iteration"] + 1, loaded, new, tuple(content["window"]))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -112,7 +123,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(
             f"cannot read the checkpoint {path} ({type(error).__name__}); remove it and start anew"
         ) from error
-    needed = {"model", "own", "optimizer", "scaler", "iteration", "random", "config", "loaded", "new"}
+    needed = {"model", "own", "optimizer", "scaler", "iteration", "random", "config", "loaded", "new", "window"}
     if not isinstance(content, dict) or not needed <= set(content):
         raise InputError(
             f"{path} is no checkpoint of the torchvision engine; resume with the engine that wrote it, "
@@ -138,7 +149,7 @@ def save_weights(path: Path, detector: Detector, position: Position) -> Path:
     content: dict[str, Any] = {"model": export_state(detector), "iteration": position.step - 1}
     content |= {"loaded": list(position.loaded), "new": list(position.new)}
     with atomic_path(path) as temporary:
-        torch.save(content, temporary)
+        write_archive(temporary, content)
     return path
 
 

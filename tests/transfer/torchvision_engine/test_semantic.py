@@ -91,6 +91,16 @@ def test_the_loss_leaves_ignored_pixels_out_and_hard_mining_takes_the_worst_fift
     assert hard.item() == pytest.approx(2 * sum(sorted(by_pixel)[-20:]) / 20, rel=1e-5)
 
 
+def test_hard_mining_takes_the_worst_fifth_of_all_images_together():
+    torch.manual_seed(0)
+    labels = torch.randint(0, 3, (2, 10, 10))
+    logits = torch.randn(2, 3, 10, 10) * torch.tensor([0.1, 4.0])[:, None, None, None]  # the second one is harder
+    head = DeepLabHead(ASPP(8, 4, [1, 2, 3], "", None, 0.0), 4, 3, stride=8, ignore=255, hard_pixels=True, weight=1.0)
+    by_pixel = -logits.log_softmax(dim=1).gather(1, labels[:, None])
+    worst = sorted(by_pixel.flatten().tolist())[-40:]
+    assert head.loss(logits, labels).item() == pytest.approx(sum(worst) / 40, rel=1e-5)
+
+
 def test_images_of_different_sizes_are_padded_with_ignored_pixels():
     model = build_segmentor(tiny_config("stride8"))
     samples = tiny_samples([(64, 64), (48, 56)])
@@ -166,6 +176,56 @@ def test_a_label_that_stands_for_no_class_is_named(tmp_path):
     Image.fromarray(np.full((64, 64), 7, dtype=np.uint8)).save(tmp_path / "data/labels/2.png")
     with pytest.raises(InputError, match=r"expected labels 0..2 or 255 in .*2\.png, found \[7\]"):
         run(cfg, Request("none"))
+
+
+def test_labels_of_another_size_than_their_image_are_named(tmp_path):
+    cfg = labels_config("stride8", tmp_path)
+    Image.fromarray(np.zeros((32, 64), dtype=np.uint8)).save(tmp_path / "data/labels/2.png")
+    with pytest.raises(InputError, match=r"expected labels of 64×64 pixels as .*2\.png has, found 64×32"):
+        run(cfg, Request("none"))
+
+
+def test_an_unreadable_image_is_named(tmp_path):
+    cfg = labels_config("stride8", tmp_path)
+    (tmp_path / "data/images/1.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"cannot read the image .*1\.png"):
+        run(cfg, Request("none"))
+
+
+def test_a_set_without_a_labelled_pixel_is_refused(tmp_path):
+    cfg = labels_config("stride8", tmp_path)
+    for file in (tmp_path / "data/labels").iterdir():
+        Image.fromarray(np.full((64, 64), 255, dtype=np.uint8)).save(file)
+    with pytest.raises(InputError, match=r"every pixel of .* is labelled to be ignored"):
+        run(cfg, Request("none"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("INPUT.CROP.SIZE [96,96]", r"CROP.SIZE \[96, 96\] does not fit into .*0\.png resized to \[64, 64\]"),
+        ("INPUT.CROP.SIZE [48,48]", r"0\.png resized to \[64, 64\] is no multiple of INPUT.CROP.SIZE \[48, 48\]"),
+    ],
+)
+def test_crops_that_do_not_fit_the_images_are_refused_before_training(settings, message, tmp_path):
+    crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", *settings.split()]
+    with pytest.raises(InputError, match=message):
+        run(labels_config("stride8", tmp_path, *crop), Request("none"))
+
+
+def test_classes_examples_and_predictions_are_drawn(tmp_path):
+    run(labels_config("stride16", tmp_path, "TEST.VISUALS", "2"), Request("none"))
+    names = {path.name.split("labels_3_")[-1] for path in (tmp_path / "out/data").iterdir()}
+    assert names == {"classes.csv", "classes.png", "example_1.png", "example_2.png"}
+    table = next((tmp_path / "out/data").glob("*.csv")).read_text().splitlines()
+    assert table == ["class,images,pixels", f"0,4,{4 * (64 * 64 - 32 * 24 - 36 * 24)}", "1,4,3072", "2,4,3456"]
+    drawn = sorted((tmp_path / "out/visuals").glob("*.png"))
+    assert [path.name for path in drawn] == ["0.png", "2.png"]
+    picture = np.asarray(Image.open(drawn[0]))
+    assert picture.shape == (256, 3 * 256 + 8, 3)
+    photo, truth = picture[:, :256].astype(int), picture[:, 260:516].astype(int)
+    assert np.array_equal(photo[:30], truth[:30])  # background stays as it is
+    assert np.abs(photo[60:150, 30:100] - truth[60:150, 30:100]).min(axis=(0, 1)).max() > 20
 
 
 def test_settings_that_do_not_fit_together_are_refused():

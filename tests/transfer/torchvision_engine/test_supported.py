@@ -13,7 +13,7 @@ from pretrain.errors import InputError
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config
 from transfer.config import get_cfg
-from transfer.run import check_data
+from transfer.config_data import check_data
 from transfer.torchvision_engine.run import _predict, build, build_training, training_loader
 from transfer.torchvision_engine.supported import WORDS, unsupported
 from transfer.torchvision_engine.train import train
@@ -101,11 +101,7 @@ def test_a_word_that_the_engine_does_not_know_is_refused(key):
     ("name", "settings", "reason"),
     [
         ("mask_rcnn", "MODEL.BACKBONE.NAME build_resnet_backbone", "not build_resnet_fpn_backbone"),
-        ("mask_rcnn", "MODEL.ROI_HEADS.IOU_THRESHOLDS [0.3,0.5]", "ROI_HEADS.IOU_LABELS is not one longer"),
         ("mask_rcnn", "MODEL.RESNETS.OUT_FEATURES ['res2','res3','res4']", "OUT_FEATURES lacks res5"),
-        ("cascade", "MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.4,0.6,0.7)", "IOU_THRESHOLDS is not the first"),
-        ("cascade", "MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.5,0.6)", "not of one length"),
-        ("cascade", "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG False", "CLS_AGNOSTIC_BBOX_REG"),
         ("retinanet", "MODEL.RESNETS.RES5_DILATION 2", "RES5_DILATION other than 1"),
         ("fcos", "INPUT.CROP.ENABLED True", "INPUT.CROP is for semantic"),
     ],

@@ -18,7 +18,7 @@ PRECISE = ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"]
 #: Detector → iterations on four training scenes, and the box and mask AP (percent) that it must reach.
 OVERFIT = {
     "mask_rcnn": (40, 20, 20),
-    "mask_rcnn_4conv1fc": (40, 20, 20),
+    "mask_rcnn_4conv1fc": (60, 40, 15),
     "cascade": (50, 30, 20),
     "retinanet": (40, 60, None),
     "fcos": (40, 60, None),

@@ -1,0 +1,122 @@
+"""How far the torchvision engine lies from Detectron2: the same weights, the same images, the largest differences."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from fvcore.nn import get_bn_modules
+from torch import Tensor, nn
+
+from transfer.detectron2_engine.losses import their_inputs, training_losses
+from transfer.detectron2_engine.models import build_model
+from transfer.detectron2_engine.settings import detectron2_config
+from transfer.torchvision_engine.models import RCNN, Detector
+from transfer.torchvision_engine.run import build
+from transfer.torchvision_engine.semantic import Segmentor
+from transfer.torchvision_engine.structures import Sample
+from transfer.torchvision_engine.weights import load_detector, names
+
+
+def random_pair(cfg: CfgNode, samples: Sequence[Sample], seed: int = 3) -> tuple[Detector, nn.Module]:
+    """Our model and Detectron2's of one config, with the same random weights.
+
+    Fresh heads are so flat that scores tie, so every weight is moved a little; BatchNorms take the statistics of
+    ``samples`` (which need targets or labels), else a deep random network gives nothing but zeros or infinities.
+    """
+    torch.manual_seed(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = build_model(detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
+    for parameter in theirs.parameters():
+        if parameter.dim() > 1:
+            parameter.data.add_(torch.randn_like(parameter) * 0.02)
+    norms = get_bn_modules(theirs)
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        training_losses(theirs, samples)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+    if hasattr(theirs, "loss_normalizer"):
+        del theirs.loss_normalizer  # the moving average begins anew
+    ours = build(cfg)
+    load_detector(ours, theirs.state_dict(), "Detectron2")
+    return ours, theirs
+
+
+def loss_differences(ours: Detector, theirs: nn.Module, samples: Sequence[Sample], seed: int = 0) -> dict[str, float]:
+    """Largest difference of each loss, and of all ``gradients`` in units of the largest one of their tensor."""
+    torch.manual_seed(seed)
+    mine: dict[str, Tensor] = ours.train()(samples)
+    torch.manual_seed(seed)
+    other = training_losses(theirs.train(), samples)
+    if set(mine) != set(other):
+        raise ValueError(f"the losses have other names: {sorted(mine)}, {sorted(other)}")
+    found = {name: abs(mine[name].item() - value.item()) for name, value in other.items()}
+    for model, losses in ((ours, mine), (theirs, other)):
+        model.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()
+    table, others = names(ours), dict(theirs.named_parameters())
+    found["gradients"] = 0.0
+    for name, parameter in ours.named_parameters():
+        mine_here, other_here = parameter.grad, others[table[name]].grad
+        if mine_here is not None and other_here is not None:
+            relative = _largest(mine_here, other_here) / max(float(mine_here.abs().max()), 1e-3)
+            found["gradients"] = max(found["gradients"], relative)
+        elif mine_here is not other_here:
+            found["gradients"] = float("inf")
+    return found
+
+
+@torch.no_grad()
+def prediction_differences(ours: Detector, theirs: nn.Module, samples: Sequence[Sample]) -> dict[str, float]:
+    """Largest differences of ``proposals`` (two stages), ``boxes`` (pixels), ``scores``, ``masks`` (share of pixels).
+
+    Infinite where the two find another number of objects or other classes.
+    """
+    ours.eval()
+    theirs.eval()
+    found: dict[str, float] = {}
+    for sample in samples:
+        plain = replace(sample, target=None, labels=None)
+        for name, value in _of_image(ours, theirs, plain).items():
+            found[name] = max(found.get(name, 0.0), value)
+    return found
+
+
+def _of_image(ours: Detector, theirs: Any, sample: Sample) -> dict[str, float]:
+    given = their_inputs([sample])
+    if isinstance(ours, Segmentor):
+        labels, logits = ours([sample])[0], theirs(given)[0]["sem_seg"]
+        return {"masks": _share(labels, logits.argmax(dim=0))}
+    mine, other = ours([sample])[0], theirs(given)[0]["instances"]
+    found = {}
+    if isinstance(ours, RCNN):
+        x, sizes = ours.batch([sample.image])
+        images = theirs.preprocess_image(given)
+        own, _ = ours.proposal_generator(ours.backbone(x), sizes, None)
+        its, _ = theirs.proposal_generator(images, theirs.backbone(images.tensor), None)
+        found["proposals"] = _largest(own[0].boxes, its[0].proposal_boxes.tensor)
+    same = len(mine.classes) > 0 and torch.equal(mine.classes, other.pred_classes)
+    found["boxes"] = _largest(mine.boxes, other.pred_boxes.tensor) if same else float("inf")
+    found["scores"] = _largest(mine.scores, other.scores) if same else float("inf")
+    if mine.masks is not None:
+        found["masks"] = _share(mine.masks, other.pred_masks) if same else float("inf")
+    return found
+
+
+def _largest(first: Tensor, second: Tensor) -> float:
+    if first.shape != second.shape:
+        return float("inf")
+    return float((first - second).abs().max()) if first.numel() else 0.0
+
+
+def _share(first: Tensor, second: Tensor) -> float:
+    """Share of the pixels that differ."""
+    return float((first != second).float().mean()) if first.shape == second.shape else float("inf")
