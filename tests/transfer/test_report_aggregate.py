@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer.report.aggregate import Cell, Measure, aggregate, baseline, difference, mean_ranks
+from transfer.report.aggregate import Cell, Measure, aggregate, baseline
+from transfer.report.differences import difference, mean_ranks
 from transfer.results import make_record
 
 
@@ -134,12 +135,22 @@ def test_different_files_of_one_name_within_a_task_are_told():
 
 def test_trials_of_different_settings_in_one_mean_are_told():
     same = aggregate(
-        [record("a", 1.0, config="c1"), record("a", 2.0, trial=1, config="c1"), record("b", 2.0, config="c2")]
+        [record("a", 1.0, config="c1"), record("a", 2.0, trial=1, config="c1"), record("b", 2.0, config="c1")]
     )
     assert not same.notices
     mixed = aggregate([record("a", 1.0, config="c1"), record("a", 2.0, trial=1, config="c2")])
     (notice,) = mixed.notices
     assert "svm/k=4 top1 of a, imagenet/heldout: the trials come from 2 different settings (c1, c2)" in notice
+
+
+def test_a_checkpoint_measured_with_other_settings_than_its_row_is_told():
+    records = [record(name, 1.0, config=config) for name, config in (("a", "c2"), ("b", "c1"), ("random", "c1"))]
+    results = aggregate(records)
+    assert results.unlike == {SVM4: {"a"}}
+    (notice,) = results.notices
+    assert notice.startswith("svm/k=4, imagenet/heldout: a measured with other settings than the columns beside")
+    assert aggregate([record("a", 1.0, config="c2"), record("random", 1.0, config="c1")]).unlike == {SVM4: {"a"}}
+    assert not aggregate([record("a", 1.0, config="c1"), record("random", 1.0)]).unlike  # not told is not other
 
 
 def test_difference_of_the_same_trials_is_paired():

@@ -428,3 +428,16 @@ def test_many_protocols_or_checkpoints_are_drawn_up_to_a_number_and_listed_whole
     assert len(report.details) == protocols
     assert all(told in plot.caption for plot in report.plots)
     assert all(name in page for name in names)
+
+
+def test_our_own_number_with_other_settings_than_its_row_is_marked():
+    records = [
+        record(name, "coco/bbox", "AP", 30.0, protocol="fcos_1x", config=config)
+        for name, config in (("m2", "short"), ("other", "usual"), ("random", "usual"))
+    ]
+    report = build(records)
+    rows = [row for row in report.summary.rows if row.kind == "ours"]
+    assert [cell.differs for cell in rows[0].cells[:3]] == [True, False, False]
+    (table,) = report.details
+    assert [row.cells[0].differs for row in table.rows if row.kind == "ours"] == [True, False, False]
+    assert "≠ 30.0" in render_markdown(report)

@@ -6,14 +6,14 @@ examples for low-shot tasks, repetitions with another seed for training ones. It
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pretrain.files import weights_name
 from transfer.report.analyses import is_analysis
-from transfer.report.notices import Repeats, mixed_files, mixed_settings, mixed_versions, without_value
+from transfer.report.notices import Repeats, mixed_files, mixed_settings, mixed_versions, other_settings, without_value
 
 #: The metric that stands for a task in the summary: the first of these that the task has.
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
@@ -37,9 +37,13 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """The trials of one measure for one checkpoint; values in percent, keyed by trial number."""
+    """The trials of one measure for one checkpoint; values in percent, keyed by trial number.
+
+    ``configs`` are the hashes of the settings they were measured with.
+    """
 
     values: Mapping[int, float]
+    configs: frozenset[str] = frozenset()
 
     @property
     def mean(self) -> float:
@@ -55,34 +59,18 @@ class Cell:
         return len(self.values)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How far a checkpoint is from a baseline.
-
-    ``std`` is that of the differences trial by trial where both sides have the same trials (``paired``); without
-    pairs it is √(s² + t²), and None where a side has one trial only. ``spread`` is the larger of the two sides' own
-    standard deviations over trials.
-    """
-
-    mean: float
-    std: float | None
-    paired: bool
-    spread: float | None
-
-    @property
-    def clear(self) -> bool:
-        """Larger than twice the spread over trials of either side; a single trial never shows that."""
-        return self.spread is not None and abs(self.mean) > 2 * self.spread
-
-
 @dataclass
 class Results:
-    """All cells, with what had to be set aside on the way."""
+    """All cells, with what had to be set aside on the way.
+
+    ``unlike`` are the checkpoints whose settings are not those of the others in a measure.
+    """
 
     checkpoints: list[str]
     cells: dict[Measure, dict[str, Cell]]
     records: dict[str, list[Mapping[str, Any]]]
     notices: list[str] = field(default_factory=list)
+    unlike: dict[Measure, frozenset[str]] = field(default_factory=dict)
 
     def tasks(self) -> dict[str, list[Measure]]:
         """Measures by family of task (the part before ``/``), in the order of the records."""
@@ -142,12 +130,30 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
                 notices.append(mixed_settings(measure.task, measure.metric, measure.protocol, label, configs))
             finite = {trial: value for trial, value in values.items() if value is not None}
             if finite:
-                cells.setdefault(measure, {})[label] = Cell(finite)
+                cells.setdefault(measure, {})[label] = Cell(finite, frozenset(configs))
             if len(finite) < len(values):
                 undefined[measure][label] = [trial for trial, value in values.items() if value is None]
-    notices += [*repeats.notices(), *without_value(undefined.items()), *mixed_versions(records)]
     order = sorted(by_checkpoint, key=_column_order)
-    return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices)
+    unlike = {measure: found for measure, row in cells.items() if (found := _unlike(row, order))}
+    notices += [
+        *other_settings(unlike),
+        *repeats.notices(),
+        *without_value(undefined.items()),
+        *mixed_versions(records),
+    ]
+    return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices, unlike)
+
+
+def _unlike(row: Mapping[str, Cell], order: Sequence[str]) -> frozenset[str]:
+    """Checkpoints of a row that were measured with other settings than most of it (of equals, than the last baseline).
+
+    A protocol's name says not all: KEY VALUE words may have changed its settings for one checkpoint only.
+    """
+    told = {name: row[name].configs for name in reversed(order) if name in row and row[name].configs}
+    if len(set(told.values())) < 2:
+        return frozenset()
+    usual, _ = Counter(told.values()).most_common(1)[0]
+    return frozenset(name for name, configs in told.items() if configs != usual)
 
 
 def _values(
@@ -215,32 +221,3 @@ def _column_labels(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str]
 def _column_order(name: str) -> tuple[int, str]:
     kinds = [index for index, kind in enumerate(BASELINES, start=1) if name.lower().startswith(kind)]
     return (kinds[0] if kinds else 0, name)
-
-
-def difference(cell: Cell, base: Cell) -> Difference:
-    """``cell`` minus ``base``, in points."""
-    if cell.std is None or base.std is None:
-        return Difference(cell.mean - base.mean, None, paired=False, spread=None)
-    spread = max(cell.std, base.std)
-    if set(cell.values) == set(base.values):
-        pairs = [cell.values[trial] - base.values[trial] for trial in cell.values]
-        return Difference(statistics.fmean(pairs), statistics.stdev(pairs), paired=True, spread=spread)
-    return Difference(cell.mean - base.mean, math.hypot(cell.std, base.std), paired=False, spread=spread)
-
-
-def mean_ranks(results: Results) -> dict[str, tuple[float, int]]:
-    """Mean rank (1 is best, ties share) of each checkpoint over the headline measures that have at least two.
-
-    Returns:
-        checkpoint to (mean rank, number of measures it was ranked on).
-    """
-    ranks: dict[str, list[float]] = defaultdict(list)
-    for measure in results.headlines():
-        means = {name: cell.mean for name, cell in results.cells[measure].items()}
-        if len(means) < 2:
-            continue
-        for name, mean in means.items():
-            above = sum(other > mean for other in means.values())
-            ties = sum(other == mean for other in means.values())
-            ranks[name].append(above + (ties + 1) / 2)
-    return {name: (statistics.fmean(found), len(found)) for name, found in ranks.items()}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfer.report import analyses, plots
-from transfer.report.aggregate import Measure, Results, difference, is_baseline
+from transfer.report.aggregate import Measure, Results, is_baseline
+from transfer.report.differences import difference
 from transfer.report.runs import Curve
 from transfer.report.tables import compared, headline_order, short_labels
 from transfer.report.views import TableView

@@ -51,6 +51,20 @@ def mixed_settings(task: str, metric: str, protocol: str, label: str, configs: C
     )
 
 
+def other_settings(unlike: Mapping[Any, Collection[str]]) -> list[str]:
+    """Checkpoints that were measured with other settings than those beside them: one line a task and protocol.
+
+    Args:
+        unlike: (task, metric, dataset, protocol, …) to checkpoints.
+    """
+    found = {(measure[0], measure[3], tuple(sorted(names))): None for measure, names in unlike.items()}
+    return [
+        f"{task}, {protocol or 'no protocol'}: {', '.join(names)} measured with other settings than the columns beside "
+        "(config hash), though the protocol has the same name; marked ≠"
+        for task, protocol, names in found
+    ]
+
+
 def without_value(undefined: Iterable[tuple[tuple[str, ...], Mapping[str, Sequence[int]]]]) -> list[str]:
     """Metrics that the data leave undefined (no large object, no APl): one line a task, not one a metric and trial.
 

@@ -20,7 +20,8 @@ from transfer.report.pictures import Gallery, galleries
 from transfer.report.provenance import Provenance, provenance
 from transfer.report.reference import Published, load_tables, published
 from transfer.report.runs import RunFiles, read_runs
-from transfer.report.tables import detail_tables, summary_table
+from transfer.report.summary import summary_table
+from transfer.report.tables import detail_tables
 from transfer.report.verdicts import Balance, balances, verdicts
 from transfer.report.views import TableView, number
 

@@ -4,20 +4,17 @@ A detail table has the papers' orientation: one row a checkpoint, one column a m
 the baselines, and the nearest published rows, each marked where its protocol or data are not those of our rows.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from transfer.report.aggregate import DESCRIPTIVE, Cell, Difference, Measure, Results, baseline, difference, mean_ranks
+from transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results, baseline
 from transfer.report.beside import published_rows
+from transfer.report.differences import Difference, difference
 from transfer.report.reference import Published
 from transfer.report.views import CellView, RowView, TableView, number
 
 #: Baselines that are not themselves compared with one.
 NOT_COMPARED = ("random", "pixels", "none")
-
-#: More columns of differences than these are left to the detail tables.
-SUMMARY_DIFFERENCES = 4
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -39,17 +36,22 @@ DETECTION = ("coco", "lvis", "voc")
 
 _PARTS = {"bbox": "boxes", "segm": "masks"}
 
-#: Places of dataset, protocol and engine in a Measure.
-_CONTEXT = (2, 3, 4)
 
-
-def cell_view(cell: Cell | None, best: bool = False, counted: bool = True) -> CellView:
-    """A cell of trials, their number told where ``counted``; an empty one is a dash."""
+def cell_view(cell: Cell | None, best: bool = False, counted: bool = True, differs: bool = False) -> CellView:
+    """A cell of trials, their number told where ``counted``; marked where its settings are not those of its row."""
     if cell is None:
         return CellView()
     if cell.std is None:
-        return CellView(number(cell.mean), best=best)
-    return CellView(number(cell.mean), f"± {number(cell.std)}", f"n={cell.trials}" if counted else "", best)
+        return CellView(number(cell.mean), best=best, differs=differs)
+    trials = f"n={cell.trials}" if counted else ""
+    return CellView(number(cell.mean), f"± {number(cell.std)}", trials, best, differs=differs)
+
+
+def cell_views(results: Results, measure: Measure, names: Sequence[str], counted: bool) -> list[CellView]:
+    """The cells of a measure for these checkpoints."""
+    cells, unlike = results.cells[measure], results.unlike.get(measure, frozenset())
+    top = set() if measure.metric in DESCRIPTIVE else _best(cells)
+    return [cell_view(cells.get(name), name in top, counted, name in unlike) for name in names]
 
 
 def difference_view(change: Difference | None) -> CellView:
@@ -60,58 +62,6 @@ def difference_view(change: Difference | None) -> CellView:
     tone = ("up" if change.mean > 0 else "down") if change.clear else ""
     spread = f"± {number(change.std)}" if change.std is not None else ""
     return CellView(sign + number(change.mean), spread, tone=tone)
-
-
-def summary_table(results: Results) -> TableView:
-    """One row a headline measure, one column a checkpoint, then the differences from random and supervised."""
-    pairs = compared(results)
-    if len(pairs) > SUMMARY_DIFFERENCES:
-        pairs = []  # the detail tables have them all
-    measures = headline_order(results)
-    counts = {cell.trials for m in measures for cell in results.cells[m].values() if cell.trials > 1}
-    rows = []
-    for family, same in itertools.groupby(measures, key=lambda measure: measure.task.split("/")[0]):
-        rows += _summary_group(results, FAMILIES.get(family, family), list(same), pairs, len(counts) > 1)
-    ranks = mean_ranks(results)
-    if ranks:
-        rank_cells = [
-            CellView(f"{ranks[name][0]:.1f}", note=f"over {ranks[name][1]}") if name in ranks else CellView()
-            for name in results.checkpoints
-        ]
-        rows.append(
-            RowView("mean rank", "rank", tuple(rank_cells + [CellView()] * len(pairs)), note="1 is best; ties share")
-        )
-    return TableView(
-        "Summary",
-        "The main metric of every task, in percent: mean ± sample standard deviation over "
-        f"{counts.pop() if len(counts) == 1 else 'n'} trials (a number without ± is a single trial); the best in bold.",
-        "task",
-        (*results.checkpoints, *(f"{name} − {base}" for name, base in pairs)),
-        tuple(rows),
-        reading="Trials are draws of labelled images or seeds of fine-tuning; the weights are pretrained once, so no ± "
-        "covers the seed of pretraining. A difference is in points; it is clear, and coloured, where it exceeds twice "
-        "the larger standard deviation of its two sides (single trials have none, and are never clear); its own ± is "
-        "over trials, pair by pair where both sides have the same ones.",
-    )
-
-
-def _summary_group(
-    results: Results, title: str, measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], counted: bool
-) -> list[RowView]:
-    """A heading with the data, protocol and engine that all rows share, and the rows with what tells them apart."""
-    shared = [len({measure[place] for measure in measures}) == 1 for place in _CONTEXT]
-    common = [measures[0][place] for place, same in zip(_CONTEXT, shared, strict=True) if same]
-    rows = [RowView(title, "group", (), note=" · ".join(part for part in common if part))]
-    for measure in measures:
-        cells = results.cells[measure]
-        top = _best(cells)
-        views = [cell_view(cells.get(name), name in top, counted=counted) for name in results.checkpoints]
-        views += [difference_view(_change(cells, name, base)) for name, base in pairs]
-        own = [measure[place] for place, same in zip(_CONTEXT, shared, strict=True) if not same]
-        rows.append(
-            RowView(measure_label(measure), "ours", tuple(views), note=" · ".join(part for part in own if part))
-        )
-    return rows
 
 
 def compared(results: Results) -> list[tuple[str, str]]:
@@ -125,7 +75,8 @@ def compared(results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def _change(cells: Mapping[str, Cell], name: str, base: str) -> Difference | None:
+def change_of(cells: Mapping[str, Cell], name: str, base: str) -> Difference | None:
+    """The difference of two checkpoints in a measure, if both have it."""
     if name not in cells or base not in cells:
         return None
     return difference(cells[name], cells[base])
@@ -215,18 +166,13 @@ def _detail_table(
     columns, groups = _headings(measures)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
     counts = {cell.trials for m in measures for cell in results.cells[m].values()}
-    best = {m: set() if m.metric in DESCRIPTIVE else _best(results.cells[m]) for m in measures}
+    columns_of_cells = [cell_views(results, measure, present, counted=len(counts) > 1) for measure in measures]
     rows = [
-        RowView(
-            name,
-            "ours",
-            tuple(cell_view(results.cells[m].get(name), name in best[m], counted=len(counts) > 1) for m in measures),
-            colour=colours[name],
-        )
-        for name in present
+        RowView(name, "ours", cells, colour=colours[name])
+        for name, cells in zip(present, zip(*columns_of_cells, strict=True), strict=True)
     ]
     for name, base in compared(results):
-        changes = [_change(results.cells[m], name, base) if m.metric not in DESCRIPTIVE else None for m in measures]
+        changes = [change_of(results.cells[m], name, base) if m.metric not in DESCRIPTIVE else None for m in measures]
         if any(changes):
             rows.append(RowView(f"{name} − {base}", "difference", tuple(difference_view(c) for c in changes)))
     beside, left_out = published_rows(measures, published)

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transfer.report.aggregate import Difference, Results, baseline, difference, mean_ranks
+from transfer.report.aggregate import Results, baseline
+from transfer.report.differences import Difference, difference, mean_ranks
 from transfer.report.tables import NOT_COMPARED
 
 #: Baselines of the sentences, in this order, and what they are called there.
