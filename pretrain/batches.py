@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -35,25 +36,38 @@ class EndlessBatches(Sampler[list[Place]]):
     """This process's share of every batch, epoch after epoch, from any micro-batch on.
 
     Every epoch is a permutation of the images drawn from (seed, epoch), the same on all processes; what does not fill
-    a whole batch of all processes is left out.
+    a whole step of all processes is left out.
 
     Args:
         images: number N of images.
         batch: images of one micro-batch on one process.
         seed: of the permutations.
         rank, world: this process's share is images rank, rank + world, … of every joint batch.
+        accumulate: micro-batches of one optimiser step; an epoch holds whole steps, so that it is the same images
+            however a step is divided.
         start: number of micro-batches already consumed.
 
     Raises:
-        InputError: fewer images than one joint batch.
+        InputError: fewer images than one step takes.
     """
 
-    def __init__(self, images: int, batch: int, *, seed: int, rank: int = 0, world: int = 1, start: int = 0) -> None:
+    def __init__(
+        self,
+        images: int,
+        batch: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        accumulate: int = 1,
+        start: int = 0,
+    ) -> None:
         self.images, self.batch, self.seed, self.rank, self.world, self.start = images, batch, seed, rank, world, start
-        self.per_epoch = images // (batch * world)
+        step = batch * world * accumulate
+        self.per_epoch = images // step * accumulate
         if self.per_epoch == 0:
             raise InputError(
-                f"expected at least one batch of {batch * world} images, found {images} images; "
+                f"expected at least one batch of {step} images, found {images} images; "
                 "lower SOLVER.BATCH_SIZE or give more data"
             )
 
@@ -72,6 +86,13 @@ class EndlessBatches(Sampler[list[Place]]):
             epoch, position = epoch + 1, 0
 
 
+def _leave_signals_to_the_loop(worker: int) -> None:
+    """A signal to the whole process group (Ctrl-C, a scheduler's SIGTERM) must not end the workers: the loop, which
+    gets it too, still takes its step's images from them before it saves. Workers end with their parent."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def training_loader(
     dataset: EpochDataset, batches: EndlessBatches, *, workers: int, pin_memory: bool
 ) -> DataLoader[Any]:
@@ -87,5 +108,6 @@ def training_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         prefetch_factor=4 if workers else None,
+        worker_init_fn=_leave_signals_to_the_loop,
         generator=torch.Generator().manual_seed(batches.seed),  # else making an iterator draws from the global one
     )

@@ -21,8 +21,12 @@ from pretrain.views import TwoViewDataset, build_views, eval_transform
 Batch = tuple[Tensor, Tensor, Tensor]  # view1 [N, 3, H, W], view2 [N, 3, H, W], labels [N]
 
 
-def build_images(cfg: CfgNode, split: str) -> LabelledImages:
-    """The images of a split, with the subsets that the settings ask for."""
+def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> LabelledImages:
+    """The images of a split, with the subsets that the settings ask for.
+
+    Args:
+        held_out: of images that test: the classes are the training images', but none of them is thinned out.
+    """
     data = cfg.DATA
     return build_dataset(
         data.NAME,
@@ -32,8 +36,8 @@ def build_images(cfg: CfgNode, split: str) -> LabelledImages:
         image_size=data.IMAGE_SIZE,
         variant=data.VARIANT,
         class_fraction=data.CLASS_FRACTION,
-        sample_fraction=data.SAMPLE_FRACTION,
-        long_tail=data.LONG_TAIL,
+        sample_fraction=1.0 if held_out else data.SAMPLE_FRACTION,
+        long_tail=1.0 if held_out else data.LONG_TAIL,
         taxonomy=data.TAXONOMY or None,
         seed=cfg.SEED,
         max_unreadable=data.MAX_UNREADABLE,
@@ -80,6 +84,7 @@ class TrainingBatches:
             seed=self.cfg.SEED,
             rank=distributed.rank(),
             world=distributed.world_size(),
+            accumulate=self.plan.accumulate,
             start=first * self.plan.accumulate,
         )
         pinned = self.device.type == "cuda"

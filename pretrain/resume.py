@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -16,12 +13,10 @@ from torch.optim import Optimizer
 
 from pretrain import distributed
 from pretrain.checkpoint import FORMAT
-from pretrain.config import dump
+from pretrain.config import dump, learned_settings
 from pretrain.console import warn
 from pretrain.errors import InputError
 
-# Settings that may differ between the two parts of a run: they change where and how fast, not what is computed.
-FREE = ("OUTPUT_DIR", "RUN.", "DATA.ROOT", "DATA.WORKERS", "DATA.MAX_UNREADABLE")
 SHARED_BUFFERS = ("queue.",)  # equal on every process
 
 
@@ -86,24 +81,17 @@ def check_same_settings(saved: str, cfg: CfgNode) -> None:
     Raises:
         InputError: names every setting that differs, with both values.
     """
-    before, now = _flat(yaml.safe_load(saved)), _flat(yaml.safe_load(dump(cfg)))
+    before, now = learned_settings(saved), learned_settings(dump(cfg))
     differing = [
         f"{key} {before.get(key)!r} -> {now.get(key)!r}"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(FREE)
+        if before.get(key) != now.get(key)
     ]
     if differing:
         raise InputError(
             f"expected the settings of the checkpoint, found changes: {'; '.join(differing)}; "
             "undo them, or start a new OUTPUT_DIR"
         )
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
 
 
 def _local_buffers(method: nn.Module) -> dict[str, Tensor]:
@@ -114,13 +102,13 @@ def _local_buffers(method: nn.Module) -> dict[str, Tensor]:
 
 
 def _generators() -> dict[str, Any]:
-    kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  libraries may draw from it
-    version, internal, gauss_next = random.getstate()
+    """torch's alone: every other draw of a run comes from a generator seeded for its purpose (views, orders, subsets).
+
+    Python's and numpy's global generators are neither seeded nor read here, so there is nothing of theirs to keep.
+    """
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
-        "python": [version, list(internal), gauss_next],
     }
 
 
@@ -128,7 +116,3 @@ def _set_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-    kind, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))

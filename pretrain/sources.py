@@ -6,6 +6,7 @@ best wins, a tie is an error.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from pretrain.backbones import Architecture, ResNet, build_backbone
+from pretrain.config import pretraining_hash
 from pretrain.console import say
 from pretrain.errors import InputError
-from pretrain.files import sha256_of, sha256_of_text
+from pretrain.files import sha256_of
 from pretrain.key_report import CoverageError, KeyReport
 from pretrain.safe_load import read_safetensors_metadata, read_tree
 from pretrain.source_families import BY_NAME, ONLY
@@ -157,5 +159,6 @@ def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
         carried["method"] = str(tree.get("method", ""))
         carried["step"] = str(tree.get("step", ""))
         if isinstance(tree.get("config"), str):
-            carried["config_hash"] = sha256_of_text(tree["config"])[:12]
+            with contextlib.suppress(InputError):  # no settings: the backbone is readable all the same
+                carried["config_hash"] = pretraining_hash(tree["config"])
     return carried

@@ -98,6 +98,14 @@ def select(
     return Selected(dataset, indices, labels.astype(np.int64), classes)
 
 
+def without_class(dataset: LabelledImages, name: str) -> LabelledImages:
+    """The images of all classes but the named one; the dataset itself where it has none of that name."""
+    if name not in dataset.classes:
+        return dataset
+    indices = np.flatnonzero(dataset.labels != dataset.classes.index(name)).astype(np.int64)
+    return Selected(dataset, indices, dataset.labels[indices], dataset.classes)
+
+
 def class_subset(number: int, fraction: float, seed: int) -> NDArray[np.int64]:
     """Ascending numbers of the classes kept: the first `round(fraction · number)` of a seeded permutation."""
     kept = max(1, round(fraction * number))

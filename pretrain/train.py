@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from pretrain import distributed, resume
 from pretrain.checkpoint import CheckpointFolder, export_backbone, load
-from pretrain.config import config_hash
+from pretrain.compiling import compile_errors
+from pretrain.config import dump, pretraining_hash
 from pretrain.console import ProgressLine, Stopped, StopSignal, say, stop_signals
 from pretrain.errors import InputError
-from pretrain.images import LabelledImages
-from pretrain.methods import build_method
+from pretrain.methods import Method
 from pretrain.metrics import Metrics
-from pretrain.monitor import KnnMonitor, non_finite_tensors, shuffled_subset
-from pretrain.norms import use_fused_sync
-from pretrain.optimizers import build_optimizer, set_learning_rate
-from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
-from pretrain.plan import Plan, check_settings, describe, learning_rate_at, make_plan
-from pretrain.subsets import full_size
+from pretrain.monitor import non_finite_tensors, shuffled_subset
+from pretrain.optimizers import set_learning_rate
+from pretrain.pipeline import Batch, evaluation_images
+from pretrain.plan import check_settings, learning_rate_at
+from pretrain.run import Run, device_of, distribute, prepare
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -46,87 +42,26 @@ def train(cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None
         The exported ``backbone.safetensors``.
 
     Raises:
-        InputError: wrong settings or data, before any computation; or a loss that is not finite.
+        InputError: wrong settings or data, before any computation; or a loss or gradient that is not finite.
         Stopped: SIGINT or SIGTERM came; the run is saved and the message says how to go on.
     """
     check_settings(cfg)
-    device = _device(cfg.RUN.DEVICE)
+    if stop_after is not None and stop_after < 1:
+        raise InputError(f"expected --stop-after of at least 1 step, found {stop_after}")
+    device = device_of(cfg)
     with distributed.process_group(device):
-        run = _prepare(cfg, device)
+        run = prepare(cfg, device)
         checkpoints = CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints", cfg.RUN.KEEP)
         first = _start_or_resume(run, checkpoints, resuming)
         if cfg.METHOD.NAME == "random":
             if first == 0:
                 _calibrate(run)
                 _save(run, checkpoints, 1)
+        elif stop_after is not None and first >= stop_after and first < run.plan.steps:
+            raise InputError(f"expected --stop-after beyond the {first} steps done, found {stop_after}")
         elif first < run.plan.steps:
             _loop(run, checkpoints, first, stop_after)
         return _export(run)
-
-
-@dataclass
-class Run:
-    """What the loop works with."""
-
-    cfg: CfgNode
-    device: torch.device
-    plan: Plan
-    images: LabelledImages
-    batches: TrainingBatches
-    method: nn.Module
-    optimizer: Optimizer
-    scaler: GradScaler
-    knn: KnnMonitor | None
-    figures: dict[str, list[float]] = field(default_factory=dict)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("expected a CUDA device under RUN.DEVICE cuda, found none; use cpu or auto")
-    if name not in ("cuda", "cpu"):
-        raise InputError(f"expected RUN.DEVICE of auto, cuda, cpu, found {name!r}; correct the config")
-    if name == "cuda":
-        torch.cuda.set_device(distributed.local_rank())
-        return torch.device("cuda", distributed.local_rank())
-    return torch.device("cpu")
-
-
-def _prepare(cfg: CfgNode, device: torch.device) -> Run:
-    images = build_images(cfg, cfg.DATA.SPLIT)
-    plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
-    batches = TrainingBatches(cfg, images, plan, device)
-    for line in describe(plan, cfg, distributed.world_size()) if cfg.METHOD.NAME != "random" else []:
-        say(line)
-    torch.manual_seed(cfg.SEED)  # the same weights on every process
-    method = build_method(cfg, len(images.classes)).to(device)
-    if device.type == "cuda":
-        use_fused_sync(method)
-    if cfg.RUN.CHANNELS_LAST:
-        method = method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    torch.manual_seed(cfg.SEED + 1 + distributed.rank())
-    solver = cfg.SOLVER
-    optimizer = build_optimizer(
-        method,
-        solver.OPTIMIZER,
-        lr=plan.base_lr,
-        momentum=solver.MOMENTUM,
-        weight_decay=solver.WEIGHT_DECAY,
-        eta=solver.ETA,
-        fixed_lr="predictor" if solver.FIXED_PREDICTOR_LR else "",
-    )
-    scaler = GradScaler(device.type, enabled=cfg.RUN.PRECISION == "fp16")
-    return Run(cfg, device, plan, images, batches, method, optimizer, scaler, _knn_monitor(cfg, images, device))
-
-
-def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> KnnMonitor | None:
-    if cfg.RUN.KNN_EVERY <= 0:
-        return None
-    held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT))
-    return KnnMonitor(
-        evaluation_images(cfg, images), held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=cfg.DATA.WORKERS
-    )
 
 
 def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) -> int:
@@ -151,8 +86,8 @@ def _save(run: Run, checkpoints: CheckpointFolder, step: int) -> None:
 
 def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int | None) -> None:
     """Steps ``first`` to the last; saves on its way, at a signal, and at the end."""
-    cfg, plan, method = run.cfg, run.plan, run.method
-    model = _distribute(run)
+    cfg, plan = run.cfg, run.plan
+    model = distribute(run)
     model.train()
     batches = run.batches.from_step(first)
     with (
@@ -161,34 +96,10 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
         ProgressLine(f"pretrain {cfg.METHOD.NAME}", plan.steps, first) as progress,
     ):
         for step in range(first, plan.steps):
-            begun, waited = time.perf_counter(), 0.0
-            lr = learning_rate_at(plan, cfg, step)
-            set_learning_rate(run.optimizer, lr, plan.base_lr)
-            if cfg.TEACHER.MOVES == "before":
-                momenta = method.update_teacher(step / plan.steps)  # type: ignore[operator]
-            figures: dict[str, Tensor] = {}
-            for micro in range(plan.accumulate):
-                asked = time.perf_counter()
-                view1, view2, labels = next(batches)
-                waited += time.perf_counter() - asked
-                with _gradient_exchange(model, last=micro == plan.accumulate - 1):
-                    with _autocast(run):
-                        # Inside: both teacher forwards without gradient, both student forwards, the loss.
-                        outputs = model(view1, view2, labels)
-                    run.scaler.scale(outputs["loss"] / plan.accumulate).backward()
-                for name, value in outputs.items():
-                    figures[name] = figures.get(name, 0) + value.detach() / plan.accumulate
-            method.commit_statistics()  # type: ignore[operator]  # Momentum BN: the history moves once a step
-            loss = _finite_loss(run, figures, step, {"view 1": view1, "view 2": view2})
-            run.scaler.step(run.optimizer)
-            run.scaler.update()
-            run.optimizer.zero_grad(set_to_none=True)
-            if cfg.TEACHER.MOVES == "after":
-                momenta = method.update_teacher(step / plan.steps)  # type: ignore[operator]
+            figures = _step(run, model, batches, step)
             done = step + 1
-            timing = {"seconds": time.perf_counter() - begun, "data_seconds": waited}
-            _log(run, metrics, done, {**{k: float(v) for k, v in figures.items()}, "lr": lr, **momenta, **timing})
-            progress.advance(note=f"loss {loss:.4f}")
+            _log(run, metrics, done, figures)
+            progress.advance(note=f"loss {figures['loss']:.4f}")
             _knn(run, metrics, done)
             leaving = _leaving(run, stop, done == stop_after)
             if leaving or done == plan.steps or done % cfg.RUN.CHECKPOINT_EVERY == 0:
@@ -197,19 +108,37 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
                 raise Stopped(_how_to_resume(cfg, done), stop.exit_code if stop else 0)
 
 
-def _distribute(run: Run) -> nn.Module:
-    if run.cfg.RUN.COMPILE:
-        for network in ("student", "teacher"):
-            if hasattr(run.method, network):
-                getattr(run.method, network).compile()  # in place: the names in the state stay
-    if not distributed.is_distributed():
-        return run.method
-    with warnings.catch_warnings():
-        # Newer torch wants forward_sync_buffers, which still overwrites every process's BN statistics at the start;
-        # they are each process's own (the student's by the paper's design, the teacher's by NORM.POLICY).
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        devices = [run.device.index] if run.device.type == "cuda" else None
-        return DistributedDataParallel(run.method, device_ids=devices, broadcast_buffers=False)
+def _step(run: Run, model: nn.Module, batches: Iterator[Batch], step: int) -> dict[str, float]:
+    """One optimiser step in the order of the papers; returns the figures for the log."""
+    plan, method, optimizer = run.plan, cast(Method, run.method), run.optimizer
+    begun, waited = time.perf_counter(), 0.0
+    progress = step / plan.steps  # k/K of the schedules
+    lr = learning_rate_at(plan, run.cfg, step)
+    set_learning_rate(optimizer, lr, plan.base_lr)
+    momenta = method.begin_step(progress)  # Momentum BN's alpha
+    if run.cfg.TEACHER.MOVES == "before":
+        momenta |= method.update_teacher(progress)
+    totals: dict[str, Tensor] = {}
+    for micro in range(plan.accumulate):
+        asked = time.perf_counter()
+        view1, view2, labels = next(batches)
+        waited += time.perf_counter() - asked
+        with _gradient_exchange(model, last=micro == plan.accumulate - 1), compile_errors():
+            with _autocast(run):
+                # Inside: both teacher forwards without gradient, both student forwards, the loss.
+                outputs = model(view1, view2, labels)
+            run.scaler.scale(outputs["loss"] / plan.accumulate).backward()
+        for name, value in outputs.items():
+            totals[name] = totals.get(name, 0) + value.detach() / plan.accumulate
+    method.commit_statistics()  # Momentum BN: the history moves once a step
+    _check_finite(run, totals, step, {"view 1": view1, "view 2": view2})
+    run.scaler.step(optimizer)
+    run.scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    if run.cfg.TEACHER.MOVES == "after":
+        momenta |= method.update_teacher(progress)
+    figures = {name: float(value) for name, value in totals.items()}
+    return {**figures, "lr": lr, **momenta, "seconds": time.perf_counter() - begun, "data_seconds": waited}
 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -222,15 +151,22 @@ def _autocast(run: Run) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if dtype is None else torch.autocast(run.device.type, dtype)
 
 
-def _finite_loss(run: Run, figures: dict[str, Tensor], step: int, views: dict[str, Tensor]) -> float:
-    loss = figures["loss"]
-    if distributed.any_rank(not bool(torch.isfinite(loss)), run.device):
+def _check_finite(run: Run, figures: dict[str, Tensor], step: int, views: dict[str, Tensor]) -> None:
+    """Stops before a NaN or infinity reaches the weights, and so before one is saved.
+
+    Under fp16 the gradients are left to the scaler, which skips a step whose scaled gradients overflow.
+    """
+    finite = torch.isfinite(figures["loss"])
+    if not run.scaler.is_enabled():
+        gradients = [p.grad for p in run.method.parameters() if p.grad is not None]
+        finite = finite & torch.isfinite(torch.stack(torch._foreach_norm(gradients, float("inf")))).all()
+    if distributed.any_rank(not bool(finite), run.device):
         found = ", ".join(non_finite_tensors(run.method, {**figures, **views})) or "elsewhere"
         raise InputError(
-            f"expected a finite loss, found {float(loss)} at step {step}; not finite: {found}; "
-            "lower SOLVER.BASE_LR or check the images, and go on from the last checkpoint with --resume"
+            f"expected a finite loss and finite gradients, found a loss of {float(figures['loss'])} at step {step}; "
+            f"not finite: {found}; lower SOLVER.BASE_LR or check the images, and go on from the last checkpoint with "
+            "--resume"
         )
-    return float(loss)
 
 
 def _log(run: Run, metrics: Metrics, done: int, figures: dict[str, float]) -> None:
@@ -282,7 +218,7 @@ def _export(run: Run) -> Path:
             "method": cfg.METHOD.NAME,
             "norm_student": cfg.NORM.STUDENT,
             "norm_teacher": cfg.NORM.TEACHER if hasattr(run.method, "teacher") else "",
-            "config_hash": config_hash(cfg),
+            "config_hash": pretraining_hash(dump(cfg)),
             "steps": str(run.plan.steps if cfg.METHOD.NAME != "random" else 0),
         }
         export_backbone(path, run.method.backbone(), metadata)  # type: ignore[operator]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from pretrain.methods.momentum2 import Momentum2Teacher
 from pretrain.methods.random import RandomBackbone
 from pretrain.methods.simsiam import SimSiam
 from pretrain.methods.student_teacher import Branch, TeacherRule
-from pretrain.methods.supervised import Supervised
+from pretrain.methods.supervised import Classifier, Supervised
 from pretrain.norms import POLICIES, Norm, check_norms
 from pretrain.schedules import MOMENTUM_SCHEDULES, check_choice, scale_to_batch
 
@@ -32,8 +32,11 @@ class Method(Protocol):
     def __call__(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """ "loss" and figures for the log, of two views [N, 3, H, W] of N images."""
 
+    def begin_step(self, progress: float) -> dict[str, float]:
+        """Sets Momentum BN's alpha for the forwards at the share ``progress`` of the run; returns it for the log."""
+
     def update_teacher(self, progress: float) -> dict[str, float]:
-        """Moves the teacher, at the share ``progress`` of the run; returns the momenta for the log."""
+        """Moves the teacher, at the share ``progress`` of the run; returns the momentum for the log."""
 
     def commit_statistics(self) -> None:
         """Ends the iteration's pair of views for normalisations that keep pending statistics."""
@@ -130,18 +133,23 @@ def _moco(cfg: CfgNode, num_classes: int) -> nn.Module:
     )
 
 
+def _student_alpha(cfg: CfgNode) -> dict[str, Any]:
+    norm = cfg.NORM
+    return {"alpha_base": norm.ALPHA_BASE, "alpha_schedule": norm.ALPHA_SCHEDULE, "policy": norm.POLICY}
+
+
 def _simsiam(cfg: CfgNode, num_classes: int) -> nn.Module:
     norm = Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)
     backbone = build_backbone(architecture_of(cfg), norm)
     head = cfg.HEAD
     projector = simsiam_projector(backbone.num_features, head.HIDDEN, head.OUTPUT, norm.for_vectors)
     predictor = mlp(head.OUTPUT, head.PREDICTOR_HIDDEN or head.HIDDEN, head.OUTPUT, norm.for_vectors)
-    return SimSiam(Branch(backbone, projector, predictor))
+    return SimSiam(Branch(backbone, projector, predictor), **_student_alpha(cfg))
 
 
 def _supervised(cfg: CfgNode, num_classes: int) -> nn.Module:
     backbone = build_backbone(architecture_of(cfg), Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM))
-    return Supervised(backbone, num_classes)
+    return Supervised(Classifier(backbone, num_classes), **_student_alpha(cfg))
 
 
 def _random(cfg: CfgNode, num_classes: int) -> nn.Module:

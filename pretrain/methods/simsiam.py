@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from pretrain.backbones import ResNet
 from pretrain.losses import embedding_std, negative_cosine
+from pretrain.methods.single_network import SingleNetwork
 from pretrain.methods.student_teacher import Branch
-from pretrain.norms import commit_pair, pair_norms
 
 
-class SimSiam(nn.Module):
-    """A predictor and a stop-gradient, no teacher.
+class SimSiam(SingleNetwork):
+    """A predictor and a stop-gradient, no teacher; ``student`` is a ``Branch`` with predictor."""
 
-    Args:
-        student: backbone, projector and predictor.
-    """
-
-    network_default = "student"
-
-    def __init__(self, student: Branch) -> None:
-        super().__init__()
-        self.student = student
+    student: Branch
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """D(p1, stop-gradient z2)/2 + D(p2, stop-gradient z1)/2 (eq. 4): the paper halves, unlike BYOL.
@@ -40,15 +31,3 @@ class SimSiam(nn.Module):
         loss = negative_cosine(student.predictor(projection1), projection2) / 2
         loss = loss + negative_cosine(student.predictor(projection2), projection1) / 2
         return {"loss": loss, "embedding_std": embedding_std(projection1)}
-
-    def backbone(self, which: str | None = None) -> ResNet:
-        """The only backbone there is, the student's."""
-        return self.student.backbone
-
-    def update_teacher(self, progress: float) -> dict[str, float]:
-        """Nothing moves."""
-        return {}
-
-    def commit_statistics(self) -> None:
-        """Ends the pair of views for a Momentum BN student."""
-        commit_pair(pair_norms(self))

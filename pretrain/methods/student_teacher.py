@@ -75,27 +75,38 @@ class StudentTeacher(nn.Module):
         """The backbone of the "student" or the "teacher"; by default of the network that the paper evaluates."""
         return getattr(self, which or self.network_default).backbone
 
-    def update_teacher(self, progress: float) -> dict[str, float]:
-        """Moves the teacher towards the student and sets alpha for the coming forwards.
+    def begin_step(self, progress: float) -> dict[str, float]:
+        """Sets Momentum BN's alpha for the coming forwards, in both networks alike.
 
         Args:
             progress: share of the run that is done, k/K of eq. 8.
 
         Returns:
-            The momentum and, with Momentum BN, the alpha in use: figures for the log.
+            The alpha in use, for the log; nothing without such layers.
+        """
+        layers = pair_norms(self)
+        if not layers:
+            return {}
+        alpha = momentum_at(self.rule.alpha_base, progress, self.rule.alpha_schedule)
+        set_alpha(layers, alpha)
+        return {"alpha": alpha}
+
+    def update_teacher(self, progress: float) -> dict[str, float]:
+        """Moves the teacher towards the student, its statistics too where they follow the student's.
+
+        Args:
+            progress: share of the run that is done, k/K of eq. 8.
+
+        Returns:
+            The momentum, for the log.
         """
         rule = self.rule
         momentum = momentum_at(rule.momentum_base, progress, rule.momentum_schedule)
         move_parameters(self.student, self.teacher, momentum)
-        figures = {"momentum": momentum}
         if rule.norm in FOLLOWS_STUDENT:
             own = momentum if rule.statistics_momentum is None else rule.statistics_momentum
             move_statistics(self.student, self.teacher, 1.0 if rule.norm == "StudentPN" else own)
-        layers = pair_norms(self)
-        if layers:
-            figures["alpha"] = momentum_at(rule.alpha_base, progress, rule.alpha_schedule)
-            set_alpha(layers, figures["alpha"])
-        return figures
+        return {"momentum": momentum}
 
     @torch.no_grad()
     def targets(self, view: Tensor) -> Tensor:

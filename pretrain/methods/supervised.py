@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pretrain.backbones import ResNet
 from pretrain.losses import embedding_std
-from pretrain.norms import commit_pair, pair_norms
+from pretrain.methods.single_network import SingleNetwork
 
 
 class Classifier(nn.Module):
@@ -23,14 +23,8 @@ class Classifier(nn.Module):
         return features, self.fc(features)
 
 
-class Supervised(nn.Module):
-    """Cross-entropy of view 1; view 2 is not looked at."""
-
-    network_default = "student"
-
-    def __init__(self, backbone: ResNet, num_classes: int) -> None:
-        super().__init__()
-        self.student = Classifier(backbone, num_classes)
+class Supervised(SingleNetwork):
+    """Cross-entropy of view 1; view 2 is not looked at. ``student`` is a ``Classifier``."""
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """The loss of a batch.
@@ -52,15 +46,3 @@ class Supervised(nn.Module):
             "top1": top1,
             "embedding_std": embedding_std(features),
         }
-
-    def backbone(self, which: str | None = None) -> ResNet:
-        """The only backbone there is, the student's."""
-        return self.student.backbone
-
-    def update_teacher(self, progress: float) -> dict[str, float]:
-        """Nothing moves."""
-        return {}
-
-    def commit_statistics(self) -> None:
-        """Ends the batch for a Momentum BN student."""
-        commit_pair(pair_norms(self))

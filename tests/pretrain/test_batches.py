@@ -34,6 +34,25 @@ def test_processes_share_the_joint_batch_of_one_process():
         assert sorted(batch) == sorted(parts[0][number] + parts[1][number] + parts[2][number])
 
 
+@pytest.mark.parametrize(("batch", "world", "accumulate"), [(8, 1, 4), (8, 2, 2), (16, 2, 1), (4, 4, 2)])
+def test_a_step_is_the_same_images_however_it_is_divided(batch, world, accumulate):
+    whole = indices(EndlessBatches(110, 32, seed=2), 8)  # two epochs of three steps, and more
+    for number, step in enumerate(whole):
+        parts = [
+            index
+            for rank in range(world)
+            for micro in indices(
+                EndlessBatches(
+                    110, batch, seed=2, rank=rank, world=world, accumulate=accumulate, start=number * accumulate
+                ),
+                accumulate,
+            )
+            for index in micro
+        ]
+        assert sorted(parts) == sorted(step)
+        assert len(set(parts)) == 32
+
+
 def test_fewer_images_than_a_batch_is_an_error():
     with pytest.raises(InputError, match="expected at least one batch of 8 images, found 7"):
         EndlessBatches(7, 4, seed=0, world=2)

@@ -3,7 +3,7 @@
 import pytest
 from fvcore.common.config import CfgNode
 
-from pretrain.config import config_hash, dump, load_config
+from pretrain.config import config_hash, dump, get_cfg, load_config, pretraining_hash
 from pretrain.errors import InputError
 
 
@@ -91,3 +91,17 @@ def test_hash_follows_values_not_order(defaults):
     assert config_hash(same) == config_hash(load_config(defaults, None))
     assert config_hash(same) != config_hash(other)
     assert "MAX_ITER: 100" in dump(same)
+
+
+def test_a_pretraining_hash_names_what_is_learned_not_where():
+    def digest(*overrides):
+        return pretraining_hash(dump(load_config(get_cfg(), None, overrides)))
+
+    assert digest("OUTPUT_DIR", "elsewhere", "DATA.WORKERS", "3", "RUN.KEEP", "9") == digest()
+    assert len({digest(), digest("SEED", "1"), digest("RUN.PRECISION", "bf16"), digest("SOLVER.BASE_LR", "0.1")}) == 4
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "", "a: &x [1]\nb: [*x, *x]", "[" * 3000])
+def test_text_that_is_no_configuration_has_no_hash(text):
+    with pytest.raises(InputError, match="expected the settings of a pretraining run"):
+        pretraining_hash(text)

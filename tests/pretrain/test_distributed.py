@@ -106,14 +106,15 @@ def test_two_processes_with_sync_bn_train_what_one_does_on_the_joined_batch(two,
         torch.testing.assert_close(joined[name], tensor, rtol=2e-3, atol=2e-4, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def test_two_processes_resume_bit_for_bit_each_with_its_own_history(two):
+@pytest.mark.parametrize("name", ["local", "broadcast", "reduce", "ShuffleBN", "SyncBN", "EMAN", "TeacherPN"])
+def test_two_processes_resume_bit_for_bit_each_with_its_own_history(two, name):
     _, out = two
-    whole, parts = (load(CheckpointFolder(out / name / "checkpoints").last()) for name in ("whole", "parts"))
-    assert all(torch.equal(parts["model"][name], tensor) for name, tensor in whole["model"].items())
-    name = "teacher.backbone.bn1.running_mean"
+    whole, parts = (load(CheckpointFolder(out / f"{kind}_{name}/checkpoints").last()) for kind in ("whole", "parts"))
+    assert all(torch.equal(parts["model"][key], tensor) for key, tensor in whole["model"].items())
     for a, b in zip(whole["processes"], parts["processes"], strict=True):
-        assert torch.equal(a["buffers"][name], b["buffers"][name])
-    assert not torch.equal(*(process["buffers"][name] for process in whole["processes"]))  # policy local
+        assert all(torch.equal(a["buffers"][key], b["buffers"][key]) for key in a["buffers"])
+    history = [process["buffers"]["teacher.backbone.bn1.running_mean"] for process in whole["processes"]]
+    assert torch.equal(*history) == (name in ("broadcast", "reduce", "SyncBN"))
 
 
 def test_everything_is_inert_in_one_process():

@@ -25,13 +25,14 @@ def test_cosine_losses_ignore_lengths_and_stop_the_targets_gradient():
     assert z.grad is None
 
 
-def test_info_nce_equals_a_naive_softmax():
+@pytest.mark.parametrize("temperature", [0.2, 0.07, 1.0])
+def test_info_nce_equals_a_naive_softmax(temperature):
     query, key, queue = (F.normalize(torch.randn(n, 8), dim=1) for n in (3, 3, 11))
     total = 0.0
     for q, k in zip(query, key, strict=True):
-        positive = math.exp(float(q @ k) / 0.2)
-        total -= math.log(positive / (positive + sum(math.exp(float(q @ n) / 0.2) for n in queue)))
-    assert info_nce(query, key, queue, 0.2).item() == pytest.approx(total / 3, rel=1e-5)
+        positive = math.exp(float(q @ k) / temperature)
+        total -= math.log(positive / (positive + sum(math.exp(float(q @ n) / temperature) for n in queue)))
+    assert info_nce(query, key, queue, temperature).item() == pytest.approx(total / 3, rel=1e-5)
 
 
 def test_info_nce_does_not_depend_on_the_order_of_the_queue():

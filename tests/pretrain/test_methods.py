@@ -9,6 +9,9 @@ from pretrain.methods import build_method
 from pretrain.methods.moco import MoCo
 from pretrain.norms import MomentumBatchNorm, PairBatchNorm
 
+#: Without BN a naive loop over images is an oracle; the small stem's maps are large enough to tell images apart.
+GN = {"NORM__STUDENT": "GN", "NORM__TEACHER": "GN", "MODEL__STEM": "small"}
+
 
 def views(count=6, side=32):
     return torch.randn(2, count, 3, side, side, generator=torch.Generator().manual_seed(1)).unbind(0)
@@ -20,9 +23,12 @@ def method(tiny_cfg, **settings):
 
 
 def test_byol_loss_is_the_sum_of_both_directions(tiny_cfg):
-    byol = method(tiny_cfg, METHOD__NAME="byol", NORM__STUDENT="GN", NORM__TEACHER="GN")
+    byol = method(tiny_cfg, METHOD__NAME="byol", **GN)
     first, second = views()
     with torch.no_grad():
+        targets = [F.normalize(byol.teacher(view), dim=1) for view in (first, second)]
+        assert (targets[0] - targets[1]).norm(dim=1).min() > 0.01  # else the oracle could not tell the views apart
+        assert (targets[0][:1] - targets[0][1:]).norm(dim=1).min() > 0.01  # nor the images
         expected = 0
         for a, b in ((first, second), (second, first)):
             p = F.normalize(byol.student(a), dim=1)
@@ -55,15 +61,15 @@ def test_teacher_moves_by_the_cosine_of_progress(tiny_cfg):
     with torch.no_grad():
         m2.student.backbone.conv1.weight.fill_(1.0)
         m2.teacher.backbone.conv1.weight.zero_()
-    figures = m2.update_teacher(0.5)
-    assert figures == pytest.approx({"momentum": 0.1, "alpha": 0.5})
+    assert m2.update_teacher(0.5) == pytest.approx({"momentum": 0.1})
+    assert m2.begin_step(0.5) == pytest.approx({"alpha": 0.5})
     torch.testing.assert_close(m2.teacher.backbone.conv1.weight, torch.full_like(m2.teacher.backbone.conv1.weight, 0.1))
     assert m2.teacher.backbone.bn1.alpha == 0.5
 
 
 def test_fixed_alpha_stays(tiny_cfg):
     m2 = method(tiny_cfg, NORM__ALPHA_SCHEDULE="constant", NORM__ALPHA_BASE=0.064)
-    assert m2.update_teacher(0.9)["alpha"] == pytest.approx(0.064)
+    assert m2.begin_step(0.9)["alpha"] == pytest.approx(0.064)
 
 
 def test_momentum2_history_moves_once_a_pair(tiny_cfg):
@@ -102,7 +108,7 @@ def test_student_proxy_norm_copies_the_students_statistics(tiny_cfg):
 
 
 def moco(tiny_cfg, **settings) -> MoCo:
-    return method(tiny_cfg, METHOD__NAME="moco", NORM__TEACHER="GN", NORM__STUDENT="GN", **settings)
+    return method(tiny_cfg, METHOD__NAME="moco", **GN, **settings)
 
 
 @torch.no_grad()
@@ -142,7 +148,7 @@ def test_moco_backward_survives_the_overwritten_queue(tiny_cfg):
 
 
 def test_simsiam_is_symmetric_and_stops_the_gradient_of_its_targets(tiny_cfg):
-    model = method(tiny_cfg, METHOD__NAME="simsiam", NORM__STUDENT="GN")
+    model = method(tiny_cfg, METHOD__NAME="simsiam", **GN)
     first, second = views()
     loss = model(first, second)["loss"]
     torch.testing.assert_close(loss, model(second, first)["loss"])
@@ -158,7 +164,7 @@ def test_simsiam_is_symmetric_and_stops_the_gradient_of_its_targets(tiny_cfg):
 
 
 def test_supervised_is_cross_entropy_of_the_first_view(tiny_cfg):
-    model = method(tiny_cfg, METHOD__NAME="supervised", NORM__STUDENT="GN")
+    model = method(tiny_cfg, METHOD__NAME="supervised", **GN)
     first, second = views()
     labels = torch.arange(6)
     outputs = model(first, second, labels)
@@ -172,3 +178,12 @@ def test_supervised_is_cross_entropy_of_the_first_view(tiny_cfg):
 def test_a_teachers_predictor_needs_a_students(tiny_cfg):
     with pytest.raises(InputError, match=r"expected MOCO\.PREDICTOR True"):
         moco(tiny_cfg, MOCO__TEACHER_PREDICTOR=True)
+
+
+@pytest.mark.parametrize("name", ["simsiam", "supervised"])
+def test_alpha_of_a_momentum_bn_student_follows_its_schedule_without_a_teacher_too(name, tiny_cfg):
+    falling = method(tiny_cfg, METHOD__NAME=name, NORM__STUDENT="MomentumBN", NORM__ALPHA_BASE=0.8)
+    assert falling.backbone().bn1.alpha == pytest.approx(0.8)
+    assert falling.begin_step(0.5) == pytest.approx({"alpha": 0.4})
+    assert falling.backbone().bn1.alpha == pytest.approx(0.4)
+    assert method(tiny_cfg, METHOD__NAME=name, NORM__STUDENT="BN").begin_step(0.5) == {}

@@ -68,6 +68,32 @@ def test_sgd_decays_every_parameter():
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1]
 
 
+def test_adamw_decays_neither_biases_nor_norms():
+    net = mlp(4, 4, 4, nn.BatchNorm1d)
+    optimizer = build_optimizer(net, "adamw", lr=1, momentum=0, weight_decay=0.1, eta=0)
+    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    assert decayed == {id(layer.weight) for layer in net if isinstance(layer, nn.Linear)}
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_optimisers_are_built_with_the_given_momentum_and_eta(name):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(3, 2))
+    net = nn.Module()
+    net.weight = weight
+    optimizer = build_optimizer(net, name, lr=0.5, momentum=0.3, weight_decay=0.2, eta=0.7)
+    expected, buffer = weight.detach().clone(), torch.zeros(3, 2)
+    for gradient in torch.randn(4, 3, 2):
+        weight.grad = gradient.clone()
+        optimizer.step()
+        update = gradient + 0.2 * expected
+        if name == "lars":
+            update = update * 0.7 * expected.norm() / update.norm()
+        buffer = 0.3 * buffer + update  # not Nesterov's
+        expected = expected - 0.5 * buffer
+    torch.testing.assert_close(weight.detach(), expected)
+
+
 def test_frozen_parameters_are_left_out_and_fixed_ones_keep_their_rate():
     net = nn.ModuleDict({"predictor": nn.Linear(2, 2), "projector": nn.Linear(2, 2), "teacher": nn.Linear(2, 2)})
     net["teacher"].requires_grad_(False)

@@ -13,6 +13,17 @@ from pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
 from pretrain.teacher import shuffled_forward
 from pretrain.train import train
 
+#: Runs that are taken up again in the middle: every normalisation that processes share or keep for themselves.
+RESUMED: dict[str, dict[str, object]] = {
+    "local": {},
+    "broadcast": {"NORM.POLICY": "broadcast"},
+    "reduce": {"NORM.POLICY": "reduce"},
+    "ShuffleBN": {"METHOD.NAME": "moco", "NORM.TEACHER": "ShuffleBN", "MOCO.QUEUE": 20},
+    "SyncBN": {"METHOD.NAME": "byol", "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN"},
+    "EMAN": {"METHOD.NAME": "moco", "NORM.TEACHER": "EMAN", "MOCO.QUEUE": 20},
+    "TeacherPN": {"METHOD.NAME": "byol", "NORM.TEACHER": "TeacherPN"},
+}
+
 
 def joint_batch() -> torch.Tensor:
     return torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
@@ -60,6 +71,15 @@ def train_here(folder: Path, name: str, settings: dict[str, object], stop_after:
     train(cfg, stop_after=stop_after, resuming=(folder / name).exists())
 
 
+def resume_here(out: Path, name: str, settings: dict[str, object]) -> None:
+    """Four steps in OUT/whole_<name>, two and two in OUT/parts_<name>."""
+    train_here(out, f"whole_{name}", settings)
+    try:
+        train_here(out, f"parts_{name}", settings, stop_after=2)
+    except Stopped:
+        train_here(out, f"parts_{name}", settings)
+
+
 def main(out: Path, settings: dict[str, object]) -> None:
     with distributed.process_group(torch.device("cpu")):
         rank = distributed.rank()
@@ -73,11 +93,8 @@ def main(out: Path, settings: dict[str, object]) -> None:
         }
         sync = {"METHOD.NAME": "byol", "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN", "SOLVER.STEPS": 2}
         train_here(out, "joined", {**settings, **sync})
-        train_here(out, "whole", settings)
-        try:
-            train_here(out, "parts", settings, stop_after=2)
-        except Stopped:
-            train_here(out, "parts", settings)
+        for name, changes in RESUMED.items():
+            resume_here(out, name, {**settings, **changes})
         torch.save(seen, out / f"rank{rank}.pt")
 
 

@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -48,6 +49,20 @@ def test_sigterm_saves_says_how_to_resume_and_exits_143(tmp_path):
     assert load(CheckpointFolder(tmp_path / "checkpoints").last())["step"] > 0
 
 
+def test_sigterm_to_the_whole_process_group_saves_too(tmp_path):
+    """As timeout, schedulers and containers send it: the workers get the signal as well."""
+    arguments = ["--config", CONFIG, "OUTPUT_DIR", tmp_path, *TINY, "SOLVER.STEPS", 100_000, "DATA.WORKERS", 1]
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and (tmp_path / "metrics.jsonl").read_text(), process)
+    os.killpg(process.pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "run the same command with --resume" in output
+    assert load(CheckpointFolder(tmp_path / "checkpoints").last())["step"] > 0
+
+
 @pytest.mark.slow
 def test_a_run_killed_and_resumed_ends_with_the_weights_of_one_that_was_not(tmp_path):
     arguments = ["--config", CONFIG, *TINY, "SOLVER.STEPS", 300, "RUN.CHECKPOINT_EVERY", 20, "DATA.WORKERS", 1]
@@ -63,3 +78,5 @@ def test_a_run_killed_and_resumed_ends_with_the_weights_of_one_that_was_not(tmp_
     whole = load(CheckpointFolder(tmp_path / "whole/checkpoints").last())["model"]
     resumed = load(killed.last())["model"]
     assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+    exported = [(tmp_path / name / "backbone.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert exported[0] == exported[1]

@@ -78,7 +78,7 @@ def placed(module: nn.Module, device: torch.device) -> Any:
 
 
 def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any) -> Step:
-    """The step of ``pretrain.train``, without its logging."""
+    """The step of ``pretrain.train``, without its logging and its check for NaN."""
     student, teacher = Norm("BN"), Norm("MomentumBN")
     method: Any = Momentum2Teacher(
         branch(architecture, hidden, student, student.for_vectors, True),
@@ -89,6 +89,7 @@ def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autoc
     optimizer = build_optimizer(method, "sgd", lr=0.05, momentum=0.9, weight_decay=1e-4, eta=0.001)
 
     def step() -> None:
+        method.begin_step(0.5)
         method.update_teacher(0.5)
         with autocast():
             loss = method(*views)["loss"]

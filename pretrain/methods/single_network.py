@@ -1,0 +1,50 @@
+"""What the methods without a teacher share: one network, the student, and the moments at which the loop calls them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pretrain.backbones import ResNet
+from pretrain.norms import commit_pair, pair_norms, set_alpha
+from pretrain.schedules import momentum_at
+
+
+class SingleNetwork(nn.Module):
+    """A method of one network.
+
+    Args:
+        student: holds the ``backbone``.
+        alpha_base, alpha_schedule: Momentum BN's weight of the batch, where the student has it.
+        policy: what processes do with their Momentum BN histories, see ``momentum_batch_norm.commit_pair``.
+    """
+
+    network_default = "student"
+
+    def __init__(
+        self, student: nn.Module, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local"
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.alpha_base, self.alpha_schedule, self.policy = alpha_base, alpha_schedule, policy
+        set_alpha(pair_norms(self), alpha_base)
+
+    def backbone(self, which: str | None = None) -> ResNet:
+        """The only backbone there is, the student's."""
+        return self.student.backbone  # type: ignore[return-value]
+
+    def begin_step(self, progress: float) -> dict[str, float]:
+        """Sets the alpha of a Momentum BN student for the coming forwards; returns it for the log."""
+        layers = pair_norms(self)
+        if not layers:
+            return {}
+        alpha = momentum_at(self.alpha_base, progress, self.alpha_schedule)
+        set_alpha(layers, alpha)
+        return {"alpha": alpha}
+
+    def update_teacher(self, progress: float) -> dict[str, float]:
+        """Nothing moves."""
+        return {}
+
+    def commit_statistics(self) -> None:
+        """Ends the step's views for a Momentum BN student."""
+        commit_pair(pair_norms(self), self.policy)

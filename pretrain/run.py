@@ -1,0 +1,115 @@
+"""A run's parts, made from its settings: images, plan, method, optimiser, on the device and among the processes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pretrain import distributed
+from pretrain.compiling import compile_networks
+from pretrain.console import say
+from pretrain.cpu_memory import keep_freed_memory
+from pretrain.errors import InputError
+from pretrain.images import LabelledImages
+from pretrain.methods import build_method
+from pretrain.monitor import KnnMonitor
+from pretrain.norms import use_fused_sync
+from pretrain.optimizers import build_optimizer
+from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
+from pretrain.plan import Plan, describe, make_plan
+from pretrain.subsets import full_size, without_class
+
+
+@dataclass
+class Run:
+    """What the loop works with."""
+
+    cfg: CfgNode
+    device: torch.device
+    plan: Plan
+    images: LabelledImages
+    batches: TrainingBatches
+    method: nn.Module
+    optimizer: Optimizer
+    scaler: GradScaler
+    knn: KnnMonitor | None
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+
+def device_of(cfg: CfgNode) -> torch.device:
+    """The device that RUN.DEVICE names: under torchrun this process's own GPU."""
+    name = cfg.RUN.DEVICE
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("expected a CUDA device under RUN.DEVICE cuda, found none; use cpu or auto")
+    if name not in ("cuda", "cpu"):
+        raise InputError(f"expected RUN.DEVICE of auto, cuda, cpu, found {name!r}; correct the config")
+    if name == "cuda":
+        torch.cuda.set_device(distributed.local_rank())
+        return torch.device("cuda", distributed.local_rank())
+    return torch.device("cpu")
+
+
+def prepare(cfg: CfgNode, device: torch.device) -> Run:
+    """Data, plan, model and optimiser of the settings, on the device; says the plan."""
+    images = build_images(cfg, cfg.DATA.SPLIT)
+    plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
+    batches = TrainingBatches(cfg, images, plan, device)
+    for line in describe(plan, cfg, distributed.world_size()) if cfg.METHOD.NAME != "random" else []:
+        say(line)
+    torch.manual_seed(cfg.SEED)  # the same weights on every process
+    method = build_method(cfg, len(images.classes)).to(device)
+    if device.type == "cuda":
+        use_fused_sync(method)
+    else:
+        keep_freed_memory()
+    if cfg.RUN.CHANNELS_LAST:
+        method = method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    torch.manual_seed(cfg.SEED + 1 + distributed.rank())
+    solver = cfg.SOLVER
+    optimizer = build_optimizer(
+        method,
+        solver.OPTIMIZER,
+        lr=plan.base_lr,
+        momentum=solver.MOMENTUM,
+        weight_decay=solver.WEIGHT_DECAY,
+        eta=solver.ETA,
+        fixed_lr="predictor" if solver.FIXED_PREDICTOR_LR else "",
+    )
+    scaler = GradScaler(device.type, enabled=cfg.RUN.PRECISION == "fp16")
+    return Run(cfg, device, plan, images, batches, method, optimizer, scaler, _knn_monitor(cfg, images, device))
+
+
+def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> KnnMonitor | None:
+    if cfg.RUN.KNN_EVERY <= 0:
+        return None
+    if cfg.DATA.NAME == "filelist":
+        raise InputError(
+            "expected RUN.KNN_EVERY 0 with DATA.NAME filelist, whose one list has no held-out part; score the exported "
+            "backbone with tools/lowshot.py knn"
+        )
+    held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
+    bank = evaluation_images(cfg, without_class(images, "unlabeled"))  # STL-10's unlabelled images cannot vote
+    return KnnMonitor(bank, held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=cfg.DATA.WORKERS)
+
+
+def distribute(run: Run) -> nn.Module:
+    """The method as the loop calls it: compiled and under DDP where the settings and torchrun ask for it."""
+    if run.cfg.RUN.COMPILE:
+        compile_networks(run.method, run.device)
+    if not distributed.is_distributed():
+        return run.method
+    with warnings.catch_warnings():
+        # Newer torch wants forward_sync_buffers, which still overwrites every process's BN statistics at the start;
+        # they are each process's own (the student's by the paper's design, the teacher's by NORM.POLICY).
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        devices = [run.device.index] if run.device.type == "cuda" else None
+        return DistributedDataParallel(run.method, device_ids=devices, broadcast_buffers=False)
