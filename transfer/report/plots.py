@@ -20,7 +20,7 @@ def gain_plot(rows: Mapping[str, Mapping[str, tuple[float, float | None, bool]]]
         rows: measure to checkpoint to (difference in points, standard deviation or None, clear).
         colours: checkpoint to series number.
     """
-    figure, axes = make_axes(6.4, 1.1 + 0.3 * max(4, len(rows)))
+    figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(rows)))
     names = list(dict.fromkeys(name for cells in rows.values() for name in cells))
     axes.axvline(0, color=INK, linewidth=1)
     for place, cells in enumerate(rows.values()):
