@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from transfer.torchvision_engine.data import (
     Picture,
     TrainingSamples,
     output_size,
+    read_image,
     read_pictures,
     with_objects,
 )
@@ -67,6 +69,57 @@ def test_a_flip_mirrors_image_boxes_and_masks_alike(pictures):
                                + torch.tensor([32.0, 0.0, 32.0, 0.0]))  # fmt: skip
     overlap = (flipped.target.masks.bitmaps & plain.target.masks.bitmaps.flip(2)).sum()
     assert overlap > 0.85 * plain.target.masks.bitmaps.sum()  # pycocotools rounds a mirrored polygon differently
+
+
+def test_a_run_length_mask_is_mirrored_with_its_box(pictures):
+    runs = {"size": [64, 64], "counts": [64 * 8, 64 * 16, 64 * 40]}  # columns 8 to 23
+    picture = Picture(pictures[0].file, 1, 64, 64, (Annotation((8.0, 0.0, 24.0, 64.0), 0, runs, crowd=False),))
+    whole = Mapper([64], 1333, bgr=False, mask_format="bitmask", flip=True)
+    seen = set()
+    for seed in range(12):
+        target = whole.train(picture, np.random.default_rng(seed)).target
+        columns = torch.nonzero(target.masks.bitmaps[0].any(dim=0)).squeeze(1)
+        left, _, right, _ = target.boxes[0].tolist()
+        assert (columns[0], columns[-1] + 1) == (left, right)
+        seen.add((left, right))
+    assert seen == {(8.0, 24.0), (40.0, 56.0)}
+
+
+#: EXIF orientation → what turns the stored pixels upright, by numpy.
+TURNS = {
+    1: lambda x: x, 2: lambda x: x[:, ::-1], 3: lambda x: x[::-1, ::-1], 4: lambda x: x[::-1],
+    5: lambda x: x.swapaxes(0, 1), 6: lambda x: np.rot90(x, -1), 7: lambda x: np.rot90(x, 2).swapaxes(0, 1),
+    8: lambda x: np.rot90(x, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_a_photograph_is_turned_as_its_exif_says(orientation, tmp_path):
+    stored = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(stored).save(tmp_path / "a.png", exif=exif)
+    upright = TURNS[orientation](stored)
+    picture = Picture(tmp_path / "a.png", 1, *upright.shape[:2], ())
+    assert np.array_equal(read_image(picture), upright)
+
+
+def test_channels_are_in_the_order_of_the_settings(tmp_path):
+    Image.new("RGB", (32, 32), (200, 100, 50)).save(tmp_path / "a.png")
+    picture = Picture(tmp_path / "a.png", 1, 32, 32, ())
+    assert mapper().test(picture).image[:, 0, 0].tolist() == [200, 100, 50]
+    assert mapper(bgr=True).test(picture).image[:, 0, 0].tolist() == [50, 100, 200]
+
+
+def test_polygons_without_three_corners_are_dropped_and_objects_without_others_too(tmp_path):
+    data = get_dataset(write_shapes(tmp_path / "data", images=1))
+    content = json.loads(data.annotation_file.read_text())
+    whole = content["annotations"][0]["segmentation"][0]
+    content["annotations"][0]["segmentation"] = [whole, [1.0, 1.0, 5.0, 5.0], [*whole, 3.0]]
+    content["annotations"][1]["segmentation"] = [[1.0, 1.0, 5.0, 5.0]]
+    data.annotation_file.write_text(json.dumps(content))
+    found = read_pictures(get_dataset(f"{data.images_dir}:{data.annotation_file}")).pictures[0].annotations
+    assert [a.segmentation for a in found] == [[whole]]
 
 
 def test_bgr_reverses_the_channels(pictures):

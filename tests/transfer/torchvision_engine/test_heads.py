@@ -74,6 +74,23 @@ def test_detections_equal_greedy_suppression_within_classes():
     torch.testing.assert_close(found.boxes, torch.stack([b for _, b, _ in expected]))
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.25])
+def test_only_scores_above_the_threshold_are_detections(threshold):
+    scores = torch.tensor([[0.25, 0.125, 0.0625, 0.5625], [0.0, 0.3125, 0.625, 0.0625]])
+    boxes = torch.tensor([[0.0, 0.0, 9.0, 9.0], [20.0, 20.0, 30.0, 30.0]]).repeat(1, 3)
+    found = predictor(score_threshold=threshold).detect(boxes, scores, (40, 40))
+    above = sorted((v for row in scores[:, :3].tolist() for v in row if v > threshold), reverse=True)
+    assert found.scores.tolist() == pytest.approx(above)
+
+
+def test_the_box_loss_takes_its_weight_and_no_other_loss_does():
+    torch.manual_seed(0)
+    logits, offsets = torch.randn(3, 4), torch.randn(3, 12)
+    plain, heavy = (predictor(box_loss_weight=w).losses(logits, offsets, [proposals()]) for w in (1.0, 2.5))
+    torch.testing.assert_close(heavy["loss_box_reg"], 2.5 * plain["loss_box_reg"])
+    assert heavy["loss_cls"] == plain["loss_cls"]
+
+
 def test_regions_that_are_not_finite_are_left_out():
     boxes, scores = torch.rand(2, 12) + torch.tensor([0.0, 0.0, 9.0, 9.0]).repeat(3), torch.full((2, 4), 0.25)
     scores[1, 0] = float("nan")

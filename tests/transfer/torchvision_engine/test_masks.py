@@ -51,6 +51,18 @@ def test_half_a_mask_fills_half_the_target():
     assert not crop[:, 4:].any()
 
 
+def test_a_cell_that_is_half_covered_is_set():
+    bitmap = torch.tensor([[[True, True], [False, False]]])  # as one cell: the mean of four samples is one half
+    assert BitMasks(bitmap).crop_and_resize(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), 1).tolist() == [[[True]]]
+
+
+def test_a_pixel_of_probability_one_half_is_set():
+    mask = torch.tensor([[0.5, 0.25], [0.75, 0.5]]).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    pasted = paste(mask[None], torch.tensor([[2.0, 1.0, 6.0, 5.0]]), (8, 8))[0]  # each pixel is one cell of the mask
+    assert pasted[1:5, 2:6].tolist() == (mask >= 0.5).tolist()
+    assert pasted.sum() == 12
+
+
 def test_polygon_targets_are_pycocotools_rasterisation_in_the_boxs_frame():
     polygon = np.array([2.0, 1.0, 18.0, 3.0, 11.0, 15.0])
     box = np.array([1.0, 1.0, 19.0, 16.0])

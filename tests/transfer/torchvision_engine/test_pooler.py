@@ -23,6 +23,12 @@ def test_levels_follow_the_formula_of_fpn():
         assert level == min(max(expected, 2), 5) - 2
 
 
+def test_a_box_a_rounding_error_short_of_a_level_belongs_to_it():
+    side = torch.tensor(28.0).nextafter(torch.tensor(0.0)).item()
+    assert assign_levels(torch.tensor([[0.0, 0.0, side, side]]), 0, 5).item() == 1  # 28 = 224 / 8: three below four
+    assert assign_levels(torch.tensor([[5.0, 5.0, 5.0, 9.0]]), 2, 5).item() == 0  # without an area: the finest
+
+
 def test_unaligned_pooling_is_torchvisions():
     torch.manual_seed(0)
     maps = [torch.rand(2, 3, 64 // 2**k, 64 // 2**k) for k in range(2)]

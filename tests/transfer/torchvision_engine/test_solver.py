@@ -43,6 +43,14 @@ def test_gradients_are_clipped_parameter_by_parameter():
             torch.testing.assert_close(parameter.grad, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("norm_type", "expected"), [(1.0, [3 / 7, -4 / 7]), (math.inf, [0.75, -1.0])])
+def test_the_norm_to_clip_is_of_the_given_type(norm_type, expected):
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, -4.0])
+    solver.GradientClipper("norm", 1.0, norm_type)([parameter])
+    torch.testing.assert_close(parameter.grad, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
 def test_the_schedule_is_fvcores():
     from fvcore.common.param_scheduler import CosineParamScheduler, MultiStepParamScheduler
 

@@ -1,0 +1,44 @@
+"""BatchNorm's statistics after a training."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.transfer.torchvision_engine.tiny import shapes_config
+from transfer.datasets import get_dataset
+from transfer.torchvision_engine.data import read_image, read_pictures
+from transfer.torchvision_engine.models import build_detector
+from transfer.torchvision_engine.run import TorchvisionEngine
+from transfer.torchvision_engine.weights import load_detector
+
+SETTINGS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]
+SETTINGS += ["SOLVER.IMS_PER_BATCH", "4", "TEST.PRECISE_BN.NUM_ITER", "3"]
+
+
+def trained(folder, enabled):
+    cfg = shapes_config("retinanet", folder, *SETTINGS, "TEST.PRECISE_BN.ENABLED", str(enabled))
+    finetuned = TorchvisionEngine().finetune(cfg, "none", 0, folder / f"precise_{enabled}")
+    state = torch.load(finetuned.weights, weights_only=True)["model"]
+    detector = build_detector(cfg)
+    load_detector(detector, state, "test")
+    return cfg, detector
+
+
+def test_exact_statistics_are_those_of_the_training_images_under_the_last_weights(tmp_path):
+    cfg, detector = trained(tmp_path, True)
+    norm: nn.BatchNorm2d = detector.backbone.bottom_up.bn1
+    pictures = read_pictures(get_dataset(cfg.DATASETS.TRAIN[0])).pictures
+    images = np.stack([read_image(p) for p in pictures]).astype(np.float64)  # 64 px: no resizing, no padding
+    scaled = (images - np.array(cfg.MODEL.PIXEL_MEAN)) / np.array(cfg.MODEL.PIXEL_STD)
+    with torch.no_grad():
+        stem = detector.backbone.bottom_up.conv1(torch.from_numpy(scaled).permute(0, 3, 1, 2).float())
+    # every batch holds all four images, so each one's statistics are those of the whole set
+    torch.testing.assert_close(norm.running_mean, stem.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(norm.running_var, stem.var(dim=(0, 2, 3)), rtol=1e-3, atol=1e-4)
+
+
+def test_exact_statistics_leave_the_weights_alone(tmp_path):
+    (_, exact), (_, running) = trained(tmp_path, True), trained(tmp_path, False)
+    for (name, one), other in zip(exact.named_parameters(), running.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert not torch.allclose(exact.backbone.bottom_up.bn1.running_var, running.backbone.bottom_up.bn1.running_var)
