@@ -196,9 +196,11 @@ def _fill(word: str, places: Mapping[str, str]) -> str:
 def _hash_of(weights: str) -> str:
     if weights == PIXELS:
         return PIXELS
-    from pretrain.sources import checkpoint_file  # imports torch, which --help and a wrong suite need not wait for
+    file = Path(weights)
+    if file.is_dir():
+        from pretrain.sources import checkpoint_file  # imports torch, which takes seconds
 
-    file = checkpoint_file(Path(weights))
+        file = checkpoint_file(file)
     if not file.is_file():
         raise InputError(f"checkpoint not found: {file}; expected a file, a run folder, or {PIXELS}")
     return sha256_of(file)
