@@ -1,0 +1,39 @@
+"""tools/transfer.py from the command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.transfer.torchvision_engine.tiny import write_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: object, code: int) -> str:
+    command = [sys.executable, str(ROOT / "tools/transfer.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def settings(folder: Path) -> list[object]:
+    """Arguments of a run on a small set of its own, written by the first call."""
+    known = f"{folder / 'data/images'}:{folder / 'data/shapes.json'}"
+    name = repr((known if (folder / "data").exists() else write_shapes(folder / "data"),))
+    sets = ["DATASETS.TRAIN", name, "DATASETS.TEST", name, "OUTPUT_DIR", folder / "out"]
+    return ["--config", ROOT / "configs/smoke/fcos_digits.yaml", "MODEL.FCOS.NUM_CLASSES", "3", *sets]
+
+
+def test_data_is_looked_through_alone_without_weights_and_without_training(tmp_path: Path):
+    printed = run("--check-data", *settings(tmp_path), code=0)
+    assert "4 images, 3 classes, checked" in printed
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["data"]
+    written = sorted(path.name.rpartition("shapes_")[2] for path in (tmp_path / "out/data").iterdir())
+    assert written == ["classes.csv", "classes.png", *(f"example_{k}.png" for k in range(1, 5))]
+
+
+def test_weights_have_to_be_named(tmp_path: Path):
+    printed = run(*settings(tmp_path), code=2)
+    assert "expected --weights FILE" in printed
+    assert "Traceback" not in printed
+    assert not (tmp_path / "out").exists()
