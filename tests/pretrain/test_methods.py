@@ -187,3 +187,11 @@ def test_alpha_of_a_momentum_bn_student_follows_its_schedule_without_a_teacher_t
     assert falling.begin_step(0.5) == pytest.approx({"alpha": 0.4})
     assert falling.backbone().bn1.alpha == pytest.approx(0.4)
     assert method(tiny_cfg, METHOD__NAME=name, NORM__STUDENT="BN").begin_step(0.5) == {}
+
+
+@pytest.mark.parametrize(("own", "width"), [(0, 16), (5, 5)])
+def test_a_predictors_hidden_layer_is_as_wide_as_the_projectors_unless_told(own, width, tiny_cfg):
+    for name in ("byol", "simsiam"):
+        student = build_method(tiny_cfg({"METHOD.NAME": name, "HEAD.PREDICTOR_HIDDEN": own}), 10).student
+        assert student.predictor[0].out_features == student.predictor[3].in_features == width
+        assert student.predictor[3].out_features == 8
