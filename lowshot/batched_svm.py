@@ -38,7 +38,7 @@ def fit_batched(
     """Fit every class against the rest, for every cost.
 
     Args:
-        features: [n, D]. targets: [n, classes] of ±1.
+        features: [n, D]. targets: [n, classes] of ±1, or 0 for an image left out of a class.
         double: solve in float64 and to its accuracy; so are costs above ``LARGEST_IN_FLOAT32`` in any case.
         class_batch: classes solved at once; memory grows with class_batch · n.
         gram_bytes: a larger Gram matrix is not formed; the Cholesky steps then multiply the active rows each time.

@@ -23,7 +23,7 @@ def fit_liblinear(
     """Fit every class against the rest, for every cost.
 
     Args:
-        features: [n, D]. targets: [n, classes] of ±1, both signs in every column.
+        features: [n, D]. targets: [n, classes] of ±1, or 0 where an image is left out; both signs in every column.
         tol, max_iter: liblinear's stopping rule; fits that stop by ``max_iter`` are counted and said.
     """
     rows = np.ascontiguousarray(features, dtype=np.float64)
@@ -36,7 +36,8 @@ def fit_liblinear(
                 machine = LinearSVC(
                     C=cost, class_weight={1: positive_weight, -1: 1.0}, tol=tol, max_iter=max_iter, random_state=0
                 )
-                machine.fit(rows, targets[:, label])
+                counts = targets[:, label] != 0
+                machine.fit(rows[counts], targets[counts, label])
                 weights[index, label], biases[index, label] = machine.coef_[0], machine.intercept_[0]
     unfinished = sum(issubclass(item.category, ConvergenceWarning) for item in caught)
     if unfinished:

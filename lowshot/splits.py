@@ -36,11 +36,18 @@ def set_aside(labels: np.ndarray, per_class: float, seed: int) -> tuple[np.ndarr
 
 
 def draw_shots(labels: np.ndarray, shots: int, draw: int, seed: int, *, allow_fewer: bool = False) -> np.ndarray:
-    """Indices of a low-shot training set: ``shots`` random images of every class, ascending, none twice.
+    """Indices of a low-shot training set, ascending, none twice: the union of :func:`draw_classes`."""
+    return np.unique(np.concatenate(draw_classes(labels, shots, draw, seed, allow_fewer=allow_fewer)))
+
+
+def draw_classes(
+    labels: np.ndarray, shots: int, draw: int, seed: int, *, allow_fewer: bool = False
+) -> list[np.ndarray]:
+    """For each class the indices of ``shots`` random images of it.
 
     The first ``shots`` of one permutation per class are taken, so the draws of one number are nested over ``shots``,
     and every method sees the same ones. With multi-hot labels, images are drawn for each class among those that show
-    it; an image may be drawn for two classes and then counts once.
+    it; an image may be drawn for two classes.
 
     Args:
         allow_fewer: take all images of a class that has fewer (iNaturalist's tail); otherwise that is an error.
@@ -58,7 +65,7 @@ def draw_shots(labels: np.ndarray, shots: int, draw: int, seed: int, *, allow_fe
             )
         generator = np.random.default_rng([seed, 2, draw, index])
         chosen.append(generator.permutation(members)[:shots])
-    return np.unique(np.concatenate(chosen))
+    return chosen
 
 
 def balanced_fraction(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

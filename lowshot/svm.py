@@ -9,8 +9,8 @@ Protocols:
     imagenet: top-1 and top-5; a class with fewer than k images is an error.
     inaturalist: the same, but a class with fewer than k images gives all it has (long tail).
     voc07: images carry several labels: mAP (area under precision and recall); positives weigh twice as much
-        (Goyal et al., arXiv 1905.01235). k images are drawn for each class, and each class is fitted on all images
-        drawn, with all their labels; so a class may see more than k positives. "Difficult" counts as negative.
+        (Goyal et al., arXiv 1905.01235). Each class is fitted on the k images drawn for it and, as negatives, on those
+        drawn for the other classes that do not show it. "Difficult" counts as negative.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from lowshot.checks import check_numbers
 from lowshot.feature_set import FeatureSet, chunks, normalized
 from lowshot.liblinear import fit_liblinear
 from lowshot.score import Score
-from lowshot.splits import draw_shots, set_aside
+from lowshot.splits import draw_classes, draw_shots, set_aside
 from lowshot.svm_problem import LinearClassifiers, signed_targets
 from pretrain.errors import InputError
 
@@ -91,7 +91,7 @@ def scores(
     check(setup, train.labels, train.name)
     pool, held = _pool_and_held_out(setup, train.labels, train.name)
     plan = [
-        (shots, draw, pool[draw_shots(train.labels[pool], shots, draw, setup.seed, allow_fewer=protocol.allow_fewer)])
+        (shots, draw, draw_classes(train.labels[pool], shots, draw, setup.seed, allow_fewer=protocol.allow_fewer))
         for shots in setup.shots
         for draw in range(setup.draws)
         if wanted(f"svm/k={shots}", name, draw)
@@ -101,8 +101,9 @@ def scores(
     test_features, held_features = normalized(test.features), normalized(train.features[held])
     engine = SOLVERS[setup.solver]
     fit: Solver = partial(fit_batched, device=setup.device) if setup.solver == "batched" else fit_liblinear
-    for shots, draw, rows in plan:
-        targets = signed_targets(train.labels[rows], train.num_classes)
+    for shots, draw, chosen in plan:
+        rows = pool[np.unique(np.concatenate(chosen))]
+        targets = _targets(train, rows, [pool[own] for own in chosen])
         features = normalized(train.features[rows])
         classifiers = _fit_present(fit, features, targets, setup.costs, protocol.positive_weight)
         on_test = evaluate(classifiers, test_features, test.labels, protocol.metrics)
@@ -115,6 +116,15 @@ def scores(
             Score(f"svm/k={shots}", metric, 100 * float(on_test[metric][best]), name, engine, draw, setup.seed, details)
             for metric in protocol.metrics
         ]
+
+
+def _targets(train: FeatureSet, rows: np.ndarray, chosen: list[np.ndarray]) -> np.ndarray:
+    """[n, classes] of ±1, and 0 for images that show a class but were drawn for others: k shots are k positives."""
+    targets = signed_targets(train.labels[rows], train.num_classes)
+    if train.multi_label:
+        for label, own in enumerate(chosen):
+            targets[(targets[:, label] > 0) & ~np.isin(rows, own), label] = 0
+    return targets
 
 
 def check(setup: LowShot, labels: np.ndarray, name: str) -> None:

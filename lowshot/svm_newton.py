@@ -52,7 +52,7 @@ class Classes:
     def __init__(self, shared: Shared, signs: Tensor, positive_weight: float) -> None:
         self.shared = shared
         self.signs = signs  # [m, n]
-        self.sample_weights = torch.ones_like(signs).masked_fill_(signs > 0, positive_weight)
+        self.sample_weights = signs.abs().masked_fill_(signs > 0, positive_weight)  # 0: left out
         self.weights = signs.new_zeros(len(signs), shared.rows.shape[1])
         self.decisions = torch.zeros_like(signs)  # [m, n] weights · rows
         count, rank = shared.rows.shape
@@ -88,7 +88,7 @@ class Step:
         weighted = self.sample_weights * hinge
         self.objective = 0.5 * self.weights.square().sum(1) + cost * (weighted * hinge).sum(1)
         self.gradient = self.weights - 2 * cost * (weighted * self.signs) @ self.shared.rows  # [m', r]
-        self.active = hinge > 0
+        self.active = weighted > 0
 
     def newton_direction(self) -> tuple[Tensor, Tensor]:
         """(direction [m', r], direction · rows [m', n])."""

@@ -1,7 +1,7 @@
 """The optimisation problem that every solver solves, and what it returns.
 
-For each class with targets y = ±1, over the weights w and the bias b:
-    minimise  ½‖w‖² + ½b² + C · Σᵢ sᵢ · max(0, 1 − yᵢ(w·xᵢ + b))²,    sᵢ = positive_weight where yᵢ = +1, else 1.
+For each class with targets y = ±1 (0 leaves an image out of this class), over the weights w and the bias b:
+    minimise  ½‖w‖² + ½b² + C · Σᵢ sᵢ · max(0, 1 − yᵢ(w·xᵢ + b))²,    sᵢ = positive_weight where yᵢ = +1, 1 where −1.
 This is liblinear's L2-regularised squared-hinge SVM as scikit-learn's LinearSVC poses it: the bias is regularised too.
 """
 
@@ -17,6 +17,11 @@ class LinearClassifiers:
 
     weights: np.ndarray
     biases: np.ndarray
+
+
+def sample_weight(targets: np.ndarray, positive_weight: float) -> np.ndarray:
+    """sᵢ of targets ±1 and 0, in their shape."""
+    return np.where(targets > 0, positive_weight, np.abs(targets)).astype(np.float64)
 
 
 def signed_targets(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -42,10 +47,10 @@ def objectives(
     """The minimised quantity [costs, classes], in float64.
 
     Args:
-        features: [n, D]. targets: [n, classes] of ±1.
+        features: [n, D]. targets: [n, classes] of ±1 and 0.
     """
     rows = features.astype(np.float64)
-    sample_weights = np.where(targets > 0, positive_weight, 1.0)
+    sample_weights = sample_weight(targets, positive_weight)
     values = np.empty(classifiers.biases.shape)
     for index, cost in enumerate(costs):
         weights = classifiers.weights[index].astype(np.float64)  # [classes, D]

@@ -89,6 +89,20 @@ def test_predictions_agree_with_liblinears(shape, positive_weight, copies):
     assert np.mean(mine.argmax(2) == labels) > 3 / classes
 
 
+def test_images_left_out_of_a_class_are_not_there():
+    features, targets = problem(5, 10, 30, overlap=2.0)
+    targets[np.random.default_rng(0).random(targets.shape) < 0.2] = 0
+    assert (targets == 0).any(axis=0).all()
+    found, reference = (fit(features, targets, COSTS[::5], 2.0) for fit in (fit_batched, fit_liblinear))
+    arguments = (features, targets, COSTS[::5], 2.0)
+    assert (objectives(found, *arguments) <= objectives(reference, *arguments) * (1 + 1e-6)).all()
+    for label in range(5):
+        kept = targets[:, label] != 0
+        machine = exact(features[kept], targets[kept, label], COSTS[5], 2.0)
+        alone = fit_batched(features, targets, COSTS[5:6], 2.0, double=True).weights[0, label]
+        assert np.linalg.norm(alone - machine.coef_[0]) <= 1e-8 * np.linalg.norm(machine.coef_)
+
+
 def test_weight_of_positives_keeps_float64_accuracy():
     features, targets = problem(5, 10, 20)
     found = fit_batched(features, targets, [1.0], 1.3, double=True)

@@ -8,7 +8,7 @@ from lowshot import svm
 from lowshot.batched_svm import fit_batched
 from lowshot.feature_set import FeatureSet, normalized
 from lowshot.liblinear import fit_liblinear
-from lowshot.splits import draw_shots
+from lowshot.splits import draw_classes, draw_shots
 from lowshot.svm_problem import LinearClassifiers, signed_targets
 from pretrain.errors import InputError
 from tests.lowshot.toy_data import clusters
@@ -108,8 +108,13 @@ def test_positives_weigh_twice_in_the_voc_protocol_alone():
     train, test = multi_label(1), multi_label(2)
     setup = svm.LowShot(protocol="voc07", shots=(8,), draws=1, costs=(1.0,), select_c="test")
     (unit,) = svm.scores(setup, train, test, always)
-    rows = draw_shots(train.labels, 8, 0, 0)
-    arguments = normalized(train.features[rows]), signed_targets(train.labels[rows], 4), [1.0]
+    chosen = draw_classes(train.labels, 8, 0, 0)
+    rows = np.unique(np.concatenate(chosen))
+    targets = np.where(train.labels[rows] > 0, 0, -1)
+    for label, own in enumerate(chosen):
+        targets[np.searchsorted(rows, own), label] = 1
+    assert ((targets > 0).sum(axis=0) == 8).all(), "k shots are k positives, though more images show the class"
+    arguments = normalized(train.features[rows]), targets, [1.0]
     weighted, plain = (
         svm.evaluate(fit_liblinear(*arguments, weight, tol=1e-8), normalized(test.features), test.labels, ("mAP",))[
             "mAP"
