@@ -49,12 +49,12 @@ def run_stage(heads, stage, features, boxes):
 
 
 def naive_losses(heads, features, proposed, target):
-    """Losses of all stages without any scaling of gradients; the boxes that each stage was given."""
+    """Losses of all stages without any scaling of gradients; what each stage was given."""
     drawn, given, losses = heads.sampler([proposed], [target])[0], [], []
     for stage, threshold in enumerate(THRESHOLDS):
         if stage:
             drawn = label_proposals(drawn, target, [threshold], [0, 1], CLASSES)
-        given.append(drawn.boxes)
+        given.append(drawn)
         logits, offsets = run_stage(heads, stage, features, drawn.boxes)
         losses += heads.box_predictor[stage].losses(logits, offsets, [drawn]).values()
         following = box_ops.clip(heads.box_predictor[stage].coder.decode(offsets.detach(), drawn.boxes), SIZE)
@@ -81,6 +81,19 @@ def test_the_shared_features_take_a_third_of_the_three_stages_gradient(heads):
     torch.testing.assert_close(own[1], by_hand[1])  # a stage's own layers take the whole
 
 
+def test_each_stage_asks_for_more_overlap_than_the_one_before(heads):
+    features, _, target = inputs()
+    shifts = torch.tensor([[3.0, 0.0, 3.0, 0.0], [5.0, 0.0, 5.0, 0.0], [7.0, 0.0, 7.0, 0.0]])
+    proposed = Proposals(target.boxes[0] + shifts, SIZE)  # overlaps of 0.76, 0.63, 0.52 with the object
+    heads.sampler.append_ground_truth = False
+    torch.manual_seed(3)
+    _, losses = heads.train()({"p2": features}, [proposed], [target])
+    torch.manual_seed(3)
+    expected, given = naive_losses(heads, features, proposed, target)
+    assert [(stage.classes == 0).sum().item() for stage in given] == [3, 2, 1]
+    torch.testing.assert_close(torch.stack(list(losses.values())), torch.stack(expected))
+
+
 def test_boxes_that_became_empty_do_not_train_the_next_stage(heads):
     features, proposed, target = inputs()
     nn.init.constant_(heads.box_predictor[0].bbox_pred.bias[:1], 20.0)  # all boxes go two widths to the right
@@ -89,7 +102,7 @@ def test_boxes_that_became_empty_do_not_train_the_next_stage(heads):
     _, losses = heads.train()({"p2": features}, [proposed], [target])
     torch.manual_seed(3)
     expected, given = naive_losses(heads, features, proposed, target)
-    assert 0 < len(given[1]) < len(given[0])
+    assert 0 < len(given[1].boxes) < len(given[0].boxes)
     torch.testing.assert_close(torch.stack(list(losses.values())), torch.stack(expected))
 
 
