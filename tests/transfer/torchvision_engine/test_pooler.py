@@ -24,7 +24,7 @@ def test_levels_follow_the_formula_of_fpn():
 
 
 def test_a_box_a_rounding_error_short_of_a_level_belongs_to_it():
-    side = torch.tensor(28.0).nextafter(torch.tensor(0.0)).item()
+    side = torch.tensor(28.0).nextafter(torch.tensor(0.0)).nextafter(torch.tensor(0.0)).item()
     assert assign_levels(torch.tensor([[0.0, 0.0, side, side]]), 0, 5).item() == 1  # 28 = 224 / 8: three below four
     assert assign_levels(torch.tensor([[5.0, 5.0, 5.0, 9.0]]), 2, 5).item() == 0  # without an area: the finest
 
