@@ -52,7 +52,10 @@ class CheckpointFolder:
         with atomic_path(path) as temporary:
             write_archive(temporary, state)
         write_text(self.folder / POINTER, path.name + "\n")
-        for old in sorted(self.folder.glob("step_*.pt"))[: -self.keep]:
+        files = sorted(self.folder.glob("step_*.pt"), key=lambda file: (len(file.name), file.name))
+        newest = files.index(path)
+        # Later steps are of a course that was given up, by pointing ``last`` to an earlier file.
+        for old in [*files[: max(newest + 1 - self.keep, 0)], *files[newest + 1 :]]:
             old.unlink(missing_ok=True)
         return path
 

@@ -111,12 +111,26 @@ def build_optimizer(
         for (fixed, excluded), params in groups.items()
     ]
     if name == "sgd":
-        return SGD(described, lr=lr, momentum=momentum, fused=True)
+        return _sgd(described, lr, momentum)
     if name == "adamw":
         return AdamW(described, lr=lr, fused=True)
     for group in described:
         group["adapt"] = not group["excluded"]
     return LARS(described, lr=lr, momentum=momentum, eta=eta)
+
+
+def _sgd(groups: list[dict[str, Any]], lr: float, momentum: float) -> SGD:
+    """torch's fused SGD with its momentum buffers at zero, from which the first step comes out the same.
+
+    By itself it makes them in its first step without a value, and where the scaler skips that step (under fp16 nearly
+    always) the second would read what lay there.
+    """
+    optimizer = SGD(groups, lr=lr, momentum=momentum, fused=True)
+    if momentum:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float, base: float) -> None:

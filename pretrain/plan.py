@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from fvcore.common.config import CfgNode
 
 from pretrain.errors import InputError
-from pretrain.methods import METHODS, WITH_TEACHER, check_teacher, scaled_teacher_momentum
-from pretrain.optimizers import OPTIMIZERS
-from pretrain.schedules import LR_SCHEDULES, check_choice, learning_rate, scale_to_batch
+from pretrain.methods import WITH_TEACHER, scaled_teacher_momentum
+from pretrain.schedules import learning_rate, scale_to_batch
 from pretrain.subsets import stretched_epochs
-
-PRECISIONS = ("float32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -36,44 +33,6 @@ class Plan:
     base_lr: float
     warmup: int
     momentum_base: float
-
-
-def check_settings(cfg: CfgNode) -> None:
-    """Raises InputError for every setting that can be judged without data, before anything is computed."""
-    check_choice("METHOD.NAME", cfg.METHOD.NAME, tuple(METHODS))
-    check_choice("SOLVER.OPTIMIZER", cfg.SOLVER.OPTIMIZER, OPTIMIZERS)
-    check_choice("SOLVER.SCHEDULE", cfg.SOLVER.SCHEDULE, LR_SCHEDULES)
-    check_choice("RUN.PRECISION", cfg.RUN.PRECISION, PRECISIONS)
-    check_teacher(cfg)
-    positive = {
-        "SOLVER.BATCH_SIZE": cfg.SOLVER.BATCH_SIZE,
-        "SOLVER.BASE_BATCH_SIZE": cfg.SOLVER.BASE_BATCH_SIZE,
-        "SOLVER.ACCUMULATE": cfg.SOLVER.ACCUMULATE,
-        "SOLVER.BASE_LR": cfg.SOLVER.BASE_LR,
-        "SOLVER.EPOCHS": cfg.SOLVER.EPOCHS,
-        "DATA.IMAGE_SIZE": cfg.DATA.IMAGE_SIZE,
-        "HEAD.HIDDEN": cfg.HEAD.HIDDEN,
-        "HEAD.OUTPUT": cfg.HEAD.OUTPUT,
-        "RUN.CHECKPOINT_EVERY": cfg.RUN.CHECKPOINT_EVERY,
-        "RUN.KEEP": cfg.RUN.KEEP,
-        "RUN.LOG_EVERY": cfg.RUN.LOG_EVERY,
-        "RUN.CALIBRATION_BATCHES": cfg.RUN.CALIBRATION_BATCHES,
-    }
-    for key, value in positive.items():
-        if value <= 0:
-            raise InputError(f"expected {key} above 0, found {value}; correct the config")
-    for key in ("SOLVER.STEPS", "SOLVER.WARMUP_EPOCHS", "SOLVER.WEIGHT_DECAY", "RUN.KNN_EVERY"):
-        section, name = key.split(".")
-        if cfg[section][name] < 0:
-            raise InputError(f"expected {key} of at least 0, found {cfg[section][name]}; correct the config")
-    for key in ("SOLVER.WARMUP_FACTOR", "SOLVER.MOMENTUM"):
-        section, name = key.split(".")
-        if not 0 <= cfg[section][name] <= 1:
-            raise InputError(f"expected {key} in [0, 1], found {cfg[section][name]}; correct the config")
-    if cfg.DATA.WORKERS < 0:
-        raise InputError(f"expected DATA.WORKERS of at least 0, found {cfg.DATA.WORKERS}; 0 reads in the main process")
-    if cfg.DATA.CROP_SCALE and len(cfg.DATA.CROP_SCALE) != 2:
-        raise InputError(f"expected DATA.CROP_SCALE [low, high] or [], found {cfg.DATA.CROP_SCALE}")
 
 
 def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Plan:
@@ -131,7 +90,8 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
         f"{plan.steps} steps of {solver.BATCH_SIZE} images ({plan.micro_batch} x {processes} processes x "
         f"{plan.accumulate} micro-batches), {plan.steps_per_epoch} steps an epoch",
         f"learning rate {plan.base_lr:g} = {solver.BASE_LR:g} x {factor:g} (linear scaling from a batch of "
-        f"{solver.BASE_BATCH_SIZE}), {plan.warmup} steps of warm-up",
+        f"{solver.BASE_BATCH_SIZE}), {plan.warmup} steps of warm-up"
+        + (", cut to the run" if plan.warmup < round(solver.WARMUP_EPOCHS * plan.steps_per_epoch) else ""),
     ]
     if cfg.METHOD.NAME in WITH_TEACHER:
         rule = "equivalence rule" if cfg.TEACHER.SCALE_MOMENTUM else "not scaled"

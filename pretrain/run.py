@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from dataclasses import dataclass, field
 
@@ -40,7 +41,13 @@ class Run:
     optimizer: Optimizer
     scaler: GradScaler
     knn: KnnMonitor | None
-    figures: dict[str, list[float]] = field(default_factory=dict)
+    figures: dict[str, list[float]] = field(default_factory=dict)  # since the last line of the log
+
+    @property
+    def images_key(self) -> str:
+        """Tells the training images from others that the same settings could mean: their number and labels."""
+        labels = self.images.labels.astype("<i8").tobytes()
+        return f"{len(self.images)} images, labels {hashlib.sha256(labels).hexdigest()[:12]}"
 
 
 def device_of(cfg: CfgNode) -> torch.device:
@@ -58,8 +65,19 @@ def device_of(cfg: CfgNode) -> torch.device:
     return torch.device("cpu")
 
 
+def _check_precision(cfg: CfgNode, device: torch.device) -> None:
+    smallest = 32 if cfg.MODEL.STEM == "imagenet" else 8
+    if device.type == "cpu" and cfg.RUN.PRECISION == "bf16" and smallest >= cfg.DATA.IMAGE_SIZE:
+        raise InputError(
+            f"expected RUN.PRECISION float32 for images of {cfg.DATA.IMAGE_SIZE} px on the CPU, found bf16: "
+            "where a 3x3 filter meets a map of one pixel, oneDNN leaves part of its gradient uninitialised; "
+            f"use images above {smallest} px or float32"
+        )
+
+
 def prepare(cfg: CfgNode, device: torch.device) -> Run:
     """Data, plan, model and optimiser of the settings, on the device; says the plan."""
+    _check_precision(cfg, device)
     images = build_images(cfg, cfg.DATA.SPLIT)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
     batches = TrainingBatches(cfg, images, plan, device)

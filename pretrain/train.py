@@ -24,8 +24,9 @@ from pretrain.metrics import Metrics
 from pretrain.monitor import non_finite_tensors, shuffled_subset
 from pretrain.optimizers import set_learning_rate
 from pretrain.pipeline import Batch, evaluation_images
-from pretrain.plan import check_settings, learning_rate_at
+from pretrain.plan import learning_rate_at
 from pretrain.run import Run, device_of, distribute, prepare
+from pretrain.settings_check import check_settings
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -72,7 +73,14 @@ def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) ->
         raise InputError(
             f"expected no earlier run in OUTPUT_DIR, found {last}; add --resume to go on, or choose another OUTPUT_DIR"
         )
-    step = resume.restore(load(last), run.cfg, run.method, run.optimizer, run.scaler)
+    state = load(last)
+    if (before := state.get("images", run.images_key)) != run.images_key:
+        raise InputError(
+            f"expected the images of the checkpoint ({before}), found others ({run.images_key}); "
+            "correct DATA.ROOT, or start a new OUTPUT_DIR"
+        )
+    step = resume.restore(state, run.cfg, run.method, run.optimizer, run.scaler)
+    run.figures.update(state.get("figures", {}))
     say(f"resumed {last} after {step} steps")
     return step
 
@@ -80,7 +88,7 @@ def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) ->
 def _save(run: Run, checkpoints: CheckpointFolder, step: int) -> None:
     state = resume.capture(run.cfg, run.method, run.optimizer, run.scaler, step, run.plan.steps_per_epoch)
     if distributed.is_main():
-        checkpoints.save(step, state)
+        checkpoints.save(step, {**state, "images": run.images_key, "figures": run.figures})
     distributed.barrier()
 
 

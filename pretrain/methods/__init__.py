@@ -73,7 +73,7 @@ def check_teacher(cfg: CfgNode) -> None:
     ):
         if not 0 <= value <= 1:
             raise InputError(f"expected {key} in [0, 1], found {value}; a momentum is the weight of the new value")
-    if cfg.NORM.STATISTICS_MOMENTUM > 1:
+    if not cfg.NORM.STATISTICS_MOMENTUM <= 1:
         raise InputError(
             f"expected NORM.STATISTICS_MOMENTUM in [0, 1], or negative for that of the weights, found "
             f"{cfg.NORM.STATISTICS_MOMENTUM}"

@@ -23,6 +23,16 @@ def test_last_names_the_newest_and_the_oldest_are_removed(tmp_path):
     assert load(folder.last())["step"] == 1000
 
 
+def test_going_on_from_an_earlier_checkpoint_keeps_the_new_ones(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=3)
+    for step in (10, 20, 30):
+        folder.save(step, state(step))
+    (tmp_path / "last").write_text("step_0000020.pt\n")  # the last one is damaged
+    CheckpointFolder(tmp_path, keep=1).save(25, state(25))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_0000025.pt"]
+    assert load(folder.last())["step"] == 25
+
+
 def test_a_folder_without_checkpoints_has_no_last(tmp_path):
     assert CheckpointFolder(tmp_path / "nothing").last() is None
 

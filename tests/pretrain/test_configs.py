@@ -9,7 +9,8 @@ import torch
 from pretrain.config import get_cfg, load_config
 from pretrain.methods import build_method
 from pretrain.metrics import read
-from pretrain.plan import check_settings, make_plan
+from pretrain.plan import make_plan
+from pretrain.settings_check import check_settings
 from pretrain.train import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -94,6 +94,23 @@ def test_optimisers_are_built_with_the_given_momentum_and_eta(name):
     torch.testing.assert_close(weight.detach(), expected)
 
 
+def test_a_first_step_that_the_scaler_skips_leaves_no_trace():
+    def train(gradients):
+        net = nn.Linear(64, 64, bias=False)
+        nn.init.constant_(net.weight, 1.0)
+        optimizer = build_optimizer(net, "sgd", lr=0.1, momentum=0.9, weight_decay=0.01, eta=0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1000)
+        for value in gradients:
+            net.weight.grad = scaler.scale(torch.full((64, 64), value))
+            scratch = torch.full((64, 64), float("nan"))  # what lies in memory that is used again
+            del scratch
+            scaler.step(optimizer)
+            scaler.update(1.0)
+        return net.weight.detach()
+
+    assert torch.equal(train([float("inf"), 0.5, 0.25]), train([0.5, 0.25]))
+
+
 def test_frozen_parameters_are_left_out_and_fixed_ones_keep_their_rate():
     net = nn.ModuleDict({"predictor": nn.Linear(2, 2), "projector": nn.Linear(2, 2), "teacher": nn.Linear(2, 2)})
     net["teacher"].requires_grad_(False)

@@ -1,7 +1,8 @@
 import pytest
 
 from pretrain.errors import InputError
-from pretrain.plan import check_settings, describe, learning_rate_at, make_plan
+from pretrain.plan import describe, learning_rate_at, make_plan
+from pretrain.settings_check import check_settings
 
 
 def test_rates_follow_the_batch_and_are_printed(tiny_cfg):
@@ -64,3 +65,35 @@ def test_zero_settings_are_refused(tiny_cfg):
 def test_settings_outside_their_range_are_refused(key, value, tiny_cfg):
     with pytest.raises(InputError, match=f"expected {key} .* found {value}"):
         check_settings(tiny_cfg({key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("SOLVER.ETA", 0.0, "SOLVER.ETA above 0"),
+        ("SOLVER.GAMMA", -1.0, "SOLVER.GAMMA of at least 0"),
+        ("SOLVER.GAMMA", 2.0, "at most 1"),
+        ("SOLVER.BASE_LR", float("nan"), "SOLVER.BASE_LR above 0"),
+        ("SOLVER.BASE_LR", float("inf"), "SOLVER.BASE_LR above 0"),
+        ("SOLVER.WEIGHT_DECAY", float("nan"), "SOLVER.WEIGHT_DECAY of at least 0"),
+        ("SOLVER.WARMUP_EPOCHS", float("inf"), "SOLVER.WARMUP_EPOCHS"),
+        ("NORM.STATISTICS_MOMENTUM", float("nan"), "NORM.STATISTICS_MOMENTUM"),
+        ("SOLVER.MILESTONES", [0.9, 0.1], "ascending shares"),
+        ("SOLVER.MILESTONES", [30, 60], "ascending shares"),
+        ("SOLVER.MILESTONES", ["x"], "ascending shares"),
+        ("DATA.REMOVE", [1], "DATA.REMOVE as a list of names"),
+        ("DATA.CROP_SCALE", [[1], [2]], "DATA.CROP_SCALE"),
+        ("DATA.CANVAS", -1, "DATA.CANVAS of at least 0"),
+        ("DATA.MAX_UNREADABLE", -1, "DATA.MAX_UNREADABLE of at least 0"),
+        ("HEAD.PREDICTOR_HIDDEN", -1, "HEAD.PREDICTOR_HIDDEN of at least 0"),
+        ("MODEL.WIDTH", 10**9, "MODEL.WIDTH above 0 and at most 4096"),
+        ("SEED", 10**30, "SEED of at least 0"),
+        ("OUTPUT_DIR", "", "OUTPUT_DIR"),
+    ],
+)
+def test_values_outside_their_range_are_named(key, value, message, tiny_cfg):
+    cfg = tiny_cfg().clone()
+    cfg.defrost()
+    cfg.merge_from_list([key, value])
+    with pytest.raises(InputError, match=message):
+        check_settings(cfg)

@@ -15,6 +15,7 @@ from pretrain.backbones import Architecture, build_backbone
 from pretrain.checkpoint import CheckpointFolder, load
 from pretrain.console import Stopped
 from pretrain.errors import InputError
+from pretrain.images import build_dataset
 from pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
 from pretrain.train import train
 
@@ -55,7 +56,7 @@ METHODS = [
     {"METHOD.NAME": "simsiam", "NORM.STUDENT": "MomentumBN", "SOLVER.FIXED_PREDICTOR_LR": True},
     {"METHOD.NAME": "supervised", "SOLVER.OPTIMIZER": "adamw", "SOLVER.ACCUMULATE": 2},
     {"METHOD.NAME": "momentum2", "SOLVER.OPTIMIZER": "lars", "DATA.WORKERS": 2},
-    {"METHOD.NAME": "momentum2", "RUN.PRECISION": "fp16", "NORM.ALPHA_SCHEDULE": "constant", "NORM.ALPHA_BASE": 0.1},
+    {"METHOD.NAME": "momentum2", "RUN.PRECISION": "fp16", "DATA.IMAGE_SIZE": 48, "NORM.ALPHA_SCHEDULE": "constant"},
     {"METHOD.NAME": "moco", "NORM.TEACHER": "ShuffleBN", "SOLVER.SCHEDULE": "step", "SOLVER.ACCUMULATE": 2},
     *({"METHOD.NAME": "byol", "NORM.TEACHER": norm, "DATA.IMAGE_SIZE": 48} for norm in TEACHER_NORMS),
     *(
@@ -78,6 +79,7 @@ def test_four_steps_equal_two_and_two_resumed(settings, tiny_cfg, tmp_path):
     first, second = last_state(whole), last_state(parts)
     assert first.pop("config") != second.pop("config")  # OUTPUT_DIR
     assert_equal_trees(first, second)
+    assert first["figures"] == {}  # every step is logged at once
     exported = [Path(cfg.OUTPUT_DIR, "backbone.safetensors").read_bytes() for cfg in (whole, parts)]
     assert exported[0] == exported[1]
 
@@ -139,6 +141,34 @@ def test_resume_under_other_settings_names_them(tiny_cfg):
     with pytest.raises(InputError, match=r"SOLVER.BASE_LR 0.05 -> 0.1; TEACHER.MOVES 'before' -> 'after'"):
         train(tiny_cfg({"SOLVER.BASE_LR": 0.1, "TEACHER.MOVES": "after"}), resuming=True)
     train(tiny_cfg({"RUN.KEEP": 5}), resuming=True)  # how, not what
+
+
+def test_resume_on_other_images_is_refused(tiny_cfg, monkeypatch):
+    with pytest.raises(Stopped):
+        train(tiny_cfg(), stop_after=1)
+    monkeypatch.setattr(run_module.Run, "images_key", property(lambda run: "5 images, labels 0"))
+    with pytest.raises(InputError, match=r"images of the checkpoint \(1257 images, .* found others \(5 images"):
+        train(tiny_cfg(), resuming=True)
+
+
+def test_means_of_the_log_go_on_across_a_resume(tiny_cfg, tmp_path):
+    settings = {"RUN.LOG_EVERY": 3, "SOLVER.STEPS": 6}
+    whole, parts = (tiny_cfg({"OUTPUT_DIR": tmp_path / name, **settings}) for name in ("whole", "parts"))
+    train(whole)
+    with pytest.raises(Stopped):
+        train(parts, stop_after=2)
+    train(parts, resuming=True)
+    assert [line["loss"] for line in metrics(parts)] == [line["loss"] for line in metrics(whole)]
+    assert len(metrics(parts)) == 2
+
+
+def test_knn_scores_whole_held_out_classes_and_lets_only_labelled_images_vote(tiny_cfg):
+    cfg = tiny_cfg({"RUN.KNN_EVERY": 1.0, "DATA.LONG_TAIL": 0.1, "DATA.SAMPLE_FRACTION": 0.5})
+    run = run_module.prepare(cfg, torch.device("cpu"))
+    assert len(run.knn.held_out) == len(build_dataset("digits", split="val"))
+    assert len(run.knn.bank) == len(run.images) < 400
+    with pytest.raises(InputError, match="filelist"):
+        run_module._knn_monitor(tiny_cfg({"RUN.KNN_EVERY": 1.0, "DATA.NAME": "filelist"}), run.images, run.device)
 
 
 def test_a_signal_saves_and_says_how_to_go_on(tiny_cfg, monkeypatch):
@@ -210,7 +240,6 @@ def test_accumulated_micro_batches_have_the_gradient_of_the_whole_batch(tiny_cfg
 def test_faster_settings_start_from_the_same_loss(settings, tiny_cfg, tmp_path):
     losses = []
     for number, changes in enumerate(({}, settings)):
-        # 48 px: where a 3x3 filter meets a 1x1 map, oneDNN leaves the outer taps' bf16 gradient uninitialised
         cfg = tiny_cfg({"OUTPUT_DIR": tmp_path / str(number), "DATA.IMAGE_SIZE": 48, **changes})
         train(cfg)
         losses.append([line["loss"] for line in metrics(cfg)])
@@ -259,6 +288,7 @@ def test_knn_monitor_writes_its_score(tiny_cfg):
         ({"DATA.VIEWS": "cutout"}, "cutout"),
         ({"DATA.NAME": "imagefolder", "DATA.ROOT": "/nowhere"}, "/nowhere"),
         ({"RUN.DEVICE": "tpu"}, "expected RUN.DEVICE"),
+        ({"RUN.PRECISION": "bf16"}, "expected RUN.PRECISION float32 for images of 16 px"),
         ({"SOLVER.BASE_LR": 0.0}, "expected SOLVER.BASE_LR above 0"),
         ({"METHOD.NAME": "moco", "MOCO.TEACHER_PREDICTOR": True}, "MOCO.PREDICTOR True"),
     ],
