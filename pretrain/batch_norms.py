@@ -63,8 +63,10 @@ class SyncBatchNorm(AnyShapeBatchNorm):
         self._check_input_dim(input)
         dims = [d for d in range(input.dim()) if d != 1]
         x = input.to(self.running_mean.dtype)
-        mean, mean_square = distributed.differentiable_mean(torch.stack([x.mean(dims), (x * x).mean(dims)]))
-        var = (mean_square - mean * mean).clamp_min(0)  # rounding can take it below zero
+        # The mean over processes of each one's variance about the joint mean: no difference of large squares.
+        own_var, own_mean = torch.var_mean(x, dims, correction=0)
+        mean = distributed.differentiable_mean(own_mean)
+        var = distributed.differentiable_mean(own_var + (own_mean - mean).square())
         count = input.numel() // input.shape[1] * distributed.world_size()
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum or 0.0)

@@ -37,13 +37,16 @@ class FileImages:
 
     In the place of an unreadable image stands the next readable one of the same class (cyclically). The replacement
     depends on the files alone: not on the order of reading, the process or the epoch, so that a resumed run sees the
-    same images. The count is shared with worker processes that are started later.
+    same images, as long as a file can be read in both parts or in neither: a disk that fails for a moment shows as a
+    warning that names the image, and the two parts then differ. The count is shared with worker processes that are
+    started later.
 
     Args:
         paths: image files, N of them.
         labels: class of each image, [N].
         classes: names of the classes.
-        max_unreadable: number of different unreadable images to put up with; one more raises InputError.
+        max_unreadable: number of different unreadable images that a process and its workers put up with; one more
+            raises InputError.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class FileImages:
         if len(found := self.unreadable) > self.max_unreadable:
             raise InputError(
                 f"expected at most {self.max_unreadable} unreadable images, found {len(found)}: "
-                f"{', '.join(found[:10])}; repair or remove them, or raise the limit"
+                f"{', '.join(found[:10])}; repair or remove them, or raise DATA.MAX_UNREADABLE"
             )
 
     def _replacement(self, position: int) -> PIL.Image.Image:

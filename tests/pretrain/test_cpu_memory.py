@@ -8,7 +8,8 @@ from pretrain.cpu_memory import keep_freed_memory
 
 
 def faults_of_reusing(size: int) -> int:
-    torch.ones(size)
+    for _ in range(5):
+        torch.ones(size)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(size)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -60,6 +60,14 @@ def test_sync_batch_norm_equals_batch_norm_on_the_joined_batch(two):
         torch.testing.assert_close(process["sync"]["var"], layer.running_var)
 
 
+def test_sync_batch_norm_keeps_a_small_variance_far_from_zero(two):
+    seen, _ = two
+    layer, x = nn.BatchNorm2d(3).double(), (100 + 0.01 * joint_batch()).double()
+    layer(x)
+    for process in seen:
+        torch.testing.assert_close(process["far"]["var"].double(), layer.running_var, rtol=1e-5, atol=0)
+
+
 def test_shuffle_bn_normalises_with_the_exchanged_images_and_restores_their_order(two):
     seen, _ = two
     expected = {}

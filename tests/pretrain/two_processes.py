@@ -86,6 +86,7 @@ def main(out: Path, settings: dict[str, object]) -> None:
         mine = joint_batch()[4 * rank : 4 * rank + 4]
         seen = {
             "sync": sync_batch_norm(mine),
+            "far": sync_batch_norm(100 + 0.01 * mine),
             "shuffled": shuffled(mine),
             "queue": queue(),
             "gathered": distributed.all_gather_tensor(torch.tensor([float(rank)])),
