@@ -103,9 +103,11 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
         Metrics(cfg.OUTPUT_DIR, first) as metrics,
         ProgressLine(f"pretrain {cfg.METHOD.NAME}", plan.steps, first) as progress,
     ):
+        seconds = waited = 0.0
         for step in range(first, plan.steps):
             figures = _step(run, model, batches, step)
             done = step + 1
+            seconds, waited = seconds + figures["seconds"], waited + figures["data_seconds"]
             _log(run, metrics, done, figures)
             progress.advance(note=f"loss {figures['loss']:.4f}")
             _knn(run, metrics, done)
@@ -114,6 +116,7 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
                 _save(run, checkpoints, done)
             if leaving and done < plan.steps:
                 raise Stopped(_how_to_resume(cfg, done), stop.exit_code if stop else 0)
+    say(f"{seconds / (plan.steps - first):.3f} s a step, {waited / seconds:.1%} of it waiting for images")
 
 
 def _step(run: Run, model: nn.Module, batches: Iterator[Batch], step: int) -> dict[str, float]:

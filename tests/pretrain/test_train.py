@@ -84,6 +84,13 @@ def test_four_steps_equal_two_and_two_resumed(settings, tiny_cfg, tmp_path):
     assert exported[0] == exported[1]
 
 
+def test_the_share_of_a_step_spent_waiting_for_images_is_said(tiny_cfg, capsys):
+    train(tiny_cfg())
+    lines = metrics(tiny_cfg())
+    share = sum(line["data_seconds"] for line in lines) / sum(line["seconds"] for line in lines)
+    assert f"{share:.1%} of it waiting for images" in capsys.readouterr().out
+
+
 def test_metrics_have_one_whole_line_a_step_after_a_resume(tiny_cfg):
     cfg = tiny_cfg()
     with pytest.raises(Stopped):
