@@ -1,6 +1,6 @@
 """What the teacher's normalisation is worth at small batches: short Momentum² runs on the digits, several seeds each.
 
-python tools/benchmark.py teacher_norms [--batch 16 32] [--seeds 0 1 2] [--images 32000] [--output FOLDER] [KEY VALUE …]
+python tools/benchmark.py teacher_norms [--batch 16 32] [--seeds 0 1 2] [--images 9600] [--output FOLDER] [KEY VALUE …]
 
 The student has plain BN throughout; the teacher BN, Momentum BN with alpha falling from 1 to 0 or fixed, or EMAN
 (the question of tables 6 and 7 of Momentum² Teacher, arXiv 2101.07525, and table 1 of EMAN, arXiv 2101.08482). Every
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--images", type=int, default=32_000, help="images that a run sees, in all its steps")
+    parser.add_argument("--images", type=int, default=9_600, help="images that a run sees, in all its steps")
     parser.add_argument("--output", type=Path, default=Path("outputs/teacher_norms"), metavar="FOLDER")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings for every run")
