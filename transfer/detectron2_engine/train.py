@@ -93,8 +93,9 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
             except FloatingPointError as error:
                 images = ", ".join(str(image) for image in self._trainer.data_loader.images)
                 raise InputError(
-                    f"the loss is not finite at iteration {self.iter + 1} ({error}) on the images {images}; lower "
-                    "SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS, or look at these images' annotations"
+                    f"the loss is not finite at iteration {self.iter + 1} ({' '.join(str(error).split())}) on the "
+                    f"images {images}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS, or look at these images' "
+                    "annotations"
                 ) from error
 
     return Trainer
