@@ -4,8 +4,8 @@ python tools/benchmark.py knn [--queries 1000] [--database 60000] [--dim 2048] [
 
 One core, one run, in CPU seconds (wall seconds on a GPU), the same synthetic features. "Apart" is how evaluation
 scripts commonly do it: kNN by a product and a top-k for every 100 queries, retrieval by sorting the whole database
-for each query and walking its first 1000 places in Python; it is timed on ``--sample`` queries and scaled. faiss is
-used if it is installed (``pip install faiss-cpu``). With a CUDA device the search runs there, at ImageNet's size if
+for each query and walking its first 1000 places in Python; ``--sample`` times fewer queries and scales. faiss is used
+if it is installed (``pip install faiss-cpu``). With a CUDA device the search runs there, at ImageNet's size if
 asked: --queries 50000 --database 1281167.
 """
 
@@ -103,11 +103,12 @@ def main(args: argparse.Namespace) -> None:
         lambda: search(database.features, queries.features, TOP, precision=args.precision, device=device())
     )
     rows.append(("the search alone", f"{alone:.1f}", f"{alone / ours:.2f}"))
-    if args.sample:
-        few = FeatureSet(queries.features[: args.sample], queries.labels[: args.sample], "sample", "")
+    sample = len(queries) if args.sample is None else min(args.sample, len(queries))
+    if sample:
+        few = FeatureSet(queries.features[:sample], queries.labels[:sample], "sample", "")
         plain, expected = seconds(lambda: apart(database, few))
-        plain *= len(queries) / args.sample
-        rows.append((f"apart (timed on {args.sample} queries)", f"{plain:.1f}", f"{plain / ours:.1f}"))
+        plain *= len(queries) / sample
+        rows.append((f"apart (timed on {sample} queries)", f"{plain:.1f}", f"{plain / ours:.1f}"))
         same = together(database, few, args.precision)
         say(f"on the sample: top1 {same[0]:.2f} and {expected[0]:.2f}, mAP {same[1]:.4f} and {expected[1]:.4f}")
     if importlib.util.find_spec("faiss"):
@@ -133,6 +134,6 @@ if __name__ == "__main__":
     parser.add_argument("--database", type=int, default=60000)
     parser.add_argument("--dim", type=int, default=2048)
     parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--sample", type=int, default=100, help="queries of the plain way; 0 leaves it out")
+    parser.add_argument("--sample", type=int, help="queries of the plain way (default: all); 0 leaves it out")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     sys.exit(run_tool(parser, main))
