@@ -69,6 +69,11 @@ def test_sample_fraction_keeps_the_share_of_every_class(digits: DigitImages):
     assert len(set(part.indices)) == len(part)
 
 
+def test_tiny_sample_fraction_leaves_one_image_of_every_class(digits: DigitImages):
+    part = select(digits, sample_fraction=0.001)
+    np.testing.assert_array_equal(np.bincount(part.labels), np.ones(10))
+
+
 def test_draws_repeat_with_the_seed_and_differ_without():
     labels = np.repeat(np.arange(4), 50)
     counts = np.array([10, 10, 10, 10])
