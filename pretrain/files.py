@@ -33,6 +33,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; results are to be shared
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename in (None, name):  # say the file that was meant, not the temporary one, nor none
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """Files are whole or absent."""
 
+import errno
 import hashlib
 import os
 
@@ -56,3 +57,10 @@ def test_cache_follows_the_environment(monkeypatch, tmp_path):
 )
 def test_weights_are_called_by_their_run_or_by_their_own_name(path, name):
     assert weights_name(path) == name
+
+
+def test_a_full_disk_names_the_file_that_was_meant(tmp_path):
+    with pytest.raises(OSError, match="No space left") as error, atomic_path(tmp_path / "model.pt"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert error.value.filename == str(tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
