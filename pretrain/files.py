@@ -34,7 +34,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; results are to be shared
         os.replace(temporary, path)
     except OSError as error:
-        if error.filename in (None, name):  # say the file that was meant, not the temporary one, nor none
+        if error.errno and error.filename in (None, name):  # say the file that was meant
             error.filename = str(path)
         raise
     finally:
