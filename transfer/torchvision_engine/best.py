@@ -14,7 +14,7 @@ from pretrain.distributed import barrier, is_main
 from pretrain.files import write_text
 from transfer.engine import Predictions, Score
 from transfer.torchvision_engine import training_state
-from transfer.torchvision_engine.models import Detector
+from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.training_state import Position
 
 NAME = "model_best.pth"

@@ -5,105 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
+from torch import nn
 
 from pretrain.backbones import Architecture, build_backbone
-from transfer.torchvision_engine import masks
 from transfer.torchvision_engine.anchors import AnchorGenerator
 from transfer.torchvision_engine.backbone import FPN, BottomUp, ConvP6P7, MaxPoolP6, SingleScale
 from transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
 from transfer.torchvision_engine.cascade import CascadeRoIHeads
 from transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
+from transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
 from transfer.torchvision_engine.fcos import FCOS, FCOSHead
 from transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
 from transfer.torchvision_engine.layers import norm_layer
 from transfer.torchvision_engine.pooler import RoIPooler
 from transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads
 from transfer.torchvision_engine.rpn import RPN
-from transfer.torchvision_engine.structures import Detections, Sample, Target
-
-
-class Detector(nn.Module):
-    """Images in; losses out in training, detections in the original images' pixels otherwise.
-
-    Args:
-        backbone: gives named feature maps. pixel_mean, pixel_std: in the channel order of the images.
-    """
-
-    def __init__(self, backbone: FPN | SingleScale, pixel_mean: Sequence[float], pixel_std: Sequence[float]) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.pixel_mean: Tensor
-        self.pixel_std: Tensor
-        self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("pixel_std", torch.tensor(pixel_std).view(-1, 1, 1), persistent=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.pixel_mean.device
-
-    def batch(self, images: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width)."""
-        normalised = [(x.to(self.device) - self.pixel_mean) / self.pixel_std for x in images]
-        sizes = [(x.shape[-2], x.shape[-1]) for x in normalised]
-        step = self.backbone.size_divisibility
-        height, width = (-(-max(s) // step) * step for s in zip(*sizes, strict=True))
-        stacked = normalised[0].new_zeros(len(normalised), 3, height, width)
-        for index, (x, (h, w)) in enumerate(zip(normalised, sizes, strict=True)):
-            stacked[index, :, :h, :w] = x
-        return stacked, sizes
-
-    def run(
-        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
-        """Everything behind the backbone."""
-        raise NotImplementedError
-
-    def forward(self, samples: Sequence[Sample]) -> dict[str, Tensor] | list[Detections]:
-        """Losses by name in training; in evaluation the detections of each sample."""
-        x, sizes = self.batch([sample.image for sample in samples])
-        targets = None
-        if self.training:
-            targets = [sample.target.to(self.device) for sample in samples if sample.target is not None]
-            if len(targets) != len(samples):
-                raise ValueError("every sample needs a target in training")
-        detections, losses = self.run(self.backbone(x), sizes, targets)
-        if self.training:
-            return losses
-        return [
-            masks.rescale(found, size, sample.height, sample.width)
-            for found, size, sample in zip(detections, sizes, samples, strict=True)
-        ]
-
-
-class RCNN(Detector):
-    """Two stages: region proposals, then RoI heads."""
-
-    def __init__(self, backbone: FPN | SingleScale, rpn: RPN, roi_heads: nn.Module, **pixels: Sequence[float]) -> None:
-        super().__init__(backbone, **pixels)  # type: ignore[arg-type]
-        self.proposal_generator, self.roi_heads = rpn, roi_heads
-
-    def run(
-        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
-        proposals, proposal_losses = self.proposal_generator(features, sizes, targets)
-        detections, losses = self.roi_heads(features, proposals, targets)
-        return detections, losses | proposal_losses
-
-
-class OneStage(Detector):
-    """RetinaNet and FCOS. ``heads.head`` holds the parameters, named ``head`` in Detectron2's files."""
-
-    def __init__(self, backbone: FPN, heads: RetinaNet | FCOS, **pixels: Sequence[float]) -> None:
-        super().__init__(backbone, **pixels)  # type: ignore[arg-type]
-        self.heads = heads
-
-    def run(
-        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
-        return self.heads(features, sizes, targets)
 
 
 def architecture_of(cfg: CfgNode) -> Architecture:

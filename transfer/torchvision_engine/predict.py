@@ -16,7 +16,7 @@ from pretrain.console import ProgressLine
 from pretrain.distributed import barrier, is_main, rank, world_size
 from pretrain.files import write_text
 from transfer.torchvision_engine.data import Mapper, PictureList, TestSamples
-from transfer.torchvision_engine.models import Detector
+from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.structures import Detections
 
 

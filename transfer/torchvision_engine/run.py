@@ -21,7 +21,8 @@ from transfer.initial_weights import InitialWeights, read_detector, read_initial
 from transfer.torchvision_engine import semantic_run, solver, training_state
 from transfer.torchvision_engine.best import BestKeeper
 from transfer.torchvision_engine.data import Mapper, PictureList, TrainingSamples, read_pictures, with_objects
-from transfer.torchvision_engine.models import Detector, build_detector
+from transfer.torchvision_engine.detectors import Detector
+from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.predict import predict
 from transfer.torchvision_engine.sampling import TrainingBatches, repeat_factors
 from transfer.torchvision_engine.semantic import Segmentor

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pretrain.errors import InputError
 from transfer.torchvision_engine.backbone import SingleScale
+from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.layers import ConvNorm, normal_fill, xavier_fill
-from transfer.torchvision_engine.models import Detector
 from transfer.torchvision_engine.structures import Sample
 
 #: Share of the pixels, the hardest ones, that hard pixel mining trains on.

@@ -22,7 +22,7 @@ from pretrain.distributed import any_rank, is_distributed, is_main
 from pretrain.errors import InputError
 from pretrain.files import write_text
 from transfer.torchvision_engine import training_state
-from transfer.torchvision_engine.models import Detector
+from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.solver import GradientClipper
 from transfer.torchvision_engine.structures import Sample
 from transfer.torchvision_engine.training_state import Position

@@ -18,7 +18,7 @@ from pretrain.console import say
 from pretrain.distributed import all_gather_tensor, barrier, is_main, rank, world_size
 from pretrain.errors import InputError
 from pretrain.files import atomic_path, write_text
-from transfer.torchvision_engine.models import Detector
+from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.weights import export_state, load_detector, own_state
 
 LAST = "last_checkpoint"  # Detectron2's name for the pointer

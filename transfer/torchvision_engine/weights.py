@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pretrain.sources import detectron2_names
 from transfer.initial_weights import match_backbone, match_detector
-from transfer.torchvision_engine.models import Detector
+from transfer.torchvision_engine.detectors import Detector
 
 #: State of a training that Detectron2's files do not hold.
 _OWN = ("loss_normalizer.value",)
