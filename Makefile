@@ -17,7 +17,7 @@ quickstart:
 
 test:
 	@$(PYTHON) tools/setup_env.py test
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest -n 2 --dist worksteal
 
 lint:
 	@$(PYTHON) tools/setup_env.py test lint

@@ -1,11 +1,11 @@
-"""What every test shares: two threads, an own cache folder, and Detectron2's absence said once, with its reason."""
+"""What every test shares: its threads, an own cache folder, and Detectron2's absence said once, with its reason."""
 
 import importlib.util
 import os
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")  # xdist shares cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in pretrain/__init__.py; pytest may import torch first
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
