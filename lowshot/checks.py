@@ -6,6 +6,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from pretrain.config import value_of
 from pretrain.errors import InputError
 
 #: The smallest value of each; every evaluation reads some of them, and all are checked at once.
@@ -26,9 +27,7 @@ _SMALLEST = {
 def check_settings(cfg: CfgNode) -> None:
     """Raise :class:`InputError` for a size, count or seed that nothing can be computed with."""
     for key, smallest in _SMALLEST.items():
-        value: Any = cfg
-        for name in key.split("."):
-            value = value[name]
+        value = value_of(cfg, key)
         if value < smallest:
             raise InputError(f"expected {key} of at least {smallest}, found {value}; correct the config")
     check_numbers("SVM.SHOTS", cfg.SVM.SHOTS, whole=True)

@@ -18,7 +18,7 @@ _NEXT = "install one (Debian: g++), or set RUN.COMPILE False"
 def compile_networks(method: nn.Module, device: torch.device) -> None:
     """Compiles student and teacher in place, so that the names in the state stay; the work is done by the first step.
 
-    The kernels of a CPU are C++, which takes a compiler and minutes: about 1 for ResNet-10, 5 for ResNet-50, on a core.
+    The kernels of a CPU are C++, which takes a compiler, and minutes in the first step.
 
     Raises:
         InputError: there is no compiler.

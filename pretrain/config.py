@@ -5,6 +5,8 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,11 @@ def dump(cfg: CfgNode) -> str:
 def config_hash(cfg: CfgNode) -> str:
     """Twelve hex digits that name a configuration in results."""
     return sha256_of_text(dump(cfg))[:12]
+
+
+def value_of(cfg: CfgNode, key: str) -> Any:
+    """The value, or the section, of a dotted key."""
+    return reduce(getitem, key.split("."), cfg)
 
 
 #: Settings of pretraining that change where and how long a run works, not a bit of what it learns: two parts of a run

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pretrain import distributed
 from pretrain.batch_norms import AnyShapeBatchNorm, normalise
+from pretrain.schedules import momentum_at
 
 POLICIES = ("local", "broadcast", "reduce")
 
@@ -152,3 +153,21 @@ def set_alpha(layers: Iterable[PairBatchNorm], alpha: float) -> None:
     for layer in layers:
         if isinstance(layer, MomentumBatchNorm):
             layer.alpha.fill_(alpha)
+
+
+def schedule_alpha(module: nn.Module, base: float, schedule: str, progress: float) -> dict[str, float]:
+    """Sets alpha for the forwards of the coming step in every Momentum BN layer of the module.
+
+    Args:
+        base, schedule: as of ``schedules.momentum_at``.
+        progress: share of the run that is done, k/K of eq. 8.
+
+    Returns:
+        The alpha in use, for the log; nothing without such layers.
+    """
+    layers = pair_norms(module)
+    if not layers:
+        return {}
+    alpha = momentum_at(base, progress, schedule)
+    set_alpha(layers, alpha)
+    return {"alpha": alpha}

@@ -8,6 +8,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from pretrain.config import value_of
 from pretrain.errors import InputError
 from pretrain.methods import METHODS, check_teacher
 from pretrain.optimizers import OPTIMIZERS
@@ -53,26 +54,19 @@ def check_settings(cfg: CfgNode) -> None:
     check_choice("SOLVER.SCHEDULE", cfg.SOLVER.SCHEDULE, LR_SCHEDULES)
     check_choice("RUN.PRECISION", cfg.RUN.PRECISION, PRECISIONS)
     for key, (low, high) in _RANGES.items():
-        value = _value(cfg, key)
+        value = value_of(cfg, key)
         if not low <= value <= high:  # NaN is outside too
             expected = f"above {low - 1:g}" if low == 1 else f"of at least {low:g}"
             limit = "" if value < low or high >= _MANY else f" and at most {high:g}"
             raise InputError(f"expected {key} {expected}{limit}, found {value}; correct the config")
     for key in _ABOVE_ZERO:
-        value = _value(cfg, key)
+        value = value_of(cfg, key)
         if not (value > 0 and math.isfinite(value)):
             raise InputError(f"expected {key} above 0, found {value}; correct the config")
     check_teacher(cfg)
     _check_lists(cfg)
     if not cfg.OUTPUT_DIR.strip():
         raise InputError("expected a folder for OUTPUT_DIR, found ''; name one that is to be made")
-
-
-def _value(cfg: CfgNode, key: str) -> Any:
-    node: Any = cfg
-    for name in key.split("."):
-        node = node[name]
-    return node
 
 
 def _check_lists(cfg: CfgNode) -> None:

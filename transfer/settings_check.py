@@ -7,12 +7,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from pretrain.config import value_of
 from pretrain.errors import InputError
 from transfer.config import is_semantic
 
@@ -155,11 +154,6 @@ def check_settings(cfg: CfgNode) -> None:
     problem = next(_problems(cfg), None)
     if problem:
         raise InputError(f"{problem}; correct the config")
-
-
-def value_of(cfg: CfgNode, key: str) -> Any:
-    """The value of a dotted key."""
-    return reduce(getitem, key.split("."), cfg)
 
 
 def _numbers(value: Any) -> Iterator[Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from pretrain.backbones import ResNet
-from pretrain.norms import commit_pair, pair_norms, set_alpha
-from pretrain.schedules import momentum_at
+from pretrain.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
 
 
 class SingleNetwork(nn.Module):
@@ -34,12 +33,7 @@ class SingleNetwork(nn.Module):
 
     def begin_step(self, progress: float) -> dict[str, float]:
         """Sets the alpha of a Momentum BN student for the coming forwards; returns it for the log."""
-        layers = pair_norms(self)
-        if not layers:
-            return {}
-        alpha = momentum_at(self.alpha_base, progress, self.alpha_schedule)
-        set_alpha(layers, alpha)
-        return {"alpha": alpha}
+        return schedule_alpha(self, self.alpha_base, self.alpha_schedule, progress)
 
     def update_teacher(self, progress: float) -> dict[str, float]:
         """Nothing moves."""

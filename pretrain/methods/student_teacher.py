@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.backbones import ResNet
-from pretrain.norms import FOLLOWS_STUDENT, commit_pair, pair_norms, set_alpha
+from pretrain.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
+from pretrain.norms import FOLLOWS_STUDENT
 from pretrain.schedules import momentum_at
 from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
 
@@ -76,20 +77,8 @@ class StudentTeacher(nn.Module):
         return getattr(self, which or self.network_default).backbone
 
     def begin_step(self, progress: float) -> dict[str, float]:
-        """Sets Momentum BN's alpha for the coming forwards, in both networks alike.
-
-        Args:
-            progress: share of the run that is done, k/K of eq. 8.
-
-        Returns:
-            The alpha in use, for the log; nothing without such layers.
-        """
-        layers = pair_norms(self)
-        if not layers:
-            return {}
-        alpha = momentum_at(self.rule.alpha_base, progress, self.rule.alpha_schedule)
-        set_alpha(layers, alpha)
-        return {"alpha": alpha}
+        """Sets Momentum BN's alpha for the coming forwards, in both networks alike; returns it for the log."""
+        return schedule_alpha(self, self.rule.alpha_base, self.rule.alpha_schedule, progress)
 
     def update_teacher(self, progress: float) -> dict[str, float]:
         """Moves the teacher towards the student, its statistics too where they follow the student's.

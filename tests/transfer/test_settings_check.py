@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.config import value_of
 from pretrain.errors import InputError
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, tiny_config
 from transfer import config
 from transfer.engine import choose_engine
-from transfer.settings_check import RANGES, check_settings, value_of
+from transfer.settings_check import RANGES, check_settings
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [p for room in ("transfer", "smoke") for p in sorted((ROOT / "configs" / room).glob("*.yaml"))]

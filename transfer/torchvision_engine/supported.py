@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fvcore.common.config import CfgNode
 
 from pretrain.backbones import DEPTHS
+from pretrain.config import value_of
 from transfer.config import is_semantic, runs_on_cpu, synchronises_on_cpu
-from transfer.settings_check import value_of
 from transfer.torchvision_engine import semantic_run
 
 C4_HEADS = ("Res5ROIHeads", "Res5ROIHeadsExtraNorm")
