@@ -11,7 +11,7 @@ import PIL.Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from pretrain.views import MEAN, STD, Normalise
+from momentum_transfer.images.views import MEAN, STD, Normalise
 
 SMALL_SQUARES = ("digits", "cifar10", "cifar100", "stl10")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.config import value_of
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import value_of
 
 #: The smallest value of each; every evaluation reads some of them, and all are checked at once.
 _SMALLEST = {

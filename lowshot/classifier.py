@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from pretrain import distributed
+from momentum_transfer import distributed
 
 
 def linear_head(features: int, classes: int, seed: int) -> nn.Linear:
@@ -22,7 +22,7 @@ class Classifier(nn.Module):
     """images [N, 3, H, W] -> logits [N, classes].
 
     Args:
-        backbone: a ``pretrain.backbones.ResNet``.
+        backbone: a ``momentum_transfer.backbones.resnet.ResNet``.
     """
 
     def __init__(self, backbone: nn.Module, classes: int, seed: int) -> None:

@@ -30,7 +30,7 @@ def get_cfg() -> CfgNode:
 
 def _datasets() -> CfgNode:
     node = CfgNode()
-    node.NAME = "imagefolder"  # a name that pretrain.images knows, or voc07
+    node.NAME = "imagefolder"  # a name that momentum_transfer.images.datasets knows, or voc07
     node.ROOT = ""
     node.TRAIN = "train"
     node.TEST = "val"
@@ -55,7 +55,7 @@ def _features() -> CfgNode:
 
 def _svm() -> CfgNode:
     node = CfgNode()
-    node.PROTOCOL = "imagenet"  # or voc07, inaturalist: lowshot/svm.py says what they are
+    node.PROTOCOL = "imagenet"  # or voc07, inaturalist: lowshot/svm/lowshot_svm.py says what they are
     node.SHOTS = [1, 2, 4, 8, 16]  # labelled images per class
     node.DRAWS = 5
     node.COSTS = [2.0**power for power in range(-5, 6)]
@@ -84,7 +84,7 @@ def _fixmatch() -> CfgNode:
     node.FRACTION = 0.1
     node.SCHEDULE = "1x"  # or 3x
     node.STUDENT_NORM = ""  # instead of the preset's: BN, SyncBN, GN, IN
-    node.TEACHER_NORM = ""  # instead of the preset's: a teacher's normalisation of pretrain/norms.py
+    node.TEACHER_NORM = ""  # instead of the preset's: a teacher's normalisation of pretrain/norms/__init__.py
     node.STEPS = 0  # instead of the schedule's epochs
     # 0 means the preset's in the next five, and -1 in the last
     node.UNLABELLED_RATIO = 0

@@ -2,7 +2,7 @@
 
 import torch
 
-from pretrain import distributed
+from momentum_transfer import distributed
 
 
 def device() -> torch.device:

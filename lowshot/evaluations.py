@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from lowshot import knn, retrieval, svm
+from lowshot import knn, retrieval
 from lowshot.devices import device
-from lowshot.feature_set import FeatureSet
+from lowshot.features.feature_set import FeatureSet
 from lowshot.neighbours import check_precision, search
 from lowshot.score import Score
-from pretrain.errors import InputError
+from lowshot.svm import lowshot_svm as svm
+from momentum_transfer.errors import InputError
 
 Wanted = Callable[[str, str, int], bool]
 """(task, protocol, trial) -> whether that score is still to be computed."""

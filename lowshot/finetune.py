@@ -22,7 +22,7 @@ from lowshot.fitting import Run, fit, shared_over_processes
 from lowshot.labelled_data import LabelledData, search_split
 from lowshot.labelled_stream import Stream, steps_of
 from lowshot.presets import FinetunePreset
-from pretrain import distributed
+from momentum_transfer import distributed
 
 #: Batches over which the BN statistics are computed again, at most.
 PRECISE_BN_BATCHES = 200

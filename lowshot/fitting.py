@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from lowshot.presets import Schedule
-from pretrain import distributed
-from pretrain.checkpoint import FORMAT, CheckpointFolder, load
-from pretrain.console import ProgressLine, Stopped, say, stop_signals
-from pretrain.errors import InputError
-from pretrain.schedules import learning_rate
+from momentum_transfer import distributed
+from momentum_transfer.checkpoint_folder import FORMAT, CheckpointFolder, load
+from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
+from momentum_transfer.errors import InputError
+from momentum_transfer.schedules import learning_rate
 
 Loss = Callable[[Any], tuple[Tensor, dict[str, float]]]
 """A batch -> (loss, further numbers for the log)."""

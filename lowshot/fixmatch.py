@@ -24,9 +24,9 @@ from torch.nn.functional import cross_entropy
 
 from lowshot.classifier import Classifier
 from lowshot.presets import FixMatchPreset
-from pretrain import distributed
-from pretrain.backbones import Architecture, ResNet, build_backbone
-from pretrain.errors import InputError
+from momentum_transfer import distributed
+from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.errors import InputError
 from pretrain.norms import FOLLOWS_STUDENT, Norm, check_norms, commit_pair, pair_norms, set_alpha, use_fused_sync
 from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
 

@@ -16,10 +16,10 @@ from lowshot.fixmatch import FixMatch, build_method
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream, steps_of, training_batches
 from lowshot.presets import FixMatchPreset, Schedule
-from pretrain import distributed
-from pretrain.backbones import ResNet
-from pretrain.errors import InputError
-from pretrain.views import sample_seed
+from momentum_transfer import distributed
+from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.views import sample_seed
 
 
 @dataclass(frozen=True)

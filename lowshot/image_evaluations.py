@@ -12,17 +12,17 @@ from lowshot import image_settings, inputs
 from lowshot.augment import WeakAndStrong
 from lowshot.devices import device
 from lowshot.evaluations import Wanted
-from lowshot.features import StageFeatures, check_precision, compute
+from lowshot.features.extract import StageFeatures, check_precision, compute
 from lowshot.finetune import evaluate_finetune
 from lowshot.fixmatch import check_image_size
 from lowshot.fixmatch_run import evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
 from lowshot.score import Score
-from pretrain import distributed
-from pretrain.errors import InputError
-from pretrain.files import sha256_of_text
-from pretrain.sources import SourceBackbone
+from momentum_transfer import distributed
+from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of_text
 
 ImageEvaluation = Callable[[CfgNode, SourceBackbone | None, Wanted], Iterator[list[Score]]]
 

@@ -11,7 +11,7 @@ from lowshot import presets
 from lowshot.checks import check_numbers
 from lowshot.fixmatch import check_preset
 from lowshot.fixmatch_run import FixMatchSetting
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 #: Numbers of which 0 means the preset's, and how large they may be.
 _OPTIONAL = {

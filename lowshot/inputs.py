@@ -10,19 +10,19 @@ from fvcore.common.config import CfgNode
 
 from lowshot.augment import weak_view
 from lowshot.devices import device
-from lowshot.feature_cache import About
-from lowshot.feature_set import FeatureSet, check_pair, read_npz
-from lowshot.features import Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.features.cache import About
+from lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.features.feature_set import FeatureSet, check_pair, read_npz
 from lowshot.labelled_data import LabelledData, check_classes
-from lowshot.voc_images import VocImages
-from pretrain.backbones import Architecture, ResNet, build_backbone
-from pretrain.config import config_hash
-from pretrain.digits import digit_variant
-from pretrain.errors import InputError
-from pretrain.files import cache_root, sha256_of, sha256_of_text, weights_name
-from pretrain.images import build_dataset
-from pretrain.sources import SourceBackbone, load_backbone
-from pretrain.views import eval_transform
+from momentum_transfer.backbones.read import SourceBackbone, load_backbone
+from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import cache_root, sha256_of, sha256_of_text, weights_name
+from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.images.digits import digit_variant
+from momentum_transfer.images.views import eval_transform
+from momentum_transfer.images.voc_images import VocImages
+from momentum_transfer.settings import config_hash
 
 #: The weights that are no weights: the image's own grey values.
 PIXELS = "pixels"
@@ -137,7 +137,7 @@ def labelled_data(cfg: CfgNode, workers: int) -> LabelledData:
 
 
 def given_features(train_file: str, test_file: str) -> tuple[FeatureSet, FeatureSet]:
-    """(train, test) features made elsewhere, see :func:`lowshot.feature_set.read_npz`."""
+    """(train, test) features made elsewhere, see :func:`lowshot.features.feature_set.read_npz`."""
     if not (train_file and test_file):
         raise InputError("expected both --features TRAIN.npz and --test-features TEST.npz, found only one of them")
     train, test = read_npz(train_file), read_npz(test_file)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lowshot.feature_set import FeatureSet, chunks
+from lowshot.features.feature_set import FeatureSet, chunks
 from lowshot.neighbours import Neighbours
 from lowshot.score import Score
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 
 @dataclass(frozen=True)

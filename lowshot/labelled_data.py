@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lowshot.labelled_stream import Stream, evaluation_batches, training_batches
 from lowshot.splits import balanced_fraction, from_file_list, set_aside
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import PIL.Image
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pretrain import distributed
-from pretrain.errors import InputError
-from pretrain.views import sample_seed
+from momentum_transfer import distributed
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.views import sample_seed
 
 Place = tuple[int, int]  # (epoch, row of the data set)
 Transform = Callable[[PIL.Image.Image], Any]

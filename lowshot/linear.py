@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lowshot.classifier import accuracy, linear_head
-from lowshot.feature_set import FeatureSet
+from lowshot.features.feature_set import FeatureSet
 from lowshot.fitting import Run, fit, shared_over_processes
 from lowshot.labelled_data import LabelledData, search_split
 from lowshot.labelled_stream import Stream, steps_of
 from lowshot.presets import LinearPreset
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 
 class Heads(nn.Module):

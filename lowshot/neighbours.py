@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowshot.feature_set import chunks, normalized
-from pretrain.console import say
-from pretrain.errors import InputError
+from lowshot.features.feature_set import chunks, normalized
+from momentum_transfer.console import say
+from momentum_transfer.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ m2: Momentum² Teacher (arXiv 2101.07525) sections 3.4, 4.5.1 and 4.6. rcf: Revi
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 
 @dataclass(frozen=True)

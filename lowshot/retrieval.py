@@ -9,7 +9,7 @@ mAP and recall are means over queries.
 
 import numpy as np
 
-from lowshot.feature_set import FeatureSet, chunks
+from lowshot.features.feature_set import FeatureSet, chunks
 from lowshot.neighbours import Neighbours
 from lowshot.score import Score
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 
 def class_members(labels: np.ndarray) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 _NEXT = "install one (Debian: g++), or set RUN.COMPILE False"
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain.images import LabelledImages
+from momentum_transfer.images.datasets import LabelledImages
 
 BANK = 20_000  # training images that vote; enough to compare epochs with each other
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 OPTIMIZERS = ("sgd", "lars", "adamw")
 

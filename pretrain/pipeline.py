@@ -9,14 +9,14 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain import distributed
-from pretrain.batches import EndlessBatches, training_loader
-from pretrain.device_views import CanvasDataset, build_device_views
-from pretrain.images import LabelledImages, build_dataset
+from momentum_transfer import distributed
+from momentum_transfer.images.datasets import LabelledImages, build_dataset
+from momentum_transfer.images.device_views import CanvasDataset, build_device_views
+from momentum_transfer.images.views import TwoViewDataset, build_views, eval_transform
+from momentum_transfer.samplers import EndlessBatches, training_loader
+from momentum_transfer.schedules import check_choice
 from pretrain.monitor import EvaluationImages
 from pretrain.plan import Plan
-from pretrain.schedules import check_choice
-from pretrain.views import TwoViewDataset, build_views, eval_transform
 
 Batch = tuple[Tensor, Tensor, Tensor]  # view1 [N, 3, H, W], view2 [N, 3, H, W], labels [N]
 

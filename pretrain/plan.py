@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from fvcore.common.config import CfgNode
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.subsets import stretched_epochs
+from momentum_transfer.schedules import learning_rate, scale_to_batch
 from pretrain.methods import WITH_TEACHER, scaled_teacher_momentum
-from pretrain.schedules import learning_rate, scale_to_batch
-from pretrain.subsets import stretched_epochs
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from pretrain import distributed
-from pretrain.checkpoint import FORMAT
-from pretrain.config import dump, learned_settings
-from pretrain.console import warn
-from pretrain.errors import InputError
+from momentum_transfer import distributed
+from momentum_transfer.checkpoint_folder import FORMAT
+from momentum_transfer.console import warn
+from momentum_transfer.errors import InputError
+from momentum_transfer.learned_settings import learned_settings
+from momentum_transfer.settings import dump
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
 

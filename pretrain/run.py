@@ -13,19 +13,19 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pretrain import distributed
+from momentum_transfer import distributed
+from momentum_transfer.console import say
+from momentum_transfer.cpu_memory import keep_freed_memory
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.datasets import LabelledImages
+from momentum_transfer.images.subsets import full_size, without_class
 from pretrain.compiling import compile_networks
-from pretrain.console import say
-from pretrain.cpu_memory import keep_freed_memory
-from pretrain.errors import InputError
-from pretrain.images import LabelledImages
 from pretrain.methods import build_method
 from pretrain.monitor import KnnMonitor
 from pretrain.norms import use_fused_sync
 from pretrain.optimizers import build_optimizer
 from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
 from pretrain.plan import Plan, describe, make_plan
-from pretrain.subsets import full_size, without_class
 
 
 @dataclass

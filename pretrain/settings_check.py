@@ -8,11 +8,11 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.config import value_of
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
+from momentum_transfer.schedules import LR_SCHEDULES, check_choice
+from momentum_transfer.settings import value_of
 from pretrain.methods import METHODS, check_teacher
 from pretrain.optimizers import OPTIMIZERS
-from pretrain.schedules import LR_SCHEDULES, check_choice
 
 PRECISIONS = ("float32", "bf16", "fp16")
 _MANY = 2**31 - 1

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pretrain import distributed
+from momentum_transfer import distributed
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

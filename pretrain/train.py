@@ -13,14 +13,17 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pretrain import distributed, resume
-from pretrain.checkpoint import CheckpointFolder, export_backbone, load
+from momentum_transfer import distributed
+from momentum_transfer.backbones.export import export_backbone
+from momentum_transfer.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.console import ProgressLine, Stopped, StopSignal, say, stop_signals
+from momentum_transfer.errors import InputError
+from momentum_transfer.learned_settings import pretraining_hash
+from momentum_transfer.metrics import Metrics
+from momentum_transfer.settings import dump
+from pretrain import resume
 from pretrain.compiling import compile_errors
-from pretrain.config import dump, pretraining_hash
-from pretrain.console import ProgressLine, Stopped, StopSignal, say, stop_signals
-from pretrain.errors import InputError
 from pretrain.methods import Method
-from pretrain.metrics import Metrics
 from pretrain.monitor import non_finite_tensors, shuffled_subset
 from pretrain.optimizers import set_learning_rate
 from pretrain.pipeline import Batch, evaluation_images

@@ -14,12 +14,20 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 
-from pretrain.console import run_tool, say, table
-from pretrain.errors import InputError
-from pretrain.files import weights_name
-from pretrain.sources import load_backbone
-from transfer.comparison import ImageBatches, add_records, compare, norm_records, plot, records, write_matrix
-from transfer.similarity import weight_norms
+from momentum_transfer.backbones.comparison import (
+    ImageBatches,
+    add_records,
+    compare,
+    norm_records,
+    plot,
+    records,
+    write_matrix,
+)
+from momentum_transfer.backbones.read import load_backbone
+from momentum_transfer.backbones.similarity import weight_norms
+from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import weights_name
 
 
 def main(args: argparse.Namespace) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pretrain.console import run_tool, say, warn
-from pretrain.files import write_text
-from pretrain.source_families import BY_NAME, FAMILIES
-from pretrain.sources import CoverageError, KeyReport, load_backbone
-from transfer import convert, norm_rescale
+from momentum_transfer.backbones import convert, norm_rescale
+from momentum_transfer.backbones.families import BY_NAME, FAMILIES
+from momentum_transfer.backbones.read import CoverageError, KeyReport, load_backbone
+from momentum_transfer.console import run_tool, say, warn
+from momentum_transfer.files import write_text
 
 
 def main(args: argparse.Namespace) -> None:

@@ -22,12 +22,12 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pretrain.console import run_tool, say, table
-from pretrain.errors import InputError
-from transfer.suite import PIXELS, ROOT, Job, load_suite, plan
-from transfer.suite_lock import alone
-from transfer.suite_run import Outcome, full_command, run_local
-from transfer.suite_slurm import run_slurm
+from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.errors import InputError
+from momentum_transfer.suites.local import Outcome, full_command, run_local
+from momentum_transfer.suites.lock import alone
+from momentum_transfer.suites.slurm import run_slurm
+from momentum_transfer.suites.suite import PIXELS, ROOT, Job, load_suite, plan
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")

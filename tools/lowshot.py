@@ -28,12 +28,12 @@ from lowshot.devices import device
 from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
 from lowshot.image_evaluations import ON_IMAGES
 from lowshot.score import Score
-from pretrain import distributed
-from pretrain.config import load_config
-from pretrain.console import run_tool, say, table
-from pretrain.errors import InputError
-from pretrain.files import sha256_of_text
-from transfer import results
+from momentum_transfer import distributed
+from momentum_transfer import records as results
+from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of_text
+from momentum_transfer.settings import load_config
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]
 COMMANDS = ("features", *ON_FEATURES, *ON_IMAGES)

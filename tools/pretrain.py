@@ -10,8 +10,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pretrain.config import get_cfg, load_config
-from pretrain.console import run_tool
+from momentum_transfer.console import run_tool
+from momentum_transfer.settings import load_config
+from pretrain.config import get_cfg
 from pretrain.train import train
 
 

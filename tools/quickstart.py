@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from pretrain.console import Stopped, run_tool, say
-from pretrain.errors import InputError
-from pretrain.files import sha256_of_text, write_text
+from momentum_transfer.console import Stopped, run_tool, say
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of_text, write_text
 
 BACKBONES = ("momentum2_digits", "random_digits")
 LOWSHOT = "configs/smoke/lowshot_digits.yaml"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pretrain.console import run_tool, say
-from pretrain.errors import InputError
-from pretrain.files import write_text
-from transfer.report.markdown import render_markdown
-from transfer.report.page import make_report, render_html
-from transfer.report.spreadsheet import render_csv
+from momentum_transfer.console import run_tool, say
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import write_text
+from momentum_transfer.report.markdown import render_markdown
+from momentum_transfer.report.page import make_report, render_html
+from momentum_transfer.report.spreadsheet import render_csv
 
 
 def main(args: argparse.Namespace) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pretrain.console import run_tool, say, table
-from pretrain.errors import InputError
-from pretrain.files import sha256_of, sha256_of_text
-from transfer import results
+from momentum_transfer import records as results
+from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of, sha256_of_text
 from transfer.scores import coco, lvis, semantic, voc
 
 #: The options of each task, with their defaults.

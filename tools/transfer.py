@@ -12,10 +12,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pretrain.console import run_tool
-from pretrain.errors import InputError
+from momentum_transfer.console import run_tool
+from momentum_transfer.errors import InputError
 from transfer import config
-from transfer.config_data import check_data
+from transfer.data.check_datasets import check_data
 from transfer.run import Request, run
 from transfer.settings_check import check_settings
 

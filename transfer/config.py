@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from fvcore.common.config import CfgNode
 
-from pretrain.config import load_config
+from momentum_transfer.settings import load_config
 
 #: Normalisation constants of ImageNet in RGB, which every backbone here was trained with.
 PIXEL_MEAN = [123.675, 116.28, 103.53]

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretrain.errors import InputError
-from pretrain.files import sha256_of, weights_name
-from pretrain.sources import detectron2_names, load_backbone
+from momentum_transfer.backbones.read import detectron2_names, load_backbone
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of, weights_name
 
 #: A ResNet's tensor within a detector. The extra norm of C4 heads, ``roi_heads.res5.norm``, is the detector's own.
 _RESNET = re.compile(r"^(?:backbone\.bottom_up\.|backbone\.|roi_heads\.)((?:stem|res[2-5])\.(?!norm\.).*)$")
@@ -40,7 +40,7 @@ def read_initial(weights: str) -> InitialWeights:
     """Read what ``--weights`` names.
 
     Args:
-        weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``pretrain.sources`` reads, a ``.pth`` of a
+        weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
             detector of either engine, or ``none``.
 
     Raises:

@@ -10,20 +10,21 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.config import config_hash, dump
-from pretrain.console import say, table
-from pretrain.distributed import any_rank, barrier, is_main, process_group
-from pretrain.errors import InputError
-from pretrain.files import weights_name, write_text
-from transfer import results
+from momentum_transfer import records as results
+from momentum_transfer.console import say, table
+from momentum_transfer.devices import device_of
+from momentum_transfer.distributed import any_rank, barrier, is_main, process_group
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import weights_name, write_text
+from momentum_transfer.settings import config_hash, dump
 from transfer.config import is_semantic
-from transfer.config_data import check_data
-from transfer.datasets import get_dataset
-from transfer.devices import device_of
-from transfer.engine import Engine, Predictions, choose_engine
+from transfer.data.check_datasets import check_data
+from transfer.data.datasets import get_dataset
+from transfer.data.semantic_datasets import get_semantic_dataset, write_truth
+from transfer.data.semantic_overview import draw_label_predictions
+from transfer.engine import Engine, Predictions
+from transfer.engines import choose_engine
 from transfer.initial_weights import read_initial
-from transfer.label_folders import get_semantic_dataset, write_truth
-from transfer.label_overview import draw_label_predictions
 from transfer.scores import coco, lvis, semantic, voc
 from transfer.settings_check import check_settings
 from transfer.visuals import draw_detections

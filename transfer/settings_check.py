@@ -11,8 +11,8 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.config import value_of
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import value_of
 from transfer.config import is_semantic
 
 

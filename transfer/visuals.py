@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as coco_mask
 
-from pretrain.files import atomic_path
-from transfer.annotations import DetectionData
+from momentum_transfer.files import atomic_path
+from transfer.data.annotations import DetectionData
 from transfer.image_quality import best_and_worst
 
 #: Detections below this score are not drawn.

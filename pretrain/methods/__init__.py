@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from pretrain.backbones import Architecture, ResNet, build_backbone
-from pretrain.errors import InputError
+from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.errors import InputError
+from momentum_transfer.schedules import MOMENTUM_SCHEDULES, check_choice, scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
 from pretrain.methods.byol import BYOL
 from pretrain.methods.moco import MoCo
@@ -19,7 +20,6 @@ from pretrain.methods.simsiam import SimSiam
 from pretrain.methods.student_teacher import Branch, TeacherRule
 from pretrain.methods.supervised import Classifier, Supervised
 from pretrain.norms import POLICIES, Norm, check_norms
-from pretrain.schedules import MOMENTUM_SCHEDULES, check_choice, scale_to_batch
 
 WITH_TEACHER = ("momentum2", "byol", "moco")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pretrain.losses import embedding_std, info_nce
 from pretrain.methods.student_teacher import Branch, StudentTeacher, TeacherRule
-from pretrain.negative_queue import NegativeQueue
+from pretrain.queue import NegativeQueue
 
 
 class MoCo(StudentTeacher):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from pretrain.backbones import ResNet
+from momentum_transfer.backbones.resnet import ResNet
 
 
 class RandomBackbone(nn.Module):

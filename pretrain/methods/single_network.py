@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from pretrain.backbones import ResNet
-from pretrain.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
+from momentum_transfer.backbones.resnet import ResNet
+from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
 
 
 class SingleNetwork(nn.Module):

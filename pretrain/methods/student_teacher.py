@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pretrain.backbones import ResNet
-from pretrain.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
+from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.schedules import momentum_at
 from pretrain.norms import FOLLOWS_STUDENT
-from pretrain.schedules import momentum_at
+from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
 from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
 
 

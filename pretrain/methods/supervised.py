@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.backbones import ResNet
+from momentum_transfer.backbones.resnet import ResNet
 from pretrain.losses import embedding_std
 from pretrain.methods.single_network import SingleNetwork
 

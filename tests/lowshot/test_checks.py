@@ -3,8 +3,8 @@ import pytest
 from lowshot.checks import check_numbers, check_settings
 from lowshot.config import get_cfg
 from lowshot.image_settings import check_batch, finetune_preset, fixmatch_protocol, fixmatch_setting, linear_preset
-from pretrain.config import load_config
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import load_config
 
 
 def test_defaults_pass():

@@ -10,11 +10,11 @@ import yaml
 from lowshot import inputs
 from lowshot.config import get_cfg
 from lowshot.evaluations import ON_FEATURES
-from lowshot.feature_set import FeatureSet
+from lowshot.features.feature_set import FeatureSet
 from lowshot.image_evaluations import ON_IMAGES, percent
-from pretrain.config import load_config
-from pretrain.errors import InputError
-from pretrain.images import DATASETS, ArrayImages
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.datasets import DATASETS, ArrayImages
+from momentum_transfer.settings import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = [path for path in sorted((ROOT / "configs" / "lowshot").glob("*.yaml")) if "base_" not in path.name]

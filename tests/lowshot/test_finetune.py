@@ -9,9 +9,9 @@ from lowshot.classifier import Classifier, accuracy
 from lowshot.finetune import evaluate_finetune, recompute_statistics
 from lowshot.labelled_data import LabelledData
 from lowshot.presets import FINETUNE, FinetunePreset, Schedule
-from pretrain import distributed
-from pretrain.backbones import Architecture, build_backbone
-from pretrain.views import eval_transform
+from momentum_transfer import distributed
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.images.views import eval_transform
 from tests.lowshot.toy_data import bright_or_dark
 from tests.lowshot.two_processes import in_two_processes
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from lowshot import linear
-from lowshot.feature_set import FeatureSet
+from lowshot.features.feature_set import FeatureSet
 from lowshot.fitting import Run, fit
 from lowshot.presets import LinearPreset, Schedule
-from pretrain.console import Stopped
-from pretrain.errors import InputError
+from momentum_transfer.console import Stopped
+from momentum_transfer.errors import InputError
 from tests.lowshot.two_processes import in_two_processes
 
 CPU = torch.device("cpu")

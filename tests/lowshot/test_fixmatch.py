@@ -15,10 +15,10 @@ from lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import training_batches
 from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
-from pretrain.backbones import Architecture, build_backbone
-from pretrain.errors import InputError
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.views import eval_transform
 from pretrain.norms import Norm
-from pretrain.views import eval_transform
 from tests.lowshot.toy_data import bright_or_dark
 from tests.lowshot.two_processes import in_two_processes
 

@@ -3,9 +3,9 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from lowshot import knn
-from lowshot.feature_set import normalized
+from lowshot.features.feature_set import normalized
 from lowshot.neighbours import search
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from tests.lowshot.toy_data import clusters
 
 TRAIN, TEST = clusters(1, 300), clusters(2, 120)

@@ -12,9 +12,9 @@ from lowshot.image_evaluations import run_folder
 from lowshot.inputs import feature_sets, labelled_data, settings_hash
 from lowshot.labelled_data import LabelledData, file_names, search_split
 from lowshot.linear import LinearResult
-from pretrain.errors import InputError
-from pretrain.images import ArrayImages, build_dataset
-from pretrain.views import eval_transform
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.datasets import ArrayImages, build_dataset
+from momentum_transfer.images.views import eval_transform
 
 VIEW = eval_transform("digits", 16)
 CLASSES = ("ant", "bee", "cat")

@@ -7,14 +7,14 @@ from torch.nn.functional import cross_entropy
 
 from lowshot import linear, presets
 from lowshot.classifier import accuracy
-from lowshot.feature_set import FeatureSet
-from lowshot.features import StageFeatures
+from lowshot.features.extract import StageFeatures
+from lowshot.features.feature_set import FeatureSet
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream
 from lowshot.presets import LINEAR, LinearPreset, Schedule
-from pretrain.backbones import Architecture, build_backbone
-from pretrain.errors import InputError
-from pretrain.views import eval_transform
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.views import eval_transform
 from tests.lowshot.toy_data import bright_or_dark
 
 CPU = torch.device("cpu")

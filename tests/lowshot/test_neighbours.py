@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from lowshot.feature_set import normalized
+from lowshot.features.feature_set import normalized
 from lowshot.neighbours import search
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 DATABASE = np.random.default_rng(0).standard_normal((501, 24)).astype(np.float32)
 QUERIES = np.random.default_rng(1).standard_normal((67, 24)).astype(np.float32)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lowshot import retrieval
-from lowshot.feature_set import FeatureSet, normalized
+from lowshot.features.feature_set import FeatureSet, normalized
 from lowshot.neighbours import search
 
 GENERATOR = np.random.default_rng(0)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowshot.splits import balanced_fraction, class_members, draw_shots, from_file_list, set_aside
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 LABELS = np.random.default_rng(0).integers(0, 7, 400)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from lowshot.feature_set import FeatureSet
-from pretrain.images import ArrayImages
+from lowshot.features.feature_set import FeatureSet
+from momentum_transfer.images.datasets import ArrayImages
 
 
 def clusters(seed, count, classes=6, dim=16, spread=1.2):

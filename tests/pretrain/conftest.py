@@ -2,7 +2,8 @@
 
 import pytest
 
-from pretrain.config import get_cfg, load_config
+from momentum_transfer.settings import load_config
+from pretrain.config import get_cfg
 
 TINY = {
     "DATA.NAME": "digits",

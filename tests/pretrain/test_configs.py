@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.config import get_cfg, load_config
+from momentum_transfer.metrics import read
+from momentum_transfer.settings import load_config
+from pretrain.config import get_cfg
 from pretrain.methods import build_method
-from pretrain.metrics import read
 from pretrain.plan import make_plan
 from pretrain.settings_check import check_settings
 from pretrain.train import train

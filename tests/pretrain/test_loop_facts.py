@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.checkpoint import CheckpointFolder, load
-from pretrain.console import Stopped
-from pretrain.images import build_dataset
+from momentum_transfer.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.console import Stopped
+from momentum_transfer.images.datasets import build_dataset
 from pretrain.methods import build_method
 from pretrain.norms import MomentumBatchNorm
 from pretrain.pipeline import TrainingBatches

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from pretrain.methods import build_method
 from pretrain.methods.moco import MoCo
 from pretrain.norms import MomentumBatchNorm, PairBatchNorm

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.backbones import Architecture, build_backbone
-from pretrain.errors import InputError
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.errors import InputError
 from pretrain.heads import mlp
 from pretrain.optimizers import LARS, build_optimizer, set_learning_rate
 

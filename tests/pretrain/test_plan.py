@@ -1,6 +1,6 @@
 import pytest
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from pretrain.plan import describe, learning_rate_at, make_plan
 from pretrain.settings_check import check_settings
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import dump
 from pretrain import resume
-from pretrain.config import dump
-from pretrain.errors import InputError
 from pretrain.methods import build_method
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.backbones import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from pretrain.norms import Norm
 from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
 

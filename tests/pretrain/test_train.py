@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 import pretrain.run as run_module
 import pretrain.train as train_module
-from pretrain.backbones import Architecture, build_backbone
-from pretrain.checkpoint import CheckpointFolder, load
-from pretrain.console import Stopped
-from pretrain.errors import InputError
-from pretrain.images import build_dataset
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.console import Stopped
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.datasets import build_dataset
 from pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
 from pretrain.train import train
 

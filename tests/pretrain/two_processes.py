@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-from pretrain import distributed
-from pretrain.config import get_cfg, load_config
-from pretrain.console import Stopped
-from pretrain.negative_queue import NegativeQueue
+from momentum_transfer import distributed
+from momentum_transfer.console import Stopped
+from momentum_transfer.settings import load_config
+from pretrain.config import get_cfg
 from pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
+from pretrain.queue import NegativeQueue
 from pretrain.teacher import shuffled_forward
 from pretrain.train import train
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transfer.results import read
+from momentum_transfer.records import read
 
 ROOT = Path(__file__).resolve().parents[2]
 PRETRAIN = "configs/smoke/momentum2_digits.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from transfer.results import make_record
+from momentum_transfer.records import make_record
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.backbones import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from tests.lowshot.two_processes import in_two_processes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.checkpoint import CheckpointFolder, load
+from momentum_transfer.checkpoint_folder import CheckpointFolder, load
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs/smoke/momentum2_digits.yaml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer import results
+from momentum_transfer import records as results
 
 ROOT = Path(__file__).resolve().parents[2]
 

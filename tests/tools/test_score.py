@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from momentum_transfer import records
 from tests.transfer.scores.random_sets import coco_set, federated
-from transfer import results as records
 from transfer.scores import coco, lvis, semantic, voc
 
 ROOT = Path(__file__).resolve().parents[2]

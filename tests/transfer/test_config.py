@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer import config
-from transfer.torchvision_engine.run import TorchvisionEngine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 
 ROOT = Path(__file__).parents[2]
 PROTOCOLS = sorted(path for path in (ROOT / "configs/transfer").glob("*.yaml") if not path.stem.startswith("base"))

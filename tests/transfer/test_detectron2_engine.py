@@ -16,8 +16,8 @@ pytest.importorskip("detectron2")
 
 from detectron2.config import get_cfg
 
-from pretrain.console import Stopped
-from pretrain.errors import InputError
+from momentum_transfer.console import Stopped
+from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config, tiny_samples
 from transfer import config
@@ -31,8 +31,8 @@ from transfer.detectron2_engine import (
     training_losses,
 )
 from transfer.initial_weights import InitialWeights
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.run import TorchvisionEngine
 from transfer.torchvision_engine.semantic_run import build_segmentor
 from transfer.torchvision_engine.weights import export_state, load_detector, names
 
@@ -148,7 +148,7 @@ def test_twenty_iterations_follow_the_same_losses(name, tmp_path):
     load_detector(ours, theirs.state_dict(), "theirs")
     from detectron2.solver import build_optimizer
 
-    from transfer.torchvision_engine.run import build_training
+    from transfer.torchvision_engine.engine import build_training
     from transfer.torchvision_engine.training_state import Position
 
     their_optimizer = build_optimizer(detectron2_config(cfg, seed=0, out_dir=tmp_path), theirs)

@@ -9,10 +9,10 @@ import signal
 import pytest
 import torch
 
-from pretrain.console import run_tool
+from momentum_transfer import records as results
+from momentum_transfer.console import run_tool
 from tests.transfer.torchvision_engine.tiny import shapes_config
-from transfer import results
-from transfer.config_data import check_data
+from transfer.data.check_datasets import check_data
 from transfer.run import Request, run
 from transfer.torchvision_engine import predict as prediction
 from transfer.torchvision_engine import train

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from transfer.annotations import DetectionData
+from transfer.data.annotations import DetectionData
 from transfer.image_quality import best_and_worst, image_f1
 from transfer.visuals import draw_detections
 

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from pretrain.backbones import Architecture, build_backbone
-from pretrain.errors import InputError
+from momentum_transfer.backbones.convert import write
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config
-from transfer.convert import write
 from transfer.initial_weights import InitialWeights, match_backbone, read_initial
+from transfer.torchvision_engine.engine import initialise
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.run import initialise
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 
 SMALL = Architecture("resnet10", 32)

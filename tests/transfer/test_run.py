@@ -4,11 +4,11 @@ import re
 import numpy as np
 import pytest
 
-from pretrain.errors import InputError
+from momentum_transfer import records as results
+from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.tiny import shapes_config
-from transfer import results
-from transfer.config_data import check_data
-from transfer.engine import choose_engine
+from transfer.data.check_datasets import check_data
+from transfer.engines import choose_engine
 from transfer.run import Request, identity, run
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
@@ -139,7 +139,7 @@ def test_norms_that_cannot_be_synchronised_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
-    from transfer.datasets import get_dataset
+    from transfer.data.datasets import get_dataset
     from transfer.engine import Predictions
     from transfer.run import score
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer import config
 from transfer.run import Request, _claim, identity, run
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config import value_of
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import value_of
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, tiny_config
 from transfer import config
-from transfer.engine import choose_engine
+from transfer.engines import choose_engine
 from transfer.settings_check import RANGES, check_settings
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ sys.path[0] = str(ROOT)
 
 import torch
 
-from pretrain.backbones import DEPTHS, Architecture, build_backbone
-from pretrain.console import say, table
+from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backbone
+from momentum_transfer.console import say, table
 
 _MEASURE = """
 import json, resource, sys, time
@@ -39,13 +39,13 @@ print("MEASURED", json.dumps([seconds, peak, everything]))
 
 _WAYS = {
     "this project": (
-        "from pretrain.sources import load_backbone\nfrom transfer import convert, norm_rescale",
+        "from momentum_transfer.backbones.read import load_backbone\nfrom transfer import convert, norm_rescale",
         "source = load_backbone({checkpoint!r})\n"
         "norm_rescale.lars_warning(source.state)\n"
         "convert.write({out!r}, source.state, source.architecture, convert.metadata_of(source))",
     ),
     "plain script": (
-        "import pickle\nfrom pretrain.source_layouts import to_detectron2",
+        "import pickle\nfrom momentum_transfer.backbones.layouts import to_detectron2",
         "state = torch.load({checkpoint!r}, weights_only=True)\n"
         "tree = {{'model': {{to_detectron2(name): t.numpy() for name, t in state.items()}}}}\n"
         "with open({out!r}, 'wb') as stream: pickle.dump(tree, stream)",

@@ -20,11 +20,11 @@ import numpy as np
 import PIL.Image
 import torch
 
-from pretrain.console import say, table
-from pretrain.device_views import CanvasDataset, build_device_views
-from pretrain.images import FileImages, LabelledImages, build_dataset
-from pretrain.view_recipes import RECIPES
-from pretrain.views import TwoViewDataset, build_views
+from momentum_transfer.console import say, table
+from momentum_transfer.images.augmentations import RECIPES
+from momentum_transfer.images.datasets import FileImages, LabelledImages, build_dataset
+from momentum_transfer.images.device_views import CanvasDataset, build_device_views
+from momentum_transfer.images.views import TwoViewDataset, build_views
 
 PASSES = 3
 BATCH = 32

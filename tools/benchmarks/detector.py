@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pretrain.console import say, table
+from momentum_transfer.console import say, table
 from transfer import config
-from transfer.datasets import get_dataset
+from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_pictures
+from transfer.torchvision_engine.engine import mapper_of
 from transfer.torchvision_engine.masks import BitMasks
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.run import mapper_of
 from transfer.torchvision_engine.structures import Sample
 from transfer.torchvision_engine.weights import export_state
 

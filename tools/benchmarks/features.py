@@ -19,9 +19,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 import torch
 
 from lowshot.devices import device
-from lowshot.features import StageFeatures, compute
-from pretrain.backbones import DEPTHS, Architecture, build_backbone
-from pretrain.console import run_tool, say, table
+from lowshot.features.extract import StageFeatures, compute
+from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backbone
+from momentum_transfer.console import run_tool, say, table
 
 #: CPU seconds of this process, which other processes on a busy machine do not lengthen.
 clock = time.perf_counter if device().type == "cuda" else time.process_time

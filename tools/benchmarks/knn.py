@@ -27,9 +27,9 @@ import torch
 
 from lowshot import knn, retrieval
 from lowshot.devices import device
-from lowshot.feature_set import FeatureSet, normalized
+from lowshot.features.feature_set import FeatureSet, normalized
 from lowshot.neighbours import search
-from pretrain.console import run_tool, say, table
+from momentum_transfer.console import run_tool, say, table
 
 TOP, K = 1000, 20
 #: CPU seconds of this process, which other processes on a busy machine do not lengthen.

@@ -19,14 +19,14 @@ sys.path[0] = str(ROOT)
 import numpy as np
 import torch
 
-from pretrain.console import run_tool, table
-from pretrain.errors import InputError
+from momentum_transfer.console import run_tool, table
+from momentum_transfer.errors import InputError
 from transfer import config
 from transfer.config import is_semantic
-from transfer.datasets import get_dataset
-from transfer.label_folders import get_semantic_dataset
+from transfer.data.datasets import get_dataset
+from transfer.data.semantic_datasets import get_semantic_dataset
 from transfer.torchvision_engine.data import read_pictures
-from transfer.torchvision_engine.run import mapper_of
+from transfer.torchvision_engine.engine import mapper_of
 from transfer.torchvision_engine.semantic_data import SemanticMapper, pictures_of
 from transfer.torchvision_engine.structures import Sample
 

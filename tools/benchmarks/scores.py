@@ -26,7 +26,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import numpy as np
 
-from pretrain.console import say, table
+from momentum_transfer.console import say, table
 
 HEIGHT, WIDTH = 480, 640
 

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from sklearn.svm import LinearSVC
 
-from lowshot.batched_svm import fit_batched, share
-from lowshot.feature_set import normalized
-from lowshot.liblinear import fit_liblinear
-from lowshot.svm import evaluate
-from lowshot.svm_problem import LinearClassifiers, objectives, signed_targets
-from pretrain.console import run_tool, say, table
+from lowshot.features.feature_set import normalized
+from lowshot.svm.batched import fit_batched, share
+from lowshot.svm.liblinear import fit_liblinear
+from lowshot.svm.lowshot_svm import evaluate
+from lowshot.svm.problem import LinearClassifiers, objectives, signed_targets
+from momentum_transfer.console import run_tool, say, table
 
 COSTS = [2.0**power for power in range(-5, 6)]
 

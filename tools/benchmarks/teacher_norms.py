@@ -18,9 +18,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
 
-from pretrain.config import get_cfg, load_config
-from pretrain.console import run_tool, say, table
-from pretrain.metrics import read
+from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.metrics import read
+from momentum_transfer.settings import load_config
+from pretrain.config import get_cfg
 from pretrain.train import train
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/smoke/momentum2_digits.yaml"

@@ -9,13 +9,13 @@ from typing import Any
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
-from pretrain.distributed import barrier, is_main
-from pretrain.errors import InputError
-from transfer.annotations import DetectionData
+from momentum_transfer.distributed import barrier, is_main
+from momentum_transfer.errors import InputError
 from transfer.config import is_semantic
-from transfer.datasets import get_dataset
+from transfer.data.annotations import DetectionData
+from transfer.data.datasets import get_dataset
+from transfer.data.semantic_datasets import SemanticData, get_semantic_dataset, label_file, write_truth
 from transfer.detectron2_engine.settings import data_name
-from transfer.label_folders import SemanticData, get_semantic_dataset, label_file, write_truth
 from transfer.torchvision_engine.data import read_pictures, with_objects
 from transfer.torchvision_engine.semantic_data import pictures_of
 

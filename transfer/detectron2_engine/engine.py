@@ -10,9 +10,9 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.console import say
-from pretrain.distributed import process_group, world_size
-from pretrain.errors import InputError
+from momentum_transfer.console import say
+from momentum_transfer.distributed import process_group, world_size
+from momentum_transfer.errors import InputError
 from transfer.config import is_semantic, runs_on_cpu, synchronises_on_cpu
 from transfer.detectron2_engine.backbones import SMALL
 from transfer.detectron2_engine.data import register_data

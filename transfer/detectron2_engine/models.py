@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pretrain.console import say
+from momentum_transfer.console import say
 from transfer.detectron2_engine.backbones import PYRAMIDS, pyramid, resnet
 from transfer.detectron2_engine.c4 import heads
 from transfer.detectron2_engine.fcos import build_fcos

@@ -17,7 +17,7 @@ from transfer.detectron2_engine.losses import their_inputs, training_losses
 from transfer.detectron2_engine.models import build_model
 from transfer.detectron2_engine.settings import detectron2_config
 from transfer.torchvision_engine.detectors import RCNN, Detector
-from transfer.torchvision_engine.run import build
+from transfer.torchvision_engine.engine import build
 from transfer.torchvision_engine.semantic import Segmentor
 from transfer.torchvision_engine.structures import Sample
 from transfer.torchvision_engine.weights import load_detector, names

@@ -11,15 +11,15 @@ from fvcore.common.config import CfgNode
 from PIL import Image
 from torch import nn
 
-from pretrain.console import ProgressLine
-from pretrain.distributed import barrier, rank, world_size
-from pretrain.files import atomic_path
-from transfer.annotations import DetectionData
+from momentum_transfer.console import ProgressLine
+from momentum_transfer.distributed import barrier, rank, world_size
+from momentum_transfer.files import atomic_path
 from transfer.config import is_semantic
-from transfer.datasets import get_dataset
+from transfer.data.annotations import DetectionData
+from transfer.data.datasets import get_dataset
+from transfer.data.semantic_datasets import SemanticData, get_semantic_dataset, label_file
 from transfer.detectron2_engine.data import dataset_dicts, test_mapper
 from transfer.engine import Predictions, results_path
-from transfer.label_folders import SemanticData, get_semantic_dataset, label_file
 from transfer.torchvision_engine.predict import result_entries, write_entries
 from transfer.torchvision_engine.semantic_data import pictures_of
 from transfer.torchvision_engine.structures import Detections

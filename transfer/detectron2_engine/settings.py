@@ -7,8 +7,8 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.devices import device_of
 from transfer.config import add_own_keys
-from transfer.devices import device_of
 
 
 def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pretrain.console import Stopped, StopSignal, stop_signals
-from pretrain.distributed import any_rank, barrier, is_main, rank
-from pretrain.errors import InputError
+from momentum_transfer.console import Stopped, StopSignal, stop_signals
+from momentum_transfer.distributed import any_rank, barrier, is_main, rank
+from momentum_transfer.errors import InputError
 from transfer.detectron2_engine.data import training_loader
 from transfer.detectron2_engine.models import load_initial, register
 from transfer.engine import Finetuned

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer.scores.inputs import AreaFrom, IouType, check_iou_type, load_detections, load_ground_truth
 from transfer.scores.matching import AREA_NAMES, IOU_THRESHOLDS
 from transfer.scores.precision import Inputs, tabulate

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 _NUMBERS = (int, float, np.number)
 _FLAGS = (*_NUMBERS, np.bool_)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer.scores import masks
 from transfer.scores.columns import Columns
 

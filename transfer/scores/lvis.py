@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer.scores.coco import Results, Source, per_class, percent
 from transfer.scores.inputs import (
     AreaFrom,

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 
 AbsentClasses = Literal["ground-truth", "union"]
 Labels = str | Path | Sequence[str | Path]

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer.scores.coco import Results, Source
 from transfer.scores.inputs import load_detections, load_ground_truth
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.backbones import ResNet
+from momentum_transfer.backbones.resnet import ResNet
 from transfer.torchvision_engine.layers import ConvNorm, FrozenBatchNorm2d, xavier_fill
 
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}

@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from pretrain.console import say
-from pretrain.distributed import barrier, is_main
-from pretrain.files import write_text
+from momentum_transfer.console import say
+from momentum_transfer.distributed import barrier, is_main
+from momentum_transfer.files import write_text
 from transfer.engine import Predictions, Score
 from transfer.torchvision_engine import training_state
 from transfer.torchvision_engine.detectors import Detector

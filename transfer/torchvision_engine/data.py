@@ -13,8 +13,8 @@ from PIL import Image, ImageOps
 from pycocotools import mask as coco_mask
 from torch.utils.data import Dataset
 
-from pretrain.errors import InputError
-from transfer.annotations import DetectionData
+from momentum_transfer.errors import InputError
+from transfer.data.annotations import DetectionData
 from transfer.torchvision_engine.boxes import nonempty
 from transfer.torchvision_engine.masks import BitMasks, PolygonMasks, polygons_to_bitmap
 from transfer.torchvision_engine.sampling import Draw

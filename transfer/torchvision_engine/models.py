@@ -8,7 +8,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.backbones import Architecture, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from transfer.torchvision_engine.anchors import AnchorGenerator
 from transfer.torchvision_engine.backbone import FPN, BottomUp, ConvP6P7, MaxPoolP6, SingleScale
 from transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head

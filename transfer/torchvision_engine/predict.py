@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from pycocotools import mask as coco_mask
 
-from pretrain.console import ProgressLine
-from pretrain.distributed import barrier, is_main, rank, world_size
-from pretrain.files import write_text
+from momentum_transfer.console import ProgressLine
+from momentum_transfer.distributed import barrier, is_main, rank, world_size
+from momentum_transfer.files import write_text
 from transfer.torchvision_engine.data import Mapper, PictureList, TestSamples
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.structures import Detections

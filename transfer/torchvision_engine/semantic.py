@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer.torchvision_engine.backbone import SingleScale
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.layers import ConvNorm, normal_fill, xavier_fill

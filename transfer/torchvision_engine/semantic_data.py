@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain.console import ProgressLine
-from pretrain.distributed import barrier, rank, world_size
-from pretrain.errors import InputError
-from pretrain.files import atomic_path
-from transfer.label_folders import IGNORE, SemanticData, label_file
+from momentum_transfer.console import ProgressLine
+from momentum_transfer.distributed import barrier, rank, world_size
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import atomic_path
+from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
 from transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
 from transfer.torchvision_engine.sampling import Draw
 from transfer.torchvision_engine.semantic import Segmentor

@@ -8,9 +8,9 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import ConcatDataset, DataLoader
 
-from pretrain.backbones import build_backbone
-from pretrain.distributed import rank, world_size
-from transfer.label_folders import IGNORE, SemanticData, get_semantic_dataset
+from momentum_transfer.backbones.resnet import build_backbone
+from momentum_transfer.distributed import rank, world_size
+from transfer.data.semantic_datasets import IGNORE, SemanticData, get_semantic_dataset
 from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.data import Mapper
 from transfer.torchvision_engine.layers import norm_layer

@@ -17,10 +17,10 @@ from fvcore.nn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pretrain.console import ProgressLine, Stopped, say, stop_signals
-from pretrain.distributed import any_rank, is_distributed, is_main
-from pretrain.errors import InputError
-from pretrain.files import write_text
+from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
+from momentum_transfer.distributed import any_rank, is_distributed, is_main
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import write_text
 from transfer.torchvision_engine import training_state
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.solver import GradientClipper

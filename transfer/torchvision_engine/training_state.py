@@ -12,12 +12,12 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.checkpoint import write_archive
-from pretrain.config import dump
-from pretrain.console import say
-from pretrain.distributed import all_gather_tensor, barrier, is_main, rank, world_size
-from pretrain.errors import InputError
-from pretrain.files import atomic_path, write_text
+from momentum_transfer.checkpoint_folder import write_archive
+from momentum_transfer.console import say
+from momentum_transfer.distributed import all_gather_tensor, barrier, is_main, rank, world_size
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import atomic_path, write_text
+from momentum_transfer.settings import dump
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.weights import export_state, load_detector, own_state
 

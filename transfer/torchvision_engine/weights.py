@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pretrain.sources import detectron2_names
+from momentum_transfer.backbones.read import detectron2_names
 from transfer.initial_weights import match_backbone, match_detector
 from transfer.torchvision_engine.detectors import Detector
 

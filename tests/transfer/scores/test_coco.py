@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from tests.transfer.scores.random_sets import coco_set, rectangle, small_coco_set
 from tests.transfer.scores.references import largest_difference, pycocotools_eval
 from transfer.scores import coco, voc

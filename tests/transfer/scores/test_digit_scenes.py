@@ -8,7 +8,7 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from tests.transfer.scores.references import largest_difference, lvis_eval, pycocotools_eval
-from transfer.datasets import get_dataset
+from transfer.data.datasets import get_dataset
 from transfer.scores import coco, lvis
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from tests.transfer.scores.random_sets import coco_set
 from transfer.scores import coco
 from transfer.scores.inputs import load_detections, load_ground_truth

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer.scores import semantic
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from transfer.scores import voc
 
 CLASSES = ("dog", "cat", "cow")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from pretrain.errors import InputError
+from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.tiny import write_shapes
-from transfer.datasets import get_dataset
+from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import (
     Annotation,
     Mapper,

@@ -145,7 +145,7 @@ def test_frozen_norm_equals_batch_norm_in_evaluation_with_and_without_gradient()
 
 
 def test_an_unknown_norm_is_named():
-    from pretrain.errors import InputError
+    from momentum_transfer.errors import InputError
 
     with pytest.raises(InputError, match=r"BN, SyncBN, FrozenBN, GN .* found 'LN'"):
         norm_layer("LN")

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from tests.transfer.torchvision_engine.tiny import shapes_config
-from transfer.datasets import get_dataset
+from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_image, read_pictures
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.run import TorchvisionEngine
 from transfer.torchvision_engine.weights import load_detector
 
 SETTINGS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]

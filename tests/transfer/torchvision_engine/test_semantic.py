@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from pretrain.errors import InputError
+from momentum_transfer import records as results
+from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.tiny import SEGMENTORS, tiny_config, tiny_samples
-from transfer import results
 from transfer.run import Request, run
 from transfer.torchvision_engine.backbone import dilate
 from transfer.torchvision_engine.data import Mapper, Picture
-from transfer.torchvision_engine.run import TorchvisionEngine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.semantic import ASPP, DeepLabHead
 from transfer.torchvision_engine.semantic_data import SemanticMapper
 from transfer.torchvision_engine.semantic_run import build_segmentor, unsupported

@@ -5,13 +5,13 @@ import signal
 import pytest
 import torch
 
-from pretrain.console import Stopped
-from pretrain.errors import InputError
+from momentum_transfer.console import Stopped
+from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config
 from transfer.scores import coco
 from transfer.torchvision_engine import train
-from transfer.torchvision_engine.run import TorchvisionEngine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 
 SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(3,)", "SOLVER.WARMUP_ITERS", "2", "SOLVER.BASE_LR", "0.01"]
 PRECISE = ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"]

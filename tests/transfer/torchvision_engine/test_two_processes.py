@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from momentum_transfer import records as results
 from tests.transfer.torchvision_engine.test_semantic import labels_config, write_labels
 from tests.transfer.torchvision_engine.tiny import shapes_config, write_shapes
 from tests.transfer.torchvision_engine.two_processes import FROZEN, RESUMED, STEPS
-from transfer import results
-from transfer.datasets import get_dataset
+from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_pictures
+from transfer.torchvision_engine.engine import TorchvisionEngine, mapper_of
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.run import TorchvisionEngine, mapper_of
 from transfer.torchvision_engine.sampling import endless
 from transfer.torchvision_engine.weights import export_state
 

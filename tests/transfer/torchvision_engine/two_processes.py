@@ -6,13 +6,13 @@ import signal
 import sys
 from pathlib import Path
 
-from pretrain import distributed
-from pretrain.console import Stopped
+from momentum_transfer import distributed
+from momentum_transfer.console import Stopped
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import shapes_config
 from transfer.run import Request, run
 from transfer.torchvision_engine import train
-from transfer.torchvision_engine.run import TorchvisionEngine
+from transfer.torchvision_engine.engine import TorchvisionEngine
 
 #: Settings of the trainings that the test repeats in one process.
 STEPS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]

@@ -1,0 +1,1 @@
+"""Frozen features: extracted once, cached by content, read from files."""

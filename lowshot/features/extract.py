@@ -1,0 +1,191 @@
+"""Frozen features of a data set: computed once, streamed to disk, kept by the hash of all that determines them.
+
+Under torchrun every process fills its own range of rows, which needs a file system that all of them see. What lies on
+disk is described in lowshot/features/cache.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from lowshot.features.cache import About, Entry
+from lowshot.features.feature_set import FeatureSet, check
+from momentum_transfer import distributed
+from momentum_transfer.console import say, track
+from momentum_transfer.errors import InputError
+
+PRECISIONS = ("bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What produces features: a frozen network and the name under which its results are kept.
+
+    Attributes:
+        network: images [N, 3, H, W] -> features [N, D], in eval mode, not changed.
+        weights: hash of the weights (of the file, and which network in it); any change of it misses the cache.
+        description: for messages, for example "teacher of last.pt".
+    """
+
+    network: Callable[[Tensor], Tensor]
+    weights: str
+    description: str
+
+
+class StageFeatures(nn.Module):
+    """A stage's map averaged over positions in float32, whatever the precision of the network: [N, C].
+
+    Args:
+        backbone: a ``momentum_transfer.backbones.resnet.ResNet``.
+        layer: "pooled" (the average of res5) or "res2" … "res5".
+    """
+
+    LAYERS = ("pooled", "res2", "res3", "res4", "res5")
+
+    def __init__(self, backbone: nn.Module, layer: str = "pooled") -> None:
+        super().__init__()
+        if layer not in self.LAYERS:
+            raise InputError(f"expected FEATURES.LAYER of {', '.join(self.LAYERS)}, found {layer!r}")
+        self.backbone = backbone.eval().requires_grad_(False)
+        self.stage = "res5" if layer == "pooled" else layer
+
+    def forward(self, images: Tensor) -> Tensor:
+        stages: dict[str, Tensor] = self.backbone.stages(images)  # type: ignore[operator]
+        return stages[self.stage].float().mean(dim=(2, 3))
+
+
+class Pixels(nn.Module):
+    """No backbone at all: the grey values of the image, [N, H·W]. The baseline that needs no weights."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.float().mean(dim=1).flatten(1)
+
+
+def data_hash(dataset: Any) -> str:
+    """Hash of which images a data set lists, in order, with their labels.
+
+    Files count by their path, images in memory by their content; so replacing a file's content under the same name
+    goes unnoticed, as reading all of them would cost as much as the extraction.
+    """
+    digest = sha256(np.ascontiguousarray(dataset.labels).tobytes())
+    inner = dataset
+    while hasattr(inner, "indices") and hasattr(inner, "dataset"):
+        digest.update(np.ascontiguousarray(inner.indices).tobytes())
+        inner = inner.dataset
+    for name in ("paths", "images", "glyphs"):
+        if hasattr(inner, name):
+            digest.update(np.ascontiguousarray(getattr(inner, name)).tobytes())
+            return digest.hexdigest()
+    raise InputError(f"cannot name the images of a {type(inner).__name__}: it has neither paths nor images")
+
+
+class _Transformed(Dataset[Tensor]):
+    """Index -> transformed image; the labels are known without reading images."""
+
+    def __init__(self, dataset: Any, transform: Callable[[PIL.Image.Image], Tensor]) -> None:
+        self.dataset, self.transform = dataset, transform
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.transform(self.dataset[index][0])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def check_precision(precision: str) -> None:
+    """Raise :class:`InputError` for an unknown one."""
+    if precision not in PRECISIONS:
+        raise InputError(f"expected FEATURES.PRECISION of {', '.join(PRECISIONS)}, found {precision!r}")
+
+
+def extract(
+    source: Source,
+    dataset: Any,
+    transform: Callable[[PIL.Image.Image], Tensor],
+    about: About,
+    cache: Path,
+    *,
+    name: str,
+    batch_size: int = 256,
+    workers: int = 0,
+    device: str | torch.device = "cpu",
+) -> FeatureSet:
+    """Features of ``dataset`` from the cache, or computed and put there.
+
+    Args:
+        dataset: ``momentum_transfer.images.datasets`` protocol: ``dataset[i] -> (image, label)``, ``.labels``.
+        about: what determines the result, see :class:`About`.
+        cache: folder of all entries.
+        name: what messages call this split.
+
+    Raises:
+        InputError: an entry of that key was made with other settings, or the features are not finite.
+    """
+    check_precision(about.precision)
+    entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
+    if distributed.any_rank(not entry.complete, torch.device(device)):
+        with entry.locked():
+            entry.check(about)
+            if not entry.complete:
+                images = _Transformed(dataset, transform)
+                rows = entry.open_rows(about, len(dataset), partial(_width, source, images, about, device))
+                _fill(rows, images, source, about, entry, name, batch_size, workers, device)
+                entry.finish(labels)
+    entry.check(about)
+    result = FeatureSet(entry.read(labels), labels, name, about.weights)
+    check(result)
+    return result
+
+
+def _width(source: Source, images: _Transformed, about: About, device: str | torch.device) -> int:
+    """D, by one image."""
+    return int(compute(source.network, images[0][None], about.precision, device).shape[1])
+
+
+def _fill(
+    rows: np.memmap,
+    images: _Transformed,
+    source: Source,
+    about: About,
+    entry: Entry,
+    name: str,
+    batch_size: int,
+    workers: int,
+    device: str | torch.device,
+) -> None:
+    """Compute this process's range of rows, from where an earlier run has come to; rows first, then the progress."""
+    begin, end = _own_range(len(images))
+    position = begin + entry.progress(begin, end)
+    if position > begin:
+        say(f"features of {name}: going on after {position - begin} of {end - begin} images")
+    own = Subset(images, range(position, end))
+    loader = DataLoader(own, batch_size, num_workers=workers, pin_memory=torch.cuda.is_available())
+    for batch in track(loader, f"features of {name}"):
+        features = compute(source.network, batch, about.precision, device).cpu().numpy()
+        rows[position : position + len(batch)] = features
+        position += len(batch)
+        rows.flush()
+        entry.write_progress(begin, end, position - begin)
+
+
+@torch.no_grad()
+def compute(network: Callable[[Tensor], Tensor], images: Tensor, precision: str, device: str | torch.device) -> Tensor:
+    """Features [N, D] float32 on the device; channels-last, under bf16 autocast unless ``precision`` is fp32."""
+    device = torch.device(device)
+    batch = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        return network(batch).float()
+
+
+def _own_range(count: int) -> tuple[int, int]:
+    rank, world = distributed.rank(), distributed.world_size()
+    return count * rank // world, count * (rank + 1) // world

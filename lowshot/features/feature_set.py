@@ -1,0 +1,156 @@
+"""Features with their labels: read, checked, compared."""
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of
+
+#: Rows that are read at a time where a pass over a memory-mapped array is needed.
+CHUNK = 65536
+#: Class indices from here on are taken for something else (an image's number, a hash): tables have a place for each.
+MOST_CLASSES = 10**6
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """Features of one split.
+
+    Attributes:
+        features: [N, D] float32, often a read-only memory map.
+        labels: [N] int64 class indices, or [N, K] of 0 and 1 (an image may carry several labels).
+        name: what messages and records call this split.
+        sha256: hash of what the features were made from (weights), or of the file that holds them.
+    """
+
+    features: np.ndarray
+    labels: np.ndarray
+    name: str
+    sha256: str
+
+    @property
+    def multi_label(self) -> bool:
+        return self.labels.ndim == 2
+
+    @property
+    def num_classes(self) -> int:
+        return self.labels.shape[1] if self.multi_label else int(self.labels.max()) + 1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read_npz(path: str | Path) -> FeatureSet:
+    """Features made elsewhere: ``features`` [N, D] float and ``labels`` [N] int or [N, K] multi-hot, in one .npz.
+
+    Raises:
+        InputError: no such file, no .npz, an array is missing, or :func:`check` finds something.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"feature file not found: {path}; expected an .npz with the arrays features and labels")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in ("features", "labels") if key not in archive]
+            if missing:
+                raise InputError(
+                    f"expected the arrays features [N, D] and labels in {path}, found {', '.join(archive.files)}; "
+                    f"missing: {', '.join(missing)}"
+                )
+            features, labels = archive["features"], archive["labels"]
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"expected a NumPy .npz archive without pickled objects in {path}: {error}") from error
+    if features.dtype.kind != "f":
+        raise InputError(f"features of {path} are {features.dtype}, expected floating-point numbers")
+    if labels.dtype.kind not in "iub":
+        raise InputError(f"labels of {path} are {labels.dtype}, expected whole numbers or a multi-hot matrix")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and check() says where
+        features = features.astype(np.float32)
+    result = FeatureSet(features, labels.astype(np.int64), path.name, sha256_of(path))
+    check(result)
+    return result
+
+
+def chunks(count: int, size: int = CHUNK) -> Iterator[slice]:
+    """Slices that cover ``range(count)`` in order."""
+    for begin in range(0, count, size):
+        yield slice(begin, min(begin + size, count))
+
+
+def check(data: FeatureSet) -> None:
+    """Raise :class:`InputError` for shapes that do not fit, NaN or infinite features, or labels that are none."""
+    features, labels = data.features, data.labels
+    if features.ndim != 2 or not len(features):
+        raise InputError(f"features of {data.name} have shape {features.shape}, expected [N, D] with N ≥ 1")
+    if labels.ndim not in (1, 2) or len(labels) != len(features):
+        raise InputError(
+            f"labels of {data.name} have shape {labels.shape} for {len(features)} features; "
+            "expected [N] class indices or an [N, K] multi-hot matrix"
+        )
+    if labels.ndim == 1 and not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
+        raise InputError(
+            f"labels of {data.name} go from {labels.min()} to {labels.max()}; expected class indices from 0, below "
+            f"{MOST_CLASSES}"
+        )
+    if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
+        raise InputError(f"multi-hot labels of {data.name} hold values other than 0 and 1")
+    for part in chunks(len(features)):
+        finite = np.isfinite(features[part]).all(axis=1)
+        if not finite.all():
+            row = part.start + int(np.argmin(finite))
+            raise InputError(
+                f"features of {data.name} hold NaN or infinite values (first in row {row}); "
+                "the weights diverged, or the extraction overflowed: try FEATURES.PRECISION fp32"
+            )
+
+
+def check_pair(train: FeatureSet, test: FeatureSet) -> None:
+    """Raise :class:`InputError` where a test set cannot be scored with this training set."""
+    if train.features.shape[1] != test.features.shape[1]:
+        raise InputError(
+            f"{train.name} has {train.features.shape[1]} features an image, {test.name} has "
+            f"{test.features.shape[1]}; both must come from the same backbone and layer"
+        )
+    if train.multi_label != test.multi_label or (train.multi_label and train.num_classes != test.num_classes):
+        raise InputError(
+            f"labels do not match: {train.name} has shape {train.labels.shape}, {test.name} {test.labels.shape}; "
+            "expected class indices in both, or multi-hot labels with the same number of classes in both"
+        )
+    if train.multi_label:
+        if train.num_classes < 2:
+            raise InputError(f"{train.name} holds one class only; expected multi-hot labels of at least two")
+        if not test.labels.any():
+            raise InputError(f"no image of {test.name} carries a label; expected at least one positive to score")
+        return
+    known = np.unique(train.labels)
+    if len(known) < 2:
+        raise InputError(f"{train.name} holds one class only (label {known[0]}); expected at least two")
+    unknown = np.setdiff1d(test.labels, known)
+    if len(unknown):
+        raise InputError(
+            f"labels do not match: {test.name} holds classes that {train.name} lacks: "
+            f"{', '.join(map(str, unknown[:10]))}{' …' if len(unknown) > 10 else ''}; "
+            "were both splits indexed by the same list of classes?"
+        )
+
+
+def normalized(features: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Rows divided by their Euclidean norm, float32; a row of zeros stays one (its cosine with anything is 0).
+
+    Args:
+        features: [N, D]. out: [N, D] float32 to write into, if not a new array.
+    """
+    rows = np.asarray(features, dtype=np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))  # several times faster than numpy.linalg.norm
+    extreme = ~((norms > 1e-15) & (norms < 1e15))  # the squares leave float32's range
+    divided: np.ndarray = np.divide(rows, np.where(extreme, 1, norms)[:, None], out=out)
+    for row in np.flatnonzero(extreme):
+        exact = rows[row].astype(np.float64)
+        divided[row] = exact / max(np.linalg.norm(exact), np.finfo(np.float64).tiny)
+    return divided

@@ -1,0 +1,1 @@
+"""Low-shot linear SVMs: the protocol, and the solvers."""

@@ -1,0 +1,1 @@
+"""Backbones: built, read from any checkpoint, written in other layouts, compared."""

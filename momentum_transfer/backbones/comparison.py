@@ -1,0 +1,253 @@
+"""A comparison of backbones as records and as plots: RCF figures 3a (weight norms) and 3b (CKA)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from momentum_transfer import records as results
+from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.similarity import MIN_BATCH, block_names, cka_of_networks, stage_ends, weight_norms
+from momentum_transfer.console import track
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import atomic_path, weights_name, write_text
+from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.images.views import eval_transform
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
+
+
+class ImageBatches:
+    """Equal batches of images, in an order fixed by ``seed``; iterating again gives the same ones.
+
+    Args:
+        images: a folder, searched for image files at any depth, or "digits" for the embedded held-out ones.
+        image_size: side in pixels.
+        batch_size: images a batch; an incomplete last batch is left out, so that all weigh the same.
+        count: at most this many images; 0: all.
+        device: where the batches go.
+
+    Raises:
+        InputError: no such folder, fewer images than one batch, or a size, batch or count that is none.
+    """
+
+    def __init__(
+        self, images: str, image_size: int, batch_size: int, count: int = 0, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        for option, value, least in (("image-size", image_size, 1), ("batch-size", batch_size, MIN_BATCH),
+                                     ("count", count, 0)):  # fmt: skip
+            if value < least:
+                raise InputError(f"expected --{option} of at least {least}, found {value}; correct it")
+        folder = Path(images)
+        self._items: Any
+        if folder.is_dir():
+            self._items = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+            self._transform = eval_transform("imagefolder", image_size)
+        elif images == "digits":
+            self._items = build_dataset("digits", split="val", image_size=image_size)
+            self._transform = eval_transform("digits", image_size)
+        else:
+            raise InputError(f"expected --images as a folder or the word digits, found {images}; check the path")
+        self.name, self.image_size, self.batch_size, self.seed, self.device = (
+            images, image_size, batch_size, seed, device)  # fmt: skip
+        order = torch.randperm(len(self._items), generator=torch.Generator().manual_seed(seed))
+        self._order = order[: count or None].tolist()
+        if len(self) < 1:
+            raise InputError(
+                f"expected at least one batch of {batch_size} images in {images}, found {len(self._order)}; give more "
+                "or a smaller --batch-size"
+            )
+
+    def __len__(self) -> int:
+        return len(self._order) // self.batch_size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            images = [self._transform(self._open(index)) for index in self._order[start : start + self.batch_size]]
+            yield torch.stack(images).to(self.device)
+
+    def _open(self, index: int) -> Image.Image:
+        item = self._items[index]
+        if not isinstance(item, Path):
+            return item[0]
+        try:
+            return Image.open(item).convert("RGB")
+        except OSError as error:
+            raise InputError(f"expected an image, found an unreadable file: {item} ({error}); remove it") from error
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One backbone beside the reference.
+
+    Attributes:
+        cka: [blocks of the reference, blocks of the other].
+    """
+
+    reference: SourceBackbone
+    other: SourceBackbone
+    reference_blocks: list[str]
+    other_blocks: list[str]
+    cka: Tensor
+    images: str
+    count: int
+    protocol: str
+    image_size: int
+    batch_size: int
+    seed: int
+
+    def stages(self) -> dict[str, float]:
+        """CKA of stem, res2 to res5 (their last blocks) and avgpool, which every depth has."""
+        ours, theirs = stage_ends(self.reference_blocks), stage_ends(self.other_blocks)
+        rows, columns = self.reference_blocks, self.other_blocks
+        return {name: float(self.cka[rows.index(ours[name]), columns.index(theirs[name])]) for name in ours}
+
+
+def compare(
+    reference: SourceBackbone, other: SourceBackbone, batches: ImageBatches, *, batch_statistics: bool = False
+) -> Comparison:
+    """CKA of two backbones on the same images.
+
+    Args:
+        batch_statistics: BatchNorm takes each batch's own statistics, as fine-tuning begins, and not the stored ones.
+    """
+    networks: list[ResNet] = [source.build().to(batches.device) for source in (reference, other)]
+    for network in networks:
+        network.train(batch_statistics)
+    names = (weights_name(other.path), weights_name(reference.path))
+    progress = track(batches, f"CKA of {names[0]} with {names[1]}", len(batches))
+    cka = cka_of_networks(networks[0], networks[1], progress).cpu()
+    blocks = [block_names(network) for network in networks]
+    count = len(batches) * batches.batch_size
+    protocol = f"linear, unbiased mini-batch HSIC, {'batch' if batch_statistics else 'stored'} statistics"
+    return Comparison(
+        reference, other, blocks[0], blocks[1], cka, batches.name, count, protocol,
+        batches.image_size, batches.batch_size, batches.seed,
+    )  # fmt: skip
+
+
+def records(comparison: Comparison) -> list[dict[str, Any]]:
+    """CKA a stage, in percent, as records of the other backbone."""
+    other, reference = comparison.other, comparison.reference
+    return [
+        results.make_record(
+            "cka",
+            name,
+            100 * value,
+            checkpoint=_named(other),
+            network=other.network,
+            protocol=comparison.protocol,
+            engine="torch",
+            dataset=comparison.images,
+            seed=comparison.seed,
+            images=comparison.count,
+            image_size=comparison.image_size,
+            batch_size=comparison.batch_size,
+            reference={**_named(reference), "network": reference.network},
+        )
+        for name, value in comparison.stages().items()
+    ]
+
+
+def add_records(file: Path, lines: list[dict[str, Any]]) -> int:
+    """Append what ``file`` does not hold yet; the number of new records."""
+    identity = ("task", "metric", "checkpoint", "network", "protocol", "dataset", "seed", "images", "image_size",
+                "batch_size", "reference")  # fmt: skip
+    known = results.read(file)[0] if file.is_file() else []
+    held = [{key: record.get(key) for key in identity} for record in known]
+    new = [line for line in lines if {key: line.get(key) for key in identity} not in held]
+    results.append(file, new)
+    return len(new)
+
+
+def norm_records(source: SourceBackbone) -> list[dict[str, Any]]:
+    """2-norm of every convolution, as records."""
+    return [
+        results.make_record(
+            "weight_norm", name, value, checkpoint=_named(source), network=source.network, engine="torch"
+        )
+        for name, value in weight_norms(source.state).items()
+    ]
+
+
+def _named(source: SourceBackbone) -> dict[str, str]:
+    return {"name": weights_name(source.path), "sha256": source.sha256}
+
+
+def write_matrix(path: Path, comparison: Comparison) -> None:
+    """The whole CKA matrix as JSON: ``rows`` (reference), ``columns`` (other), ``cka``."""
+    tree = {
+        "reference": comparison.reference.metadata,
+        "other": comparison.other.metadata,
+        "images": comparison.images,
+        "count": comparison.count,
+        "protocol": comparison.protocol,
+        "image_size": comparison.image_size,
+        "batch_size": comparison.batch_size,
+        "seed": comparison.seed,
+        "rows": comparison.reference_blocks,
+        "columns": comparison.other_blocks,
+        "cka": comparison.cka.tolist(),
+    }
+    write_text(path, json.dumps(tree, indent=1) + "\n")
+
+
+def plot(folder: Path, labels: list[str], sources: list[SourceBackbone], comparisons: list[Comparison]) -> list[Path]:
+    """Write norms.png (figure 3a), cka.png (figure 3b) and one heat map a pair.
+
+    Args:
+        labels: of ``sources``; the first is the reference.
+        comparisons: of the first source with each of the others, in order.
+    """
+    from matplotlib.figure import Figure  # no pyplot: nothing global, no display
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for order, (label, source) in enumerate(zip(labels, sources, strict=True)):
+        values = list(weight_norms(source.state, kernel=3).values())
+        width = 1.5 + 2 * (len(labels) - 1 - order)  # the first stays visible below a rescaled one of equal norms
+        axes.plot(range(1, len(values) + 1), values, linewidth=width, label=label)
+    axes.set(xlabel="3×3 convolution, in network order", ylabel="2-norm of the weight", ylim=(0, None))
+    axes.legend(frameon=False)
+    paths = [_save(figure, folder / "norms.png")]
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for label, comparison in zip(labels[1:], comparisons, strict=True):
+        stages = comparison.stages()
+        axes.plot(list(stages), list(stages.values()), marker="o", markersize=4, label=f"{label} vs. {labels[0]}")
+    axes.set(ylabel="linear CKA", ylim=(0, 1.05))
+    axes.legend(frameon=False)
+    paths.append(_save(figure, folder / "cka.png"))
+
+    for number, (label, comparison) in enumerate(zip(labels[1:], comparisons, strict=True), start=1):
+        paths.append(_save(_heat_map(comparison, labels[0], label), folder / f"cka_blocks_{number}.png"))
+    return paths
+
+
+def _heat_map(comparison: Comparison, row_label: str, column_label: str) -> Any:
+    from matplotlib.figure import Figure
+
+    rows, columns = comparison.reference_blocks, comparison.other_blocks
+    figure = Figure(figsize=(2.5 + 0.3 * len(columns), 1.5 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(comparison.cka.numpy(), vmin=0, vmax=1, origin="lower", cmap="magma")
+    axes.set_xticks(range(len(columns)), columns, rotation=90)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel=column_label, ylabel=row_label)
+    figure.colorbar(image, ax=axes, label="linear CKA")
+    return figure
+
+
+def _save(figure: Any, path: Path) -> Path:
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+    return path

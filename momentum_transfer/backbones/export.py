@@ -1,0 +1,60 @@
+"""The backbone of a pretraining as a file: safetensors under torchvision's names, with its architecture."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.files import atomic_path
+
+PAIR_BUFFERS = ("alpha", "pending_mean", "pending_var", "pending_count")  # of Momentum BN; not part of a backbone
+
+
+def backbone_state(backbone: ResNet) -> dict[str, Tensor]:
+    """The backbone under torchvision's names, without what only training needs; copies on the CPU.
+
+    Under Momentum BN, running_mean and running_var are the final history: the paper dumps the teacher with it.
+    """
+    return {
+        name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in backbone.state_dict().items()
+        if name.rpartition(".")[2] not in PAIR_BUFFERS
+    }
+
+
+def export_backbone(path: str | Path, backbone: ResNet, metadata: dict[str, str]) -> None:
+    """Writes ``backbone.safetensors`` atomically: torchvision names, architecture in the metadata.
+
+    Args:
+        metadata: added to the architecture: which network, normalisation, method, config hash.
+    """
+    architecture = backbone.architecture
+    described = {
+        "format": "momentum-transfer/backbone/1",
+        "architecture": architecture.name,
+        "width": str(architecture.width),
+        "stem": architecture.stem,
+        **metadata,
+    }
+    with atomic_path(path) as temporary:
+        safetensors.torch.save_file(backbone_state(backbone), temporary, described)
+        _sort_metadata(temporary)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Puts the metadata of a safetensors file in order of names: the library writes it in a random one, so that equal
+    backbones would be files of different hashes."""
+    with open(path, "r+b") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        if len(text) > length:
+            raise ValueError(f"expected a header of at most {length} bytes, found {len(text)} after sorting")
+        stream.seek(8)
+        stream.write(text.ljust(length))  # JSON allows spaces at its end, as the format does

@@ -1,0 +1,186 @@
+"""NormRescale: give LARS-trained weights the norms of SGD-trained ones, so that SGD fine-tuning suits them.
+
+Huang et al., "Revisiting the Critical Factors of Augmentation-Invariant Representation Learning" (RCF), section 4.1,
+equation 3: ``w* = ||w_S|| · w_L / ||w_L||`` with the 2-norm, for each weight tensor of the backbone.
+
+Which tensors: the paper says "for any weight of the LARS-trained model", and gives the missing weight decay of the
+BatchNorm parameters as the cause; so the default scope ``conv+bn`` is every learned tensor. Running statistics are
+measured, not learned: scaling them is the further scope ``all``.
+
+The method is meant for fine-tuning, where BatchNorm takes batch statistics: those features keep their likeness (BYOL on
+the digits: CKA at res5 with the SGD-trained anchor 0.46 before, 0.45 after; ``tools/compare.py --batch-statistics``).
+In eval mode the stored statistics no longer fit the weights, and the same CKA falls to 0.11 with ``conv+bn`` and 0.41
+with ``all``: recompute them (precise BN) before such features are used as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from momentum_transfer.backbones.read import SourceBackbone, load_backbone
+from momentum_transfer.console import say
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import weights_name
+
+SCOPES = ("conv", "conv+bn", "all")
+DEFAULT_SCOPE = "conv+bn"
+#: Median norm of the 3x3 convolutions over that of He initialisation, above which weights look LARS-trained: weight
+#: decay keeps SGD-trained norms near or below 1, and LARS-trained ones are about 10 times higher (RCF, section B.4).
+LARS_RATIO = 1.5
+
+
+def in_scope(name: str, tensor: Tensor, scope: str) -> bool:
+    """Whether a torchvision-named tensor is rescaled: convolutions; BatchNorm weight and bias; running statistics."""
+    if scope not in SCOPES:
+        raise InputError(f"expected a scope of {', '.join(SCOPES)}, found {scope!r}")
+    if not tensor.is_floating_point():
+        return False  # num_batches_tracked is a count
+    if tensor.dim() == 4:
+        return True
+    if name.endswith(("running_mean", "running_var")):
+        return scope == "all"
+    return scope in ("conv+bn", "all")
+
+
+def norms(state: Mapping[str, Tensor], scope: str = "all") -> dict[str, float]:
+    """2-norm of each tensor in ``scope``, computed in float64."""
+    return {name: _norm(tensor) for name, tensor in state.items() if in_scope(name, tensor, scope)}
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def rescale_to_anchor(
+    state: Mapping[str, Tensor], anchor: Mapping[str, Tensor], scope: str = DEFAULT_SCOPE
+) -> dict[str, Tensor]:
+    """Equation 3, tensor by tensor; tensors outside ``scope`` are the same objects as before.
+
+    Raises:
+        InputError: one side lacks a tensor in ``scope`` or has it in another shape (another architecture), or a norm is
+            zero on either side; the message names the tensor.
+    """
+    _same_architecture(state, anchor, scope)
+    result = dict(state)
+    for name, tensor in state.items():
+        if in_scope(name, tensor, scope):
+            wanted = _nonzero(name, anchor[name], "anchor")
+            result[name] = _scaled(name, tensor, wanted / _nonzero(name, tensor, "checkpoint"))
+    return result
+
+
+def _same_architecture(state: Mapping[str, Tensor], anchor: Mapping[str, Tensor], scope: str) -> None:
+    """Both ways: a shallower checkpoint finds all its names in a deeper anchor, whose norms are still not its own."""
+    ours, theirs = (
+        {name: list(tensor.shape) for name, tensor in side.items() if in_scope(name, tensor, scope)}
+        for side in (state, anchor)
+    )
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            found, wanted = (f"shape {side[name]}" if name in side else "no such tensor" for side in (theirs, ours))
+            raise InputError(
+                f"expected an anchor of the same architecture, found {found} for {name} where the checkpoint has "
+                f"{wanted}; take another anchor, or --constant 0.1"
+            )
+
+
+def rescale_by_constant(state: Mapping[str, Tensor], factor: float, scope: str = DEFAULT_SCOPE) -> dict[str, Tensor]:
+    """RCF's "Constant" (table 8): every tensor in ``scope`` times ``factor``, 0.1 in the paper.
+
+    Raises:
+        InputError: the factor is not positive and finite, or a tensor has zero norm, before or after.
+    """
+    if not (math.isfinite(factor) and factor > 0):
+        raise InputError(f"expected a positive factor for --constant, found {factor}; the paper's is 0.1")
+    result = dict(state)
+    for name, tensor in state.items():
+        if in_scope(name, tensor, scope):
+            _nonzero(name, tensor, "checkpoint")
+            result[name] = _scaled(name, tensor, factor)
+    return result
+
+
+def _nonzero(name: str, tensor: Tensor, owner: str) -> float:
+    norm = _norm(tensor)
+    if norm == 0.0:
+        raise InputError(
+            f"expected a norm above zero, found zero for {name} of the {owner}; it has no direction to rescale "
+            "(an untrained network?); take another checkpoint or a narrower --scope"
+        )
+    return norm
+
+
+def _scaled(name: str, tensor: Tensor, factor: float) -> Tensor:
+    scaled = (tensor.double() * factor).to(tensor.dtype)
+    if not bool(torch.isfinite(scaled).all()):
+        raise InputError(f"expected finite weights, found {name} overflowing {tensor.dtype} at factor {factor:.3g}")
+    if _norm(scaled) == 0.0:
+        raise InputError(
+            f"expected weights above zero, found {name} vanishing in {tensor.dtype} at factor {factor:.3g}; convert "
+            "the checkpoint to float32 first, or take a larger factor"
+        )
+    return scaled
+
+
+def apply(
+    source: SourceBackbone,
+    anchor: str | None,
+    constant: float | None,
+    scope: str = DEFAULT_SCOPE,
+    *,
+    trust_pickle: bool = False,
+) -> str:
+    """Rescale ``source.state`` in place of the old one, by an anchor (any source) or a constant; neither: do nothing.
+
+    Returns:
+        What was done, for the file's metadata; "" if nothing.
+    """
+    if anchor is not None:
+        other = load_backbone(anchor, trust_pickle=trust_pickle)
+        before = norms(source.state, scope)
+        source.state = rescale_to_anchor(source.state, other.state, scope)
+        _tell(before, norms(source.state, scope))
+        name = weights_name(other.path)
+        return f"anchor {name} sha256 {other.sha256} network {other.network} scope {scope}"
+    if constant is not None:
+        before = norms(source.state, scope)
+        source.state = rescale_by_constant(source.state, constant, scope)
+        _tell(before, norms(source.state, scope))
+        return f"constant {constant} scope {scope}"
+    return ""
+
+
+def _tell(before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    factors = [after[name] / norm for name, norm in before.items()]
+    spread = f"{min(factors):.3g} to {max(factors):.3g}, median {median(factors):.3g}"
+    say(f"NormRescale: {len(factors)} tensors, factors {spread}; for fine-tuning: running statistics no longer fit")
+
+
+def he_ratio(state: Mapping[str, Tensor]) -> float:
+    """Median over the 3x3 convolutions of ``||w||`` over its expectation under He initialisation (fan-out).
+
+    He initialisation draws variance ``2 / (9 C_out)`` for ``9 C_in C_out`` numbers, so the norm is about sqrt(2 C_in).
+    """
+    ratios = [
+        _norm(tensor) / math.sqrt(2 * tensor.shape[1])
+        for tensor in state.values()
+        if tensor.dim() == 4 and tensor.shape[2:] == (3, 3)
+    ]
+    return median(ratios) if ratios else 0.0
+
+
+def lars_warning(state: Mapping[str, Tensor]) -> str:
+    """A sentence if the norms look LARS-trained, else ""."""
+    ratio = he_ratio(state)
+    if ratio <= LARS_RATIO:
+        return ""
+    return (
+        f"the 3x3 convolutions have {ratio:.1f} times the norm of a fresh network, as LARS-trained weights do; "
+        "fine-tuning them with SGD loses much of their transfer (RCF table 3): consider --norm-rescale ANCHOR or "
+        "--constant 0.1"
+    )

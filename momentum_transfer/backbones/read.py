@@ -1,0 +1,164 @@
+"""Any checkpoint in, one backbone out, every key accounted for.
+
+The layouts are rules in ``backbones.families``; ``backbones.matching`` scores all of them on the file. The best wins, a
+tie is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from momentum_transfer.backbones.containers import leftovers, tensor_tables
+from momentum_transfer.backbones.families import BY_NAME, ONLY
+from momentum_transfer.backbones.key_report import CoverageError, KeyReport
+from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
+from momentum_transfer.backbones.refusals import refuse_other_models, refuse_values
+from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
+from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
+from momentum_transfer.console import say
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of
+from momentum_transfer.learned_settings import pretraining_hash
+
+__all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
+           "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip
+
+
+@dataclass
+class SourceBackbone:
+    """A backbone read from a file.
+
+    Attributes:
+        state: torchvision names -> tensors, BatchNorm statistics and counters included, no classifier.
+        architecture: inferred from names and shapes.
+        family: name of the rule that read it.
+        network: "student", "teacher", or "backbone" where the file holds one network and does not say which.
+        path: the file itself (a run folder is resolved to its checkpoint).
+        sha256: of that file.
+        metadata: text that travels with conversions: source, hashes, network, method.
+        report: what became of every key.
+    """
+
+    state: dict[str, Tensor]
+    architecture: Architecture
+    family: str
+    network: str
+    path: Path
+    sha256: str
+    metadata: dict[str, str]
+    report: KeyReport = field(repr=False)
+
+    def build(self) -> ResNet:
+        """The network with these weights: float32, eval mode, every tensor loaded strictly."""
+        network = build_backbone(self.architecture)
+        network.load_state_dict(self.state, strict=True)
+        return network.float().eval()
+
+
+def load_backbone(
+    path: str | Path, *, which: str | None = None, family: str | None = None, trust_pickle: bool = False
+) -> SourceBackbone:
+    """Read the backbone of a checkpoint of any known family.
+
+    Args:
+        path: a file, or an output folder of ``tools/pretrain.py`` (its last checkpoint is taken).
+        which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
+        family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
+        trust_pickle: allow the file to run code while it is read.
+
+    Raises:
+        CoverageError: backbone tensors are missing, mis-shaped or unexplained; it carries the report.
+        InputError: no checkpoint, no ResNet, an ambiguous family, no such network, or values that are no weights.
+    """
+    if which not in (None, "student", "teacher"):
+        raise InputError(f"expected which to be student or teacher, found {which!r}")
+    if family is not None and family not in BY_NAME:
+        raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
+    file = checkpoint_file(Path(path))
+    tree = read_tree(file, trust_pickle=trust_pickle)
+    tables = tensor_tables(tree)
+    refuse_other_models(tree, tables, file)
+    reading = choose(tables, tree, which, family, file)
+    _say_network(reading, carried := carried_metadata(tree, file))
+    if which is not None and reading.network != which:
+        held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
+        raise InputError(f"expected the {which}, found a file that holds {held}: {file}; leave --which out")
+    return _finish(reading, tree, carried, file)
+
+
+def checkpoint_file(path: Path) -> Path:
+    """``path`` itself, or for a run folder the checkpoint that its ``last`` pointer names, else its exported backbone.
+
+    Raises:
+        InputError: the folder holds neither.
+    """
+    if not path.is_dir():
+        return path
+    for folder in (path / "checkpoints", path):
+        pointer = folder / "last"
+        if pointer.is_file():
+            name = pointer.read_text(encoding="utf-8").strip()
+            if Path(name).name != name or not (folder / name).is_file():
+                raise InputError(
+                    f"expected {pointer} to name a checkpoint beside it, found {name!r}; correct or delete it"
+                )
+            return folder / name
+    exported = path / "backbone.safetensors"
+    if exported.is_file():
+        return exported
+    raise InputError(f"expected a checkpoint file or a run folder, found a folder without checkpoints/last: {path}")
+
+
+def _say_network(reading: Reading, carried: Mapping[str, str]) -> None:
+    """Take the network's name from the metadata where the layout does not tell it; print the decisions."""
+    if reading.network == ONLY and "network" in carried:
+        reading.network = carried["network"]
+        reading.report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
+    for note in reading.report.notes:
+        say(note)
+
+
+def _finish(reading: Reading, tree: Any, carried: Mapping[str, str], path: Path) -> SourceBackbone:
+    report, architecture = reading.report, reading.architecture
+    report.dropped.update(leftovers(tree, tensor_tables(tree)))
+    if not report.complete or architecture is None:
+        raise CoverageError(coverage_message(reading, path), report)
+    refuse_values(reading.state, path)
+    sha256 = sha256_of(path)
+    metadata = {
+        "source": path.name,
+        "source_sha256": sha256,
+        "source_family": reading.family.name,
+        **carried,
+        "network": reading.network,
+        "architecture": architecture.name,
+        "width": str(architecture.width),
+        "stem": architecture.stem,
+    }
+    return SourceBackbone(
+        reading.state, architecture, reading.family.name, reading.network, path, sha256, metadata, report
+    )
+
+
+def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
+    """Text that an earlier conversion, export or pretraining run left in the file."""
+    if not isinstance(tree, Mapping):
+        return {}
+    carried = dict(read_safetensors_metadata(path))
+    inner = tree.get("metadata")
+    if isinstance(inner, Mapping):
+        carried.update({str(key): str(value) for key, value in inner.items() if isinstance(value, (str, int, float))})
+    if tree.get("format") == OWN_FORMAT:
+        carried["method"] = str(tree.get("method", ""))
+        carried["step"] = str(tree.get("step", ""))
+        if isinstance(tree.get("config"), str):
+            with contextlib.suppress(InputError):  # no settings: the backbone is readable all the same
+                carried["config_hash"] = pretraining_hash(tree["config"])
+    return carried

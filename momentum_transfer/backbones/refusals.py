@@ -1,0 +1,95 @@
+"""What is no ResNet backbone, and why: each refused in one line before any rule is tried."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from momentum_transfer.backbones.safe_load.unpickler import JAX_REASON
+from momentum_transfer.errors import InputError
+
+
+class Named(Protocol):
+    """A tensor of the file: ``momentum_transfer.backbones.read.Entry``."""
+
+    @property
+    def name(self) -> str: ...
+
+
+_OTHER_MODELS = (
+    ("a vision transformer",
+     r"(^|\.)(cls_token|pos_embed|patch_embed|class_token|encoder\.pos_embedding|conv_proj)(\.|$)"),
+    ("a detector",
+     r"(^|\.)(roi_heads?|rpn|rpn_head|proposal_generator|bbox_head|mask_head|fpn_lateral\d|fcos_head|retina_cls"
+     r"|head\.(classification|regression)_head|backbone\.fpn|fpn_convs)(\.|$)"),
+    ("a segmenter", r"(^|\.)(decode_head|auxiliary_head|aux_classifier|classifier\.\d+\.convs)\."),
+)  # fmt: skip
+
+
+def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: Path) -> None:
+    """Raise for vision transformers, detectors, segmenters and JAX weights.
+
+    Raises:
+        InputError: the file is one of them.
+    """
+    for entries in tables.values():
+        for kind, pattern in _OTHER_MODELS:
+            match = next((entry.name for entry in entries if re.search(pattern, entry.name)), None)
+            if match is not None:
+                raise InputError(
+                    f"expected a ResNet backbone, found {kind} ({match}) in {path}; give the backbone's own checkpoint"
+                )
+    jax_name = next(_haiku_names(tree), None)
+    if jax_name is not None:
+        raise InputError(f"expected torch weights, found Haiku's ({jax_name}) in {path}. {JAX_REASON}")
+
+
+def _haiku_names(node: Any, depth: int = 0) -> Iterator[str]:
+    """Haiku separates module names with ``/~/`` or ``/`` and calls kernels ``w``."""
+    if depth > 6:
+        return
+    if isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _haiku_names(value, depth + 1)
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            if isinstance(key, str) and ("/~/" in key or (isinstance(value, Mapping) and "/" in key and "w" in value)):
+                yield key
+            else:
+                yield from _haiku_names(value, depth + 1)
+
+
+def refuse_values(state: Mapping[str, Tensor], path: Path) -> None:
+    """Raise for weights that are not finite floating-point numbers, negative variances, and counters not integer.
+
+    Raises:
+        InputError: naming the first such tensor.
+    """
+    for name, tensor in state.items():
+        if name.endswith("num_batches_tracked"):
+            if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+                raise InputError(
+                    f"expected an integer counter, found {tensor.dtype} in {name} of {path}; the weights were cast "
+                    "with their counters: cast only the floating-point tensors, or leave the counters out"
+                )
+        elif not tensor.is_floating_point():
+            kind = "complex" if tensor.is_complex() else "integer"
+            raise InputError(
+                f"expected floating-point weights, found {kind} ones ({name} is {tensor.dtype}) in {path}; "
+                "give the weights before quantisation"
+            )
+        elif not bool(torch.isfinite(tensor).all()):
+            raise InputError(
+                f"expected finite weights, found NaN or Inf in {name} of {path}; the training diverged, take an "
+                "earlier checkpoint"
+            )
+        elif name.endswith("running_var") and bool((tensor < 0).any()):
+            raise InputError(
+                f"expected variances of at least 0, found {float(tensor.min()):.3g} in {name} of {path}; the file is "
+                "damaged, take the original"
+            )

@@ -1,0 +1,1 @@
+"""Files from strangers: tensors come out, code never runs."""

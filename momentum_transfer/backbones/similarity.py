@@ -1,0 +1,155 @@
+"""How alike two backbones are: linear CKA of their features, block by block, and the norms of their weights.
+
+CKA: Kornblith et al., "Similarity of Neural Network Representations Revisited" (arXiv 1905.00414), linear kernel:
+``CKA = HSIC(K, L) / sqrt(HSIC(K, K) · HSIC(L, L))``, K = X X^T, L = Y Y^T. Estimated from mini-batches as in Nguyen et
+al., "Do Wide and Deep Networks Learn the Same Things?" (arXiv 2010.15327), equations 3 and 4: each HSIC is the mean
+over batches of the unbiased estimator of Song et al. (JMLR 2012), so memory does not grow with the number of images.
+The numerator and the two factors are unbiased, whatever the batch size; their ratio is consistent, not unbiased, and a
+value may leave [0, 1] slightly. The biased estimator that most code uses tends to 1 where features outnumber images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.errors import InputError
+
+#: Fewer images leave the unbiased estimator undefined (it divides by n - 3).
+MIN_BATCH = 4
+
+
+def unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
+    """Unbiased HSIC of every pair of Gram matrices (Song et al. 2012, equation 5).
+
+    Args:
+        first: Gram matrices [A, n, n] of n samples.
+        second: Gram matrices [B, n, n] of the same samples.
+
+    Returns:
+        [A, B]. May be negative, because it is unbiased.
+    """
+    n = first.shape[-1]
+    if n < MIN_BATCH:
+        raise InputError(f"expected at least {MIN_BATCH} images a batch for the unbiased HSIC, found {n}; give more")
+    eye = torch.eye(n, dtype=torch.bool, device=first.device)
+    k, l_ = first.masked_fill(eye, 0.0), second.masked_fill(eye, 0.0)  # the diagonals are what biases HSIC
+    k_rows, l_rows = k.sum(-1), l_.sum(-1)  # [A, n], [B, n]
+    trace = torch.einsum("anm,bnm->ab", k, l_)
+    totals = k_rows.sum(-1)[:, None] * l_rows.sum(-1)[None, :]
+    return (trace + totals / ((n - 1) * (n - 2)) - 2 / (n - 2) * k_rows @ l_rows.T) / (n * (n - 3))
+
+
+class MinibatchCKA:
+    """Linear CKA between every layer of one network and every layer of another, fed batch by batch.
+
+    Batches should have one size: the mean over batches weighs them equally.
+    """
+
+    def __init__(self) -> None:
+        self._cross: Tensor | float = 0.0
+        self._first: Tensor | float = 0.0
+        self._second: Tensor | float = 0.0
+        self.batches = 0
+
+    def update(self, first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+        """Add a batch.
+
+        Args:
+            first: features [n, …] of the layers of the first network; anything beyond the first axis is flattened.
+            second: the same of the second network, for the same n images.
+        """
+        self.update_grams(_grams(first), _grams(second))
+
+    def update_grams(self, k: Tensor, l_: Tensor) -> None:
+        """Add a batch by its Gram matrices [layers, n, n] of both networks."""
+        self._cross = self._cross + unbiased_hsic(k, l_)
+        self._first = self._first + torch.cat([unbiased_hsic(gram[None], gram[None])[0] for gram in k])
+        self._second = self._second + torch.cat([unbiased_hsic(gram[None], gram[None])[0] for gram in l_])
+        self.batches += 1
+
+    def compute(self) -> Tensor:
+        """CKA [layers of the first, layers of the second]; NaN where the features of a layer do not vary."""
+        if not (isinstance(self._first, Tensor) and isinstance(self._second, Tensor)):
+            raise InputError("expected at least one batch of images, found none; give more images or a smaller batch")
+        scale = self._first.clamp_min(0).sqrt()[:, None] * self._second.clamp_min(0).sqrt()[None, :]
+        return torch.where(scale > 0, self._cross / scale, torch.nan)
+
+
+def _grams(layers: Iterable[Tensor]) -> Tensor:
+    """Linear Gram matrices [layers, n, n] in float64.
+
+    Layers are taken one at a time, so features of an iterator need not all be kept.
+
+    The features' mean over the batch is subtracted first: HSIC does not see it, and large means would cost digits.
+    """
+    flat = (features.flatten(1).double() for features in layers)
+    return torch.stack([(x - x.mean(0)) @ (x - x.mean(0)).T for x in flat])
+
+
+def block_outputs(network: ResNet, images: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Output of the stem (before pooling), of every residual block, and of the average pooling.
+
+    Args:
+        images: [N, 3, H, W].
+
+    Yields:
+        ("stem", [N, C, H', W']), ("res2.0", …), …, ("avgpool", [N, C]).
+    """
+    x = network.relu(network.bn1(network.conv1(images)))
+    yield "stem", x
+    x = network.maxpool(x)
+    for name, stage in zip(
+        ("res2", "res3", "res4", "res5"), (network.layer1, network.layer2, network.layer3, network.layer4), strict=True
+    ):
+        for index, block in enumerate(stage):
+            x = block(x)
+            yield f"{name}.{index}", x
+    yield "avgpool", network.avgpool(x).flatten(1)
+
+
+def block_names(network: ResNet) -> list[str]:
+    """The names that ``block_outputs`` yields."""
+    stages: tuple[nn.Sequential, ...] = (network.layer1, network.layer2, network.layer3, network.layer4)
+    blocks = [f"res{number}.{index}" for number, stage in enumerate(stages, 2) for index in range(len(stage))]
+    return ["stem", *blocks, "avgpool"]
+
+
+def stage_ends(names: Sequence[str]) -> dict[str, str]:
+    """stem, res2 to res5 and avgpool -> the last block of each: what networks of different depth share."""
+    return {name.split(".")[0]: name for name in names}
+
+
+@torch.no_grad()
+def cka_of_networks(first: ResNet, second: ResNet, batches: Iterable[Tensor]) -> Tensor:
+    """CKA of every block of ``first`` with every block of ``second``, of any depth or width.
+
+    Args:
+        first, second: in eval mode.
+        batches: images [n, 3, H, W], the same size n each time.
+
+    Returns:
+        [blocks of first, blocks of second], rows and columns as ``block_names``.
+    """
+    cka = MinibatchCKA()
+    for images in batches:
+        grams = [_grams(output for _, output in block_outputs(network, images)) for network in (first, second)]
+        cka.update_grams(*grams)
+    return cka.compute()
+
+
+def weight_norms(state: Mapping[str, Tensor], kernel: int | None = None) -> dict[str, float]:
+    """2-norm of each convolution, in network order (RCF figure 3a takes the 3x3 ones).
+
+    Args:
+        state: torchvision names.
+        kernel: only kernels of this side; None: all convolutions.
+    """
+    return {
+        name.removesuffix(".weight"): float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+        for name, tensor in state.items()
+        if tensor.dim() == 4 and (kernel is None or tensor.shape[-1] == kernel)
+    }

@@ -1,0 +1,1 @@
+"""Labelled images by name, parts of them, and views of them."""

@@ -1,0 +1,185 @@
+"""Labelled images by name: `build_dataset(name, root, split)` gives `(PIL RGB image, int label)` pairs.
+
+Nothing is downloaded: a missing folder is an error that says what should lie where. `digits` needs no folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torchvision
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.images import subsets
+from momentum_transfer.images.digits import DigitImages
+from momentum_transfer.images.inaturalist import inaturalist_images
+from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
+
+
+def _folder(root: str | Path | None, name: str) -> Path:
+    """The existing data folder of dataset `name`, or InputError."""
+    if root is None:
+        raise InputError(f"expected the folder of dataset {name!r}, found none; set DATA.ROOT")
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise InputError(f"expected the folder of dataset {name!r} at {folder}, found no such folder; check DATA.ROOT")
+    return folder
+
+
+def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
+    """A torchvision dataset; when its files are not there, an InputError that says where they should be."""
+    try:
+        return make()
+    except (RuntimeError, FileNotFoundError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"expected {layout} for dataset {name!r}; found: {reason}; nothing is downloaded, put it there"
+        ) from error
+
+
+def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:
+    folder = root / split
+    if not folder.is_dir():
+        raise InputError(
+            f"expected one folder per class in {folder}, found no such folder; check DATA.ROOT and the split"
+        )
+    found = _torchvision(
+        "imagefolder", lambda: torchvision.datasets.ImageFolder(str(folder)), f"one folder per class in {folder}"
+    )
+    paths, labels = zip(*found.samples, strict=True)
+    return FileImages(paths, labels, found.classes, max_unreadable)
+
+
+def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) -> FileImages:
+    """An index file: one `path label` (or `path`, the class then being its folder) a line, `#` for comments.
+
+    Paths are relative to `root`; ImageNet's bare names (`n01440764_10026.JPEG`) lie in their class's folder. Labels are
+    all integers from 0, or all names.
+    """
+    if file_list is None or not Path(file_list).is_file():
+        raise InputError(f"expected an index file of `path label` lines, found {file_list}; set DATA.FILE_LIST")
+    lines = [line.strip() for line in Path(file_list).read_text(encoding="utf-8").splitlines()]
+    entries = [
+        _list_entry(line, f"{file_list}:{number}") for number, line in enumerate(lines, 1) if line and line[0] != "#"
+    ]
+    if not entries:
+        raise InputError(f"expected `path label` lines in {file_list}, found an empty file")
+    names = [label for _, label in entries]
+    if all(name.isdecimal() for name in names):
+        classes = [str(k) for k in range(max(int(name) for name in names) + 1)]
+    else:
+        classes = sorted(set(names))
+    number_of = {name: k for k, name in enumerate(classes)}
+    labels = [int(name) if name.isdecimal() and name not in number_of else number_of[name] for name in names]
+    return FileImages([root / path for path, _ in entries], labels, classes, max_unreadable)
+
+
+def _list_entry(line: str, where: str) -> tuple[str, str]:
+    """(path, label) of one line; a path may hold spaces, a label may not."""
+    suffixes = torchvision.datasets.folder.IMG_EXTENSIONS
+    if line.lower().endswith(suffixes):
+        if re.match(r"n\d{8}_[^/]*$", line):  # ImageNet, as in SimCLR's lists of 1 % and 10 %
+            line = f"{line[:9]}/{line}"
+        folder = Path(line).parent.name
+        if not folder:
+            raise InputError(f"expected `path label` or `class/file` at {where}, found {line!r}")
+        return line, folder
+    path, _, label = line.replace("\t", " ").rpartition(" ")
+    if not path:
+        raise InputError(f"expected `path label` at {where}, found {line!r}")
+    return path.strip(), label
+
+
+def _stl10(root: Path, split: str) -> ArrayImages:
+    part = {"val": "test"}.get(split, split)
+    if part not in torchvision.datasets.STL10.splits:
+        raise InputError(f"expected an stl10 split among train, val, unlabeled, train+unlabeled, found {split!r}")
+    found = _torchvision("stl10", lambda: torchvision.datasets.STL10(str(root), part), f"stl10_binary/ in {root}")
+    labels = np.where(found.labels < 0, len(found.classes), found.labels)  # unlabelled images are a class of their own
+    classes = [*found.classes, "unlabeled"] if (found.labels < 0).any() else found.classes
+    return ArrayImages(found.data.transpose(0, 2, 3, 1), labels, classes)
+
+
+def _cifar(name: str, root: Path, split: str) -> ArrayImages:
+    if split not in ("train", "val", "test"):
+        raise InputError(f"expected a {name} split among train, val, found {split!r}")
+    kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}[name]
+    layout = f"the python version's folder {kind.base_folder}/ in {root}"
+    found = _torchvision(name, lambda: kind(str(root), train=split == "train"), layout)
+    return ArrayImages(found.data, found.targets, found.classes)
+
+
+DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "inaturalist")
+
+
+def build_dataset(
+    name: str,
+    root: str | Path | None = None,
+    split: str = "train",
+    *,
+    file_list: str | Path | None = None,
+    image_size: int = 32,
+    variant: str = "placed",
+    class_fraction: float = 1.0,
+    sample_fraction: float = 1.0,
+    long_tail: float = 1.0,
+    taxonomy: str | Path | None = None,
+    seed: int = 0,
+    max_unreadable: int = 100,
+) -> LabelledImages:
+    """Build a labelled image dataset.
+
+    Args:
+        name: one of `DATASETS`.
+        root: data folder; none for digits. imagefolder reads `root/split/class/…`.
+        split: "train" or "val"; stl10 also has "unlabeled" and "train+unlabeled", inaturalist the years of
+            `momentum_transfer.images.inaturalist`; filelist ignores it.
+        file_list: index file of `path label` lines (filelist only).
+        image_size: side of the drawn images (digits only).
+        variant: drawing variant (digits only), see `momentum_transfer.images.digits.VARIANTS`.
+        class_fraction, sample_fraction, long_tail, taxonomy: see `momentum_transfer.images.subsets.select`.
+        seed: of the digits' fixed drawings and of the subsets.
+        max_unreadable: number of unreadable image files to replace before giving up.
+
+    Raises:
+        InputError: unknown name or split, missing folder, empty or malformed index file, impossible subset.
+    """
+    data = _build(name, root, split, file_list, image_size, variant, seed, max_unreadable)
+    return subsets.select(
+        data,
+        class_fraction=class_fraction,
+        sample_fraction=sample_fraction,
+        long_tail=long_tail,
+        taxonomy=taxonomy,
+        seed=seed,
+    )
+
+
+def _build(
+    name: str,
+    root: str | Path | None,
+    split: str,
+    file_list: str | Path | None,
+    image_size: int,
+    variant: str,
+    seed: int,
+    max_unreadable: int,
+) -> LabelledImages:
+    if name not in DATASETS:
+        raise InputError(f"expected a dataset among {', '.join(DATASETS)}, found {name!r}; set DATA.NAME")
+    if name == "digits":
+        return DigitImages(split, image_size, variant, seed)
+    folder = _folder(root, name)
+    if name == "imagefolder":
+        return _image_folder(folder, split, max_unreadable)
+    if name == "filelist":
+        return _file_list(folder, file_list, max_unreadable)
+    if name == "stl10":
+        return _stl10(folder, split)
+    if name == "inaturalist":
+        return inaturalist_images(folder, split, max_unreadable)
+    return _cifar(name, folder, split)

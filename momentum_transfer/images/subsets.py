@@ -1,0 +1,169 @@
+"""Parts of a labelled dataset: class subsets, sample fractions, long tails, coarse taxonomies.
+
+Everything is a pure function of the labels and a seed, so that a resumed or repeated run keeps the same images.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.labelled_images import LabelledImages
+
+
+class Selected:
+    """Some images of a dataset under (possibly) other labels.
+
+    Args:
+        dataset: the whole.
+        indices: of the images kept, [n].
+        labels: of the images kept, [n]; numbers into `classes`.
+        classes: names of the classes.
+    """
+
+    def __init__(
+        self, dataset: LabelledImages, indices: NDArray[np.int64], labels: NDArray[np.int64], classes: list[str]
+    ) -> None:
+        self.dataset = dataset
+        self.indices = indices
+        self.labels = labels
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
+        return self.dataset[int(self.indices[index])][0], int(self.labels[index])
+
+
+def full_size(dataset: LabelledImages) -> int:
+    """Number of images before any selection."""
+    return full_size(dataset.dataset) if isinstance(dataset, Selected) else len(dataset)
+
+
+def select(
+    dataset: LabelledImages,
+    *,
+    class_fraction: float = 1.0,
+    sample_fraction: float = 1.0,
+    long_tail: float = 1.0,
+    taxonomy: str | Path | None = None,
+    seed: int = 0,
+) -> LabelledImages:
+    """Apply, in this order, a class subset, a long tail, a sample fraction and a coarse taxonomy.
+
+    Args:
+        class_fraction: share of the classes kept, drawn with the seed. Smaller subsets lie within larger ones
+            (RCF, class subsets of 10 to 100 %). The kept classes are numbered anew, in their old order.
+        sample_fraction: share of every class's images kept, at least one.
+        long_tail: f of the exponential profile `n_i = n_max · f^(i/(C−1))`, C classes in their order (CIFAR-LT; Cui et
+            al., arXiv:1901.05555); 1 keeps all.
+        taxonomy: file that maps fine classes to coarse ones, see `read_taxonomy`.
+        seed: of every draw.
+
+    Returns:
+        The dataset itself when nothing is left out or renamed.
+
+    Raises:
+        InputError: a fraction outside (0, 1], an incomplete taxonomy.
+    """
+    for what, value in (("class", class_fraction), ("sample", sample_fraction), ("long-tail", long_tail)):
+        if not 0 < value <= 1:
+            raise InputError(f"expected a {what} fraction in (0, 1], found {value}")
+    indices = np.arange(len(dataset), dtype=np.int64)
+    labels, classes = dataset.labels, dataset.classes
+    if class_fraction < 1:
+        kept = class_subset(len(classes), class_fraction, seed)
+        indices = indices[np.isin(labels, kept)]
+        labels = np.searchsorted(kept, labels[indices])
+        classes = [classes[k] for k in kept]
+    if long_tail < 1:
+        counts = long_tail_counts(int(np.bincount(labels).max()), len(classes), long_tail)
+        part = draw_per_class(labels, counts, seed)
+        indices, labels = indices[part], labels[part]
+    if sample_fraction < 1:
+        present = np.bincount(labels, minlength=len(classes))
+        part = draw_per_class(labels, np.maximum(np.rint(present * sample_fraction), 1).astype(np.int64), seed)
+        indices, labels = indices[part], labels[part]
+    if taxonomy is not None:
+        coarse_of, coarse = read_taxonomy(taxonomy, classes)
+        labels, classes = coarse_of[labels], coarse
+    if len(indices) == len(dataset) and classes is dataset.classes:
+        return dataset
+    return Selected(dataset, indices, labels.astype(np.int64), classes)
+
+
+def without_class(dataset: LabelledImages, name: str) -> LabelledImages:
+    """The images of all classes but the named one; the dataset itself where it has none of that name."""
+    if name not in dataset.classes:
+        return dataset
+    indices = np.flatnonzero(dataset.labels != dataset.classes.index(name)).astype(np.int64)
+    return Selected(dataset, indices, dataset.labels[indices], dataset.classes)
+
+
+def class_subset(number: int, fraction: float, seed: int) -> NDArray[np.int64]:
+    """Ascending numbers of the classes kept: the first `round(fraction · number)` of a seeded permutation."""
+    kept = max(1, round(fraction * number))
+    return np.sort(np.random.default_rng(seed).permutation(number)[:kept]).astype(np.int64)
+
+
+def long_tail_counts(most: int, classes: int, factor: float) -> NDArray[np.int64]:
+    """Images per class, `n_i = ⌊most · factor^(i/(classes−1))⌋`, at least one."""
+    exponent = np.arange(classes) / max(classes - 1, 1)
+    # The rounding keeps 500 · .01^1 at 5 where floating point gives 4.9999….
+    return np.maximum(np.floor(np.round(most * factor**exponent, 9)), 1).astype(np.int64)
+
+
+def draw_per_class(labels: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Ascending positions of `counts[k]` images of every class k (all of them where there are fewer)."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]  # class after class, each in random order
+    first = np.searchsorted(labels[order], np.arange(len(counts)))
+    place = np.arange(len(order)) - first[labels[order]]
+    return np.sort(order[place < counts[labels[order]]]).astype(np.int64)
+
+
+def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Read a coarse taxonomy: lines `fine coarse` (class names without spaces, or tab-separated), `#` for comments.
+
+    Returns:
+        The coarse class of every fine one, [len(classes)], and the coarse names in alphabetical order.
+
+    Raises:
+        InputError: no such file, a malformed line, or a class that it does not map.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"expected a taxonomy file of `fine coarse` lines, found no file {path}")
+    coarse_name: dict[str, str] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        parts = line.strip().split("\t" if "\t" in line else None)
+        if len(parts) != 2:
+            raise InputError(f"expected `fine coarse` at {path}:{number}, found {line!r}")
+        coarse_name[parts[0].strip()] = parts[1].strip()
+    missing = [name for name in classes if name not in coarse_name]
+    if missing:
+        raise InputError(
+            f"expected a coarse class for all {len(classes)} classes in {path}, found none for {len(missing)}: "
+            + ", ".join(missing[:10])
+        )
+    coarse = sorted({coarse_name[name] for name in classes})
+    return np.asarray([coarse.index(coarse_name[name]) for name in classes], dtype=np.int64), coarse
+
+
+def stretched_epochs(epochs: int, all_images: int, kept_images: int, batch_size: int) -> int:
+    """Epochs over a subset that take at least the iterations of `epochs` over the whole; smaller batches are dropped.
+
+    Raises:
+        InputError: a subset smaller than one batch.
+    """
+    if kept_images < batch_size:
+        raise InputError(f"expected at least one batch of {batch_size} images in the subset, found {kept_images}")
+    iterations = epochs * (all_images // batch_size)
+    return math.ceil(iterations / (kept_images // batch_size))

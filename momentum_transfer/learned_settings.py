@@ -1,0 +1,43 @@
+"""Which settings of a pretraining change what is learned, and the hash that names them."""
+
+from typing import Any
+
+import yaml
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of_text
+
+#: Settings of pretraining that change where and how long a run works, not a bit of what it learns: two parts of a run
+#: may differ in them, and its hash leaves them out. What alters the arithmetic is not among them: RUN.PRECISION,
+#: RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change the rounding, RUN.CALIBRATION_BATCHES the random baseline.
+FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MAX_UNREADABLE", "RUN.CHECKPOINT_EVERY",
+                       "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT")  # fmt: skip
+
+
+def learned_settings(text: str) -> dict[str, Any]:
+    """Dotted key -> value of a pretraining configuration's YAML ``text``, without ``FREE_IN_PRETRAINING``.
+
+    Raises:
+        InputError: no YAML mapping of plain values; the text may come with a stranger's checkpoint, and aliases, which
+            ``dump`` never writes, can unfold to any size.
+    """
+    try:
+        aliased = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+        tree = None if aliased else yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text")
+    return {key: value for key, value in _flat(tree).items() if key not in FREE_IN_PRETRAINING}
+
+
+def pretraining_hash(text: str) -> str:
+    """Twelve hex digits of what a pretraining configuration, given as its YAML, teaches."""
+    return sha256_of_text(repr(sorted(learned_settings(text).items())))[:12]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat

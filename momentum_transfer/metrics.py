@@ -1,0 +1,70 @@
+"""Figures of a run: one JSON object a line in ``metrics.jsonl``, and TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from momentum_transfer import distributed
+from momentum_transfer.files import write_text
+
+
+class Metrics:
+    """Appends figures; only the first process writes.
+
+    Args:
+        folder: the run's OUTPUT_DIR.
+        first_step: lines of later steps, left by a run that was killed after its last checkpoint, are removed.
+    """
+
+    def __init__(self, folder: str | Path, first_step: int = 0) -> None:
+        self.path = Path(folder) / "metrics.jsonl"
+        self._stream: Any = None
+        self._board: Any = None
+        if not distributed.is_main():
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in read(self.path, before=first_step)))
+        self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  closed by __exit__
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        self._board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first_step)
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        """Writes the figures of a step as one whole line."""
+        if self._stream is None:
+            return
+        self._stream.write(json.dumps({"step": step, **figures}) + "\n")
+        self._stream.flush()
+        if self._board is not None:
+            for name, value in figures.items():
+                self._board.add_scalar(name, value, step)
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read(path: str | Path, before: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file, of steps up to ``before`` if given; a cut last line is left out."""
+    lines = []
+    for text in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and (before is None or line.get("step", 0) <= before):
+            lines.append(line)
+    return lines

@@ -1,0 +1,183 @@
+"""Records: one JSON object a line, each a number with where it came from.
+
+Every score of every evaluator ends here; the report is a pure function of these lines. A line is appended with one
+write, so a killed run leaves whole lines only.
+"""
+
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.errors import InputError
+
+#: Raised when the meaning of a key changes; the report lists records of other versions apart.
+FORMAT = 1
+
+#: Keys that every record holds.
+REQUIRED = ("task", "metric", "value", "checkpoint")
+
+#: Characters of an unreadable line that its problem repeats.
+_EXCERPT = 240
+
+_PACKAGES = ("momentum-transfer", "torch", "torchvision", "scikit-learn", "pycocotools", "detectron2")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that make numbers; absent ones are left out."""
+    return dict(_versions())
+
+
+@functools.cache  # looking up six packages takes milliseconds, and a sweep writes thousands of records
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def make_record(
+    task: str,
+    metric: str,
+    value: float,
+    *,
+    checkpoint: Mapping[str, str],
+    network: str = "",
+    trial: int = 0,
+    seed: int | None = None,
+    protocol: str = "",
+    config: str = "",
+    engine: str = "",
+    dataset: str = "",
+    **details: Any,
+) -> dict[str, Any]:
+    """One record.
+
+    Args:
+        task: what was asked, for example ``coco/bbox``, ``knn/k=20``, ``svm/k=4``.
+        metric: ``AP``, ``top1``, … as the field calls it. Fractions are given as percent.
+        value: the number; NaN is stored as null, because JSON has no NaN.
+        checkpoint: ``{"name": …, "sha256": …}`` of the weights.
+        network: which network of the checkpoint, ``teacher`` or ``student``.
+        trial, seed: which repetition, and its seed.
+        protocol: name of the preset, so that numbers of different protocols are never compared in silence.
+        config: hash of the configuration (``momentum_transfer.settings.config_hash``).
+        engine: ``torchvision``, ``detectron2``, ``scikit-learn``, …
+        details: further keys, such as ``k`` or ``cost``.
+    """
+    return {
+        "format": FORMAT,
+        "task": task,
+        "metric": metric,
+        "value": None if math.isnan(value) else float(value),
+        "trial": int(trial),
+        "seed": seed,
+        "protocol": protocol,
+        "checkpoint": {"name": checkpoint.get("name", ""), "sha256": checkpoint.get("sha256", "")},
+        "network": network,
+        "dataset": dataset,
+        "config": config,
+        "engine": engine,
+        "versions": versions(),
+        "command": shlex.join(["python", *sys.argv]),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **details,
+    }
+
+
+def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append ``records`` to a results file, all of them in one write.
+
+    A half line that a power cut left is closed first, so that it damages no new record.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records)
+    with open(path, "ab+") as stream:
+        if stream.tell() and _last_byte(stream) != b"\n":
+            text = "\n" + text
+        stream.write(text.encode("utf-8"))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _last_byte(stream: Any) -> bytes:
+    stream.seek(-1, os.SEEK_END)
+    last: bytes = stream.read(1)
+    stream.seek(0, os.SEEK_END)
+    return last
+
+
+def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """All records of a file, and a list of what is wrong with it (a line each), so that nothing is dropped in silence.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"results file not found: {path}; every evaluating tool writes one (--results FILE)")
+    records: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            problems.append(f"{path}:{number}: not JSON ({error.msg}): {_begun(line)}")
+            continue
+        problem = _problem(record)
+        if problem:
+            problems.append(f"{path}:{number}: {problem}: {_begun(line)}")
+        else:
+            records.append(record)
+    return records, problems
+
+
+def _begun(line: str) -> str:
+    """A line as it stands in the file, shortened: what cannot be read is shown, not dropped."""
+    return line.strip() if len(line.strip()) <= _EXCERPT else f"{line.strip()[:_EXCERPT]}…"
+
+
+def _problem(record: Any) -> str | None:
+    if not isinstance(record, dict):
+        return f"expected an object, found {type(record).__name__}"
+    missing = [key for key in REQUIRED if key not in record]
+    if missing:
+        return f"keys missing: {', '.join(missing)}"
+    if not isinstance(record["checkpoint"], dict):
+        return "checkpoint is not an object with name and sha256"
+    value = record["value"]
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return f"value is {value!r}, not a number"
+    if record.get("format", FORMAT) != FORMAT:
+        return f"written in format {record['format']}, this version reads format {FORMAT}"
+    return None
+
+
+def done(path: str | Path, **wanted: Any) -> bool:
+    """Whether ``path`` already holds a record whose keys equal ``wanted``; ``sha256=…`` looks into the checkpoint."""
+    if not Path(path).is_file():
+        return False
+    records, _ = read(path)
+    return any(_matches(record, wanted) for record in records)
+
+
+def _matches(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    for key, value in wanted.items():
+        found = record["checkpoint"].get("sha256") if key == "sha256" else record.get(key)
+        if found != value:
+            return False
+    return True

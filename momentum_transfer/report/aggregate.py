@@ -1,0 +1,230 @@
+"""Records to numbers: one row a measure, one column a checkpoint, mean and standard deviation over trials.
+
+The standard deviation is that of the sample (divided by n−1) over the trials of one cell: draws of the labelled
+examples for low-shot tasks, repetitions with another seed for training ones. It is not the error of the mean.
+"""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from momentum_transfer.files import weights_name
+from momentum_transfer.report.analyses import is_analysis
+from momentum_transfer.report.notices import (
+    Repeats,
+    mixed_files,
+    mixed_settings,
+    mixed_versions,
+    other_settings,
+    without_value,
+)
+
+#: The metric that stands for a task in the summary: the first of these that the task has.
+MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
+
+#: Metrics that describe a run rather than score it; they are shown, but never ranked.
+DESCRIPTIVE = ("cost", "loss", "seconds", "lr")
+
+#: A checkpoint whose name begins so is a baseline, in the order in which the columns stand.
+BASELINES = ("supervised", "random", "pixels", "none")
+
+
+class Measure(NamedTuple):
+    """What a number measures. Numbers of different measures are never averaged or subtracted."""
+
+    task: str
+    metric: str
+    dataset: str
+    protocol: str
+    engine: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The trials of one measure for one checkpoint; values in percent, keyed by trial number.
+
+    ``configs`` are the hashes of the settings they were measured with.
+    """
+
+    values: Mapping[int, float]
+    configs: frozenset[str] = frozenset()
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values.values())
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over the trials; None for a single one."""
+        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+
+    @property
+    def trials(self) -> int:
+        return len(self.values)
+
+
+@dataclass
+class Results:
+    """All cells, with what had to be set aside on the way.
+
+    ``unlike`` are the checkpoints whose settings are not those of the others in a measure.
+    """
+
+    checkpoints: list[str]
+    cells: dict[Measure, dict[str, Cell]]
+    records: dict[str, list[Mapping[str, Any]]]
+    notices: list[str] = field(default_factory=list)
+    unlike: dict[Measure, frozenset[str]] = field(default_factory=dict)
+
+    def tasks(self) -> dict[str, list[Measure]]:
+        """Measures by family of task (the part before ``/``), in the order of the records."""
+        families: dict[str, list[Measure]] = defaultdict(list)
+        for measure in self.cells:
+            families[measure.task.split("/")[0]].append(measure)
+        return dict(families)
+
+    def headlines(self) -> list[Measure]:
+        """One measure for each (task, dataset, protocol, engine): its main metric."""
+        chosen: dict[tuple[str, ...], Measure] = {}
+        for measure in self.cells:
+            if measure.metric not in MAIN_METRICS:
+                continue
+            place = (measure.task, measure.dataset, measure.protocol, measure.engine)
+            best = chosen.get(place)
+            if best is None or MAIN_METRICS.index(measure.metric) < MAIN_METRICS.index(best.metric):
+                chosen[place] = measure
+        return list(chosen.values())
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a checkpoint is there to be compared with: its name begins with random, supervised or pixels."""
+    return name.lower().startswith(BASELINES)
+
+
+def baseline(results: Results, kind: str) -> str | None:
+    """The first checkpoint whose name begins with ``kind``."""
+    return next((name for name in results.checkpoints if name.lower().startswith(kind)), None)
+
+
+def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
+    """Group records into cells.
+
+    Duplicates (the same measure, checkpoint and trial) with one value count once; with different values the newest
+    counts. Both, records without a value, and trials of different settings in one mean are told in ``notices``.
+    """
+    labels = _column_labels(records)
+    groups: dict[Measure, dict[str, dict[int, list[Mapping[str, Any]]]]] = {}
+    by_checkpoint: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        label = labels[_identity(record)]
+        by_checkpoint[label].append(record)
+        if is_analysis(record):
+            continue
+        trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
+        trials.setdefault(_trial(record), []).append(record)
+    notices: list[str] = mixed_files(by_checkpoint)
+    repeats = Repeats()
+    undefined: dict[Measure, dict[str, list[int]]] = defaultdict(dict)
+    cells: dict[Measure, dict[str, Cell]] = {}
+    for measure, columns in groups.items():
+        for label, trials in columns.items():
+            values = _values(measure, label, trials, repeats)
+            configs = {str(_newest(same).get("config") or "") for same in trials.values()} - {""}
+            if len(configs) > 1:
+                notices.append(mixed_settings(measure.task, measure.metric, measure.protocol, label, configs))
+            finite = {trial: value for trial, value in values.items() if value is not None}
+            if finite:
+                cells.setdefault(measure, {})[label] = Cell(finite, frozenset(configs))
+            if len(finite) < len(values):
+                undefined[measure][label] = [trial for trial, value in values.items() if value is None]
+    order = sorted(by_checkpoint, key=_column_order)
+    unlike = {measure: found for measure, row in cells.items() if (found := _unlike(row, order))}
+    notices += [
+        *other_settings(unlike),
+        *repeats.notices(),
+        *without_value(undefined.items()),
+        *mixed_versions(records),
+    ]
+    return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices, unlike)
+
+
+def _unlike(row: Mapping[str, Cell], order: Sequence[str]) -> frozenset[str]:
+    """Checkpoints of a row that were measured with other settings than most of it (of equals, than the last baseline).
+
+    A protocol's name says not all: KEY VALUE words may have changed its settings for one checkpoint only.
+    """
+    told = {name: row[name].configs for name in reversed(order) if name in row and row[name].configs}
+    if len(set(told.values())) < 2:
+        return frozenset()
+    usual, _ = Counter(told.values()).most_common(1)[0]
+    return frozenset(name for name, configs in told.items() if configs != usual)
+
+
+def _values(
+    measure: Measure, label: str, trials: Mapping[int, list[Mapping[str, Any]]], repeats: Repeats
+) -> dict[int, float | None]:
+    """The value that counts for each trial; None where it is no finite number."""
+    values: dict[int, float | None] = {}
+    for trial, same in sorted(trials.items()):
+        newest = _newest(same)
+        if len(same) > 1 and len({record["value"] for record in same}) == 1:
+            repeats.agreeing[measure.task, label] += len(same) - 1
+        elif len(same) > 1:
+            listed = ", ".join("none" if (v := _finite(r["value"])) is None else f"{v:.4g}" for r in same[:8])
+            repeats.differing.append(
+                f"{measure.task} {measure.metric} of {label}, trial {trial}: {len(same)} records ({listed}); "
+                "the newest counts"
+            )
+        values[trial] = _finite(newest["value"])
+    return values
+
+
+def _newest(same: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return max(same, key=lambda record: str(record.get("time", "")))
+
+
+def _finite(value: float | int | None) -> float | None:
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:  # JSON knows integers of any size
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _measure(record: Mapping[str, Any]) -> Measure:
+    dataset, protocol, engine = (str(record.get(key) or "") for key in ("dataset", "protocol", "engine"))
+    return Measure(str(record["task"]), str(record["metric"]), dataset, protocol, engine)
+
+
+def _trial(record: Mapping[str, Any]) -> int:
+    try:
+        return int(record.get("trial") or 0)
+    except (TypeError, ValueError):
+        return 0
+
+
+def _identity(record: Mapping[str, Any]) -> tuple[str, str]:
+    checkpoint = record["checkpoint"]
+    name = weights_name(str(checkpoint.get("name") or str(checkpoint.get("sha256") or "unnamed")[:12]))
+    return name, str(record.get("network") or "")
+
+
+def _column_labels(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """Checkpoint and network to column heading; the network is told only where a name was measured with several."""
+    networks: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        name, network = _identity(record)
+        networks[name].add(network)
+    return {
+        (name, network): f"{name} ({network})" if network and len(found - {""}) > 1 else name
+        for name, found in networks.items()
+        for network in found
+    }
+
+
+def _column_order(name: str) -> tuple[int, str]:
+    kinds = [index for index, kind in enumerate(BASELINES, start=1) if name.lower().startswith(kind)]
+    return (kinds[0] if kinds else 0, name)

@@ -1,0 +1,150 @@
+"""The page: everything gathered from records, run folders and reference tables, rendered once.
+
+``build`` is a pure function of its inputs; ``render_html`` and ``render_markdown`` only lay out what it returns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from momentum_transfer import records as records_file
+from momentum_transfer.errors import InputError
+from momentum_transfer.report.aggregate import Results, aggregate, is_baseline
+from momentum_transfer.report.conversion import conversion_table
+from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
+from momentum_transfer.report.pictures import Gallery, galleries
+from momentum_transfer.report.provenance import Provenance, provenance
+from momentum_transfer.report.reference import Published, load_tables, published
+from momentum_transfer.report.runs import RunFiles, read_runs
+from momentum_transfer.report.summary import summary_table
+from momentum_transfer.report.tables import detail_tables
+from momentum_transfer.report.verdicts import Balance, balances, verdicts
+from momentum_transfer.report.views import TableView, number
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page shows."""
+
+    results: Results
+    title: str
+    verdicts: tuple[str, ...]
+    balances: tuple[Balance, ...]
+    colours: Mapping[str, int]
+    summary: TableView
+    plots: tuple[Plot, ...]
+    details: tuple[TableView, ...]
+    curves: tuple[Plot, ...]
+    analyses: tuple[Plot, ...]
+    analysis_tables: tuple[TableView, ...]
+    galleries: tuple[Gallery, ...]
+    conversions: tuple[TableView, ...]
+    provenance: tuple[Provenance, ...]
+    unfinished: tuple[str, ...]
+    notices: tuple[str, ...]
+    sources: tuple[str, ...]
+    command: str
+
+
+def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Records of all files, each file once, and what is wrong with their lines.
+
+    Raises:
+        InputError: a file is missing, or no line of any file is a record.
+    """
+    records: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for path in dict.fromkeys(Path(path).resolve() for path in paths):
+        found, wrong = records_file.read(path)
+        records += found
+        problems += wrong
+    if not records:
+        first = f"; the first of {len(problems)} unreadable lines: {problems[0]}" if problems else ""
+        raise InputError(
+            f"no record in {', '.join(map(str, paths))}{first}; run an evaluating tool with --results and this file"
+        )
+    return records, problems
+
+
+def build(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    runs: RunFiles | None = None,
+    reference: Sequence[Published] = (),
+    problems: Sequence[str] = (),
+    sources: Sequence[str] = (),
+    command: str = "",
+    title: str = "Does it transfer?",
+) -> Report:
+    """Turn records (and what run folders hold) into the report."""
+    runs = runs or RunFiles()
+    results = aggregate(records)
+    colours = {name: index for index, name in enumerate(results.checkpoints)}
+    notices: list[str] = []
+    found = galleries(runs.pictures, notices)
+    drawn, tables = analysis_figures(records)
+    return Report(
+        results=results,
+        title=title,
+        verdicts=tuple(verdicts(results)),
+        colours=colours,
+        summary=summary_table(results),
+        balances=tuple(balances(results)),
+        plots=tuple(summary_figures(results, colours)),
+        details=tuple(detail_tables(results, reference, colours)),
+        curves=tuple(training_figures(runs.curves, colours)),
+        analyses=tuple(drawn),
+        analysis_tables=tuple(tables),
+        galleries=tuple(found),
+        conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
+        provenance=tuple(provenance(results)),
+        unfinished=tuple(runs.unfinished),
+        notices=(*runs.unfinished, *problems, *results.notices, *runs.notices, *notices),
+        sources=tuple(sources),
+        command=command,
+    )
+
+
+def environment() -> Environment:
+    """Jinja with escaping on for HTML, and undefined names as errors."""
+    return Environment(
+        loader=PackageLoader("momentum_transfer.report", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def render_html(report: Report) -> str:
+    """The page, in one file: style and pictures are inside it."""
+    style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
+    template = environment().get_template("page.html.j2")
+    return template.render(report=report, style=style, is_baseline=is_baseline, number=number)
+
+
+def make_report(
+    results: Sequence[str | Path],
+    runs: Sequence[str | Path] = (),
+    *,
+    reference_dir: str | Path | None = None,
+    command: str = "",
+    title: str = "Does it transfer?",
+) -> Report:
+    """Read everything from disk and build the report.
+
+    Raises:
+        InputError: a results file or run folder is missing, there is no record, or a reference table is damaged.
+    """
+    records, problems = read_records(results)
+    tables = load_tables(reference_dir) if reference_dir is not None else load_tables()
+    return build(
+        records,
+        runs=read_runs(runs),
+        reference=published(tables),
+        problems=problems,
+        sources=[str(path) for path in results],
+        command=command,
+        title=title,
+    )

@@ -1,0 +1,103 @@
+"""Pictures as data URIs, small enough that the whole page stays below a few megabytes."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from momentum_transfer.report.runs import Picture
+
+#: All pictures of a page together, in bytes of base64 text.
+BUDGET = 2_500_000
+
+#: The longest side of a picture on the page, in pixels.
+LONGEST = 480
+
+#: File names of pictures that were chosen for one detector begin so; the others show the same scenes for all.
+CHOSEN = ("best_", "worst_")
+
+_HEADINGS = {
+    "": "random images, the same for all",
+    "best_": "the best of each (F1 at IoU 0.5 on the image)",
+    "worst_": "the worst of each",
+}
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture on the page."""
+
+    caption: str
+    alt: str
+    uri: str
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures of one detector (``place``) under one heading; a row holds one picture of each run."""
+
+    place: str
+    title: str
+    rows: tuple[tuple[Shot, ...], ...]
+
+
+def galleries(pictures: Sequence[Picture], notices: list[str]) -> list[Gallery]:
+    """Pictures by place (the detector) and by what they were chosen for; runs stand side by side.
+
+    What is unreadable or beyond the budget goes to ``notices``.
+    """
+    runs = list(dict.fromkeys(picture.run for picture in pictures))
+    spent = left_out = 0
+    found: dict[tuple[str, str], dict[str, dict[str, Shot]]] = {}
+    for picture in sorted(pictures, key=lambda p: (p.place, _order(p.name), p.name, runs.index(p.run))):
+        uri = data_uri(picture.path, notices)
+        if uri is None:
+            continue
+        if spent + len(uri) > BUDGET:
+            left_out += 1
+            continue
+        spent += len(uri)
+        kind = _kind(picture.name)
+        rows = found.setdefault((picture.place, kind), {})
+        scene = picture.name.removeprefix(kind)
+        # Each run has its own best images: its n-th stands beside the others' n-th.
+        row = str(sum(picture.run in shots for shots in rows.values())) if kind else scene
+        shot = Shot(f"{picture.run} · {scene}", f"{picture.place}: detections of {picture.run} on {scene}", uri)
+        rows.setdefault(row, {})[picture.run] = shot
+    if left_out:
+        notices.append(f"{left_out} picture(s) left out: the page holds at most {BUDGET / 1e6:.1f} MB of pictures")
+    made = []
+    for (place, kind), rows in found.items():
+        in_order = tuple(tuple(shots[run] for run in runs if run in shots) for shots in rows.values())
+        made.append(Gallery("detector" if place == "." else place, _HEADINGS[kind], in_order))
+    return made
+
+
+def _kind(name: str) -> str:
+    return next((kind for kind in CHOSEN if name.startswith(kind)), "")
+
+
+def _order(name: str) -> int:
+    return ("", *CHOSEN).index(_kind(name))
+
+
+def data_uri(path: Path, notices: list[str]) -> str | None:
+    """The picture as a ``data:`` URI, at most LONGEST pixels; None with a notice where it cannot be read."""
+    try:
+        with Image.open(path) as image:
+            picture = image.convert("RGB")
+    except FileNotFoundError:
+        notices.append(f"{path}: picture missing")
+        return None
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        notices.append(f"{path}: not a readable picture ({error})")
+        return None
+    picture.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
+    png, jpeg = io.BytesIO(), io.BytesIO()
+    picture.save(png, "PNG", optimize=True)
+    picture.save(jpeg, "JPEG", quality=88)
+    kind, data = min((("png", png), ("jpeg", jpeg)), key=lambda pair: pair[1].tell())
+    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode('ascii')}"

@@ -1,0 +1,187 @@
+"""The plots of the page: from baseline to pretrained, gains, low-shot and training curves, values by layer."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from momentum_transfer.report.drawing import (
+    INK,
+    MARKERS,
+    PAPER,
+    legend,
+    make_axes,
+    series_colour,
+    short_label,
+    styled,
+    to_svg,
+)
+from momentum_transfer.report.runs import Curve
+
+#: A point of a curve or a cell of a chart: value and standard deviation, None where there is one trial.
+Spread = tuple[float, float | None]
+
+
+@styled
+def gain_plot(rows: Mapping[str, Mapping[str, tuple[float, float | None, bool]]], colours: Mapping[str, int]) -> str:
+    """Differences from a baseline, one line a measure; filled where the difference is clear.
+
+    Args:
+        rows: measure to checkpoint to (difference in points, standard deviation or None, clear).
+        colours: checkpoint to series number.
+    """
+    figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(rows)))
+    names = list(dict.fromkeys(name for cells in rows.values() for name in cells))
+    axes.axvline(0, color=INK, linewidth=1)
+    for place, cells in enumerate(rows.values()):
+        for name, (gain, std, clear) in cells.items():
+            shift = 0.5 * (names.index(name) + 0.5) / len(names) - 0.25
+            colour = series_colour(colours[name])
+            axes.errorbar(
+                gain, place + shift, xerr=std or 0, color=colour, marker=MARKERS[colours[name] % len(MARKERS)],
+                markersize=6.5, markerfacecolor=colour if clear else PAPER, markeredgewidth=1.6, capsize=2.5,
+            )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [short_label(label, 46) for label in rows], fontsize=9.5)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("points")
+    if len(names) > 1:
+        handles = [axes.plot([], [], color=series_colour(colours[name]), label=short_label(name))[0] for name in names]
+        axes.legend(handles=handles, frameon=False, labelcolor="linecolor", fontsize=10)
+    return to_svg(figure, "gain", "Difference from the baseline for each measure, in points")
+
+
+@styled
+def few_labels_plot(lines: Mapping[str, Sequence[tuple[float, float, float | None]]], colours: Mapping[str, int],
+                    axis: str) -> str:  # fmt: skip
+    """Accuracy over the amount of labels, on a logarithmic axis.
+
+    Args:
+        lines: checkpoint to (images per class or percent of the labels, mean, standard deviation or None), percent.
+        colours: checkpoint to series number.
+        axis: what the amount is.
+    """
+    figure, axes = make_axes(6.4, 3.6)
+    for name, points in lines.items():
+        ks, means, stds = zip(*sorted(points), strict=True)
+        style = series_colour(colours[name])
+        axes.plot(
+            ks, means, color=style, marker=MARKERS[colours[name] % len(MARKERS)], linewidth=2, label=short_label(name)
+        )
+        low = [mean - (std or 0) for mean, std in zip(means, stds, strict=True)]
+        high = [mean + (std or 0) for mean, std in zip(means, stds, strict=True)]
+        axes.fill_between(ks, low, high, color=style, alpha=0.18, linewidth=0)
+    every = sorted({k for points in lines.values() for k, _, _ in points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(every, [f"{k:g}" for k in every])
+    axes.minorticks_off()
+    axes.set_xlabel(axis)
+    axes.set_ylabel("accuracy, %")
+    legend(axes)
+    return to_svg(figure, "few-labels", f"Accuracy over {axis}; bands are ±1 std")
+
+
+@styled
+def slope_plot(
+    columns: Sequence[str],
+    rows: Mapping[str, Mapping[str, Spread]],
+    colours: Mapping[str, int],
+    title: str,
+) -> str:
+    """One line a task across the checkpoints; points in the checkpoints' colours, labels at the right end.
+
+    Args:
+        columns: checkpoints from left to right.
+        rows: task to checkpoint to (mean, standard deviation or None), percent.
+        colours: checkpoint to series number.
+    """
+    figure, axes = make_axes(6.4, 1.4 + 0.34 * max(5, len(rows)))
+    ends: list[tuple[float, str]] = []
+    for label, cells in rows.items():
+        places = [(place, *cells[name]) for place, name in enumerate(columns) if name in cells]
+        xs, means, _ = zip(*places, strict=True)
+        axes.plot(xs, means, color=INK, linewidth=1.2, alpha=0.55)
+        for x, mean, std in places:
+            shown = colours[columns[x]]
+            axes.errorbar(
+                x, mean, yerr=std or 0, color=series_colour(shown), marker=MARKERS[shown % len(MARKERS)], capsize=3
+            )
+        ends.append((means[-1], label))
+    axes.set_xticks(range(len(columns)), [_in_lines(short_label(name, 26)) for name in columns])
+    if len(columns) > 5:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.set_xlim(-0.3, len(columns) - 1 + 0.12)
+    axes.set_ylabel("%")
+    axes.grid(axis="x", visible=False)
+    heights = _spread(sorted(end[0] for end in ends), axes, figure.get_figheight())
+    for height, (_, label) in zip(heights, sorted(ends), strict=True):
+        axes.annotate(
+            short_label(label), (1.0, height), xycoords=("axes fraction", "data"), va="center", fontsize=10,
+            xytext=(4, 0), textcoords="offset points", annotation_clip=False,
+        )  # fmt: skip
+    return to_svg(figure, "slope", title)
+
+
+def _spread(heights: list[float], axes: Axes, inches: float) -> list[float]:
+    """Sorted heights moved apart so that labels of one line each do not overlap."""
+    low, high = axes.get_ylim()
+    gap = (high - low) * 0.26 / inches
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    excess = max(0.0, placed[-1] - high) if placed else 0.0
+    return [height - excess for height in placed]
+
+
+def _in_lines(name: str, longest: int = 12) -> str:
+    """A long name broken after its underscores and hyphens, for the foot of a narrow column."""
+    lines = [""]
+    for part in re.findall(r"[^_-]*[_-]?", name):
+        if lines[-1] and len(lines[-1] + part) > longest:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+@styled
+def curve_plot(curves: Sequence[Curve], colours: Sequence[int], key: str, quantity: str) -> str:
+    """Training curves of several runs over the step; trials of a checkpoint share its colour.
+
+    Long ones are thinned to 400 points by means of blocks.
+    """
+    figure, axes = make_axes(6.4, 3.0)
+    named: set[str] = set()
+    for curve, colour in zip(curves, colours, strict=True):
+        steps, values = _thin(curve.steps), _thin(curve.values)
+        label = None if curve.checkpoint in named else short_label(curve.checkpoint)
+        axes.plot(steps, values, color=series_colour(colour), linewidth=1.6, label=label)
+        named.add(curve.checkpoint)
+    axes.set_xlabel("step")
+    axes.set_ylabel(quantity)
+    legend(axes)
+    return to_svg(figure, f"curve-{key}", f"{quantity} over training steps")
+
+
+@styled
+def line_plot(lines: Mapping[str, Sequence[tuple[str, float]]], label: str) -> str:
+    """Values by named layer or block (weight norms, CKA); every line shares the first one's places where it can."""
+    figure, axes = make_axes(7.2, 3.4)
+    names = list(dict.fromkeys(name for points in lines.values() for name, _ in points))
+    for index, (run, points) in enumerate(lines.items()):
+        xs = [names.index(name) for name, _ in points]
+        axes.plot(xs, [value for _, value in points], color=series_colour(index), marker=".", label=short_label(run))
+    shown = names if len(names) <= 20 else names[:: -(-len(names) // 20)]
+    places, labels = [names.index(name) for name in shown], [short_label(name, 26) for name in shown]
+    if sum(map(len, labels)) > 50:
+        axes.set_xticks(places, labels, rotation=60, ha="right", fontsize=9)
+    else:
+        axes.set_xticks(places, labels)
+    axes.set_ylabel(label)
+    legend(axes)
+    return to_svg(figure, f"line-{label}", label)
+
+
+def _thin(values: Sequence[float], points: int = 400) -> list[float]:
+    size = -(-len(values) // points)
+    blocks = [values[start : start + size] for start in range(0, len(values), size)]
+    return [sum(block) / len(block) for block in blocks]

@@ -1,0 +1,182 @@
+"""The papers' results tables as data (``configs/reference/*.yaml``), and their numbers as published rows.
+
+One YAML is one printed table. A column is a ``label`` (names the row), a ``setting`` (a number that describes it, such
+as epochs) or a ``result``; results carry the task, metric, dataset and protocol that a record of ours would carry, so
+that the two can stand side by side. ``{Label}`` in those four is filled from the row's label of that name.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from momentum_transfer.errors import InputError
+
+#: Where the transcribed tables are, seen from this file.
+REFERENCE_DIR = Path(__file__).resolve().parents[2] / "configs" / "reference"
+
+#: The short name of each paper, as it stands in a published row.
+PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN"}
+
+_KINDS = ("label", "setting", "result")
+
+#: Label columns whose words say nothing without the column's name (student BN, teacher EMAN).
+_NAMED = ("student", "teacher", "asymmetry", "pretrained", "schd.", "α", "α_base", "w_s")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a printed table; ``task``, ``metric``, ``dataset`` and ``protocol`` only for results."""
+
+    name: str
+    kind: str
+    group: str = ""
+    unit: str = ""
+    task: str = ""
+    metric: str = ""
+    dataset: str = ""
+    protocol: str = ""
+
+
+@dataclass(frozen=True)
+class ReferenceTable:
+    """A printed table. ``rows`` hold strings in labels and numbers or None (not printed) elsewhere."""
+
+    paper: str
+    arxiv: str
+    number: int
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    marks: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """How the table is cited, for example ``EMAN table 5``."""
+        return f"{PAPERS.get(self.paper, self.paper)} table {self.number}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published number in the terms of our records; ``mark`` is the printed footnote sign and its meaning."""
+
+    method: str
+    task: str
+    metric: str
+    value: float
+    dataset: str
+    protocol: str
+    source: str
+    mark: str = ""
+
+
+def load_table(path: str | Path) -> ReferenceTable:
+    """Read one table.
+
+    Raises:
+        InputError: the file is not such a table (a key is missing, a row has another length than the columns, …).
+    """
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        source = content["source"]
+        columns = tuple(Column(**column) for column in content["columns"])
+        table = ReferenceTable(
+            paper=source["key"],
+            arxiv=source["arxiv"],
+            number=source["table"],
+            caption=content["caption"],
+            columns=columns,
+            rows=tuple(tuple(row) for row in content["rows"]),
+            marks=tuple(content.get("marks", ())),
+            notes=tuple(content["notes"]),
+        )
+    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} is not a reference table ({error}); its keys are listed in configs/README.md"
+        ) from error
+    _check(path, table)
+    return table
+
+
+def _check(path: Path, table: ReferenceTable) -> None:
+    for column in table.columns:
+        if column.kind not in _KINDS:
+            raise InputError(f"{path}: column {column.name!r} is of kind {column.kind!r}; expected one of {_KINDS}")
+    for number, row in enumerate(table.rows, start=1):
+        if len(row) != len(table.columns):
+            raise InputError(f"{path}: row {number} has {len(row)} cells, expected {len(table.columns)}")
+        for column, cell in zip(table.columns, row, strict=True):
+            wanted: tuple[type, ...] = (int, float, type(None)) if column.kind == "result" else (str, int, type(None))
+            if not isinstance(cell, wanted) or isinstance(cell, bool):
+                raise InputError(f"{path}: row {number}, column {column.name!r}: unexpected {cell!r}")
+
+
+def load_tables(folder: str | Path = REFERENCE_DIR) -> list[ReferenceTable]:
+    """All tables of a folder, sorted by paper and number; an empty folder is an InputError."""
+    paths = sorted(Path(folder).glob("*.yaml"))
+    if not paths:
+        raise InputError(f"no reference tables in {folder}; expected configs/reference/*.yaml")
+    return [load_table(path) for path in paths]
+
+
+def published(tables: Sequence[ReferenceTable]) -> list[Published]:
+    """Every printed number that has a task and a metric of ours, in the order of the tables."""
+    return [number for table in tables for row in table.rows for number in _published_row(table, row)]
+
+
+def _published_row(table: ReferenceTable, row: tuple[Any, ...]) -> list[Published]:
+    labels = {c.name: str(cell) for c, cell in zip(table.columns, row, strict=True) if c.kind == "label"}
+    settings = [
+        f"{cell} {column.unit or column.name}".strip()
+        for column, cell in zip(table.columns, row, strict=True)
+        if column.kind == "setting" and isinstance(cell, int)
+    ]
+    numbers = []
+    for column, cell in zip(table.columns, row, strict=True):
+        if column.kind != "result" or cell is None or not column.task or not column.metric:
+            continue
+        filled = {key: getattr(column, key).format(**labels) for key in ("task", "metric", "dataset", "protocol")}
+        numbers.append(
+            Published(
+                method=", ".join([*_method(table, labels), *settings]),
+                value=float(cell),
+                source=f"{table.source}{_part(column)}",
+                mark=_mark(table, labels, column),
+                **filled,
+            )
+        )
+    return numbers
+
+
+def _method(table: ReferenceTable, labels: dict[str, str]) -> list[str]:
+    """The labels that say which method a row is: not those which went into the task or the dataset.
+
+    A paper's "Ours" gets the paper's name, because beside our own rows it would be taken for them.
+    """
+    used = "".join(c.task + c.metric + c.dataset + c.protocol for c in table.columns)
+    own = PAPERS.get(table.paper, table.paper)
+    parts: list[str] = []
+    for name, label in labels.items():
+        if "{" + name + "}" in used or label.lower() in (part.lower() for part in parts):
+            continue
+        said = re.sub(r"^Ours\b", own, label)
+        parts.append(f"{name[:1].lower()}{name[1:]} {said}" if name.lower() in _NAMED else said)
+    return parts
+
+
+def _part(column: Column) -> str:
+    """`` (a)`` for a column under a heading such as ``(a) Mask R-CNN, 1× schedule``."""
+    return f" {column.group[:3]}" if column.group.startswith("(") else ""
+
+
+def _mark(table: ReferenceTable, labels: dict[str, str], column: Column) -> str:
+    for mark in table.marks:
+        here = any(label in mark["rows"] for label in labels.values())
+        if here and column.name in mark.get("columns", [column.name]) and mark.get("where") in (None, *labels.values()):
+            return f"{mark['mark']} {mark['text']}"
+    return ""

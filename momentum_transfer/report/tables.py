@@ -1,0 +1,217 @@
+"""Cells to tables of text: what the HTML page and the Markdown show, decided once.
+
+A detail table has the papers' orientation: one row a checkpoint, one column a metric; below them the differences from
+the baselines, and the nearest published rows, each marked where its protocol or data are not those of our rows.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results, baseline
+from momentum_transfer.report.differences import Difference, difference
+from momentum_transfer.report.published_rows import published_rows
+from momentum_transfer.report.reference import Published
+from momentum_transfer.report.views import CellView, RowView, TableView, number
+
+#: Baselines that are not themselves compared with one.
+NOT_COMPARED = ("random", "pixels", "none")
+
+#: Families of tasks in the order of the page, with their headings.
+FAMILIES = {
+    "coco": "COCO-style detection",
+    "lvis": "LVIS-style long-tailed detection",
+    "voc": "PASCAL VOC-style detection",
+    "semantic": "Semantic segmentation",
+    "svm": "Low-shot classification (linear SVM)",
+    "knn": "k-nearest neighbours",
+    "retrieval": "Image retrieval",
+    "linear": "Linear classification",
+    "finetune": "Fine-tuning with few labels",
+    "fixmatch": "FixMatch",
+}
+
+
+#: Families with so many metrics that every task has its own table.
+DETECTION = ("coco", "lvis", "voc")
+
+_PARTS = {"bbox": "boxes", "segm": "masks"}
+
+
+def cell_view(cell: Cell | None, best: bool = False, counted: bool = True, differs: bool = False) -> CellView:
+    """A cell of trials, their number told where ``counted``; marked where its settings are not those of its row."""
+    if cell is None:
+        return CellView()
+    if cell.std is None:
+        return CellView(number(cell.mean), best=best, differs=differs)
+    trials = f"n={cell.trials}" if counted else ""
+    return CellView(number(cell.mean), f"± {number(cell.std)}", trials, best, differs=differs)
+
+
+def cell_views(results: Results, measure: Measure, names: Sequence[str], counted: bool) -> list[CellView]:
+    """The cells of a measure for these checkpoints."""
+    cells, unlike = results.cells[measure], results.unlike.get(measure, frozenset())
+    top = set() if measure.metric in DESCRIPTIVE else _best(cells)
+    return [cell_view(cells.get(name), name in top, counted, name in unlike) for name in names]
+
+
+def difference_view(change: Difference | None) -> CellView:
+    """A difference with its sign; up and down are told only where it is clear."""
+    if change is None:
+        return CellView()
+    sign = "+" if change.mean >= 0 else ""
+    tone = ("up" if change.mean > 0 else "down") if change.clear else ""
+    spread = f"± {number(change.std)}" if change.std is not None else ""
+    return CellView(sign + number(change.mean), spread, tone=tone)
+
+
+def compared(results: Results) -> list[tuple[str, str]]:
+    """(checkpoint, baseline) for every checkpoint of interest against random, then against supervised."""
+    bases = [name for kind in ("random", "supervised") if (name := baseline(results, kind))]
+    return [
+        (name, base)
+        for base in bases
+        for name in results.checkpoints
+        if name != base and not name.lower().startswith(NOT_COMPARED)
+    ]
+
+
+def change_of(cells: Mapping[str, Cell], name: str, base: str) -> Difference | None:
+    """The difference of two checkpoints in a measure, if both have it."""
+    if name not in cells or base not in cells:
+        return None
+    return difference(cells[name], cells[base])
+
+
+def _best(cells: Mapping[str, Cell]) -> set[str]:
+    """Names with the highest mean, as shown (one decimal); nothing is best alone."""
+    if len(cells) < 2:
+        return set()
+    top = max(round(cell.mean, 1) for cell in cells.values())
+    return {name for name, cell in cells.items() if round(cell.mean, 1) == top}
+
+
+def headline_order(results: Results) -> list[Measure]:
+    """The main measures in the order of the page."""
+    return sorted(results.headlines(), key=_measure_order)
+
+
+def short_labels(measures: Sequence[Measure]) -> dict[Measure, str]:
+    """Labels that tell the measures apart: with the protocol where a task was measured under several."""
+    plain = Counter(measure_label(measure) for measure in measures)
+    labels: dict[Measure, str] = {}
+    for measure in measures:
+        label = measure_label(measure)
+        labels[measure] = label if plain[label] == 1 else f"{label} ({measure.protocol or 'no protocol'})"
+    if len(set(labels.values())) < len(labels):
+        return {measure: f"{measure_label(measure)} ({_context(measure)})" for measure in measures}
+    return labels
+
+
+def measure_label(measure: Measure) -> str:
+    """``svm/k=4 top1``."""
+    return f"{measure.task} {measure.metric}"
+
+
+def _context(measure: Measure) -> str:
+    return " · ".join(part for part in (measure.dataset, measure.protocol, measure.engine) if part)
+
+
+def _measure_order(measure: Measure) -> tuple[int, str, str, float]:
+    return (_place(measure), _context(measure), *_natural(measure.task))
+
+
+def _place(measure: Measure) -> int:
+    family = measure.task.split("/")[0]
+    return list(FAMILIES).index(family) if family in FAMILIES else len(FAMILIES)
+
+
+def _natural(task: str) -> tuple[str, float]:
+    """``svm/k=16`` after ``svm/k=4``."""
+    stem, _, count = task.rpartition("=")
+    return (stem, float(count)) if stem and count.isdigit() else (task, 0.0)
+
+
+def detail_tables(results: Results, published: Sequence[Published], colours: Mapping[str, int]) -> list[TableView]:
+    """One table for every (family, dataset, protocol, engine); detection has one for boxes and one for masks."""
+    groups: dict[tuple[str, ...], list[Measure]] = {}
+    for measure in sorted(results.cells, key=_measure_order):
+        family = measure.task.split("/")[0]
+        part = measure.task if family in DETECTION else family
+        groups.setdefault((part, *measure[2:]), []).append(measure)
+    titles = Counter(_title(measures[0].task) for measures in groups.values())
+    tables = []
+    for measures in groups.values():
+        title = _title(measures[0].task)
+        if titles[title] > 1 and measures[0].protocol:
+            title = f"{title} · {measures[0].protocol}"
+        tables.append(_detail_table(results, title, _in_columns(measures), published, colours))
+    return tables
+
+
+def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
+    """Counted tasks (``svm/k=1``, ``svm/k=2``, …) stand side by side for each metric, as the papers print them."""
+    metrics = list(dict.fromkeys(measure.metric for measure in measures))
+    if all("=" in measure.task for measure in measures):
+        return sorted(measures, key=lambda measure: metrics.index(measure.metric))
+    return measures
+
+
+def _detail_table(
+    results: Results,
+    title: str,
+    measures: Sequence[Measure],
+    published: Sequence[Published],
+    colours: Mapping[str, int],
+) -> TableView:
+    columns, groups = _headings(measures)
+    present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
+    counts = {cell.trials for m in measures for cell in results.cells[m].values()}
+    columns_of_cells = [cell_views(results, measure, present, counted=len(counts) > 1) for measure in measures]
+    rows = [
+        RowView(name, "ours", cells, colour=colours[name])
+        for name, cells in zip(present, zip(*columns_of_cells, strict=True), strict=True)
+    ]
+    for name, base in compared(results):
+        changes = [change_of(results.cells[m], name, base) if m.metric not in DESCRIPTIVE else None for m in measures]
+        if any(changes):
+            rows.append(RowView(f"{name} − {base}", "difference", tuple(difference_view(c) for c in changes)))
+    beside, left_out = published_rows(measures, published)
+    notes = [f"{left_out} more published rows of these measures are in configs/reference/."] if left_out else []
+    return TableView(
+        title,
+        " · ".join(
+            part for part in (groups[0][0] if len(groups) == 1 else "", _context(measures[0]), _trials(counts)) if part
+        ),
+        "weights",
+        columns,
+        tuple(rows + beside),
+        groups=groups,
+        notes=tuple(notes),
+    )
+
+
+def _trials(counts: set[int]) -> str:
+    if len(counts) > 1:
+        return "mean ± std over n trials"
+    (count,) = counts
+    return "a single trial" if count == 1 else f"mean ± std over {count} trials each"
+
+
+def _title(task: str) -> str:
+    family, _, part = task.partition("/")
+    heading = FAMILIES.get(family, family)
+    return f"{heading}: {_PARTS.get(part, part)}" if family in DETECTION and part else heading
+
+
+def _headings(measures: Sequence[Measure]) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """Column headings and the groups above them: metrics under tasks, or counts (k=1 …) under metrics."""
+    counted = all("=" in measure.task for measure in measures)
+    columns = tuple(m.task.partition("/")[2] if counted else m.metric for m in measures)
+    groups: list[tuple[str, int]] = []
+    for measure in measures:
+        heading = measure.metric if counted else measure.task
+        if groups and groups[-1][0] == heading:
+            groups[-1] = (heading, groups[-1][1] + 1)
+        else:
+            groups.append((heading, 1))
+    return columns, tuple(groups)

@@ -1,0 +1,121 @@
+"""Settings: fvcore CfgNode files with ``_BASE_``, merged onto typed defaults, every mistake named before any work.
+
+``load_config`` serves all three rooms.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fvcore.common.config import BASE_KEY, CfgNode
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of_text
+
+
+def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
+    """Defaults, then the YAML ``file`` (and what its ``_BASE_`` names), then ``KEY VALUE`` pairs; frozen.
+
+    Raises:
+        InputError: the file is missing or no YAML mapping, a key is unknown (the nearest known key is named), or a
+            value has another type than its default (a whole number is accepted where a float is expected).
+    """
+    cfg = defaults.clone()
+    cfg.defrost()
+    if file is not None:
+        for key, value in _leaves(_read_yaml(Path(file)), defaults):
+            _set(cfg, key, value, where=str(file))
+    if len(overrides) % 2:
+        raise InputError(
+            f"expected KEY VALUE pairs after the options, found {len(overrides)} words: {' '.join(overrides)}; "
+            "give every key one value, for example SOLVER.STEPS 100"
+        )
+    for key, value in zip(overrides[::2], overrides[1::2], strict=True):
+        _set(cfg, key, value, where="command line")
+    cfg.freeze()
+    return cfg
+
+
+def dump(cfg: CfgNode) -> str:
+    """The whole configuration as YAML, keys in order: what a checkpoint stores."""
+    return cfg.dump(sort_keys=True)
+
+
+def config_hash(cfg: CfgNode) -> str:
+    """Twelve hex digits that name a configuration in results."""
+    return sha256_of_text(dump(cfg))[:12]
+
+
+def value_of(cfg: CfgNode, key: str) -> Any:
+    """The value, or the section, of a dotted key."""
+    return reduce(getitem, key.split("."), cfg)
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        loaded = CfgNode.load_yaml_with_base(str(file))
+    except FileNotFoundError as error:
+        missing = error.filename or file
+        hint = f" (named by {BASE_KEY} in {file})" if str(missing) != str(file) else ""
+        raise InputError(f"config file not found: {missing}{hint}; see configs/ for the ones that ship") from error
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError, TypeError, AssertionError) as error:
+        detail = " ".join(str(error).split())
+        raise InputError(f"expected a YAML mapping in {file}, but it cannot be read: {detail}") from error
+    if not isinstance(loaded, dict):
+        raise InputError(f"expected a YAML mapping of settings in {file}, found {type(loaded).__name__}")
+    return loaded
+
+
+def _leaves(tree: dict[str, Any], defaults: CfgNode, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Pairs (dotted key, value). A mapping is a value itself only where the default is no section."""
+    for key, value in tree.items():
+        section = defaults.get(key) if isinstance(defaults, CfgNode) else None
+        if isinstance(value, dict) and (isinstance(section, CfgNode) or section is None):
+            yield from _leaves(value, section if section is not None else CfgNode(), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
+    *sections, last = key.split(".")
+    node: Any = cfg
+    for section in sections:
+        node = node.get(section) if isinstance(node, CfgNode) else None
+    if not isinstance(node, CfgNode) or last not in node:
+        known = list(_keys(cfg))
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
+            key.upper(), known, n=1, cutoff=0.0
+        )
+        raise InputError(f"unknown config key {key} ({where}); the nearest known key is {near[0]}")
+    if isinstance(node[last], CfgNode):
+        raise InputError(f"{key} ({where}) is a section, not a setting; set one of its keys: {', '.join(node[last])}")
+    node[last] = _coerce(key, CfgNode._decode_cfg_value(value), node[last], where)
+
+
+def _keys(cfg: CfgNode, prefix: str = "") -> Iterator[str]:
+    for key, value in cfg.items():
+        if isinstance(value, CfgNode):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _coerce(key: str, value: Any, default: Any, where: str) -> Any:
+    if default is None or (value is None and not isinstance(default, (bool, int, float, str))):
+        return value
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if isinstance(default, str) and type(value) in (int, float):
+        return str(value)  # a name such as "10" on the command line
+    if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
+        return type(default)(value)
+    if type(value) is type(default):
+        return value
+    raise InputError(
+        f"config key {key} ({where}) expects {type(default).__name__} (default {default!r}), "
+        f"found {type(value).__name__} {value!r}"
+    )

@@ -1,0 +1,1 @@
+"""Suites: lists of evaluations, run on this machine or on Slurm."""

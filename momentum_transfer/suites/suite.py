@@ -1,0 +1,222 @@
+"""A suite: a list of evaluations in YAML, made into jobs for given checkpoints; each job remembers that it is done.
+
+    name: quick
+    tasks:
+      - name: knn
+        command: tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}
+        gpu_hours: 0.01
+
+In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{folder}`` the task's own output
+folder and ``{results}`` the records of the whole suite. ``needs`` names tasks of the same checkpoint that come before.
+"""
+
+import difflib
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of, sha256_of_text, weights_name, write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Weights that are no file: the raw pixels, which only the low-shot evaluations take.
+PIXELS = "pixels"
+
+_PLACES = ("weights", "converted", "folder", "results")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One evaluation.
+
+    Attributes:
+        command: words after ``python``, with places such as ``{weights}``.
+        needs: tasks of the same checkpoint that have to end well first.
+        gpu_hours: what it is expected to cost, for ``--dry-run``; measured times replace it once there are any.
+        distributed: runs under torchrun where there are several GPUs.
+        cpus, minutes: what a Slurm job asks for.
+    """
+
+    name: str
+    command: str
+    needs: tuple[str, ...] = ()
+    gpu_hours: float = 0.0
+    distributed: bool = False
+    cpus: int = 8
+    minutes: int = 720
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task for one checkpoint. ``key`` changes with the command, the weights and the config files."""
+
+    weights: str
+    task: Task
+    command: tuple[str, ...]
+    folder: Path
+    needs: tuple["Job", ...]
+    key: str
+    results: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.weights}: {self.task.name}"
+
+    @property
+    def log(self) -> Path:
+        """Where all output of the task goes."""
+        return self.folder / "log.txt"
+
+    def state(self) -> dict[str, Any]:
+        """What the last attempt left: ``key``, ``exit_code`` and ``seconds`` once it ended; empty before the first."""
+        try:
+            content = json.loads((self.folder / "suite_state.json").read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def remember(self, **state: Any) -> None:
+        """Note the state of this attempt, atomically."""
+        write_text(self.folder / "suite_state.json", json.dumps({"key": self.key, **state}, indent=1) + "\n")
+
+    def done(self) -> bool:
+        """Ended well before, with the same command, weights and config files, and its records still there."""
+        state = self.state()
+        made = self.results.is_file() or "{results}" not in self.task.command
+        return made and state.get("key") == self.key and state.get("exit_code") == 0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named list of tasks, in an order in which needs come first."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    path: Path = field(default=Path())
+
+
+def load_suite(path: str | Path) -> Suite:
+    """Read and check a suite.
+
+    Raises:
+        InputError: no such file, an unknown key, a need that is no earlier task, an unknown place in a command.
+    """
+    path = Path(path)
+    if not path.is_file():
+        known = ", ".join(sorted(p.name for p in (ROOT / "configs" / "suites").glob("*.yaml")))
+        raise InputError(f"suite not found: {path}; configs/suites holds {known}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("tasks"), list) or not content["tasks"]:
+        raise InputError(f"{path}: expected a name and a list of tasks; see configs/suites/smoke.yaml")
+    tasks: list[Task] = []
+    for number, entry in enumerate(content["tasks"], start=1):
+        tasks.append(_task(entry, f"{path}, task {number}", {task.name for task in tasks}))
+    return Suite(str(content.get("name", path.stem)), tuple(tasks), path)
+
+
+def _task(entry: Any, where: str, earlier: set[str]) -> Task:
+    known = [f.name for f in fields(Task)]
+    if not isinstance(entry, dict) or not {"name", "command"} <= entry.keys():
+        raise InputError(f"{where}: expected at least name and command, found {entry!r}")
+    for key in entry:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            raise InputError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    needs = entry.get("needs", [])
+    task = Task(**{**entry, "needs": tuple([needs] if isinstance(needs, str) else needs)})
+    if not re.fullmatch(r"[\w.=-]+", str(task.name)) or task.name in earlier:
+        raise InputError(f"{where}: expected a new name of letters, digits and . = - _, found {task.name!r}")
+    for need in task.needs:
+        if need not in earlier:
+            raise InputError(f"{where}: needs {need!r}, which is no task before it")
+    for place in re.findall(r"{(\w*)}", task.command):
+        if place not in _PLACES:
+            raise InputError(f"{where}: unknown place {{{place}}}; expected one of {', '.join(_PLACES)}")
+    script = shlex.split(task.command)[0]
+    if not (ROOT / script).is_file():
+        raise InputError(f"{where}: the command begins with {script}, which is no file of this repository")
+    return task
+
+
+def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[Job]:
+    """The jobs of every checkpoint, in the order of the suite; tasks that raw pixels cannot do are left out.
+
+    Raises:
+        InputError: a checkpoint or a config file is missing, or two checkpoints have the same name.
+    """
+    output = Path(output)
+    names: dict[str, str] = {}
+    jobs: list[Job] = []
+    for weights in dict.fromkeys(checkpoints):
+        name = weights_name(weights)
+        if name in names:
+            raise InputError(
+                f"{names[name]} and {weights} are both called {name} in results; rename a folder, or link to it "
+                "under another name"
+            )
+        names[name] = weights
+        jobs += _jobs(suite, weights, name, output)
+    return jobs
+
+
+def _jobs(suite: Suite, weights: str, name: str, output: Path) -> list[Job]:
+    digest = _hash_of(weights)
+    made: dict[str, Job] = {}
+    for task in suite.tasks:
+        if weights == PIXELS and ("{converted}" in task.command or any(need not in made for need in task.needs)):
+            continue
+        folder = output / name / task.name
+        places = {
+            "weights": weights,
+            "converted": str(output / name / "backbone.pkl"),  # a name that results leave out: weights_name
+            "folder": str(folder),
+            "results": str(output / "results.jsonl"),
+        }
+        command = tuple(_fill(word, places) for word in shlex.split(task.command))
+        needs = tuple(made[need] for need in task.needs)
+        key = sha256_of_text(json.dumps([command, digest, _config_hashes(command), [need.key for need in needs]]))[:16]
+        made[task.name] = Job(name, task, command, folder, needs, key, output / "results.jsonl")
+    return list(made.values())
+
+
+def _fill(word: str, places: Mapping[str, str]) -> str:
+    return re.sub(r"{(\w+)}", lambda found: places[found.group(1)], word)
+
+
+def _hash_of(weights: str) -> str:
+    if weights == PIXELS:
+        return PIXELS
+    file = Path(weights)
+    if file.is_dir():
+        from momentum_transfer.backbones.read import checkpoint_file  # imports torch, which takes seconds
+
+        file = checkpoint_file(file)
+    if not file.is_file():
+        raise InputError(f"checkpoint not found: {file}; expected a file, a run folder, or {PIXELS}")
+    return sha256_of(file)
+
+
+def _config_hashes(command: Sequence[str]) -> dict[str, str]:
+    """Hash of every YAML file that a command names, and of the files these are based on."""
+    hashes: dict[str, str] = {}
+    waiting = [word for word in command if word.endswith((".yaml", ".yml"))]
+    while waiting:
+        word = waiting.pop()
+        path = Path(word) if Path(word).is_absolute() else ROOT / word
+        if not path.is_file():
+            raise InputError(f"config not found: {word}, which the suite's command `{shlex.join(command)}` names")
+        if word not in hashes:
+            hashes[word] = sha256_of(path)
+            bases = re.findall(r"(?m)^_BASE_:\s*['\"]?([^'\"\s#]+)", path.read_text(encoding="utf-8"))
+            waiting += [str(path.parent / base) for base in bases]
+    return hashes

@@ -1,0 +1,113 @@
+"""The normalisations that the papers compare: the name -> constructor table behind NORM.STUDENT and NORM.TEACHER.
+
+The layers are in ``pretrain.norms.batch_norm`` and ``pretrain.norms.momentum_batch_norm``; who follows whom is in
+``pretrain.teacher``. A momentum is the weight of the NEW value, as in torch's BatchNorm; EMAN's .999 is .001 here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from momentum_transfer.errors import InputError
+from pretrain.norms.batch_norm import (
+    BatchNorm,
+    ShuffleBatchNorm,
+    StudentStatisticsBatchNorm,
+    SyncBatchNorm,
+    use_fused_sync,
+)
+from pretrain.norms.momentum_batch_norm import (
+    POLICIES,
+    MomentumBatchNorm,
+    PairBatchNorm,
+    TeacherProxyBatchNorm,
+    commit_pair,
+    pair_norms,
+    set_alpha,
+)
+
+__all__ = ["FOLLOWS_STUDENT", "LAYERS", "POLICIES", "STUDENT_NORMS", "TEACHER_NORMS", "BatchNorm", "MomentumBatchNorm",
+           "Norm", "PairBatchNorm", "SyncBatchNorm", "TeacherProxyBatchNorm", "check_norms", "commit_pair",
+           "pair_norms", "set_alpha", "use_fused_sync"]  # fmt: skip
+
+STUDENT_NORMS = ("BN", "SyncBN", "GN", "IN", "MomentumBN")
+TEACHER_NORMS = ("BN", "SyncBN", "ShuffleBN", "GN", "IN", "EMAN", "TeacherPN", "StudentPN", "MomentumBN")
+FOLLOWS_STUDENT = ("EMAN", "StudentPN")  # statistics come from the student's running statistics
+GROUPS = 32  # Group Normalization's default (arXiv 1803.08494)
+GROUP_CHANNELS = 2  # at least, as in the 64 channels of a ResNet's stem: of one channel it would be IN
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation by name.
+
+    Args:
+        name: of ``STUDENT_NORMS`` or ``TEACHER_NORMS``.
+        momentum: of BatchNorm's running statistics, which evaluation and EMAN read.
+        proxy_momentum: of the teacher proxy norm's history; EMAN's table 8 alpha = .9 is .1 here.
+    """
+
+    name: str = "BN"
+    momentum: float = 0.1
+    proxy_momentum: float = 0.1
+
+    def __call__(self, channels: int) -> nn.Module:
+        """The layer for feature maps [N, C, H, W]."""
+        layer = LAYERS[self.name](self, channels)
+        if isinstance(layer, _BatchNorm):
+            layer.momentum = self.momentum
+        return layer
+
+    def for_vectors(self, channels: int) -> nn.Module:
+        """The layer for the hidden units [N, C] of an MLP.
+
+        A vector has no spatial extent to normalise over: instance normalisation becomes layer normalisation there, and
+        a group holds at least 16 units (of a single unit group normalisation would leave only its shift).
+        """
+        if self.name == "IN":
+            return nn.GroupNorm(1, channels)
+        if self.name == "GN":
+            return nn.GroupNorm(_groups(channels, 16), channels)
+        return self(channels)
+
+
+def _groups(channels: int, at_least: int) -> int:
+    """32 groups, or the largest smaller power of two that leaves at least so many channels in each."""
+    fitting = (g for g in (GROUPS, 16, 8, 4, 2) if channels % g == 0 and channels // g >= at_least)
+    return next(fitting, 1)
+
+
+LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {
+    "BN": lambda norm, channels: BatchNorm(channels),
+    "SyncBN": lambda norm, channels: SyncBatchNorm(channels),
+    "ShuffleBN": lambda norm, channels: ShuffleBatchNorm(channels),
+    "GN": lambda norm, channels: nn.GroupNorm(_groups(channels, GROUP_CHANNELS), channels),
+    "IN": lambda norm, channels: nn.InstanceNorm2d(channels, affine=True),
+    "EMAN": lambda norm, channels: StudentStatisticsBatchNorm(channels),
+    "StudentPN": lambda norm, channels: StudentStatisticsBatchNorm(channels),
+    "TeacherPN": lambda norm, channels: TeacherProxyBatchNorm(channels, norm.proxy_momentum),
+    "MomentumBN": lambda norm, channels: MomentumBatchNorm(channels),
+}
+
+
+def check_norms(student: str, teacher: str | None) -> None:
+    """Refuses a combination that has no meaning.
+
+    Raises:
+        InputError: an unknown name, or a teacher that takes its statistics from a student that keeps none.
+    """
+    if student not in STUDENT_NORMS:
+        raise InputError(f"expected NORM.STUDENT of {', '.join(STUDENT_NORMS)}, found {student!r}; correct the config")
+    if teacher is None:
+        return
+    if teacher not in TEACHER_NORMS:
+        raise InputError(f"expected NORM.TEACHER of {', '.join(TEACHER_NORMS)}, found {teacher!r}; correct the config")
+    if teacher in FOLLOWS_STUDENT and student in ("GN", "IN"):
+        raise InputError(
+            f"expected a student with running statistics under NORM.TEACHER {teacher}, found NORM.STUDENT {student}; "
+            "use BN, SyncBN or MomentumBN for the student"
+        )

@@ -1,0 +1,200 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+from sklearn.svm import LinearSVC
+
+from lowshot.features.feature_set import normalized
+from lowshot.svm import batched as batched_svm
+from lowshot.svm import newton as svm_newton
+from lowshot.svm.batched import fit_batched, share
+from lowshot.svm.liblinear import fit_liblinear
+from lowshot.svm.newton import Classes, Step
+from lowshot.svm.problem import LinearClassifiers, objectives, signed_targets
+
+COSTS = [2.0**power for power in range(-5, 6)]
+
+
+def problem(classes, shots, dim, seed=0, overlap=1.0):
+    """Non-negative features around class means, L2-normalised, as a network with ReLU gives them."""
+    generator = np.random.default_rng(seed)
+    means = generator.standard_normal((classes, dim))
+    rows = np.repeat(means, shots, axis=0) + overlap * generator.standard_normal((classes * shots, dim))
+    labels = np.repeat(np.arange(classes), shots)
+    return normalized(np.maximum(rows + 0.3, 0)), signed_targets(labels, classes)
+
+
+SHAPES = {
+    "one image a class": (7, 1, 40, 1.0),
+    "fewer images than features": (10, 4, 120, 1.0),
+    "more images than features": (5, 60, 24, 1.0),
+    "classes that overlap": (4, 80, 10, 3.0),
+    "two classes": (2, 8, 16, 1.0),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("positive_weight", [1.0, 2.0])
+def test_objective_is_never_above_liblinears(shape, positive_weight):
+    features, targets = problem(*shape[:3], overlap=shape[3])
+    arguments = (features, targets, COSTS, positive_weight)
+    found = objectives(fit_batched(*arguments), *arguments)
+    reference = objectives(fit_liblinear(*arguments), *arguments)
+    assert (found <= reference * (1 + 1e-6)).all()
+
+
+def exact(features, signs, cost, positive_weight):
+    """liblinear by its dual solver, at the tolerance where it is exact (the primal one stops earlier)."""
+    machine = LinearSVC(
+        C=cost, class_weight={1: positive_weight, -1: 1.0}, tol=1e-10, dual=True, max_iter=10**7, random_state=0
+    )
+    return machine.fit(features.astype(np.float64), signs)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("cost", [2.0**-5, 1.0, 2.0**5])
+def test_float64_solution_equals_linear_svc_to_1e_8(shape, cost):
+    features, targets = problem(*shape[:3], overlap=shape[3])
+    found = fit_batched(features, targets, [cost], 2.0, double=True)
+    for label in range(targets.shape[1]):
+        machine = exact(features, targets[:, label], cost, 2.0)
+        expected = np.append(machine.coef_[0], machine.intercept_)
+        mine = np.append(found.weights[0, label], found.biases[0, label])
+        assert np.linalg.norm(mine - expected) <= 1e-8 * np.linalg.norm(expected)
+
+
+def test_gradient_of_the_float64_solution_vanishes_for_every_cost():
+    features, targets = problem(6, 12, 50, overlap=2.0)
+    found = fit_batched(features, targets, COSTS, 2.0, double=True)
+    rows = np.hstack([features.astype(np.float64), np.ones((len(features), 1))])
+    for index, cost in enumerate(COSTS):
+        weights = np.hstack([found.weights[index], found.biases[index][:, None]])
+        hinge = np.maximum(0, 1 - targets.T * (weights @ rows.T)) * np.where(targets.T > 0, 2.0, 1.0)
+        gradient = weights - 2 * cost * (hinge * targets.T) @ rows
+        assert np.abs(gradient).max() < 1e-9 * (1 + cost)
+
+
+@pytest.mark.parametrize("shape", [(20, 16, 64), (30, 1, 48), (6, 40, 24)], ids=["k 16", "k 1", "more than features"])
+@pytest.mark.parametrize("positive_weight", [1.0, 2.0])
+@pytest.mark.parametrize("copies", [1, 2], ids=["once", "duplicated"])
+def test_predictions_agree_with_liblinears(shape, positive_weight, copies):
+    classes, shots, dim = shape
+    features, targets = (np.tile(part, (copies, 1)) for part in problem(classes, shots, dim, overlap=1.0))
+    others, labels = problem(classes, 100, dim, overlap=1.0)[0], np.repeat(np.arange(classes), 100)
+    costs = COSTS[::5]
+    found = fit_batched(features, targets, costs, positive_weight)
+    reference = fit_liblinear(features, targets, costs, positive_weight, tol=1e-6)
+    mine, theirs = (np.einsum("nd,scd->snc", others, fit.weights) + fit.biases[:, None] for fit in (found, reference))
+    assert np.mean(mine.argmax(2) == theirs.argmax(2)) >= 0.999
+    assert np.mean(mine.argmax(2) == labels) > 3 / classes
+
+
+def test_images_left_out_of_a_class_are_not_there():
+    features, targets = problem(5, 10, 30, overlap=2.0)
+    targets[np.random.default_rng(0).random(targets.shape) < 0.2] = 0
+    assert (targets == 0).any(axis=0).all()
+    found, reference = (fit(features, targets, COSTS[::5], 2.0) for fit in (fit_batched, fit_liblinear))
+    arguments = (features, targets, COSTS[::5], 2.0)
+    assert (objectives(found, *arguments) <= objectives(reference, *arguments) * (1 + 1e-6)).all()
+    for label in range(5):
+        kept = targets[:, label] != 0
+        machine = exact(features[kept], targets[kept, label], COSTS[5], 2.0)
+        alone = fit_batched(features, targets, COSTS[5:6], 2.0, double=True).weights[0, label]
+        assert np.linalg.norm(alone - machine.coef_[0]) <= 1e-8 * np.linalg.norm(machine.coef_)
+
+
+def test_weight_of_positives_keeps_float64_accuracy():
+    features, targets = problem(5, 10, 20)
+    found = fit_batched(features, targets, [1.0], 1.3, double=True)
+    machine = exact(features, targets[:, 0], 1.0, 1.3)
+    assert np.linalg.norm(found.weights[0, 0] - machine.coef_[0]) <= 1e-10 * np.linalg.norm(machine.coef_)
+
+
+@pytest.mark.parametrize(("cost", "positive_weight"), [(2.0**5, 100.0), (1e4, 1.0), (1e4, 100.0)])
+def test_extreme_costs_are_solved_too(cost, positive_weight):
+    features, targets = problem(3, 20, 10, overlap=2.0)
+    arguments = (np.vstack([features, features[:20]]), np.vstack([targets, targets[:20]]), [cost], positive_weight)
+    exact_fit = fit_batched(*arguments, double=True)
+    found, minimum = (objectives(fit, *arguments) for fit in (fit_batched(*arguments), exact_fit))
+    assert (found <= minimum * (1 + 1e-6)).all()
+    worse = LinearClassifiers(exact_fit.weights * (1 + 1e-4), exact_fit.biases)
+    assert (minimum < objectives(worse, *arguments)).all()
+
+
+def test_duplicated_images_and_contradicting_labels_are_solved():
+    features, targets = problem(4, 5, 30)
+    features, targets = np.vstack([features, features, features[:2]]), np.vstack([targets, targets, -targets[:2]])
+    arguments = (features, targets, COSTS, 1.0)
+    found = objectives(fit_batched(*arguments), *arguments)
+    assert (found <= objectives(fit_liblinear(*arguments, tol=1e-6), *arguments) * (1 + 1e-6)).all()
+
+
+def test_solution_does_not_depend_on_order_of_costs_on_batching_or_on_the_gram_matrix():
+    features, targets = problem(9, 6, 30)
+    whole = fit_batched(features, targets, COSTS, double=True)
+    backwards = fit_batched(features, targets, COSTS[::-1], double=True)
+    assert np.allclose(whole.weights, backwards.weights[::-1], rtol=0, atol=1e-10)
+    batches = fit_batched(features, targets, COSTS, double=True, class_batch=4)
+    assert np.allclose(whole.weights, batches.weights, rtol=0, atol=1e-10)
+    without_gram = fit_batched(features, targets, COSTS, double=True, gram_bytes=0)
+    assert np.allclose(whole.weights, without_gram.weights, rtol=0, atol=1e-10)
+
+
+def test_gram_matrix_that_would_not_fit_is_left_out_aloud(capsys):
+    features, _ = problem(4, 10, 30)
+    assert share(features, torch.float32, "cpu", gram_bytes=100).gram is None
+    assert "no 40 × 40 Gram matrix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("few", [0, 10**6], ids=["conjugate gradients", "cholesky"])
+def test_both_ways_to_take_a_newton_step_reach_the_same_minimum(few):
+    features, targets = problem(6, 20, 60, overlap=2.0)
+    shared = share(features, torch.float64, "cpu", 1e9)
+    classes = Classes(shared, torch.from_numpy(targets.T.astype(np.float64)), 1.0)
+    classes.few = few
+    for cost in COSTS:
+        assert classes.solve(cost) == 0
+    expected = fit_batched(features, targets, COSTS[-1:], double=True)
+    found = (classes.weights @ shared.basis.T).numpy()
+    assert np.allclose(found[:, :-1], expected.weights[0], rtol=0, atol=1e-8 * np.abs(expected.weights).max() * 10)
+
+
+def test_coordinates_keep_every_inner_product():
+    for shape in SHAPES.values():
+        features, _ = problem(*shape[:3], overlap=shape[3])
+        shared = share(features, torch.float64, "cpu", 1e9)
+        assert np.allclose(shared.gram.numpy(), features.astype(np.float64) @ features.T + 1, atol=1e-10)
+        assert torch.allclose(shared.rows.T @ shared.rows, torch.diag(shared.moments), atol=1e-8)
+
+
+def test_fits_that_do_not_arrive_are_counted_aloud(capsys, monkeypatch):
+    features, targets = problem(4, 10, 30, overlap=2.0)
+    monkeypatch.setattr(batched_svm, "MAX_NEWTON", 1)
+    monkeypatch.setattr(svm_newton, "MAX_NEWTON", 1)
+    fit_batched(features, targets, COSTS[:2])
+    assert re.search(r"[1-8] of 8 SVMs did not reach the tolerance in 1 Newton steps", capsys.readouterr().err)
+    fit_liblinear(features, targets, [2.0**5], max_iter=1)
+    assert "liblinear stopped 4 of 4 fits after 1 iterations" in capsys.readouterr().err
+
+
+def test_cholesky_takes_float64_where_float32_makes_the_matrix_indefinite():
+    """Images ten times over, at a cost whose diagonal is far below float32's rounding of their products."""
+    features, targets = (np.repeat(part, 10, axis=0) for part in problem(3, 2, 40))
+    shared = share(features, torch.float32, "cpu", 1e9)
+    assert int(torch.linalg.cholesky_ex(shared.gram + 1e-8 * torch.eye(60)).info)
+    classes = Classes(shared, torch.from_numpy(targets.T.astype(np.float32)), 1.0)
+    step = Step(classes, torch.arange(3), cost=0.5e8)
+    rows = shared.rows.double()
+    for row in range(3):  # all images are active at the start
+        expected = torch.linalg.solve(torch.eye(rows.shape[1]) + 1e8 * rows.T @ rows, -step.gradient[row].double())
+        assert torch.allclose(step._by_cholesky(row).double(), expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_gpu_reaches_the_cpus_solution(shape):
+    features, targets = problem(*shape[:3], overlap=shape[3])
+    found = fit_batched(features, targets, COSTS, double=True, device="cuda")
+    expected = fit_batched(features, targets, COSTS, double=True)
+    assert np.allclose(found.weights, expected.weights, rtol=0, atol=1e-9)

@@ -1,0 +1,66 @@
+"""Files are whole or absent."""
+
+import errno
+import hashlib
+import os
+
+import pytest
+
+from momentum_transfer.files import atomic_path, cache_root, sha256_of, weights_name, write_text
+
+
+def test_a_failed_write_leaves_the_previous_file_whole_and_no_rest(tmp_path):
+    target = tmp_path / "checkpoint.pt"
+    target.write_bytes(b"previous")
+    with pytest.raises(OSError, match="disk full"), atomic_path(target) as temporary:
+        temporary.write_bytes(b"half")
+        raise OSError("disk full")
+    assert target.read_bytes() == b"previous"
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_a_successful_write_replaces_and_is_readable_by_others(tmp_path):
+    target = tmp_path / "deep" / "a.npy"
+    with atomic_path(target) as temporary:
+        assert temporary.suffix == ".npy"
+        temporary.write_bytes(b"new")
+    assert target.read_bytes() == b"new"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_hash_is_sha256_of_the_bytes(tmp_path):
+    write_text(tmp_path / "a.txt", "text")
+    assert sha256_of(tmp_path / "a.txt") == hashlib.sha256(b"text").hexdigest()
+
+
+def test_cache_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path))
+    assert cache_root() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("outputs/momentum2_digits/checkpoints/step_0000999.pt", "momentum2_digits"),
+        ("outputs/momentum2_digits/checkpoints", "momentum2_digits"),
+        ("outputs/momentum2_digits/backbone.pkl", "momentum2_digits"),
+        ("outputs/momentum2_digits/backbone.safetensors", "momentum2_digits"),
+        ("outputs/momentum2_digits", "momentum2_digits"),
+        ("/data/moco_v2_800ep.pth.tar", "moco_v2_800ep"),
+        ("R-50.v2.pkl", "R-50.v2"),
+        ("backbone.pkl", "backbone"),
+        ("pixels", "pixels"),
+        ("none", "none"),
+    ],
+)
+def test_weights_are_called_by_their_run_or_by_their_own_name(path, name):
+    assert weights_name(path) == name
+
+
+def test_a_full_disk_names_the_file_that_was_meant(tmp_path):
+    with pytest.raises(OSError, match="No space left") as error, atomic_path(tmp_path / "model.pt"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert error.value.filename == str(tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())

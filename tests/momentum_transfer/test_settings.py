@@ -1,0 +1,109 @@
+"""Configuration: bases, overrides, and every mistake named with the nearest key."""
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.learned_settings import pretraining_hash
+from momentum_transfer.settings import config_hash, dump, load_config
+from pretrain.config import get_cfg
+
+
+@pytest.fixture
+def defaults() -> CfgNode:
+    return CfgNode(
+        {"SOLVER": {"BASE_LR": 0.1, "STEPS": (60, 80), "MAX_ITER": 100}, "NAME": "byol", "AMP": False, "SEED": None}
+    )
+
+
+def test_file_values_replace_defaults_and_overrides_replace_both(defaults, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("SOLVER:\n  BASE_LR: 0.5\n  MAX_ITER: 7\n")
+    cfg = load_config(defaults, file, ["SOLVER.MAX_ITER", "9", "AMP", "True"])
+    assert (cfg.SOLVER.BASE_LR, cfg.SOLVER.MAX_ITER, cfg.AMP, cfg.NAME) == (0.5, 9, True, "byol")
+    assert defaults.SOLVER.MAX_ITER == 100
+
+
+def test_base_is_read_relative_to_the_file(defaults, tmp_path):
+    (tmp_path / "base.yaml").write_text("NAME: moco\nSOLVER: {MAX_ITER: 5}\n")
+    (tmp_path / "sub").mkdir()
+    child = tmp_path / "sub" / "child.yaml"
+    child.write_text("_BASE_: ../base.yaml\nSOLVER: {BASE_LR: 1e-3}\n")
+    cfg = load_config(defaults, child)
+    assert (cfg.NAME, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR) == ("moco", 5, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["SOLVER.MAX_ITR", "3"], r"unknown config key SOLVER.MAX_ITR \(command line\).*SOLVER.MAX_ITER"),
+        (["solver.base_lr", "3"], "nearest known key is SOLVER.BASE_LR"),
+        (["NAME.X", "3"], "unknown config key NAME.X"),
+        (["SOLVER.MAX_ITER", "many"], "SOLVER.MAX_ITER .* expects int .*found str 'many'"),
+        (["SOLVER.MAX_ITER", "1.5"], "expects int"),
+        (["SOLVER", "3"], "SOLVER .* is a section"),
+        (["AMP", "1"], "expects bool"),
+        (["AMP"], "expected KEY VALUE pairs"),
+    ],
+)
+def test_wrong_overrides_are_named(defaults, overrides, message):
+    with pytest.raises(InputError, match=message):
+        load_config(defaults, None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SOLVER: {BASE_LERNRATE: 1}", "BASE_LERNRATE"),
+        ("SOLVER: 3", "is a section"),
+        ("- 1\n- 2", "expected a YAML mapping"),
+        ("NAME: [", "cannot be read"),
+        ("NAME: !!python/object/apply:os.getcwd []", "cannot be read"),
+        ("_BASE_: nowhere.yaml", "nowhere.yaml"),
+    ],
+)
+def test_wrong_files_are_named(defaults, tmp_path, text, message):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_config(defaults, file)
+
+
+def test_missing_file_is_named(defaults, tmp_path):
+    with pytest.raises(InputError, match="config file not found"):
+        load_config(defaults, tmp_path / "none.yaml")
+
+
+def test_a_whole_number_serves_as_float_and_lists_keep_the_default_type(defaults):
+    cfg = load_config(defaults, None, ["SOLVER.BASE_LR", "1", "SOLVER.STEPS", "[1, 2]", "SEED", "4"])
+    assert cfg.SOLVER.BASE_LR == 1.0
+    assert isinstance(cfg.SOLVER.BASE_LR, float)
+    assert cfg.SOLVER.STEPS == (1, 2)
+    assert cfg.SEED == 4
+
+
+def test_the_result_is_frozen(defaults):
+    with pytest.raises(AttributeError):
+        load_config(defaults, None).NAME = "other"
+
+
+def test_hash_follows_values_not_order(defaults):
+    same = load_config(defaults, None, ["SOLVER.MAX_ITER", "100"])
+    other = load_config(defaults, None, ["SOLVER.MAX_ITER", "101"])
+    assert config_hash(same) == config_hash(load_config(defaults, None))
+    assert config_hash(same) != config_hash(other)
+    assert "MAX_ITER: 100" in dump(same)
+
+
+def test_a_pretraining_hash_names_what_is_learned_not_where():
+    def digest(*overrides):
+        return pretraining_hash(dump(load_config(get_cfg(), None, overrides)))
+
+    assert digest("OUTPUT_DIR", "elsewhere", "DATA.WORKERS", "3", "RUN.KEEP", "9") == digest()
+    assert len({digest(), digest("SEED", "1"), digest("RUN.PRECISION", "bf16"), digest("SOLVER.BASE_LR", "0.1")}) == 4
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "", "a: &x [1]\nb: [*x, *x]", "[" * 3000])
+def test_text_that_is_no_configuration_has_no_hash(text):
+    with pytest.raises(InputError, match="expected the settings of a pretraining run"):
+        pretraining_hash(text)

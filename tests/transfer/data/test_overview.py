@@ -1,0 +1,76 @@
+"""The overview counts what is there and draws it where it is."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from momentum_transfer.errors import InputError
+from transfer.data.annotations import DetectionData
+from transfer.data.datasets import get_dataset
+from transfer.data.overview import class_histogram, decode_mask, draw_example, write_overview
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DetectionData:
+    for k in (1, 2, 3):
+        PIL.Image.new("RGB", (100, 100)).save(tmp_path / f"{k}.png")
+    polygon = [[10, 20, 40, 20, 40, 60, 10, 60]]
+    boxes = [(1, 1, 1, 0), (2, 1, 1, 0), (3, 2, 1, 0), (4, 2, 2, 0), (5, 1, 2, 1)]
+    content = {
+        "images": [{"id": k, "file_name": f"{k}.png", "height": 100, "width": 100} for k in (1, 2, 3)],
+        "annotations": [
+            {
+                "id": i,
+                "image_id": image,
+                "category_id": c,
+                "bbox": [10, 20, 30, 40],
+                "segmentation": polygon,
+                "iscrowd": crowd,
+            }
+            for i, image, c, crowd in boxes
+        ],
+        "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"}],
+    }
+    (tmp_path / "own.json").write_text(json.dumps(content))
+    return get_dataset(f"{tmp_path}:{tmp_path / 'own.json'}")
+
+
+def test_histogram_counts_images_and_instances_without_crowds(data: DetectionData):
+    assert class_histogram(data) == [("a", 2, 3), ("b", 1, 1), ("c", 0, 0)]
+
+
+def test_overview_writes_table_plot_and_annotated_examples(data: DetectionData, tmp_path: Path):
+    files = write_overview(data, tmp_path / "run", examples=6)
+    assert len(files) == 4  # two of the three images have annotations
+    with open(files[0], encoding="utf-8") as stream:
+        assert list(csv.reader(stream))[1:] == [["a", "2", "3"], ["b", "1", "1"], ["c", "0", "0"]]
+    for file in files[1:]:
+        assert PIL.Image.open(file).size[0] > 100
+
+
+def test_example_is_drawn_where_the_box_and_mask_are(data: DetectionData):
+    picture = np.asarray(draw_example(data, data.load()["images"][1], least_side=100)).astype(int).sum(2)
+    assert picture[30:55, 15:35].min() > 0  # masked
+    assert picture[20, 10:40].min() > 0  # edges of the box
+    assert picture[59, 10:40].min() > 0
+    assert picture[70:, :].max() == 0
+    assert picture[:, 60:].max() == 0
+
+
+def test_all_forms_of_a_mask_decode_alike():
+    mask = np.zeros((6, 5), bool)
+    mask[1:4, 2:4] = True
+    polygon = [[2, 1, 4, 1, 4, 4, 2, 4]]
+    lengths = {"size": [6, 5], "counts": [13, 3, 3, 3, 8]}
+    np.testing.assert_array_equal(decode_mask(polygon, 6, 5), mask)
+    np.testing.assert_array_equal(decode_mask(lengths, 6, 5), mask)
+
+
+def test_unreadable_picture_is_named(data: DetectionData):
+    data.image_path(data.load()["images"][0]).write_bytes(b"")
+    with pytest.raises(InputError, match=r"readable image at .*1\.png \(image 1\)"):
+        draw_example(data, data.load()["images"][0])

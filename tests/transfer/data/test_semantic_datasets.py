@@ -1,0 +1,74 @@
+"""Label folders give one class per pixel, Cityscapes' files as they are published."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from momentum_transfer.errors import InputError
+from transfer.data.digit_scenes import RECIPES
+from transfer.data.semantic_datasets import CITYSCAPES, IGNORE, get_semantic_dataset, label_folder
+
+
+def save(path: Path, values: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(values).save(path)
+    return path
+
+
+def test_cityscapes_ids_become_training_ids(tmp_path: Path):
+    root = tmp_path / "cityscapes"
+    save(root / "leftImg8bit/val/bonn/bonn_000000_000019_leftImg8bit.png", np.zeros((4, 9, 3), np.uint8))
+    values = np.array([[0, 7, 8, 11, 9, 33, 26, 29, 4]], np.uint8).repeat(4, 0)
+    save(root / "gtFine/val/bonn/bonn_000000_000019_gtFine_labelIds.png", values)
+    data = get_semantic_dataset("cityscapes_fine_sem_seg_val", tmp_path)
+    assert len(data.classes) == 19
+    assert data.labels(0)[0].tolist() == [IGNORE, 0, 1, 2, IGNORE, 18, 13, IGNORE, IGNORE]
+
+
+def test_cityscapes_table_is_the_published_one():
+    # Cordts et al., the 19 classes that are evaluated, by label id.
+    assert list(CITYSCAPES.values()) == [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
+
+
+def test_embedded_labels_are_background_and_ten_digits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(RECIPES, "digit_scenes", replace(RECIPES["digit_scenes"], images=(1, 20)))
+    data = get_semantic_dataset("digit_scenes_sem_seg_val")
+    assert len(data.classes) == 11
+    assert len(data.pairs) == 20
+    found = {value for k in range(20) for value in np.unique(data.labels(k))}
+    assert found == set(range(11))
+
+
+def test_any_folders_pair_by_name(tmp_path: Path):
+    save(tmp_path / "images/sub/a.png", np.zeros((2, 2, 3), np.uint8))
+    labels = save(tmp_path / "labels/sub/a.png", np.array([[0, 1], [255, 1]], np.uint8))
+    data = label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+    assert data.pairs == ((tmp_path / "images/sub/a.png", labels),)
+    assert data.labels(0).tolist() == [[0, 1], [255, 1]]
+
+
+def test_faults_are_named(tmp_path: Path):
+    with pytest.raises(InputError, match="found 'cityscapes'"):
+        get_semantic_dataset("cityscapes")
+    with pytest.raises(InputError, match="no such folder"):
+        get_semantic_dataset("cityscapes_fine_sem_seg_train", tmp_path)
+    image = save(tmp_path / "images/a.png", np.zeros((2, 2, 3), np.uint8))
+    (tmp_path / "labels").mkdir()
+    with pytest.raises(InputError, match=r"1 images and 1 without: .*a\.png"):
+        label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+    label = save(tmp_path / "labels/a.png", np.full((2, 2), 3, np.uint8))
+    data = label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+    with pytest.raises(InputError, match=r"labels 0\.\.1 or 255 in .*found \[3\]"):
+        data.labels(0)
+    save(label, np.zeros((2, 2, 3), np.uint8))
+    with pytest.raises(InputError, match="one 8-bit class per pixel"):
+        data.labels(0)
+    label.write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"label PNG at .*a\.png"):
+        data.labels(0)
+    image.unlink()
+    with pytest.raises(InputError, match="found 0 images"):
+        label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))

@@ -1,0 +1,114 @@
+"""No setting is without effect: each is read somewhere, or refused when it is changed."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import ClassVar
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+
+from momentum_transfer.errors import InputError
+from tests.transfer.torchvision_engine.test_semantic import labels_config
+from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config
+from transfer.config import get_cfg
+from transfer.data.check_datasets import check_data
+from transfer.torchvision_engine.capabilities import WORDS, unsupported
+from transfer.torchvision_engine.engine import _predict, build, build_training, training_loader
+from transfer.torchvision_engine.train import train
+from transfer.torchvision_engine.training_state import Position
+
+
+class Recorder(CfgNode):
+    """Settings that write down which of them are asked for."""
+
+    seen: ClassVar[set[str]] = set()
+
+    @classmethod
+    def of(cls, cfg: CfgNode, prefix: str = "") -> Recorder:
+        made = cls()
+        for key, value in dict.items(cfg):
+            dict.__setitem__(made, key, cls.of(value, f"{prefix}{key}.") if isinstance(value, CfgNode) else value)
+        made.__dict__["prefix"] = prefix
+        return made
+
+    def __getitem__(self, key):
+        if "prefix" in self.__dict__:
+            self.seen.add(self.__dict__["prefix"] + key)
+        return super().__getitem__(key)
+
+    def __getattr__(self, key):
+        if key in self:
+            return self[key]
+        raise AttributeError(key)
+
+
+#: Read by the tool and by transfer/run.py, for both engines.
+OUTSIDE = {"MODEL.WEIGHTS", "ENGINE", "TRIALS", "PROTOCOL", "SEED"}
+#: Branches that a tiny training does not take by itself.
+BRANCHES = [*("SOLVER.CLIP_GRADIENTS.ENABLED", "True"),
+            *("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bfloat16"),
+            *("TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "1", "TEST.EVAL_PERIOD", "1"),
+            *("DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler", "TEST.VISUALS", "1"),
+            *("SOLVER.MAX_ITER", "1", "SOLVER.STEPS", "()")]  # fmt: skip
+
+
+def leaves(cfg, prefix=""):
+    for key, value in cfg.items():
+        yield from leaves(value, f"{prefix}{key}.") if isinstance(value, CfgNode) else [prefix + key]
+
+
+def configs(folder):
+    for name in DETECTORS:
+        yield shapes_config(name, folder / "shapes", *BRANCHES)
+    crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", "INPUT.CROP.SIZE", "[32, 32]"]
+    yield labels_config("stride16", folder / "labels", *BRANCHES[:-4], "SOLVER.MAX_ITER", "1", *crop)
+    for schedule in ("WarmupCosineLR", "WarmupMultiStepLR"):
+        yield shapes_config("retinanet", folder / "shapes", *BRANCHES, "SOLVER.LR_SCHEDULER_NAME", schedule)
+
+
+def test_every_setting_is_read_or_refused(tmp_path):
+    Recorder.seen = set()
+    for number, cfg in enumerate(configs(tmp_path)):
+        recorder = Recorder.of(cfg)
+        assert unsupported(recorder) is None
+        if number == 0:
+            check_data(recorder)
+        torch.manual_seed(0)
+        detector = build(recorder)
+        training = build_training(recorder, detector, Position(0, (), ()))
+        out = tmp_path / str(number)
+        out.mkdir()
+        with contextlib.suppress(InputError):  # a random network's loss may be anything
+            train(training, training_loader(recorder, 0, 0), recorder, out, evaluate=lambda position: None)
+        _predict(recorder, detector.eval(), recorder.DATASETS.TEST[0], out)
+    bottlenecks = [*("MODEL.RESNETS.DEPTH", "50", "MODEL.RESNETS.STEM_OUT_CHANNELS", "64")]
+    unsupported(Recorder.of(tiny_config("mask_rcnn", *bottlenecks, "MODEL.RESNETS.RES2_OUT_CHANNELS", "256")))
+    sections = {key for key in Recorder.seen if key not in set(leaves(get_cfg()))}
+    assert "MODEL.RPN" in sections
+    assert sorted(set(leaves(get_cfg())) - Recorder.seen - OUTSIDE) == []
+
+
+@pytest.mark.parametrize("key", WORDS)
+def test_a_word_that_the_engine_does_not_know_is_refused(key):
+    other = "7" if isinstance(WORDS[key][0], int) else "vertical"
+    assert unsupported(tiny_config("mask_rcnn")) is None
+    assert f"{key} is none of" in unsupported(tiny_config("mask_rcnn", key, other))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("mask_rcnn", "MODEL.BACKBONE.NAME build_resnet_backbone", "not build_resnet_fpn_backbone"),
+        ("mask_rcnn", "MODEL.RESNETS.OUT_FEATURES ['res2','res3','res4']", "OUT_FEATURES lacks res5"),
+        ("retinanet", "MODEL.RESNETS.RES5_DILATION 2", "RES5_DILATION other than 1"),
+        ("fcos", "INPUT.CROP.ENABLED True", "INPUT.CROP is for semantic"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(name, settings, reason):
+    assert reason in unsupported(tiny_config(name, *settings.split()))
+
+
+def test_all_tiny_networks_are_supported():
+    assert [unsupported(tiny_config(name)) for name in DETECTORS | SEGMENTORS] == [None] * 9

@@ -1,0 +1,1 @@
+"""Detection and segmentation data: COCO, LVIS, VOC, label images, embedded scenes, and checks of them."""

@@ -1,0 +1,100 @@
+"""A detection dataset as files: a folder of images and one JSON in COCO's or LVIS's form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.errors import InputError
+
+KINDS = ("coco", "lvis", "voc")
+_KEPT_FILES = 2  # parsed JSON files kept in memory: training and validation
+_parsed: OrderedDict[tuple[str, int, int], dict[str, Any]] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class DetectionData:
+    """Where a dataset lies and what it is.
+
+    Attributes:
+        name: as in configs and results.
+        images_dir: what `image_path` starts from.
+        annotation_file: JSON with `images`, `annotations`, `categories`.
+        classes: names in ascending order of category id: class k of a model is the k-th category.
+        category_ids: the ids, in the same order.
+        kind: "coco", "lvis" (federated: scored only on verified classes) or "voc" (COCO's form with `difficult`).
+    """
+
+    name: str
+    images_dir: Path
+    annotation_file: Path
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    kind: str
+
+    def image_path(self, image: Mapping[str, Any]) -> Path:
+        """The file of an entry of `images`.
+
+        LVIS v1 names pictures by `coco_url`, whose last two parts are folder and file; v0.5 has names of COCO 2014
+        (`COCO_val2014_000000000001.jpg`), of which COCO 2017 kept the number.
+        """
+        if "file_name" in image:
+            file_name = str(image["file_name"])
+            return self.images_dir / (file_name[-16:] if file_name.startswith("COCO_") else file_name)
+        return self.images_dir.joinpath(*str(image["coco_url"]).split("/")[-2:])
+
+    def load(self) -> dict[str, Any]:
+        """The parsed JSON; shared and cached, not to be changed."""
+        return read_annotations(self.annotation_file)
+
+
+def file_stem(dataset: str) -> str:
+    """A data set's name as part of a file's. Of a name made of paths only letters, digits, - . _ are kept."""
+    return re.sub(r"[^\w.-]+", "_", dataset.removesuffix(".json")).strip("_")[-80:]
+
+
+def read_annotations(path: str | Path) -> dict[str, Any]:
+    """Parse a COCO-form JSON file (cached by path, time and size).
+
+    Raises:
+        InputError: no such file, not JSON, or without the three lists.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"expected an annotation file (COCO JSON) at {path}, found none; check DATASETS.ROOT")
+    status = path.stat()
+    key = (str(path.resolve()), status.st_mtime_ns, status.st_size)
+    if key in _parsed:
+        _parsed.move_to_end(key)
+        return _parsed[key]
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"expected a COCO JSON in {path}, found something else: {error}") from error
+    for part in ("images", "annotations", "categories"):
+        if not isinstance(data, dict) or not isinstance(data.get(part), list):
+            raise InputError(f"expected a list {part!r} in {path}, found none; is it a COCO JSON for detection?")
+        for entry in data[part]:
+            if not isinstance(entry, dict) or not isinstance(entry.get("id"), int):
+                raise InputError(f"expected entries with an integer id in {part!r} of {path}, found {str(entry)[:80]}")
+    while len(_parsed) >= _KEPT_FILES:
+        _parsed.popitem(last=False)
+    _parsed[key] = data
+    return data
+
+
+def open_dataset(name: str, images_dir: Path, annotation_file: Path, kind: str = "coco") -> DetectionData:
+    """Read the categories and make a `DetectionData`; InputError for a missing folder, file or category list."""
+    if not images_dir.is_dir():
+        raise InputError(f"expected the images of dataset {name!r} in {images_dir}, found no such folder")
+    categories = sorted(read_annotations(annotation_file)["categories"], key=lambda category: category["id"])
+    if not categories or any("name" not in category for category in categories):
+        raise InputError(f"expected named categories in {annotation_file}, found {str(categories)[:80]}")
+    classes = tuple(str(category["name"]) for category in categories)
+    ids = tuple(category["id"] for category in categories)
+    return DetectionData(name, images_dir, annotation_file, classes, ids, kind)

@@ -1,0 +1,81 @@
+"""Detection datasets by name: embedded, COCO, LVIS and VOC in Detectron2's folder layout, any set in COCO's form."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from momentum_transfer.errors import InputError
+from transfer.data.annotations import DetectionData, open_dataset
+from transfer.data.check_annotations import Problem, check
+from transfer.data.digit_scenes import RECIPES, ensure_scenes
+from transfer.data.voc import voc_as_coco
+
+__all__ = ["DetectionData", "Problem", "check", "dataset_names", "get_dataset", "register_coco"]
+
+# name -> images folder, annotation file, kind; below the root
+_PUBLISHED = {
+    "coco_2017_train": ("coco/train2017", "coco/annotations/instances_train2017.json", "coco"),
+    "coco_2017_val": ("coco/val2017", "coco/annotations/instances_val2017.json", "coco"),
+    # LVIS v1 mixes pictures of train2017 and val2017, so its folder is the one above them.
+    "lvis_v1_train": ("coco", "lvis/lvis_v1_train.json", "lvis"),
+    "lvis_v1_val": ("coco", "lvis/lvis_v1_val.json", "lvis"),
+    "lvis_v0.5_train": ("coco/train2017", "lvis/lvis_v0.5_train.json", "lvis"),
+    "lvis_v0.5_val": ("coco/val2017", "lvis/lvis_v0.5_val.json", "lvis"),
+}
+_VOC = {f"voc_{year}_{split}": (year, split) for year in ("2007", "2012") for split in ("train", "val", "trainval")}
+_VOC["voc_2007_test"] = ("2007", "test")
+_EMBEDDED = {f"{name}_{split}": (name, split) for name in RECIPES for split in ("train", "val")}
+_registered: dict[str, tuple[Path, Path]] = {}
+
+
+def dataset_names() -> list[str]:
+    """Every name that `get_dataset` knows."""
+    return [*_EMBEDDED, *_PUBLISHED, *_VOC, *_registered]
+
+
+def datasets_root(root: str | Path | None) -> Path:
+    """`root`, else $DETECTRON2_DATASETS, else ./datasets: the folder that holds coco/, lvis/, VOC2007/, cityscapes/."""
+    return Path(root or os.environ.get("DETECTRON2_DATASETS") or "datasets").expanduser()
+
+
+def register_coco(name: str, images_dir: str | Path, annotation_file: str | Path) -> None:
+    """Make a set in COCO's form known under a name.
+
+    Raises:
+        InputError: the name stands for another dataset.
+    """
+    entry = (Path(images_dir).expanduser(), Path(annotation_file).expanduser())
+    if name in {*_EMBEDDED, *_PUBLISHED, *_VOC} or _registered.get(name, entry) != entry:
+        raise InputError(f"expected a new dataset name, found {name!r}, which stands for another dataset")
+    _registered[name] = entry
+
+
+def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
+    """Find a dataset.
+
+    Args:
+        name: one of `dataset_names()`, or `IMAGES_DIR:FILE.json` for a set in COCO's form that has no name.
+        root: see `datasets_root`; embedded and registered sets do not need it.
+
+    Raises:
+        InputError: an unknown name, a missing folder or file, a file that is not a COCO JSON.
+    """
+    if name in _EMBEDDED:
+        recipe, split = _EMBEDDED[name]
+        folder = ensure_scenes(RECIPES[recipe])
+        kind = "lvis" if RECIPES[recipe].lvis else "coco"
+        return open_dataset(name, folder / split, folder / "annotations" / f"{split}.json", kind)
+    if name in _registered:
+        return open_dataset(name, *_registered[name])
+    if name in _PUBLISHED:
+        images, annotations, kind = _PUBLISHED[name]
+        return open_dataset(name, datasets_root(root) / images, datasets_root(root) / annotations, kind)
+    if name in _VOC:
+        year, split = _VOC[name]
+        folder = datasets_root(root) / f"VOC{year}"
+        return open_dataset(name, folder / "JPEGImages", voc_as_coco(folder, split), "voc")
+    images, colon, annotations = name.rpartition(":")
+    if colon and annotations.endswith(".json"):
+        return open_dataset(name, Path(images).expanduser(), Path(annotations).expanduser())
+    raise InputError(f"expected a dataset among {', '.join(dataset_names())}, or IMAGES_DIR:FILE.json, found {name!r}")

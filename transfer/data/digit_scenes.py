@@ -1,0 +1,244 @@
+"""The embedded detection data: scenes of handwritten digits with exact boxes and masks, in COCO's and LVIS's JSON form.
+
+Scenes of the training split hold digits of the training split of `images.digits`, validation scenes held-out digits.
+A scene has an uneven dark background with fragments of strokes, and digits of random class, scale, place and contrast
+on it. A later digit may hide a little of an earlier one; masks and boxes are of what is visible. The long-tailed recipe
+draws the training classes from an exponential profile and annotates as LVIS does (arXiv:1908.03195): per image the
+present classes, a few verified absent ones, and those of which not every instance is annotated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+from pycocotools import mask as coco_mask
+
+from momentum_transfer.console import say
+from momentum_transfer.files import cache_root, sha256_of_text
+from momentum_transfer.images.digits import SPLITS, draw_strokes, load_glyphs, place_glyphs, uneven_backgrounds
+from transfer.data.lvis_annotations import count_categories, federate
+
+VERSION = 1  # raise it when the drawing changes: the cache is keyed by it
+PLACEMENT_TRIES = 50
+MASK_COVERAGE = 0.25  # a digit's mask is where it covers at least this much of a pixel; half would break thin strokes
+CLASSES = [str(digit) for digit in range(10)]
+
+
+@dataclass(frozen=True)
+class SceneRecipe:
+    """How scenes are drawn. Luminance runs from 0 to 1, lengths are in pixels.
+
+    Attributes:
+        images: number of training and of validation scenes.
+        size: side of a scene.
+        digits: least and greatest number of digits in a scene.
+        side: range of the side of the square that holds a digit (its strokes fill about a quarter).
+        background: range of the mean luminance; `contrast` is the least distance of a digit from it.
+        strokes: number of fragments of strokes, `stroke_contrast` lighter than the background.
+        hidden: largest share of a digit's pixels that later digits may hide.
+        box_overlap: largest intersection over union of two digits' boxes when the later one is placed.
+        long_tail: factor f of the training classes' profile `p_k ∝ f^(k/9)`; 1 draws them alike, as validation does.
+        lvis: annotate in LVIS's form.
+    """
+
+    name: str
+    images: tuple[int, int] = (400, 100)
+    size: int = 128
+    digits: tuple[int, int] = (3, 8)
+    side: tuple[float, float] = (24.0, 52.0)
+    background: tuple[float, float] = (0.05, 0.35)
+    contrast: float = 0.45
+    unevenness: float = 0.06
+    noise: float = 0.04
+    strokes: int = 12
+    stroke_contrast: tuple[float, float] = (0.08, 0.25)
+    hidden: float = 0.05
+    box_overlap: float = 0.1
+    long_tail: float = 1.0
+    lvis: bool = False
+    seed: int = 0
+
+
+RECIPES = {
+    "digit_scenes": SceneRecipe("digit_scenes"),
+    "digit_scenes_lt": SceneRecipe("digit_scenes_lt", long_tail=0.003, lvis=True),
+}
+
+
+@dataclass
+class Scene:
+    """A drawn scene.
+
+    Attributes:
+        image: grey, uint8 [size, size].
+        masks: visible pixels of each digit, bool [n, size, size]; no pixel belongs to two.
+        digits: class of each, [n].
+    """
+
+    image: NDArray[np.uint8]
+    masks: NDArray[np.bool_]
+    digits: NDArray[np.int64]
+
+
+def _box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom (exclusive) of a mask that is not empty."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def _overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> float:
+    """Intersection over union of two boxes."""
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    inside = max(width, 0) * max(height, 0)
+    area = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1])
+    return inside / (area - inside)
+
+
+class _Placed:
+    """Digits placed so far: masks as drawn, and what later ones have left of them."""
+
+    def __init__(self, recipe: SceneRecipe) -> None:
+        self.recipe = recipe
+        self.whole: list[NDArray[np.bool_]] = []
+        self.visible: list[NDArray[np.bool_]] = []
+
+    def add(self, mask: NDArray[np.bool_]) -> bool:
+        """Put a digit on top, unless it would hide too much of another or overlap its box too much."""
+        box, kept = _box(mask), [visible & ~mask for visible in self.visible]
+        for whole, visible in zip(self.whole, kept, strict=True):
+            if visible.sum() < (1 - self.recipe.hidden) * whole.sum():
+                return False
+            if _overlap(_box(whole), box) > self.recipe.box_overlap:
+                return False
+        self.whole.append(mask)
+        self.visible = [*kept, mask]
+        return True
+
+
+def draw_scene(
+    recipe: SceneRecipe,
+    glyphs: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    profile: NDArray[np.float64],
+    rng: np.random.Generator,
+) -> Scene:
+    """Draw one scene.
+
+    Args:
+        glyphs, labels: the digits to choose from, [N, 8, 8] and [N].
+        profile: probability of each class, [10].
+        rng: the only source of randomness.
+    """
+    size = recipe.size
+    level = np.float32(rng.uniform(*recipe.background))
+    canvas = uneven_backgrounds(level[None], recipe.unevenness, size, rng)
+    lift = rng.uniform(*recipe.stroke_contrast, size=(1, recipe.strokes)).astype(np.float32)
+    draw_strokes(canvas, level + lift, size / 50, (size / 20, size / 6), rng)
+    placed, digits = _Placed(recipe), []
+    for digit in rng.choice(len(CLASSES), size=rng.integers(recipe.digits[0], recipe.digits[1] + 1), p=profile):
+        glyph = glyphs[rng.choice(np.flatnonzero(labels == digit))][None]
+        for _ in range(PLACEMENT_TRIES):
+            side = rng.uniform(*recipe.side, size=1).astype(np.float32)
+            corner = (rng.random((2, 1), dtype=np.float32) * (size - side)).astype(np.float32)
+            coverage = place_glyphs(glyph, corner[0], corner[1], side, side, size)[0]
+            if placed.add(coverage >= MASK_COVERAGE):
+                luminance = np.float32(rng.uniform(level + recipe.contrast, 1))
+                canvas[0] += coverage * (luminance - canvas[0])
+                digits.append(int(digit))
+                break
+    canvas += rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(recipe.noise)
+    image = np.rint(np.clip(canvas[0], 0, 1) * 255).astype(np.uint8)
+    return Scene(image, np.stack(placed.visible), np.asarray(digits, dtype=np.int64))
+
+
+def _annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[str, Any]]:
+    """COCO annotations of a scene: compressed RLE of the visible pixels, and their tight box."""
+    found = []
+    for number, (mask, digit) in enumerate(zip(scene.masks, scene.digits, strict=True)):
+        rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+        found.append(
+            {
+                "id": first_id + number,
+                "image_id": image_id,
+                "category_id": int(digit) + 1,
+                "bbox": [float(value) for value in coco_mask.toBbox(rle)],
+                "area": float(coco_mask.area(rle)),
+                "segmentation": {"size": rle["size"], "counts": rle["counts"].decode("ascii")},
+                "iscrowd": 0,
+            }
+        )
+    return found
+
+
+def _label_map(scene: Scene) -> NDArray[np.uint8]:
+    """Semantic labels [size, size]: 0 background, digit + 1 elsewhere."""
+    return ((scene.digits + 1).astype(np.uint8)[:, None, None] * scene.masks).sum(0).astype(np.uint8)
+
+
+def _profile(recipe: SceneRecipe, split: str) -> NDArray[np.float64]:
+    factor = recipe.long_tail if split == "train" else 1.0
+    weights = factor ** (np.arange(len(CLASSES)) / (len(CLASSES) - 1))
+    return weights / weights.sum()
+
+
+def _write_split(recipe: SceneRecipe, split: str, folder: Path) -> dict[str, Any]:
+    """Draw a split, write its pictures and label maps, and return its COCO JSON."""
+    glyphs, labels = load_glyphs(split)
+    number = SPLITS.index(split)
+    profile = _profile(recipe, split)
+    (folder / split).mkdir()
+    (folder / "labels" / split).mkdir(parents=True)
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for index in range(recipe.images[number]):
+        scene = draw_scene(recipe, glyphs, labels, profile, np.random.default_rng((recipe.seed, number, index)))
+        file_name = f"{index + 1:06d}.png"
+        PIL.Image.fromarray(scene.image).convert("RGB").save(folder / split / file_name)
+        PIL.Image.fromarray(_label_map(scene)).save(folder / "labels" / split / file_name)
+        images.append({"id": index + 1, "file_name": file_name, "height": recipe.size, "width": recipe.size})
+        annotations += _annotations(scene, index + 1, len(annotations) + 1)
+    categories = [{"id": k + 1, "name": name, "supercategory": "digit"} for k, name in enumerate(CLASSES)]
+    info = {"description": f"{recipe.name}: scenes of scikit-learn's handwritten digits", "version": str(VERSION)}
+    return {"info": info, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
+
+
+def write_scenes(recipe: SceneRecipe, folder: Path) -> None:
+    """Fill an empty folder: train/ and val/ (RGB PNG), labels/ (label maps, PNG), annotations/ (JSON)."""
+    frequency = None
+    (folder / "annotations").mkdir()
+    for number, split in enumerate(SPLITS):
+        data = _write_split(recipe, split, folder)
+        if recipe.lvis:
+            federate(data, np.random.default_rng((recipe.seed, number, recipe.images[number])))
+            frequency = count_categories(data, frequency)
+        (folder / "annotations" / f"{split}.json").write_text(json.dumps(data), encoding="utf-8")
+
+
+def ensure_scenes(recipe: SceneRecipe) -> Path:
+    """The folder of a recipe's scenes in the cache; drawn on first use. The folder is whole or absent."""
+    key = sha256_of_text(json.dumps(asdict(recipe), sort_keys=True))[:12]
+    folder = cache_root() / "scenes" / f"{recipe.name}-v{VERSION}-{key}"
+    if folder.is_dir():
+        return folder
+    say(f"drawing {sum(recipe.images)} scenes into {folder}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        write_scenes(recipe, temporary)
+        temporary.chmod(0o755)  # mkdtemp makes private folders
+        os.rename(temporary, folder)
+    except OSError:
+        if not folder.is_dir():  # otherwise another process was faster, with the same content
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder

@@ -1,0 +1,107 @@
+"""What a detection dataset looks like: a class histogram and example pictures, written into a run's folder."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+from numpy.typing import NDArray
+from pycocotools import mask as coco_mask
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import atomic_path
+from transfer.data.annotations import DetectionData, file_stem
+
+# Distinct hues by golden-ratio steps, so that neighbours in a picture differ.
+_COLOURS = [tuple(int(255 * c) for c in matplotlib.colormaps["hsv"](k * 0.618 % 1)[:3]) for k in range(32)]
+
+
+def class_histogram(data: DetectionData) -> list[tuple[str, int, int]]:
+    """(class, number of images that show it, number of instances) of every class, crowds left out."""
+    kept = [a for a in data.load()["annotations"] if not a.get("iscrowd", 0)]
+    instances = Counter(annotation["category_id"] for annotation in kept)
+    shown = Counter(category for _, category in {(a["image_id"], a["category_id"]) for a in kept})
+    return [(name, shown[k], instances[k]) for name, k in zip(data.classes, data.category_ids, strict=True)]
+
+
+def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
+    """Mask [height, width] of a COCO segmentation: polygons, or (un)compressed run lengths."""
+    if isinstance(segmentation, list):
+        segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+    elif isinstance(segmentation["counts"], list):
+        segmentation = coco_mask.frPyObjects(segmentation, height, width)
+    return coco_mask.decode(segmentation).astype(bool)
+
+
+def draw_example(data: DetectionData, image: Mapping[str, Any], least_side: int = 384) -> PIL.Image.Image:
+    """A picture with its masks, boxes and class names; small ones are enlarged by a whole factor."""
+    path = data.image_path(image)
+    try:
+        with PIL.Image.open(path) as opened:
+            picture = np.asarray(opened.convert("RGB")).astype(np.float32)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"expected a readable image at {path} (image {image['id']}), found: {error}") from error
+    found = [a for a in data.load()["annotations"] if a["image_id"] == image["id"]]
+    for number, annotation in enumerate(found):
+        if annotation.get("segmentation"):
+            mask = decode_mask(annotation["segmentation"], *picture.shape[:2])
+            picture[mask] = 0.5 * picture[mask] + 0.5 * np.asarray(_COLOURS[number % len(_COLOURS)])
+    factor = max(1, round(least_side / min(picture.shape[:2])))
+    drawn = PIL.Image.fromarray(picture.astype(np.uint8))
+    drawn = drawn.resize((drawn.width * factor, drawn.height * factor), PIL.Image.Resampling.NEAREST)
+    pen = PIL.ImageDraw.Draw(drawn)
+    names = dict(zip(data.category_ids, data.classes, strict=True))
+    for number, annotation in enumerate(found):
+        left, top, width, height = (value * factor for value in annotation["bbox"])
+        colour = _COLOURS[number % len(_COLOURS)]
+        pen.rectangle((left, top, left + max(width, 1) - 1, top + max(height, 1) - 1), outline=colour)
+        pen.text((left + 2, max(top - 12, 0)), names[annotation["category_id"]], fill=colour)
+    return drawn
+
+
+def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -> list[Path]:
+    """Write `NAME_classes.csv`, `NAME_classes.png` and `NAME_example_K.png`; return the files.
+
+    The examples are spread evenly over the images that have annotations.
+    """
+    folder = Path(folder)
+    stem = file_stem(data.name)
+    rows = class_histogram(data)
+    written = [folder / f"{stem}_classes.csv", folder / f"{stem}_classes.png"]
+    with atomic_path(written[0]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([("class", "images", "instances"), *rows])
+    with atomic_path(written[1]) as temporary:
+        histogram(data.name, rows).savefig(temporary, dpi=120)
+    annotated = {annotation["image_id"] for annotation in data.load()["annotations"]}
+    images = [image for image in data.load()["images"] if image["id"] in annotated]
+    chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(examples, len(images)))}
+    for number, index in enumerate(sorted(chosen), 1):
+        written.append(folder / f"{stem}_example_{number}.png")
+        with atomic_path(written[-1]) as temporary:
+            draw_example(data, images[index]).save(temporary)
+    return written
+
+
+def histogram(name: str, rows: list[tuple[str, int, int]], what: str = "instances") -> matplotlib.figure.Figure:
+    """``what`` and images per class, most frequent first; names only where they can be read."""
+    rows = sorted(rows, key=lambda row: -row[2])
+    figure = matplotlib.figure.Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.add_subplot()
+    place = np.arange(len(rows))
+    axes.bar(place, [row[2] for row in rows], width=0.9, label=what)
+    axes.bar(place, [row[1] for row in rows], width=0.5, label="images")
+    axes.set_yscale("log")
+    if len(rows) <= 100:
+        axes.set_xticks(place, [row[0] for row in rows], rotation=90 if len(rows) > 20 else 0)
+    axes.set(
+        title=f"{name}: {len(rows)} classes, {sum(row[2] for row in rows)} {what}", ylabel="count", ylim=(0.5, None)
+    )
+    axes.legend()
+    return figure

@@ -1,0 +1,151 @@
+"""Semantic segmentation datasets: a folder of images and a folder of label PNGs, Cityscapes among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import atomic_path
+from transfer.data.datasets import datasets_root
+from transfer.data.digit_scenes import CLASSES as DIGIT_CLASSES
+from transfer.data.digit_scenes import RECIPES, ensure_scenes
+
+IGNORE = 255
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+# Cityscapes' 19 evaluated classes in the order of their training ids, with the ids that the published label files hold.
+# fmt: off
+CITYSCAPES = {
+    "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19,
+    "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27,
+    "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33,
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class SemanticData:
+    """Images with one class per pixel.
+
+    Attributes:
+        name: as in configs and results.
+        pairs: image and label file of each picture.
+        classes: names; label k is the k-th.
+        class_of: class of each value of a label file, uint8 [256]; `IGNORE` for pixels that do not count.
+    """
+
+    name: str
+    pairs: tuple[tuple[Path, Path], ...]
+    classes: tuple[str, ...]
+    class_of: NDArray[np.uint8]
+
+    def labels(self, index: int) -> NDArray[np.uint8]:
+        """The label map of a picture, uint8 [H, W]: classes and `IGNORE`.
+
+        Raises:
+            InputError: an unreadable or many-channelled file, or a value that stands for no class.
+        """
+        path = self.pairs[index][1]
+        try:
+            with PIL.Image.open(path) as image:
+                values = np.asarray(image)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise InputError(f"expected a label PNG at {path}, found: {error}") from error
+        if values.ndim != 2 or values.dtype != np.uint8:
+            raise InputError(
+                f"expected one 8-bit class per pixel in {path}, found shape {values.shape} of {values.dtype}; "
+                "save labels as grey or palette PNG"
+            )
+        found = self.class_of[values]
+        unknown = np.unique(values[(found >= len(self.classes)) & (found != IGNORE)])
+        if len(unknown):
+            raise InputError(
+                f"expected labels 0..{len(self.classes) - 1} or {IGNORE} in {path}, found {unknown.tolist()}"
+            )
+        return found
+
+
+def _pairs(name: str, images: Path, labels: Path, label_name: dict[str, str]) -> tuple[tuple[Path, Path], ...]:
+    """Pair every image below `images` with the file of the same place and (renamed) stem below `labels`."""
+    for folder, content in ((images, "images"), (labels, "label PNGs")):
+        if not folder.is_dir():
+            raise InputError(f"expected the {content} of dataset {name!r} in {folder}, found no such folder")
+    files = sorted(file for file in images.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    pairs = []
+    for file in files:
+        stem = file.stem
+        for ending, other in label_name.items():
+            stem = stem.removesuffix(ending) + other if stem.endswith(ending) else stem
+        pairs.append((file, labels / file.relative_to(images).parent / f"{stem}.png"))
+    missing = [str(label) for _, label in pairs if not label.is_file()]
+    if missing or not pairs:
+        raise InputError(
+            f"expected a label PNG for every image of {images}, found {len(files)} images and {len(missing)} without: "
+            + ", ".join(missing[:10])
+        )
+    return tuple(pairs)
+
+
+def label_folder(name: str, images: str | Path, labels: str | Path, classes: tuple[str, ...]) -> SemanticData:
+    """A folder of images and one of PNGs of the same names, whose values are classes 0.. and 255 for "ignore"."""
+    identity = np.arange(256, dtype=np.uint8)
+    return SemanticData(name, _pairs(name, Path(images), Path(labels), {}), classes, identity)
+
+
+def _cityscapes(name: str, root: Path, split: str) -> SemanticData:
+    class_of = np.full(256, IGNORE, dtype=np.uint8)
+    class_of[list(CITYSCAPES.values())] = np.arange(len(CITYSCAPES))
+    folder = root / "cityscapes"
+    # The label files as published: no preparation script needs to have run.
+    renamed = {"_leftImg8bit": "_gtFine_labelIds"}
+    pairs = _pairs(name, folder / "leftImg8bit" / split, folder / "gtFine" / split, renamed)
+    return SemanticData(name, pairs, tuple(CITYSCAPES), class_of)
+
+
+def _numbered(classes: int) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(classes))
+
+
+def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticData:
+    """Find a semantic segmentation dataset.
+
+    Args:
+        name: `cityscapes_fine_sem_seg_train` or `_val` (below root/cityscapes), or `digit_scenes_sem_seg_train` or
+            `_val` (embedded: background and ten digits), or `IMAGES_DIR:LABELS_DIR:CLASSES` for any folder of label
+            PNGs with that many classes.
+        root: see `transfer.data.datasets.datasets_root`.
+
+    Raises:
+        InputError: an unknown name, a missing folder, an image without labels.
+    """
+    known = [f"{what}_sem_seg_{split}" for what in ("cityscapes_fine", "digit_scenes") for split in ("train", "val")]
+    images, *rest = name.split(":")
+    if len(rest) == 2 and rest[1].isdecimal():
+        return label_folder(name, Path(images).expanduser(), Path(rest[0]).expanduser(), _numbered(int(rest[1])))
+    if name not in known:
+        raise InputError(
+            f"expected a semantic segmentation dataset among {', '.join(known)}, or IMAGES_DIR:LABELS_DIR:CLASSES, "
+            f"found {name!r}"
+        )
+    split = name.rpartition("_")[2]
+    if name.startswith("cityscapes"):
+        return _cityscapes(name, datasets_root(root), split)
+    folder = ensure_scenes(RECIPES["digit_scenes"])
+    return label_folder(name, folder / split, folder / "labels" / split, ("background", *DIGIT_CLASSES))
+
+
+def label_file(folder: Path, number: int) -> Path:
+    """Where the labels of the ``number``-th picture are written, predicted or true."""
+    return folder / f"{number:06d}.png"
+
+
+def write_truth(data: SemanticData, folder: Path) -> None:
+    """Write the true labels as classes, whatever values the dataset's own files hold, beside which to score."""
+    for number in range(len(data.pairs)):
+        if not label_file(folder, number).is_file():
+            with atomic_path(label_file(folder, number)) as temporary:
+                PIL.Image.fromarray(data.labels(number)).save(temporary)
