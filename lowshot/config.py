@@ -90,7 +90,8 @@ def _fixmatch() -> CfgNode:
     node.UNLABELLED_RATIO = 0
     node.WEIGHT = 0.0
     node.THRESHOLD = 0.0
-    node.MOMENTUM = 0.0  # share of the teacher that is kept
-    node.BN_MOMENTUM = 0.0  # of running statistics, share of the new batch
-    node.STATISTICS_MOMENTUM = -1.0  # of EMAN's statistics; 0 copies the student's
+    # Every momentum is the weight of the new value: EMAN's .999 is 0.001.
+    node.MOMENTUM = 0.0  # of the teacher
+    node.BN_MOMENTUM = 0.0  # of running statistics
+    node.STATISTICS_MOMENTUM = -1.0  # of EMAN's statistics; 1 copies the student's
     return node

@@ -27,8 +27,8 @@ from lowshot.presets import FixMatchPreset
 from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
 from momentum_transfer.errors import InputError
-from pretrain.norms import FOLLOWS_STUDENT, Norm, check_norms, commit_pair, pair_norms, set_alpha, use_fused_sync
-from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
+from pretrain.norms import Norm, check_norms, commit_pair, pair_norms, set_alpha, use_fused_sync
+from pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,10 @@ class FixMatch(nn.Module):
 
         The running statistics of a teacher that normalises with its own batches are its own; evaluation reads them.
         """
-        if self.teacher is None:
+        preset = self.preset
+        if self.teacher is None or preset.teacher is None:
             return
-        preset, share = self.preset, 1 - self.preset.momentum
-        move_parameters(self.student, self.teacher, share)
-        if preset.teacher in FOLLOWS_STUDENT:
-            own = share if preset.statistics_momentum is None else 1 - preset.statistics_momentum
-            move_statistics(self.student, self.teacher, 1.0 if preset.teacher == "StudentPN" else own)
+        update_teacher(self.student, self.teacher, preset.momentum, preset.teacher, preset.statistics_momentum)
         commit_pair(self.histories)
 
 

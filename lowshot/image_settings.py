@@ -12,11 +12,12 @@ from lowshot.checks import check_numbers
 from lowshot.fixmatch import check_preset
 from lowshot.fixmatch_run import FixMatchSetting
 from momentum_transfer.errors import InputError
+from momentum_transfer.schedules import check_momentum
 
 #: Numbers of which 0 means the preset's, and how large they may be.
 _OPTIONAL = {
     **dict.fromkeys(("EPOCHS", "BATCH_SIZE", "STEPS", "UNLABELLED_RATIO", "WEIGHT"), math.inf),
-    **dict.fromkeys(("THRESHOLD", "MOMENTUM", "BN_MOMENTUM"), 1.0),
+    "THRESHOLD": 1.0,
 }
 
 
@@ -78,8 +79,9 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
     """
     check_training("FIXMATCH", node, list(presets.FIXMATCH))
     presets.chosen("FIXMATCH.SCHEDULE", node.SCHEDULE, list(presets.FIXMATCH_SCHEDULES))
-    if node.STATISTICS_MOMENTUM > 1:
-        raise InputError(f"expected FIXMATCH.STATISTICS_MOMENTUM of at most 1, found {node.STATISTICS_MOMENTUM}")
+    check_momentum("FIXMATCH.MOMENTUM", node.MOMENTUM)
+    check_momentum("FIXMATCH.BN_MOMENTUM", node.BN_MOMENTUM)
+    _check_statistics_momentum(node.STATISTICS_MOMENTUM)
     numbers = ("UNLABELLED_RATIO", "WEIGHT", "THRESHOLD", "MOMENTUM", "BN_MOMENTUM")
     preset = replace(presets.FIXMATCH[node.PRESET], **{key.lower(): node[key] for key in numbers if node[key]})
     preset = replace(preset, **_norms(node))
@@ -95,6 +97,15 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
         raise InputError(f"expected one value in FIXMATCH.LEARNING_RATES, found {rates}; nothing is searched here")
     schedule = _lasting(presets.FIXMATCH_SCHEDULES[node.SCHEDULE][node.FRACTION > 0.01], node.EPOCHS)
     return FixMatchSetting(preset, schedule, rates[0], node.BATCH_SIZE or preset.batch_size, node.STEPS or None)
+
+
+def _check_statistics_momentum(value: float) -> None:
+    """As ``check_momentum``, without 0, which would keep the statistics of the first step for ever."""
+    key = "FIXMATCH.STATISTICS_MOMENTUM"
+    if value == 0:
+        raise InputError(f"expected {key} above 0 (1 copies the student's), or -1 for the preset's, found 0")
+    if not value < 0:
+        check_momentum(key, value)
 
 
 def _norms(node: CfgNode) -> dict[str, Any]:

@@ -98,10 +98,9 @@ class FixMatchPreset:
         teacher: normalisation of the teacher, of ``pretrain.norms.TEACHER_NORMS``, or None for plain FixMatch: the
             student labels its own weak views, one forward for all.
         student: normalisation of the student.
-        momentum: share of the teacher that is kept, in the papers' notation.
-        statistics_momentum: the same for EMAN's statistics, None for ``momentum`` (table 8: .9, .99999).
-        bn_momentum: of the BN's running statistics, in torch's notation: share of the new batch (table 8: α = .999 is
-            0.001); the student's, and under "TeacherPN" the teacher's too.
+        momentum: of the teacher. Every momentum is the weight of the new value; the papers print 1 minus it.
+        statistics_momentum: of EMAN's statistics, None for ``momentum``; 1 copies the student's.
+        bn_momentum: of the BN's running statistics; the student's, and under "TeacherPN" the teacher's too.
         alpha: of a "MomentumBN" teacher: weight of the batch, constant, as Momentum² Teacher has it in MoCo.
         unlabelled_ratio: μ, unlabelled images for a labelled one.
         weight: λ of the unlabelled loss.
@@ -111,7 +110,7 @@ class FixMatchPreset:
 
     teacher: str | None
     student: str = "BN"
-    momentum: float = 0.999
+    momentum: float = 0.001  # .999 in the papers
     statistics_momentum: float | None = None
     bn_momentum: float = 0.1
     alpha: float = 0.064
@@ -134,9 +133,9 @@ FIXMATCH = {
     "shufflebn": FixMatchPreset("ShuffleBN"),
     "gn": FixMatchPreset("GN", "GN"),
     "in": FixMatchPreset("IN", "IN"),
-    # table 8
-    "eman-0.9": FixMatchPreset("EMAN", statistics_momentum=0.9),
-    "eman-0.99999": FixMatchPreset("EMAN", statistics_momentum=0.99999),
+    # table 8, whose rows are named by m and α, the shares that are kept
+    "eman-0.9": FixMatchPreset("EMAN", statistics_momentum=0.1),
+    "eman-0.99999": FixMatchPreset("EMAN", statistics_momentum=0.00001),
     "teacher-pn": FixMatchPreset("TeacherPN"),
     "teacher-pn-0.999": FixMatchPreset("TeacherPN", bn_momentum=0.001),
     "student-pn": FixMatchPreset("StudentPN"),

@@ -25,6 +25,20 @@ def momentum_at(base: float, progress: float, schedule: str) -> float:
     return cosine_to_zero(base, progress) if schedule == "cosine" else base
 
 
+def check_momentum(key: str, value: float) -> None:
+    """Raises InputError unless the setting may be the weight of a new value: in [0, 0.5], or 1, which copies.
+
+    What lies between is the share that is kept, as most papers print it (.9, .99, .999), written by mistake.
+    """
+    if 0.5 < value < 1:
+        raise InputError(
+            f"expected {key} as the weight of the new value, in [0, 0.5] or 1, found {value}, which looks like the "
+            f"share that is kept, as papers write it; if so, write {1 - value:.6g}"
+        )
+    if not 0 <= value <= 1:
+        raise InputError(f"expected {key} in [0, 1], found {value}; a momentum is the weight of the new value")
+
+
 def learning_rate(
     step: int,
     *,

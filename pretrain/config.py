@@ -23,7 +23,7 @@ def _add_head_and_teacher(cfg: CfgNode) -> None:
     cfg.HEAD.OUTPUT = 256
     cfg.HEAD.PREDICTOR_HIDDEN = 0  # 0: as HIDDEN
     cfg.HEAD.PROJECTOR_NORM = True  # MoCo v2: False
-    # Every momentum is the weight of the new value: RCF's and EMAN's .99 is .01 here.
+    # Every momentum is the weight of the new value: RCF's and EMAN's .99 is .01 here. (SOLVER.MOMENTUM is SGD's own.)
     cfg.TEACHER = CfgNode()
     cfg.TEACHER.MOMENTUM_BASE = 0.01
     cfg.TEACHER.MOMENTUM_SCHEDULE = "cosine"  # to 0; or constant

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer import distributed
+from pretrain.norms import FOLLOWS_STUDENT
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -40,6 +41,24 @@ def copy_student(student: nn.Module, teacher: nn.Module) -> None:
         if name in theirs:
             buffer.copy_(theirs[name])
     teacher.requires_grad_(False)
+
+
+def update_teacher(
+    student: nn.Module, teacher: nn.Module, momentum: float, norm: str, statistics_momentum: float | None = None
+) -> None:
+    """Moves the teacher towards the student: its parameters, and its statistics where they follow the student's.
+
+    Running statistics of a teacher that normalises with its own batches stay its own.
+
+    Args:
+        momentum: weight of the student, in [0, 1].
+        norm: the teacher's normalisation, a name of ``norms.TEACHER_NORMS``.
+        statistics_momentum: EMAN's own weight of the student's statistics; None takes ``momentum``.
+    """
+    move_parameters(student, teacher, momentum)
+    if norm in FOLLOWS_STUDENT:
+        own = momentum if statistics_momentum is None else statistics_momentum
+        move_statistics(student, teacher, 1.0 if norm == "StudentPN" else own)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
 from momentum_transfer.errors import InputError
-from momentum_transfer.schedules import MOMENTUM_SCHEDULES, check_choice, scale_to_batch
+from momentum_transfer.schedules import MOMENTUM_SCHEDULES, check_choice, check_momentum, scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
 from pretrain.methods.byol import BYOL
 from pretrain.methods.moco import MoCo
@@ -65,19 +65,13 @@ def check_teacher(cfg: CfgNode) -> None:
     check_choice("TEACHER.MOVES", cfg.TEACHER.MOVES, ("before", "after"))
     check_choice("NORM.ALPHA_SCHEDULE", cfg.NORM.ALPHA_SCHEDULE, MOMENTUM_SCHEDULES)
     check_choice("NORM.POLICY", cfg.NORM.POLICY, POLICIES)
-    for key, value in (
-        ("TEACHER.MOMENTUM_BASE", cfg.TEACHER.MOMENTUM_BASE),
-        ("NORM.ALPHA_BASE", cfg.NORM.ALPHA_BASE),
-        ("NORM.STUDENT_MOMENTUM", cfg.NORM.STUDENT_MOMENTUM),
-        ("NORM.PROXY_MOMENTUM", cfg.NORM.PROXY_MOMENTUM),
-    ):
-        if not 0 <= value <= 1:
-            raise InputError(f"expected {key} in [0, 1], found {value}; a momentum is the weight of the new value")
-    if not cfg.NORM.STATISTICS_MOMENTUM <= 1:
-        raise InputError(
-            f"expected NORM.STATISTICS_MOMENTUM in [0, 1], or negative for that of the weights, found "
-            f"{cfg.NORM.STATISTICS_MOMENTUM}"
-        )
+    check_momentum("TEACHER.MOMENTUM_BASE", cfg.TEACHER.MOMENTUM_BASE)
+    check_momentum("NORM.STUDENT_MOMENTUM", cfg.NORM.STUDENT_MOMENTUM)
+    check_momentum("NORM.PROXY_MOMENTUM", cfg.NORM.PROXY_MOMENTUM)
+    if not cfg.NORM.STATISTICS_MOMENTUM < 0:  # negative: that of the weights
+        check_momentum("NORM.STATISTICS_MOMENTUM", cfg.NORM.STATISTICS_MOMENTUM)
+    if not 0 <= cfg.NORM.ALPHA_BASE <= 1:
+        raise InputError(f"expected NORM.ALPHA_BASE in [0, 1], found {cfg.NORM.ALPHA_BASE}; it weighs the batch")
 
 
 def _rule(cfg: CfgNode) -> TeacherRule:

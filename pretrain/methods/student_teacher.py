@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.schedules import momentum_at
-from pretrain.norms import FOLLOWS_STUDENT
 from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
-from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
+from pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
 
 class Branch(nn.Module):
@@ -91,10 +90,7 @@ class StudentTeacher(nn.Module):
         """
         rule = self.rule
         momentum = momentum_at(rule.momentum_base, progress, rule.momentum_schedule)
-        move_parameters(self.student, self.teacher, momentum)
-        if rule.norm in FOLLOWS_STUDENT:
-            own = momentum if rule.statistics_momentum is None else rule.statistics_momentum
-            move_statistics(self.student, self.teacher, 1.0 if rule.norm == "StudentPN" else own)
+        update_teacher(self.student, self.teacher, momentum, rule.norm, rule.statistics_momentum)
         return {"momentum": momentum}
 
     @torch.no_grad()

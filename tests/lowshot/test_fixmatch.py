@@ -47,7 +47,7 @@ def batch(seed=0):
 
 def test_presets_are_those_of_the_paper():
     preset = FIXMATCH["eman"]
-    assert (preset.momentum, preset.batch_size, preset.unlabelled_ratio, preset.weight) == (0.999, 64, 5, 10.0)
+    assert (preset.momentum, preset.batch_size, preset.unlabelled_ratio, preset.weight) == (0.001, 64, 5, 10.0)
     assert (preset.threshold, preset.learning_rate, preset.pretrained_rate, preset.weight_decay) == (
         0.7, 0.03, 0.003, 1e-4,
     )  # fmt: skip
@@ -134,7 +134,7 @@ def train_a_step(fixmatch):
 
 
 def test_emans_teacher_follows_parameters_and_statistics_alike():
-    fixmatch = method("eman", momentum=0.9)
+    fixmatch = method("eman", momentum=0.1)
     before = {name: tensor.clone() for name, tensor in fixmatch.teacher.state_dict().items()}
     train_a_step(fixmatch)
     student = fixmatch.student.state_dict()
@@ -163,9 +163,9 @@ def test_teacher_proxy_norm_uses_the_history_of_earlier_batches_and_then_moves_i
     assert torch.allclose(fixmatch.teacher.backbone.bn1.running_mean, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("preset", ["student-pn", "eman"], ids=["student proxy norm", "EMAN of momentum 0"])
+@pytest.mark.parametrize("preset", ["student-pn", "eman"], ids=["student proxy norm", "EMAN of momentum 1"])
 def test_statistics_may_have_their_own_momentum(preset):
-    fixmatch = method(preset, momentum=0.9, statistics_momentum=0.0, bn_momentum=0.5)
+    fixmatch = method(preset, momentum=0.1, statistics_momentum=1.0, bn_momentum=0.5)
     before = fixmatch.teacher.fc.weight.clone()
     train_a_step(fixmatch)
     fixmatch.update_teacher()
@@ -186,7 +186,7 @@ def test_emans_labels_do_not_depend_on_the_other_images_of_the_batch_but_ema_bns
 
 
 def test_ema_bns_statistics_are_its_own():
-    fixmatch = method("ema-bn", momentum=0.9)
+    fixmatch = method("ema-bn", momentum=0.1)
     train_a_step(fixmatch)
     own = fixmatch.teacher.state_dict()["backbone.bn1.running_mean"].clone()
     fixmatch.update_teacher()
@@ -213,7 +213,7 @@ def test_table_1_and_8_have_every_row():
         "student-pn": ("StudentPN", "BN"),
     }
     assert {name: (FIXMATCH[name].teacher, FIXMATCH[name].student) for name in rows} == rows
-    assert [FIXMATCH[f"eman-{kept}"].statistics_momentum for kept in ("0.9", "0.99999")] == [0.9, 0.99999]
+    assert [FIXMATCH[f"eman-{kept}"].statistics_momentum for kept in ("0.9", "0.99999")] == [0.1, 0.00001]
     assert [FIXMATCH[f"{who}-pn-0.999"].bn_momentum for who in ("teacher", "student")] == [0.001, 0.001]
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from pretrain.norms import Norm
-from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward
+from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward, update_teacher
 
 SMALL = Architecture("resnet10", width=4)
 
@@ -56,6 +56,18 @@ def test_copy_starts_equal_and_frozen_whatever_the_norm():
         assert all(torch.equal(a, b) for a, b in zip(student.parameters(), teacher.parameters(), strict=True))
         if norm != "GN":
             assert torch.equal(student.bn1.running_mean, teacher.bn1.running_mean)
+
+
+@pytest.mark.parametrize(
+    ("norm", "own", "share"), [("EMAN", None, 0.25), ("EMAN", 0.5, 0.5), ("StudentPN", 0.5, 1.0), ("BN", 0.5, 0.0)]
+)
+def test_teacher_takes_the_students_share_of_weights_and_of_statistics_where_they_follow(norm, own, share):
+    student, teacher = network(seed=1), network(norm, seed=2)
+    student(torch.randn(8, 3, 32, 32))
+    weight, mean = teacher.conv1.weight.clone(), teacher.bn1.running_mean.clone()
+    update_teacher(student, teacher, 0.25, norm, own)
+    torch.testing.assert_close(teacher.conv1.weight, 0.75 * weight + 0.25 * student.conv1.weight)
+    torch.testing.assert_close(teacher.bn1.running_mean, (1 - share) * mean + share * student.bn1.running_mean)
 
 
 def test_momentum_one_copies_and_zero_keeps():
