@@ -53,6 +53,12 @@ def test_expected_scores_in_headers_are_the_papers(file):
         assert [str(rows[label][column]) for column in columns] == numbers.split(" / ")
 
 
+@pytest.mark.parametrize(("stride", "released"), [(16, (0.0, True)), (8, (0.1, False))])
+def test_deeplab_drops_out_and_recomputes_statistics_as_each_protocol_has_it(stride, released):
+    cfg = config.load(ROOT / f"configs/transfer/deeplab_v3_stride{stride}.yaml")
+    assert (cfg.MODEL.SEM_SEG_HEAD.ASPP_DROPOUT, cfg.TEST.PRECISE_BN.ENABLED) == released
+
+
 def test_an_unknown_key_names_the_nearest():
     with pytest.raises(InputError, match=r"unknown config key MODEL.ROI_HEADS.NUM_CLASS .*nearest.*NUM_CLASSES"):
         config.load(None, ["MODEL.ROI_HEADS.NUM_CLASS", "3"])
