@@ -103,7 +103,7 @@ def cells(table):
     for row in table["rows"]:
         labels = {column["name"]: cell for column, cell in zip(table["columns"], row, strict=True)}
         for column in table["columns"]:
-            if column["kind"] == "result":
+            if column["kind"] == "result" and "task" in column:
                 wanted.add(tuple(str(column[key]).format_map(labels) for key in ("task", "protocol", "dataset")))
     return wanted
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from momentum_transfer.metrics import read
 from momentum_transfer.settings import load_config
@@ -73,12 +74,31 @@ def test_every_output_folder_is_its_own():
     assert sorted(folders) == sorted(f"outputs/{path.stem}" for path in CONFIGS)
 
 
-def test_one_base_batch_gives_the_papers_rates_for_both_batches():
-    plans = {}
-    for name in ("momentum2_r50_100e", "momentum2_r50_b256_100e"):
-        cfg = load_config(get_cfg(), ROOT / f"configs/pretrain/{name}.yaml")
-        plans[cfg.SOLVER.BATCH_SIZE] = make_plan(cfg, 1_281_167, 1_281_167, 8)
-    assert plans[256].base_lr == pytest.approx(0.05)
-    assert plans[1024].base_lr == pytest.approx(0.2)
-    assert plans[1024].momentum_base == pytest.approx(0.01)
-    assert plans[256].momentum_base == pytest.approx(0.0025)
+def settings(name):
+    return load_config(get_cfg(), ROOT / f"configs/pretrain/{name}.yaml")
+
+
+@pytest.mark.parametrize(("name", "rate"), [("momentum2_r50_100e", 0.2), ("momentum2_r50_b256_100e", 0.05)])
+def test_both_one_machine_batches_of_momentum2_have_the_published_momentum(name, rate):
+    plan = make_plan(settings(name), 1_281_167, 1_281_167, 8)
+    assert plan.base_lr == pytest.approx(rate)
+    assert plan.momentum_base == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("name", ["byol_r50_lars_200e", "mocov2plus_r50_lars_200e"])
+def test_rcfs_lars_runs_have_byols_weight_decay_of_short_schedules(name):
+    assert settings(name).SOLVER.WEIGHT_DECAY == 1e-6
+
+
+def test_table_3_of_momentum2_is_mocos_own_protocol_on_32_gpus_and_pairs_with_its_reference():
+    names = {"moco_shufflebn_r50_200e": "ShuffleBN", "moco_momentumbn_r50_200e": "MomentumBN"}
+    for name, norm in names.items():
+        cfg = settings(name)
+        plan = make_plan(cfg, 1_281_167, 1_281_167, 32)
+        assert (cfg.NORM.TEACHER, plan.warmup, plan.micro_batch) == (norm, 0, 8)
+        assert (plan.base_lr, plan.momentum_base) == (pytest.approx(0.03), 0.001)
+        assert "--nnodes 4 --nproc-per-node 8" in (ROOT / f"configs/pretrain/{name}.yaml").read_text()
+    assert (cfg.NORM.ALPHA_BASE, cfg.NORM.ALPHA_SCHEDULE) == (0.064, "constant")
+    evaluation = yaml.safe_load((ROOT / "configs/lowshot/momentum2_table3_linear.yaml").read_text())
+    table = yaml.safe_load((ROOT / "configs/reference/momentum2_table_03.yaml").read_text())
+    assert {column["protocol"] for column in table["columns"] if "protocol" in column} == {evaluation["LINEAR"]["PRESET"]}
