@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from momentum_transfer.console import say
 from momentum_transfer.devices import device_of
 from momentum_transfer.distributed import barrier, is_main, process_group, rank, world_size
 from momentum_transfer.errors import InputError
+from momentum_transfer.schedules import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
 from transfer.config import is_semantic
 from transfer.data.datasets import get_dataset
 from transfer.engine import Finetuned, Predictions, Score, results_path
@@ -145,7 +145,7 @@ def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Trai
     s = cfg.SOLVER
     groups = solver.parameter_groups(detector, s.WEIGHT_DECAY, s.WEIGHT_DECAY_NORM)
     optimizer = torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV, foreach=True)
-    schedule = _schedule(cfg)
+    schedule = schedule_of(cfg)
     clip = s.CLIP_GRADIENTS
     clipper = solver.GradientClipper(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None
     half = s.AMP.ENABLED and s.AMP.PRECISION == "float16"
@@ -154,17 +154,17 @@ def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Trai
     return Training(detector, optimizer, scaler, lambda step: s.BASE_LR * schedule(step), position, clipper, autocast)
 
 
-def _schedule(cfg: CfgNode) -> Callable[[int], float]:
-    """Factor of the learning rate at a step."""
+def schedule_of(cfg: CfgNode) -> Schedule:
+    """Factor of the learning rate at a step, as Detectron2 builds it (and its DeepLab project WarmupPolyLR)."""
     s = cfg.SOLVER
     warm = min(s.WARMUP_ITERS, s.MAX_ITER), s.WARMUP_FACTOR, s.WARMUP_METHOD
     if s.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
-        return solver.with_warmup(solver.multi_step(s.STEPS, s.GAMMA), *warm)
+        return with_warmup(multi_step(s.MAX_ITER, s.STEPS, s.GAMMA), *warm)
     if s.LR_SCHEDULER_NAME == "WarmupCosineLR":
-        return solver.with_warmup(solver.cosine(s.MAX_ITER, s.BASE_LR_END / s.BASE_LR), *warm)
-    if s.LR_SCHEDULER_NAME == "WarmupPolyLR":
-        falling = solver.poly(s.MAX_ITER, s.POLY_LR_POWER, s.POLY_LR_CONSTANT_ENDING)
-        return solver.product(solver.with_warmup(lambda step: 1.0, *warm), falling)
+        return with_warmup(cosine(s.MAX_ITER, s.BASE_LR_END / s.BASE_LR), *warm)
+    if s.LR_SCHEDULER_NAME == "WarmupPolyLR":  # its warm-up may be longer than the run
+        falling = polynomial(s.MAX_ITER, s.POLY_LR_POWER)
+        return times_warmup(falling, s.WARMUP_ITERS, s.WARMUP_FACTOR, s.WARMUP_METHOD, s.POLY_LR_CONSTANT_ENDING)
     raise ValueError(f"unknown SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}")
 
 

@@ -1,10 +1,8 @@
-"""Optimiser and schedule of Detectron2: SGD whose norms take their own weight decay; warm-up, then steps or cosine."""
+"""Detectron2's optimizer: SGD whose norms take their own weight decay, and its clipping of gradients."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -26,43 +24,6 @@ def parameter_groups(model: nn.Module, weight_decay: float, weight_decay_norm: f
     if norms:
         groups.append({"params": norms, "weight_decay": weight_decay_norm})
     return groups
-
-
-def multi_step(milestones: Sequence[int], gamma: float) -> Callable[[int], float]:
-    """Factor of the learning rate at a step: ``gamma`` to the number of milestones passed."""
-    ordered = sorted(milestones)
-    return lambda step: gamma ** bisect_right(ordered, step)
-
-
-def cosine(total: int, end: float) -> Callable[[int], float]:
-    """From 1 to ``end`` along half a cosine over ``total`` steps."""
-    return lambda step: end + (1 - end) * 0.5 * (1 + math.cos(math.pi * step / total))
-
-
-def poly(total: int, power: float, ending: float = 0.0) -> Callable[[int], float]:
-    """From 1 to 0 as a power of what remains, the schedule of DeepLab; never below ``ending``."""
-    return lambda step: max((1 - step / total) ** power, ending)
-
-
-def product(first: Callable[[int], float], second: Callable[[int], float]) -> Callable[[int], float]:
-    """Two factors at once: DeepLab's warm-up multiplies its falling schedule instead of leading up to it."""
-    return lambda step: first(step) * second(step)
-
-
-def with_warmup(
-    schedule: Callable[[int], float], steps: int, factor: float, method: str = "linear"
-) -> Callable[[int], float]:
-    """Before ``steps``: linearly from ``factor`` to the schedule's own value at ``steps``, or constantly ``factor``."""
-
-    def warmed(step: int) -> float:
-        if step >= steps:
-            return schedule(step)
-        start = factor * schedule(0)
-        if method == "constant":
-            return start
-        return start + (schedule(steps) - start) * step / steps
-
-    return warmed
 
 
 class GradientClipper:

@@ -4,25 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from momentum_transfer.settings import load_config
+from transfer.config import get_cfg
 from transfer.torchvision_engine import solver
-
-
-def test_steps_divide_the_rate_at_each_milestone():
-    schedule = solver.multi_step([60, 80], 0.1)
-    assert [schedule(step) for step in (0, 59, 60, 79, 80, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
-
-
-def test_warm_up_is_a_straight_line_to_the_schedule():
-    schedule = solver.with_warmup(solver.multi_step([60], 0.1), 10, 0.001)
-    assert [schedule(step) for step in (0, 5, 10, 59, 60)] == pytest.approx([0.001, 0.5005, 1, 1, 0.1])
-    assert solver.with_warmup(solver.multi_step([60], 0.1), 10, 0.3, "constant")(9) == pytest.approx(0.3)
-
-
-def test_cosine_ends_where_it_is_told():
-    schedule = solver.cosine(100, 0.2)
-    assert schedule(0) == 1.0
-    assert schedule(50) == pytest.approx(0.6)
-    assert schedule(100) == pytest.approx(0.2)
+from transfer.torchvision_engine.engine import schedule_of
 
 
 def test_norms_take_their_own_weight_decay_and_frozen_parameters_none():
@@ -51,12 +36,53 @@ def test_the_norm_to_clip_is_of_the_given_type(norm_type, expected):
     torch.testing.assert_close(parameter.grad, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_the_schedule_is_fvcores():
-    from fvcore.common.param_scheduler import CosineParamScheduler, MultiStepParamScheduler
+SCHEDULES = [
+    "",
+    "SOLVER.GAMMA 0.5 SOLVER.STEPS (10,20,30) SOLVER.WARMUP_ITERS 15",  # a milestone inside the warm-up
+    "SOLVER.STEPS (30,80)",  # a milestone that the run does not reach
+    "SOLVER.WARMUP_METHOD constant SOLVER.WARMUP_FACTOR 0.3",
+    "SOLVER.WARMUP_ITERS 0",
+    "SOLVER.WARMUP_ITERS 90",  # longer than the run
+    "SOLVER.LR_SCHEDULER_NAME WarmupCosineLR SOLVER.BASE_LR_END 0.002",
+    "SOLVER.LR_SCHEDULER_NAME WarmupCosineLR SOLVER.WARMUP_ITERS 90",
+    "SOLVER.LR_SCHEDULER_NAME WarmupPolyLR",
+    "SOLVER.LR_SCHEDULER_NAME WarmupPolyLR SOLVER.POLY_LR_CONSTANT_ENDING 0.5",
+    "SOLVER.LR_SCHEDULER_NAME WarmupPolyLR SOLVER.WARMUP_ITERS 90 SOLVER.POLY_LR_CONSTANT_ENDING 0.5",
+    "SOLVER.LR_SCHEDULER_NAME WarmupPolyLR SOLVER.WARMUP_FACTOR 1.0 SOLVER.POLY_LR_CONSTANT_ENDING 0.9",
+]
 
-    theirs = MultiStepParamScheduler([1, 0.1, 0.01], milestones=[60, 80], num_updates=100)
-    ours = solver.multi_step([60, 80], 0.1)
-    assert [ours(s) for s in range(100)] == pytest.approx([theirs(s / 100) for s in range(100)])
-    cosine = CosineParamScheduler(1, 0.1)
-    assert [solver.cosine(100, 0.1)(s) for s in range(100)] == pytest.approx([cosine(s / 100) for s in range(100)])
-    assert math.isfinite(cosine(0.0))
+
+def scheduled(words: str):
+    base = "SOLVER.MAX_ITER 50 SOLVER.STEPS (30,40) SOLVER.WARMUP_ITERS 10 SOLVER.BASE_LR 0.02"
+    return load_config(get_cfg(), None, f"{base} {words}".split())
+
+
+@pytest.mark.detectron2
+@pytest.mark.parametrize("words", SCHEDULES)
+def test_the_rate_of_every_step_is_detectron2s(words):
+    pytest.importorskip("detectron2")
+    from detectron2.config import get_cfg as their_cfg
+    from detectron2.projects.deeplab import add_deeplab_config, build_lr_scheduler
+
+    cfg, theirs = scheduled(words), their_cfg()
+    add_deeplab_config(theirs)
+    for key in ("MAX_ITER", "STEPS", "GAMMA", "BASE_LR", "BASE_LR_END", "LR_SCHEDULER_NAME", "WARMUP_ITERS",
+                "WARMUP_FACTOR", "WARMUP_METHOD", "POLY_LR_POWER", "POLY_LR_CONSTANT_ENDING"):  # fmt: skip
+        theirs.SOLVER[key] = cfg.SOLVER[key]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
+    scheduler, expected = build_lr_scheduler(theirs, optimizer), []
+    for _ in range(cfg.SOLVER.MAX_ITER):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    factor = schedule_of(cfg)
+    assert [cfg.SOLVER.BASE_LR * factor(step) for step in range(50)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_warm_up_longer_than_the_run_ends_below_the_rate_in_deeplabs_schedule_and_at_its_last_step_in_others():
+    poly, cosine = (
+        f"SOLVER.LR_SCHEDULER_NAME {name} SOLVER.WARMUP_ITERS 100" for name in ("WarmupPolyLR", "WarmupCosineLR")
+    )
+    share = 25 / 100
+    assert schedule_of(scheduled(poly))(25) == pytest.approx((share + 0.001 * (1 - share)) * 0.5**0.9)
+    assert schedule_of(scheduled(cosine))(25) == pytest.approx(0.0005)  # half way from 0.001 to the end, which is 0
