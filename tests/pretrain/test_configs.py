@@ -101,4 +101,5 @@ def test_table_3_of_momentum2_is_mocos_own_protocol_on_32_gpus_and_pairs_with_it
     assert (cfg.NORM.ALPHA_BASE, cfg.NORM.ALPHA_SCHEDULE) == (0.064, "constant")
     evaluation = yaml.safe_load((ROOT / "configs/lowshot/momentum2_table3_linear.yaml").read_text())
     table = yaml.safe_load((ROOT / "configs/reference/momentum2_table_03.yaml").read_text())
-    assert {column["protocol"] for column in table["columns"] if "protocol" in column} == {evaluation["LINEAR"]["PRESET"]}
+    protocols = {column["protocol"] for column in table["columns"] if "protocol" in column}
+    assert protocols == {evaluation["LINEAR"]["PRESET"]}

@@ -53,10 +53,11 @@ def test_expected_scores_in_headers_are_the_papers(file):
         assert [str(rows[label][column]) for column in columns] == numbers.split(" / ")
 
 
-@pytest.mark.parametrize(("stride", "released"), [(16, (0.0, True)), (8, (0.1, False))])
-def test_deeplab_drops_out_and_recomputes_statistics_as_each_protocol_has_it(stride, released):
+@pytest.mark.parametrize(("stride", "dropout", "precise"), [(16, 0.0, True), (8, 0.1, False)])
+def test_deeplab_drops_out_and_recomputes_statistics_as_each_protocol_has_it(stride, dropout, precise):
     cfg = config.load(ROOT / f"configs/transfer/deeplab_v3_stride{stride}.yaml")
-    assert (cfg.MODEL.SEM_SEG_HEAD.ASPP_DROPOUT, cfg.TEST.PRECISE_BN.ENABLED) == released
+    found = cfg.MODEL.SEM_SEG_HEAD.ASPP_DROPOUT, cfg.TEST.PRECISE_BN.ENABLED
+    assert found == (dropout, precise)
 
 
 def test_an_unknown_key_names_the_nearest():
