@@ -13,7 +13,8 @@ student together, so they share its BN statistics.
 Without a teacher this is plain FixMatch: the weak views join the same forward, and no gradient flows through their
 labels. A teacher is a moving average of the student's parameters, moved after the optimiser's step; how it normalises
 is a choice of ``pretrain.norms``: BN (the statistics of its own batch), SyncBN, ShuffleBN, GN, IN, EMAN (a moving
-average of the student's statistics), the proxy norms of table 8, Momentum BN.
+average of the student's statistics), the proxy norms of table 8, Momentum BN. It serves training alone: the student is
+what is evaluated ("the teacher model is discarded once training finished", EMAN section 3.1).
 """
 
 from dataclasses import dataclass
@@ -118,10 +119,9 @@ class FixMatch(nn.Module):
             copy_student(student, teacher)
         self.train()
 
-    @property
-    def evaluated(self) -> nn.Module:
-        """The network that is tested: the moving average where there is one, as in FixMatch."""
-        return self.student if self.teacher is None else self.teacher
+    def networks(self) -> dict[str, nn.Module]:
+        """By name: the student, which is the result, and the teacher where there is one."""
+        return {"student": self.student} | ({} if self.teacher is None else {"teacher": self.teacher})
 
     def forward(self, labelled: Tensor, labels: Tensor, weak: Tensor, strong: Tensor, hidden: Tensor) -> Losses:
         """One step's losses.

@@ -24,13 +24,14 @@ from momentum_transfer.images.views import sample_seed
 
 @dataclass(frozen=True)
 class FixMatchResult:
-    """Fractions on the test set, and how the pseudo-labels did at the end.
+    """How the networks and the pseudo-labels did at the end, in fractions.
 
-    ``coverage`` and ``pseudo_accuracy`` are means over the last hundredth of the steps, of the first process's images.
+    Attributes:
+        networks: "student" and, where there is one, "teacher" -> {"top1": …, "top5": …} on the test set.
+        coverage, pseudo_accuracy: means over the last hundredth of the steps, of the first process's images.
     """
 
-    top1: float
-    top5: float
+    networks: dict[str, dict[str, float]]
     coverage: float
     pseudo_accuracy: float
 
@@ -61,7 +62,7 @@ def evaluate_fixmatch(
     folder: Path,
     device: torch.device,
 ) -> FixMatchResult:
-    """Train on the labelled ``rows`` and on all others without their labels, then score the test set.
+    """Train on the labelled ``rows`` and on all others without their labels, then score each network on the test set.
 
     Args:
         views: of unlabelled images; labelled ones see ``data.augment``.
@@ -90,10 +91,11 @@ def evaluate_fixmatch(
         return losses.total, losses.numbers()
 
     fit(run, batches, loss_of, f"FixMatch ({preset.teacher or 'no'} teacher)")
-    network = method.evaluated.eval()
-    found = accuracy(network, data.testing(batch), device)
-    coverage, right = log.end(max(1, total // 100))
-    return FixMatchResult(float(found["top1"]), float(found["top5"]), coverage, right)
+    found = {
+        name: {metric: float(value) for metric, value in accuracy(network.eval(), data.testing(batch), device).items()}
+        for name, network in method.networks().items()
+    }
+    return FixMatchResult(found, *log.end(max(1, total // 100)))
 
 
 def _unlabelled_rows(count: int, rows: np.ndarray, batch: int) -> np.ndarray:

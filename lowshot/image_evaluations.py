@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fvcore.common.config import CfgNode
@@ -55,13 +56,11 @@ class Trial:
     rows: np.ndarray
     folder: Path
 
-    def scores(self, values: dict[str, float], **details: object) -> list[Score]:
+    def scores(self, values: dict[str, float], network: str | None = None, **details: object) -> list[Score]:
         """Fractions by metric -> scores in percent."""
         known = {"images": len(self.rows), **details}
-        return [
-            Score(self.task, metric, 100 * value, self.protocol, trial=self.index, seed=self.seed, details=known)
-            for metric, value in values.items()
-        ]
+        origin: dict[str, Any] = {"network": network, "trial": self.index, "seed": self.seed, "details": known}
+        return [Score(self.task, metric, 100 * value, self.protocol, **origin) for metric, value in values.items()]
 
 
 def _trials(
@@ -134,7 +133,7 @@ def finetune(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Ite
 
 
 def fixmatch(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
-    """FixMatch and its teachers, see lowshot/fixmatch.py."""
+    """FixMatch and its teachers, see lowshot/fixmatch.py; the student is the result, the teacher stands beside it."""
     node, setting = cfg.FIXMATCH, image_settings.fixmatch_setting(cfg.FIXMATCH, pretrained=source is not None)
     data, build = inputs.labelled_data(cfg, node.WORKERS), inputs.backbone_builder(cfg, source)
     check_image_size(setting.preset, build().architecture, cfg.INPUT.IMAGE_SIZE)
@@ -143,8 +142,11 @@ def fixmatch(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Ite
         found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, device())
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}
         shown = {name: round(100 * value, 3) if value == value else None for name, value in numbers.items()}
-        yield trial.scores({"top1": found.top1, "top5": found.top5}, **shown)
+        yield [score for name, values in found.networks.items() for score in trial.scores(values, name, **shown)]
 
 
 #: Evaluations that train on images.
 ON_IMAGES: dict[str, ImageEvaluation] = {"linear": linear, "finetune": finetune, "fixmatch": fixmatch}
+
+#: Those whose scores name the network that training made; the checkpoint's is then recorded as ``start_network``.
+SCORES_OWN_NETWORKS = ("fixmatch",)

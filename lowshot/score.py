@@ -15,6 +15,7 @@ class Score:
         engine: what computed it, for example ``torch`` or ``scikit-learn``.
         trial: which repetition (a draw, a seed); the spread of the report is taken over it.
         details: what else a reader needs, such as the cost that was chosen.
+        network: that was scored, where training makes several of the checkpoint's one: FixMatch's student and teacher.
     """
 
     task: str
@@ -25,3 +26,4 @@ class Score:
     trial: int = 0
     seed: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    network: str | None = None

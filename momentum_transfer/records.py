@@ -69,7 +69,8 @@ def make_record(
         metric: ``AP``, ``top1``, … as the field calls it. Fractions are given as percent.
         value: the number; NaN is stored as null, because JSON has no NaN.
         checkpoint: ``{"name": …, "sha256": …}`` of the weights.
-        network: which network of the checkpoint, ``teacher`` or ``student``.
+        network: which network of the checkpoint, ``teacher`` or ``student``; where training makes both anew (FixMatch),
+            which of these was scored, and ``start_network`` in the details is the checkpoint's.
         trial, seed: which repetition, and its seed.
         protocol: name of the preset, so that numbers of different protocols are never compared in silence.
         config: hash of the configuration (``momentum_transfer.settings.config_hash``).

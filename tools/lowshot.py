@@ -26,7 +26,7 @@ from lowshot.checks import check_settings
 from lowshot.config import get_cfg
 from lowshot.devices import device
 from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
-from lowshot.image_evaluations import ON_IMAGES
+from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
 from lowshot.score import Score
 from momentum_transfer import distributed
 from momentum_transfer import records as results
@@ -51,7 +51,8 @@ def main(args: argparse.Namespace) -> None:
         if alone and not distributed.is_main():
             return
         known.update(config=inputs.settings_hash(cfg))
-        identity = {"sha256": known["checkpoint"]["sha256"], "config": known["config"], "network": known["network"]}
+        identity = {"sha256": known["checkpoint"]["sha256"], "config": known["config"]}
+        identity["start_network" if args.command in SCORES_OWN_NETWORKS else "network"] = known["network"]
 
         def wanted(task: str, protocol: str, trial: int) -> bool:
             return not results.done(file, task=task, protocol=protocol, trial=trial, **identity)
@@ -120,6 +121,8 @@ def recorded(units: Iterable[list[Score]], file: Path, known: dict[str, Any], al
 
 
 def _record(score: Score, known: dict[str, Any]) -> dict[str, Any]:
+    if score.network is not None:  # the checkpoint's network is then only where training began
+        known = {**known, "network": score.network, "start_network": known["network"]}
     origin: dict[str, Any] = {
         "protocol": score.protocol,
         "engine": score.engine,
@@ -136,7 +139,8 @@ def show(command: str, known: dict[str, Any], scores: list[Score], file: Path) -
         return
     groups: dict[tuple[str, str, str], list[float]] = {}
     for score in scores:
-        groups.setdefault((score.task, score.metric, score.protocol), []).append(score.value)
+        metric = f"{score.metric} ({score.network})" if score.network else score.metric
+        groups.setdefault((score.task, metric, score.protocol), []).append(score.value)
     rows = [
         (*name, f"{mean(values):.2f}", f"{stdev(values):.2f}" if len(values) > 1 else "", len(values))
         for name, values in groups.items()

@@ -196,7 +196,10 @@ def _finite(value: float | int | None) -> float | None:
 
 def _measure(record: Mapping[str, Any]) -> Measure:
     dataset, protocol, engine = (str(record.get(key) or "") for key in ("dataset", "protocol", "engine"))
-    return Measure(str(record["task"]), str(record["metric"]), dataset, protocol, engine)
+    metric, network = str(record["metric"]), record.get("network")
+    if "start_network" in record and network != "student":  # beside the student of FixMatch, which is the result
+        metric = f"{metric} ({network})"
+    return Measure(str(record["task"]), metric, dataset, protocol, engine)
 
 
 def _trial(record: Mapping[str, Any]) -> int:
@@ -209,7 +212,7 @@ def _trial(record: Mapping[str, Any]) -> int:
 def _identity(record: Mapping[str, Any]) -> tuple[str, str]:
     checkpoint = record["checkpoint"]
     name = weights_name(str(checkpoint.get("name") or str(checkpoint.get("sha256") or "unnamed")[:12]))
-    return name, str(record.get("network") or "")
+    return name, str(record.get("start_network", record.get("network")) or "")
 
 
 def _column_labels(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:

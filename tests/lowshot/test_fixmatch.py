@@ -124,7 +124,7 @@ def test_plain_fixmatch_puts_all_views_through_one_forward():
     assert float(fixmatch(labelled, labels, weak, strong, hidden).total.detach()) == pytest.approx(
         float(expected.detach()), abs=1e-5
     )
-    assert fixmatch.evaluated is fixmatch.student
+    assert fixmatch.networks() == {"student": fixmatch.student}
 
 
 def train_a_step(fixmatch):
@@ -226,7 +226,8 @@ def test_every_normalisation_trains_and_its_teacher_follows(preset):
     assert all(torch.isfinite(tensor).all() for tensor in fixmatch.state_dict().values())
     if before is not None:
         assert torch.allclose(fixmatch.teacher.fc.weight, (before + fixmatch.student.fc.weight) / 2, atol=1e-6)
-    kinds = {type(module).__name__ for module in fixmatch.evaluated.modules() if "Norm" in type(module).__name__}
+    *_, labelling = fixmatch.networks().values()
+    kinds = {type(module).__name__ for module in labelling.modules() if "Norm" in type(module).__name__}
     assert kinds == {type(Norm(fixmatch.preset.teacher or "BN")(4)).__name__}
 
 
@@ -323,6 +324,25 @@ def test_training_resumes_bit_for_bit_with_its_log(tmp_path, monkeypatch, preset
     logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
     assert logs[0] == logs[1]
     assert [json.loads(line)["step"] for line in logs[0].splitlines()] == list(range(6))
+
+
+def _share_right(classifier):
+    images = torch.stack([DATA.plain(image) for image, _ in (DATA.test[row] for row in range(len(DATA.test)))])
+    with torch.no_grad():
+        return float((classifier.eval()(images).argmax(1).numpy() == DATA.test.labels).mean())
+
+
+def test_student_is_scored_and_the_teacher_beside_it(tmp_path):
+    """EMAN 3.1: the teacher is discarded. It hardly moves here and predicts one class; the student has learned."""
+    found = train(tmp_path, 12, replace(PRESET, momentum=1e-6), rate=1.0).networks
+    state = torch.load(tmp_path / "checkpoints" / "step_0000012.pt", weights_only=True)["modules"]["method"]
+    expected = {}
+    for name in ("student", "teacher"):
+        classifier = Classifier(backbone(), 2, 0)
+        classifier.load_state_dict({k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(name)})
+        expected[name] = _share_right(classifier)
+    assert expected["student"] > expected["teacher"] + 0.2
+    assert {name: values["top1"] for name, values in found.items()} == pytest.approx(expected)
 
 
 def test_log_holds_coverage_and_pseudo_label_accuracy(tmp_path):

@@ -89,6 +89,17 @@ def test_checkpoint_gives_features_knn_and_a_linear_classifier(lowshot, weights,
     assert {record["network"] for record in records(tmp_path)} == {"backbone"}
 
 
+def test_fixmatch_records_the_student_as_the_result_and_the_teacher_beside_it_once(lowshot, weights, tmp_path, capsys):
+    short = ["FIXMATCH.STEPS", "1", "FIXMATCH.TRIALS", "1", "FIXMATCH.BATCH_SIZE", "4", "OUTPUT_DIR", tmp_path]
+    assert lowshot("fixmatch", "--weights", weights, *short) == 0
+    found = [(r["metric"], r["network"], r["start_network"]) for r in records(tmp_path)]
+    networks = ("student", "teacher")
+    assert found == [(metric, name, "backbone") for name in networks for metric in ("top1", "top5")]
+    assert lowshot("fixmatch", "--weights", weights, *short) == 0
+    assert "already" in capsys.readouterr().out
+    assert len(records(tmp_path)) == 4
+
+
 def test_pixels_need_no_backbone(lowshot, tmp_path):
     assert lowshot("knn", "--weights", "pixels", "KNN.PRESETS", "['eman']") == 0
     top1 = records(tmp_path)[0]

@@ -115,6 +115,21 @@ def test_two_networks_of_one_checkpoint_are_two_columns():
     assert results.checkpoints == ["a (student)", "a (teacher)"]
 
 
+def test_networks_that_a_training_made_are_rows_of_the_checkpoint_it_began_with():
+    began = {"task": "fixmatch/10%", "start_network": "teacher"}
+    records = [
+        record("a", 60.0, network="teacher"),
+        record("a", 70.0, network="student", **began),
+        record("a", 72.0, network="teacher", **began),
+    ]
+    results = aggregate(records)
+    assert results.checkpoints == ["a"]
+    found = {(measure.task, measure.metric): row["a"].mean for measure, row in results.cells.items()}
+    rows = {("svm/k=4", "top1"): 60.0, ("fixmatch/10%", "top1"): 70.0, ("fixmatch/10%", "top1 (teacher)"): 72.0}
+    assert found == rows
+    assert [measure.metric for measure in results.headlines()] == ["top1", "top1"], "the student is the result"
+
+
 def test_a_run_and_its_converted_weights_share_a_column():
     names = ("outputs/q/momentum2/checkpoints/step_0000999.pt", "outputs/q/momentum2/backbone.pkl", "momentum2")
     records = [record(name, float(i), task=f"knn/k={i}") for i, name in enumerate(names)]
