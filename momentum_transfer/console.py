@@ -1,29 +1,76 @@
-"""What a person sees in the terminal: lines, progress, tables, errors; the same for every tool."""
+"""What a person sees in the terminal: lines, progress, tables, errors; the same for every tool.
+
+All of it goes through the logger ``momentum_transfer``: silent for callers of the library (``logging.basicConfig`` with
+level INFO shows it, raising the logger's level silences it), printed by :func:`run_tool`, which speaks for the tools.
+"""
 
 import argparse
 import contextlib
 import errno
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, TypeVar
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.extras import missing_package
+from momentum_transfer.shipped import as_typed
+from momentum_transfer.versions import check_torch
+
+if TYPE_CHECKING:  # rich takes a tenth of a second, and only tables and bars need it
+    from rich.console import Console
+    from rich.progress import Progress
 
 Item = TypeVar("Item")
 
 #: Plain progress lines (no terminal) come at most this often, in seconds.
 PLAIN_INTERVAL = 10.0
+
+_LOGGER = logging.getLogger("momentum_transfer")
+_LOGGER.addHandler(logging.NullHandler())  # without it, logging prints the warnings of silent libraries itself
+
+
+class _Terminal(logging.Handler):
+    """Lines to standard output as they are, warnings to standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The streams are looked up at each use, because tests and callers may replace them.
+        if record.levelno >= logging.WARNING:
+            print(f"warning: {as_typed(record.getMessage())}", file=sys.stderr, flush=True)
+        else:
+            print(record.getMessage(), flush=True)
+
+
+@contextlib.contextmanager
+def speaking(*, quiet: bool = False) -> Iterator[None]:
+    """Print what is said within the block, as the tools do; ``quiet``: warnings and errors only."""
+    level, propagate = _LOGGER.level, _LOGGER.propagate
+    handler = None if _speaks() else _Terminal()
+    if handler is not None:
+        _LOGGER.addHandler(handler)
+        _LOGGER.propagate = False  # or a handler of the root logger would say everything twice
+    if quiet:
+        _LOGGER.setLevel(logging.WARNING)
+    elif level == logging.NOTSET:
+        _LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _LOGGER.setLevel(level)
+        _LOGGER.propagate = propagate
+        if handler is not None:
+            _LOGGER.removeHandler(handler)
+
+
+def _speaks() -> bool:
+    return any(isinstance(handler, _Terminal) for handler in _LOGGER.handlers)
 
 
 def _is_main() -> bool:
@@ -31,21 +78,25 @@ def _is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _console() -> Console:
-    # Made at each use: tests and tools may replace sys.stdout.
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+def _console() -> "Console":
+    from rich.console import Console
+
+    # Made at each use, like the handler's streams. Off a terminal rich assumes 80 columns and would fold numbers.
+    if sys.stdout.isatty():
+        return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    return Console(file=sys.stdout, highlight=False, width=140)
 
 
 def say(text: str = "") -> None:
-    """Print one line (first process only), at once."""
+    """Log one line at level INFO (first process only); tools print it at once."""
     if _is_main():
-        print(text, flush=True)
+        _LOGGER.info("%s", text)
 
 
 def warn(text: str) -> None:
-    """Print one warning line to standard error (first process only)."""
+    """Log one warning (first process only); tools print it to standard error."""
     if _is_main():
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        _LOGGER.warning("%s", text)
 
 
 class ProgressLine:
@@ -58,7 +109,16 @@ class ProgressLine:
         self._bar: Progress | None = None
 
     def __enter__(self) -> "ProgressLine":
-        if _is_main() and sys.stdout.isatty():
+        if _is_main() and _speaks() and _LOGGER.isEnabledFor(logging.INFO) and sys.stdout.isatty():
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=_console())
             self._bar.start()
@@ -97,16 +157,20 @@ def track(iterable: Iterable[Item], description: str, total: int | None = None) 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; the first column is left-aligned, the others right-aligned."""
-    if not _is_main():
+    if not (_is_main() and _LOGGER.isEnabledFor(logging.INFO)):
         return
+    from rich.table import Table
+    from rich.text import Text
+
     drawn = Table(title=Text(title), title_justify="left")
     for index, column in enumerate(columns):
         drawn.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(str(cell)) for cell in row))  # Text: names may hold brackets, rich's markup
-    # Off a terminal rich assumes 80 columns and would fold numbers.
-    console = _console() if sys.stdout.isatty() else Console(file=sys.stdout, highlight=False, width=140)
-    console.print(drawn)
+    console = _console()
+    with console.capture() as captured:
+        console.print(drawn)
+    say(captured.get().rstrip("\n"))
 
 
 class StopSignal:
@@ -157,21 +221,47 @@ def run_tool(
     """Parse the command line, run ``main`` and turn what goes wrong into one line and an exit code.
 
     Codes: 0 done, 2 wrong input, 130 / 143 stopped by SIGINT / SIGTERM, 1 anything else (with a traceback, because
-    that is a bug). ``--debug`` shows the traceback of wrong input too.
+    that is a bug). ``--debug`` shows the traceback of wrong input too; ``--quiet`` prints warnings and errors only.
     """
+    tool_environment()
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    parser.add_argument("--quiet", action="store_true", help="print warnings and errors only")
+    parser.description, parser.epilog = as_typed(parser.description), as_typed(parser.epilog)
     # Intermixed: KEY VALUE pairs may stand before, between and after the options.
     args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
+    with speaking(quiet=args.quiet):
+        return _exit_code(main, args)
+
+
+def tool_environment() -> None:
+    """What a tool sets for its process before torch is imported; the library leaves the environment alone.
+
+    Threads that wait spin briefly, then sleep. Spinning without end makes a step many times slower as soon as another
+    process wants a core; sleeping at once makes it up to twice as slow on an idle machine.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    # fvcore.nn decorates functions with torch.jit.script at import; nothing here uses them and no user can act on it.
+    warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
+
+
+def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:
     try:
+        check_torch()
         with _terminable():
             main(args)
     except InputError as error:
         if args.debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {as_typed(str(error))}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if args.debug or (said := missing_package(error.name or "")) is None:
+            raise
+        print(f"error: {said}", file=sys.stderr)
         return 2
     except Stopped as stopped:
-        say(str(stopped))
+        say(as_typed(str(stopped)))
         return stopped.exit_code
     except KeyboardInterrupt:
         print(f"stopped by Ctrl-C; {_AGAIN}", file=sys.stderr)

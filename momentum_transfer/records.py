@@ -10,7 +10,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.shipped import typed
 
 #: Raised when the meaning of a key changes; the report lists records of other versions apart.
 FORMAT = 1
@@ -91,7 +91,7 @@ def make_record(
         "config": config,
         "engine": engine,
         "versions": versions(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": typed(sys.argv),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **details,
     }

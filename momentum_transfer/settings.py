@@ -3,6 +3,7 @@
 ``load_config`` serves all three rooms.
 """
 
+import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from functools import reduce
@@ -15,19 +16,22 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
+from momentum_transfer.shipped import find_config
 
 
 def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
     """Defaults, then the YAML ``file`` (and what its ``_BASE_`` names), then ``KEY VALUE`` pairs; frozen.
 
+    ``file`` and ``_BASE_`` are paths, or names of configs that ship, such as ``smoke/momentum2_digits``.
+
     Raises:
-        InputError: the file is missing or no YAML mapping, a key is unknown (the nearest known key is named), or a
-            value has another type than its default (a whole number is accepted where a float is expected).
+        InputError: the file is missing or no YAML mapping, a key is unknown (of both the nearest names are given), or
+            a value has another type than its default (a whole number is accepted where a float is expected).
     """
     cfg = defaults.clone()
     cfg.defrost()
     if file is not None:
-        for key, value in _leaves(_read_yaml(Path(file)), defaults):
+        for key, value in _leaves(_read_yaml(file), defaults):
             _set(cfg, key, value, where=str(file))
     if len(overrides) % 2:
         raise InputError(
@@ -55,19 +59,59 @@ def value_of(cfg: CfgNode, key: str) -> Any:
     return reduce(getitem, key.split("."), cfg)
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def config_files(file: str | Path) -> list[Path]:
+    """The file of a config's name and those of its bases, as far as they go: what its values may come from.
+
+    Raises:
+        InputError: one of them is missing or no YAML mapping, or a base leads back to itself.
+    """
+    return [path for path, _ in _with_bases(find_config(file))]
+
+
+def _read_yaml(file: str | Path) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for _, content in reversed(_with_bases(find_config(file))):
+        _merge(content, merged)
+    return merged
+
+
+def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
+    """(file, content without ``_BASE_``) of a config and its bases; what comes earlier replaces what comes later.
+
+    A base is a path from the folder of the file that names it, or the name of a config that ships.
+    """
+    if file.resolve() in derived:
+        raise InputError(f"expected {BASE_KEY} to end at a file without one, found that {file} is its own base")
+    content = _one_file(file)
+    bases = content.pop(BASE_KEY, [])
+    found = [(file, content)]
+    for base in reversed(bases if isinstance(bases, list) else [bases]):
+        try:
+            path = find_config(str(base), beside=file.parent)
+        except InputError as error:
+            raise InputError(f"{error} ({BASE_KEY} of {file})") from error
+        found += _with_bases(path, (*derived, file.resolve()))
+    return found
+
+
+def _one_file(file: Path) -> dict[str, Any]:
     try:
-        loaded = CfgNode.load_yaml_with_base(str(file))
-    except FileNotFoundError as error:
-        missing = error.filename or file
-        hint = f" (named by {BASE_KEY} in {file})" if str(missing) != str(file) else ""
-        raise InputError(f"config file not found: {missing}{hint}; see configs/ for the ones that ship") from error
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError, TypeError, AssertionError) as error:
+        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         detail = " ".join(str(error).split())
         raise InputError(f"expected a YAML mapping in {file}, but it cannot be read: {detail}") from error
     if not isinstance(loaded, dict):
         raise InputError(f"expected a YAML mapping of settings in {file}, found {type(loaded).__name__}")
     return loaded
+
+
+def _merge(new: dict[str, Any], into: dict[str, Any]) -> None:
+    """Sections are merged key by key, values replaced: fvcore's rule for ``_BASE_``."""
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(value, into[key])
+        else:
+            into[key] = copy.deepcopy(value)
 
 
 def _leaves(tree: dict[str, Any], defaults: CfgNode, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,8 +5,10 @@ import os
 
 import pytest
 
+from momentum_transfer.console import speaking
+
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")  # xdist shares cores
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in pretrain/__init__.py; pytest may import torch first
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as tool_environment sets
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
@@ -17,6 +19,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
     patch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _speaking():
+    """What the library says is printed, as under a tool, so that tests can read it."""
+    with speaking():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

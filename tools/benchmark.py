@@ -11,16 +11,21 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)
 
+from momentum_transfer.console import speaking, tool_environment
+from momentum_transfer.shipped import as_typed
+
 
 def main() -> int:
     """Hand the rest of the command line to the benchmark's own parser."""
     known = {path.stem: path for path in sorted((HERE / "benchmarks").glob("*.py"))}
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in known:
-        print(__doc__.strip(), "\n\nbenchmarks:", ", ".join(known))
+        print(as_typed(__doc__).strip(), "\n\nbenchmarks:", ", ".join(known))
         return 0 if name in ("-h", "--help") else 2
     sys.argv = [f"benchmark.py {name}", *sys.argv[2:]]
-    runpy.run_path(str(known[name]), run_name="__main__")
+    tool_environment()
+    with speaking():
+        runpy.run_path(str(known[name]), run_name="__main__")
     return 0
 
 

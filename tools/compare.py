@@ -12,19 +12,6 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import torch
-
-from momentum_transfer.backbones.comparison import (
-    ImageBatches,
-    add_records,
-    compare,
-    norm_records,
-    plot,
-    records,
-    write_matrix,
-)
-from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.backbones.similarity import weight_norms
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name
@@ -32,6 +19,20 @@ from momentum_transfer.files import weights_name
 
 def main(args: argparse.Namespace) -> None:
     """Load, compare, print, record, plot."""
+    import torch  # here, because it takes seconds and --help needs none of it
+
+    from momentum_transfer.backbones.comparison import (
+        ImageBatches,
+        add_records,
+        compare,
+        norm_records,
+        plot,
+        records,
+        write_matrix,
+    )
+    from momentum_transfer.backbones.read import load_backbone
+    from momentum_transfer.backbones.similarity import weight_norms
+
     paths = [args.reference, *args.others]
     labels = args.labels or [weights_name(path) for path in paths]
     if len(labels) != len(paths):

@@ -9,18 +9,26 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.backbones import convert, norm_rescale
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES
-from momentum_transfer.backbones.read import CoverageError, KeyReport, load_backbone
 from momentum_transfer.console import run_tool, say, warn
 from momentum_transfer.files import write_text
+
+if TYPE_CHECKING:
+    from momentum_transfer.backbones.key_report import KeyReport
+
+#: ``norm_rescale.SCOPES`` and its default, written out because that module imports torch, which takes seconds.
+SCOPES, DEFAULT_SCOPE = ("conv", "conv+bn", "all"), "conv+bn"
 
 
 def main(args: argparse.Namespace) -> None:
     """Read, rescale if asked, write, report."""
+    from momentum_transfer.backbones import convert, norm_rescale
+    from momentum_transfer.backbones.read import CoverageError, load_backbone
+
     out = Path(args.out)
     convert.check_suffix(out)
     for target in filter(None, (args.out, args.report)):
@@ -43,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
         + (f", NormRescale {rescaling}" if rescaling else ""))  # fmt: skip
 
 
-def _write_report(path: str | None, report: KeyReport) -> None:
+def _write_report(path: str | None, report: "KeyReport") -> None:
     if path is not None:
         write_text(path, json.dumps(report.as_dict(), indent=1) + "\n")
         say(f"wrote {path}: what became of every key")
@@ -71,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         "--norm-rescale", metavar="ANCHOR", help="give every weight the norm it has in this checkpoint"
     )
     rescale.add_argument("--constant", type=float, metavar="X", help="multiply every weight by X (RCF table 8: 0.1)")
-    made.add_argument("--scope", choices=norm_rescale.SCOPES, default=norm_rescale.DEFAULT_SCOPE,
+    made.add_argument("--scope", choices=SCOPES, default=DEFAULT_SCOPE,
                       help="which tensors are rescaled (default: %(default)s, every learned weight)")  # fmt: skip
     made.add_argument("--trust-pickle", action="store_true", help="let the checkpoint run code while it is read")
     return made

@@ -14,7 +14,6 @@ and has not met a cluster: look at --dry-run, and at one task, first.
 
 import argparse
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,10 +23,11 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
+from momentum_transfer.shipped import started, typed, workplace
 from momentum_transfer.suites.local import Outcome, full_command, run_local
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.slurm import run_slurm
-from momentum_transfer.suites.suite import PIXELS, ROOT, Job, load_suite, plan
+from momentum_transfer.suites.suite import PIXELS, Job, load_suite, plan
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> None:
     suite = load_suite(args.suite)
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [word if word == PIXELS else str(_from_root(word)) for word in args.weights]
-    os.chdir(ROOT)  # tasks run there, so that their commands can be typed again
+    os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     jobs = plan(suite, weights, output)
     if (left_out := len(suite.tasks) * len(set(weights)) - len(jobs)) > 0:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
@@ -67,7 +67,7 @@ def show_plan(jobs: Sequence[Job], gpus: int) -> None:
         rows.append([job.title, "done" if job.done() else "to do", f"{hours:.2f}", source, " ".join(job.task.needs)])
     table("plan", ["task", "state", "GPU hours", "from", "after"], rows)
     for job in jobs:
-        say(f"{job.title}\n  $ {shlex.join(['python', *full_command(job, gpus)[1:]])}")
+        say(f"{job.title}\n  $ {typed(full_command(job, gpus)[1:])}")
     wall = f", {total / gpus:.1f} hours on {gpus} GPUs" if gpus > 1 else ""
     to_do = sum(not job.done() for job in jobs)
     say(f"{to_do} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected{wall}; the suite's header says whence")
@@ -102,13 +102,13 @@ def report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
         word for word in weights if Path(word).is_dir()
     ]  # after our own: of two folders of a name the first counts
     command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
-    return subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode == 0
+    return subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode == 0
 
 
 def _from_root(path: str) -> Path:
-    """The path as seen from the repository, where tasks run: relative inside of it, absolute outside."""
-    whole = Path(os.path.abspath(path))
-    return whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else whole
+    """The path as seen from where tasks run, the checkout or the current folder: relative inside, absolute outside."""
+    whole, root = Path(os.path.abspath(path)), workplace()
+    return whole.relative_to(root) if whole.is_relative_to(root) else whole
 
 
 def _gpus(args: argparse.Namespace) -> int:
@@ -141,22 +141,25 @@ def _count(text: str) -> int:
     return number
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", nargs="+", required=True, metavar="CKPT", help="checkpoints, run folders, pixels")
-    parser.add_argument(
-        "--suite", required=True, metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml"
-    )
-    parser.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan with the expected GPU hours")
-    parser.add_argument("--jobs", type=_positive, default=1, help="tasks at a time on this machine (default: 1)")
-    parser.add_argument("--gpus", type=_count, help="GPUs to use; with --slurm those of a node (default: those found)")
-    parser.add_argument("--slurm", action="store_true", help="one Slurm job a task, through submitit")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--weights", nargs="+", required=True, metavar="CKPT", help="checkpoints, run folders, pixels")
+    made.add_argument("--suite", required=True, metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
+    made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
+    made.add_argument("--dry-run", action="store_true", help="print the plan with the expected GPU hours")
+    made.add_argument("--jobs", type=_positive, default=1, help="tasks at a time on this machine (default: 1)")
+    made.add_argument("--gpus", type=_count, help="GPUs to use; with --slurm those of a node (default: those found)")
+    made.add_argument("--slurm", action="store_true", help="one Slurm job a task, through submitit")
+    made.add_argument(
         "--sbatch",
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
         help="options of sbatch: partition=gpu account=a mem=64G",
     )
-    sys.exit(run_tool(parser, main))
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))

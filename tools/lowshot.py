@@ -151,15 +151,20 @@ def show(command: str, known: dict[str, Any], scores: list[Score], file: Path) -
     say(f"records appended to {file}")
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("command", choices=COMMANDS)
+    made.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
+    made.add_argument("--weights", help='checkpoint or run folder, or "pixels", or "scratch"')
+    made.add_argument("--which", choices=("teacher", "student"), help="network of the checkpoint")
+    made.add_argument("--family", help="kind of a foreign checkpoint, if it is not recognised")
+    made.add_argument("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
+    made.add_argument("--test-features", metavar="TEST.npz", default="")
+    made.add_argument("--results", metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
+    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    return made
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
-    parser.add_argument("--weights", help='checkpoint or run folder, or "pixels", or "scratch"')
-    parser.add_argument("--which", choices=("teacher", "student"), help="network of the checkpoint")
-    parser.add_argument("--family", help="kind of a foreign checkpoint, if it is not recognised")
-    parser.add_argument("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
-    parser.add_argument("--test-features", metavar="TEST.npz", default="")
-    parser.add_argument("--results", metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
-    sys.exit(run_tool(parser, main))
+    sys.exit(run_tool(parser(), main))

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,12 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import Stopped, run_tool, say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text, write_text
+from momentum_transfer.shipped import started, typed, workplace
 
 BACKBONES = ("momentum2_digits", "random_digits")
 LOWSHOT = "configs/smoke/lowshot_digits.yaml"
@@ -83,7 +82,7 @@ def run_chain(output: Path) -> None:
         if key in finished and title != "report":
             say(f"[{number}/{len(chain)}] {title}: done before")
             continue
-        say(f"[{number}/{len(chain)}] {title}\n  $ python {shlex.join(command)}")
+        say(f"[{number}/{len(chain)}] {title}\n  $ {typed(command)}")
         began = time.monotonic()
         _run(command, title)
         finished[key] = round(time.monotonic() - began, 1)
@@ -105,7 +104,8 @@ def _finished(memory: Path) -> dict[str, float]:
 
 
 def _run(command: list[str], title: str) -> None:
-    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, *started(command)], cwd=workplace(), env=environment)
     again = "the finished steps are kept; run the same command again to go on"
     try:
         code = process.wait()
@@ -124,21 +124,26 @@ def _run(command: list[str], title: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Run, or with --dry-run only print, the chain."""
-    output = Path(os.path.relpath(args.output, ROOT))  # the steps run in the repository's root
+    output = Path(os.path.relpath(args.output, workplace()))  # where the steps run
     if args.dry_run:
         for _, command in steps(output):
-            say(f"python {shlex.join(command)}")
+            say(typed(command))
         return
-    os.chdir(ROOT)
+    os.chdir(workplace())
     if args.fresh and output.exists():
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)
     run_chain(output)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--output", default="outputs/quickstart", help="where everything goes (default: %(default)s)")
+    made.add_argument("--fresh", action="store_true", help="delete the output folder first")
+    made.add_argument("--dry-run", action="store_true", help="print the commands only")
+    return made
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", default="outputs/quickstart", help="where everything goes (default: %(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="delete the output folder first")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
-    sys.exit(run_tool(parser, main))
+    sys.exit(run_tool(parser(), main))

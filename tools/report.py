@@ -6,7 +6,6 @@ Writes the HTML page, and beside it the same tables as .md and the cells as .csv
 """
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -15,17 +14,19 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from momentum_transfer.console import run_tool, say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import write_text
-from momentum_transfer.report.markdown import render_markdown
-from momentum_transfer.report.page import make_report, render_html
-from momentum_transfer.report.spreadsheet import render_csv
+from momentum_transfer.shipped import typed
 
 
 def main(args: argparse.Namespace) -> None:
     """Read, build, write the three files."""
+    from momentum_transfer.report.markdown import render_markdown  # here, because matplotlib takes a second
+    from momentum_transfer.report.page import make_report, render_html
+    from momentum_transfer.report.spreadsheet import render_csv
+
     out = Path(args.out) if args.out else Path(args.results[0]).parent / "report.html"
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"expected --out to end in .html, found {out}; .md and .csv are written beside it")
-    command = shlex.join(["python", "tools/report.py", *sys.argv[1:]])
+    command = typed(["tools/report.py", *sys.argv[1:]])
     report = make_report(args.results, args.runs, command=command, title=args.title)
     write_text(out, render_html(report))
     write_text(out.with_suffix(".md"), render_markdown(report))
@@ -37,12 +38,15 @@ def main(args: argparse.Namespace) -> None:
     say(f"wrote {out} ({out.stat().st_size / 1e6:.2f} MB), and beside it {out.stem}.md and {out.stem}.csv")
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
+    made.add_argument("--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, pictures, conversion")
+    made.add_argument("--out", metavar="FILE.html", help="default: report.html beside the first results file")
+    made.add_argument("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
+    return made
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
-    parser.add_argument(
-        "--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, pictures, conversion"
-    )
-    parser.add_argument("--out", metavar="FILE.html", help="default: report.html beside the first results file")
-    parser.add_argument("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
-    sys.exit(run_tool(parser, main))
+    sys.exit(run_tool(parser(), main))

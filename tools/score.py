@@ -141,24 +141,25 @@ def _hash_of_files(side: str, files: Iterable[Path]) -> str:
     return sha256_of_text("".join(f"{os.path.relpath(file, start)}\0{sha256_of(file)}\n" for file in files))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("coco", "lvis", "voc", "semantic"))
-    parser.add_argument("ground_truth", metavar="GT", help="annotation JSON; semantic: folder or list of label PNGs")
-    parser.add_argument("predictions", metavar="PREDICTIONS", help="COCO result JSON; semantic: folder or list of PNGs")
-    parser.add_argument("--iou-type", choices=("bbox", "segm"), help="coco and lvis: boxes (default) or masks")
-    parser.add_argument("--max-dets", type=int, help="coco: per image and class (100); lvis: per image (300)")
-    parser.add_argument("--area-from", choices=("file", "mask"),
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("task", choices=("coco", "lvis", "voc", "semantic"))
+    made.add_argument("ground_truth", metavar="GT", help="annotation JSON; semantic: folder or list of label PNGs")
+    made.add_argument("predictions", metavar="PREDICTIONS", help="COCO result JSON; semantic: folder or list of PNGs")
+    made.add_argument("--iou-type", choices=("bbox", "segm"), help="coco and lvis: boxes (default) or masks")
+    made.add_argument("--max-dets", type=int, help="coco: per image and class (100); lvis: per image (300)")
+    made.add_argument("--area-from", choices=("file", "mask"),
                         help="segm: a detection's size from its bbox where there is one (pycocotools; default), "
                         "or from its mask (Detectron2)")  # fmt: skip
-    parser.add_argument("--interpolation", choices=("11-point", "area"),
+    made.add_argument("--interpolation", choices=("11-point", "area"),
                         help="voc: 11-point (default) for 2007, area for 2010 and later")  # fmt: skip
-    parser.add_argument("--classes", help="semantic: number of classes, or a file with one name a line")
-    parser.add_argument("--ignore-label", type=int, help="semantic: label that is left out (255)")
-    parser.add_argument("--absent-classes", choices=("ground-truth", "union"),
+    made.add_argument("--classes", help="semantic: number of classes, or a file with one name a line")
+    made.add_argument("--ignore-label", type=int, help="semantic: label that is left out (255)")
+    made.add_argument("--absent-classes", choices=("ground-truth", "union"),
                         help="semantic: mIoU over classes of the ground truth (default), or of either")  # fmt: skip
-    parser.add_argument("--per-class", action="store_true", help="print a score per class too")
-    parser.add_argument("--results", metavar="FILE", help="default: results.jsonl beside the predictions")
+    made.add_argument("--per-class", action="store_true", help="print a score per class too")
+    made.add_argument("--results", metavar="FILE", help="default: results.jsonl beside the predictions")
     for option, help_text in {
         "--checkpoint": "file or name of the weights that made the predictions, for the records",
         "--network": "teacher or student, for the records",
@@ -166,6 +167,10 @@ if __name__ == "__main__":
         "--protocol": "name of the preset, for the records",
         "--engine": "what made the predictions, for the records",
     }.items():
-        parser.add_argument(option, default="", help=help_text)
-    parser.add_argument("--trial", type=int, default=0, help="which repetition, for the records")
-    sys.exit(run_tool(parser, main))
+        made.add_argument(option, default="", help=help_text)
+    made.add_argument("--trial", type=int, default=0, help="which repetition, for the records")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))

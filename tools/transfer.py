@@ -14,14 +14,15 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import run_tool
 from momentum_transfer.errors import InputError
-from transfer import config
-from transfer.data.check_datasets import check_data
-from transfer.run import Request, run
-from transfer.settings_check import check_settings
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
+    from transfer import config  # here, because torch takes seconds and --help needs none of it
+    from transfer.data.check_datasets import check_data
+    from transfer.run import Request, run
+    from transfer.settings_check import check_settings
+
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
     cfg = config.load(args.config, [*overrides, *args.overrides])
@@ -35,15 +36,20 @@ def main(args: argparse.Namespace) -> None:
     run(cfg, Request(weights, args.results, args.resume, args.eval_only))
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
+    made.add_argument("--weights", help="backbone .pkl, detector .pth, or none (default: MODEL.WEIGHTS)")
+    made.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
+    made.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
+    made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
+    made.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
+    made.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
+    made.add_argument("--check-data", action="store_true", help="only look through data and pictures")
+    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    return made
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
-    parser.add_argument("--weights", help="backbone .pkl, detector .pth, or none (default: MODEL.WEIGHTS)")
-    parser.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
-    parser.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
-    parser.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
-    parser.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
-    parser.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
-    parser.add_argument("--check-data", action="store_true", help="only look through data and pictures")
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
-    sys.exit(run_tool(parser, main))
+    sys.exit(run_tool(parser(), main))

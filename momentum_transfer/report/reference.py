@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.shipped import CONFIGS
 
-#: Where the transcribed tables are, seen from this file.
-REFERENCE_DIR = Path(__file__).resolve().parents[2] / "configs" / "reference"
+#: Where the transcribed tables are.
+REFERENCE_DIR = CONFIGS / "reference"
 
 #: The short name of each paper, as it stands in a published row.
 PAPERS = {"momentum2": "Momentum² Teacher", "rcf": "RCF", "eman": "EMAN"}

@@ -1,4 +1,4 @@
-"""Run the jobs of a suite as processes of this machine (``suite_slurm.py``: as one Slurm job each).
+"""Run the jobs of a suite as processes of this machine (``slurm.py``: as one Slurm job each).
 
 A job that fails stops only those that need it. A killed run goes on where it was: each job remembers its end, and the
 tools themselves resume and skip records that they have written.
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum_transfer.console import Stopped, say, stop_signals
+from momentum_transfer.console import Stopped, say, speaking, stop_signals
+from momentum_transfer.shipped import started, workplace
 from momentum_transfer.suites.lock import end_with_parent
-from momentum_transfer.suites.suite import ROOT, Job
+from momentum_transfer.suites.suite import Job
 
 AGAIN = "finished tasks are kept; run the same command again to go on"
 
@@ -38,8 +39,9 @@ class Outcome:
 def full_command(job: Job, gpus: int) -> list[str]:
     """The command with its interpreter: torchrun for a distributed task on several GPUs, else this Python."""
     if job.task.distributed and gpus > 1:
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", *job.command]
-    return [sys.executable, *job.command]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        return [sys.executable, *torchrun, *started(job.command)]
+    return [sys.executable, *started(job.command)]
 
 
 def start(job: Job, gpus: int, device: int | None = None, lock: int | None = None) -> subprocess.Popen[bytes]:
@@ -59,7 +61,7 @@ def start(job: Job, gpus: int, device: int | None = None, lock: int | None = Non
         log.flush()
         # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            command, cwd=workplace(), env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             pass_fds=() if lock is None else (lock,), preexec_fn=end_with_parent(),
         )  # fmt: skip
 
@@ -71,7 +73,8 @@ def execute(job: Job, gpus: int) -> None:
         RuntimeError: the task failed; so Slurm starts nothing that depends on it.
     """
     began = time.time()
-    outcome = _ended(job, start(job, gpus).wait(), time.time() - began)
+    with speaking():
+        outcome = _ended(job, start(job, gpus).wait(), time.time() - began)
     if not outcome.well:
         raise RuntimeError(f"{job.title}: {outcome.note}, see {job.log}")
 

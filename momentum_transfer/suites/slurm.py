@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.console import Stopped, say, stop_signals
-from momentum_transfer.errors import InputError
+from momentum_transfer.extras import extra
 from momentum_transfer.files import write_text
+from momentum_transfer.shipped import workplace
 from momentum_transfer.suites.local import AGAIN, Outcome, execute, last_line
-from momentum_transfer.suites.suite import ROOT, Job
+from momentum_transfer.suites.suite import Job
 
 #: Remembered for a job that was not started because a needed one had failed.
 NOT_RUN = -1
@@ -31,7 +32,7 @@ def run_slurm(
     Raises:
         Stopped: Ctrl-C or SIGTERM; the submitted jobs go on.
     """
-    submitit = _submitit()
+    submitit = extra("submitit", "Slurm jobs")
     outcomes: dict[str, Outcome] = {}
     handles: dict[str, Any] = {}
     for job in jobs:
@@ -58,14 +59,6 @@ def run_slurm(
     return [outcomes[job.title] for job in jobs]
 
 
-def _submitit() -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        raise InputError("Slurm jobs need submitit: pip install 'momentum-transfer[slurm]'") from error
-    return submitit
-
-
 def _parameters(job: Job, gpus: int, options: dict[str, str], handles: dict[str, Any], cluster: str) -> dict[str, Any]:
     """What submitit's executor is told: the task's own needs, the user's options, and the jobs to wait for."""
     asked = gpus if job.task.distributed else min(gpus, 1)
@@ -78,7 +71,7 @@ def _parameters(job: Job, gpus: int, options: dict[str, str], handles: dict[str,
         parameters["gpus_per_node"] = asked
     if cluster != "slurm":
         return parameters
-    more = {"chdir": str(ROOT), **options}  # from where the job finds this package, and the task its config
+    more = {"chdir": str(workplace()), **options}  # from where the job finds this package, and the task its config
     if before := [handles[need.title].job_id for need in job.needs if need.title in handles]:
         more |= {"dependency": "afterok:" + ":".join(before), "kill-on-invalid-dep": "yes"}
     return {**parameters, "slurm_additional_parameters": more}

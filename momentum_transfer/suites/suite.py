@@ -10,7 +10,9 @@ In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 wei
 folder and ``{results}`` the records of the whole suite. ``needs`` names tasks of the same checkpoint that come before.
 """
 
+import contextlib
 import difflib
+import itertools
 import json
 import re
 import shlex
@@ -23,8 +25,8 @@ import yaml
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text, weights_name, write_text
-
-ROOT = Path(__file__).resolve().parents[2]
+from momentum_transfer.settings import config_files
+from momentum_transfer.shipped import CONFIGS, find_config, tool_file, workplace
 
 #: Weights that are no file: the raw pixels, which only the low-shot evaluations take.
 PIXELS = "pixels"
@@ -108,10 +110,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         InputError: no such file, an unknown key, a need that is no earlier task, an unknown place in a command.
     """
-    path = Path(path)
-    if not path.is_file():
-        known = ", ".join(sorted(p.name for p in (ROOT / "configs" / "suites").glob("*.yaml")))
-        raise InputError(f"suite not found: {path}; configs/suites holds {known}")
+    path = _suite_file(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -122,6 +121,15 @@ def load_suite(path: str | Path) -> Suite:
     for number, entry in enumerate(content["tasks"], start=1):
         tasks.append(_task(entry, f"{path}, task {number}", {task.name for task in tasks}))
     return Suite(str(content.get("name", path.stem)), tuple(tasks), path)
+
+
+def _suite_file(name: str | Path) -> Path:
+    """The file of a suite: a path, or the name of one that ships, with or without ``suites/``."""
+    for spelling in (name, Path("suites", name)):
+        with contextlib.suppress(InputError):
+            return find_config(spelling)
+    known = ", ".join(sorted(file.name for file in (CONFIGS / "suites").glob("*.yaml")))
+    raise InputError(f"suite not found: {name}; configs/suites holds {known}")
 
 
 def _task(entry: Any, where: str, earlier: set[str]) -> Task:
@@ -143,7 +151,7 @@ def _task(entry: Any, where: str, earlier: set[str]) -> Task:
         if place not in _PLACES:
             raise InputError(f"{where}: unknown place {{{place}}}; expected one of {', '.join(_PLACES)}")
     script = shlex.split(task.command)[0]
-    if not (ROOT / script).is_file():
+    if not tool_file(script).is_file():
         raise InputError(f"{where}: the command begins with {script}, which is no file of this repository")
     return task
 
@@ -206,17 +214,14 @@ def _hash_of(weights: str) -> str:
     return sha256_of(file)
 
 
-def _config_hashes(command: Sequence[str]) -> dict[str, str]:
-    """Hash of every YAML file that a command names, and of the files these are based on."""
-    hashes: dict[str, str] = {}
-    waiting = [word for word in command if word.endswith((".yaml", ".yml"))]
-    while waiting:
-        word = waiting.pop()
-        path = Path(word) if Path(word).is_absolute() else ROOT / word
-        if not path.is_file():
-            raise InputError(f"config not found: {word}, which the suite's command `{shlex.join(command)}` names")
-        if word not in hashes:
-            hashes[word] = sha256_of(path)
-            bases = re.findall(r"(?m)^_BASE_:\s*['\"]?([^'\"\s#]+)", path.read_text(encoding="utf-8"))
-            waiting += [str(path.parent / base) for base in bases]
+def _config_hashes(command: Sequence[str]) -> dict[str, list[str]]:
+    """Hashes of every config that a command names, and of the files it is based on."""
+    named = {word for before, word in itertools.pairwise(command) if before == "--config"}
+    named |= {word for word in command if word.endswith((".yaml", ".yml"))}
+    hashes: dict[str, list[str]] = {}
+    for word in sorted(named):
+        try:
+            hashes[word] = [sha256_of(file) for file in config_files(find_config(word, beside=workplace()))]
+        except InputError as error:
+            raise InputError(f"{error}; the suite's command is `{shlex.join(command)}`") from error
     return hashes

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)
+sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ def settings(args: argparse.Namespace, depth: int, size: int) -> Any:
     widths = ["MODEL.RESNETS.STEM_OUT_CHANNELS", "64", "MODEL.RESNETS.RES2_OUT_CHANNELS", "64" if depth < 50 else "256"]
     classes = [word for head in ("ROI_HEADS", "RETINANET", "FCOS") for word in (f"MODEL.{head}.NUM_CLASSES", "10")]
     return config.load(
-        ROOT / "configs/transfer" / f"{args.detector}.yaml",
+        f"transfer/{args.detector}",
         ["MODEL.RESNETS.DEPTH", str(depth), *widths, *classes, "INPUT.MIN_SIZE_TRAIN", f"[{size}]", "INPUT.MASK_FORMAT",
          "bitmask", "MODEL.DEVICE", args.device, *args.overrides],
     )  # fmt: skip

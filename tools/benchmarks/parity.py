@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)
+sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ def settings(detector: str, depth: int, size: int) -> Any:
     channels = "64" if depth < 50 else "256"
     sizes = ["INPUT.MIN_SIZE_TRAIN", f"[{size}]", "INPUT.CROP.SIZE", f"[{size}, {size}]"]
     network = ["MODEL.RESNETS.DEPTH", str(depth), "MODEL.RESNETS.RES2_OUT_CHANNELS", channels]
-    return config.load(ROOT / "configs/transfer" / f"{detector}.yaml", [*SMALL.split(), *sizes, *network])
+    return config.load(f"transfer/{detector}", [*SMALL.split(), *sizes, *network])
 
 
 def samples_of(cfg: Any, size: int) -> list[Sample]:

@@ -24,7 +24,7 @@ from momentum_transfer.settings import load_config
 from pretrain.config import get_cfg
 from pretrain.train import train
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs/smoke/momentum2_digits.yaml"
+CONFIG = "smoke/momentum2_digits"
 FIXED = {"NORM.TEACHER": "MomentumBN", "NORM.ALPHA_SCHEDULE": "constant"}
 TEACHERS: dict[str, dict[str, object]] = {
     "BN": {"NORM.TEACHER": "BN"},

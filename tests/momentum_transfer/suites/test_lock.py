@@ -12,8 +12,10 @@ import pytest
 from momentum_transfer.errors import InputError
 from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.lock import alone
-from momentum_transfer.suites.suite import ROOT, load_suite, plan
+from momentum_transfer.suites.suite import load_suite, plan
 from tests.momentum_transfer.suites.suite_files import words, write_suite, write_weights
+
+ROOT = Path(__file__).resolve().parents[3]
 
 #: What tools/evaluate.py does with a plan, without its report.
 RUNNER = """

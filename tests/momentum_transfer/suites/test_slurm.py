@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.suites.slurm import run_slurm
-from momentum_transfer.suites.suite import ROOT, Job, load_suite, plan
+from momentum_transfer.suites.suite import Job, load_suite, plan
 from tests.momentum_transfer.suites.suite_files import words, write_suite, write_weights
+
+ROOT = Path(__file__).resolve().parents[3]
 
 submitit = pytest.importorskip(
     "submitit", reason="submitit is the extra 'slurm': pip install 'momentum-transfer[slurm]'"

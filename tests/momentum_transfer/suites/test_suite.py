@@ -20,8 +20,10 @@ from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.settings import load_config
 from momentum_transfer.suites.local import full_command, last_line, run_local
-from momentum_transfer.suites.suite import ROOT, load_suite, plan
+from momentum_transfer.suites.suite import load_suite, plan
 from tests.momentum_transfer.suites.suite_files import words, write_suite, write_weights
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -173,7 +175,7 @@ def test_missing_weights_and_equal_names_are_refused(tmp_path: Path, weights):
 
 def test_a_missing_config_file_is_refused_before_anything_runs(tmp_path: Path, weights):
     path = write_suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} --config configs/nowhere.yaml"})
-    with pytest.raises(InputError, match=r"config not found: configs/nowhere\.yaml"):
+    with pytest.raises(InputError, match=r"config file not found: configs/nowhere\.yaml"):
         plan(load_suite(path), weights, tmp_path / "out")
 
 
