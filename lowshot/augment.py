@@ -11,6 +11,7 @@ import PIL.Image
 from torch import Tensor
 from torchvision.transforms import v2
 
+from lowshot.rand_augment import RandomLevelAugment
 from momentum_transfer.images.views import MEAN, STD, Normalise
 
 SMALL_SQUARES = ("digits", "cifar10", "cifar100", "stl10")
@@ -29,20 +30,18 @@ def weak_view(dataset: str, size: int) -> Callable[[PIL.Image.Image], Tensor]:
     return view
 
 
-def strong_view(dataset: str, size: int, operations: int = 2) -> Callable[[PIL.Image.Image], Tensor]:
-    """The weak geometry, then RandAugment (arXiv 1909.13719) with n operations of magnitude 10 of 30."""
-    randaugment = v2.RandAugment(num_ops=operations, magnitude=10, num_magnitude_bins=31)
-    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose(
-        [*_geometry(dataset, size), randaugment, Normalise(MEAN, STD)]
-    )
+def strong_view(dataset: str, size: int, levels: str = "eman") -> Callable[[PIL.Image.Image], Tensor]:
+    """The weak geometry, then two random operations; ``levels``: see :mod:`lowshot.rand_augment`."""
+    parts = [*_geometry(dataset, size), RandomLevelAugment(levels), Normalise(MEAN, STD)]
+    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose(parts)
     return view
 
 
 class WeakAndStrong:
     """PIL image -> (weak view, strong view), each with its own geometry."""
 
-    def __init__(self, dataset: str, size: int) -> None:
-        self.weak, self.strong = weak_view(dataset, size), strong_view(dataset, size)
+    def __init__(self, dataset: str, size: int, levels: str = "eman") -> None:
+        self.weak, self.strong = weak_view(dataset, size), strong_view(dataset, size, levels)
 
     def __call__(self, image: PIL.Image.Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

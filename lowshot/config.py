@@ -85,6 +85,7 @@ def _fixmatch() -> CfgNode:
     node.SCHEDULE = "1x"  # or 3x
     node.STUDENT_NORM = ""  # instead of the preset's: BN, SyncBN, GN, IN
     node.TEACHER_NORM = ""  # instead of the preset's: a teacher's normalisation of pretrain/norms/__init__.py
+    node.STRONG_LEVELS = ""  # instead of the preset's: eman, uniform (lowshot/rand_augment.py)
     node.STEPS = 0  # instead of the schedule's epochs
     # 0 means the preset's in the next five, and -1 in the last
     node.UNLABELLED_RATIO = 0

@@ -137,7 +137,8 @@ def fixmatch(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Ite
     node, setting = cfg.FIXMATCH, image_settings.fixmatch_setting(cfg.FIXMATCH, pretrained=source is not None)
     data, build = inputs.labelled_data(cfg, node.WORKERS), inputs.backbone_builder(cfg, source)
     check_image_size(setting.preset, build().architecture, cfg.INPUT.IMAGE_SIZE)
-    views, protocol = WeakAndStrong(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE), image_settings.fixmatch_protocol(node)
+    views = WeakAndStrong(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE, setting.preset.strong_levels)
+    protocol = image_settings.fixmatch_protocol(node)
     for trial in _trials(cfg, "FIXMATCH", protocol, setting.batch_size, data, source, wanted):
         found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, device())
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}

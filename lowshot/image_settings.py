@@ -11,6 +11,7 @@ from lowshot import presets
 from lowshot.checks import check_numbers
 from lowshot.fixmatch import check_preset
 from lowshot.fixmatch_run import FixMatchSetting
+from lowshot.rand_augment import LEVELS
 from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import check_momentum
 
@@ -85,6 +86,9 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
     numbers = ("UNLABELLED_RATIO", "WEIGHT", "THRESHOLD", "MOMENTUM", "BN_MOMENTUM")
     preset = replace(presets.FIXMATCH[node.PRESET], **{key.lower(): node[key] for key in numbers if node[key]})
     preset = replace(preset, **_norms(node))
+    if node.STRONG_LEVELS:
+        presets.chosen("FIXMATCH.STRONG_LEVELS", node.STRONG_LEVELS, list(LEVELS))
+        preset = replace(preset, strong_levels=node.STRONG_LEVELS)
     if node.STATISTICS_MOMENTUM >= 0:
         if preset.teacher != "EMAN":
             raise InputError(f"expected no FIXMATCH.STATISTICS_MOMENTUM, which is EMAN's, for teacher {preset.teacher}")
@@ -120,8 +124,10 @@ def _norms(node: CfgNode) -> dict[str, Any]:
 
 
 def fixmatch_protocol(node: CfgNode) -> str:
-    """The preset and the schedule, for example "eman-1x"; normalisations other than the preset's are named."""
+    """The preset and the schedule, for example "eman-1x"; normalisations and levels other than its own are named."""
     preset, given = presets.FIXMATCH[node.PRESET], _norms(node)
+    if node.STRONG_LEVELS:
+        given["strong_levels"] = node.STRONG_LEVELS
     changed = [f"{key}={norm}" for key, norm in given.items() if norm != getattr(preset, key)]
     return "/".join([f"{node.PRESET}-{node.SCHEDULE}", *changed])
 

@@ -105,6 +105,7 @@ class FixMatchPreset:
         unlabelled_ratio: μ, unlabelled images for a labelled one.
         weight: λ of the unlabelled loss.
         threshold: confidence from which a pseudo-label counts.
+        strong_levels: how the strong view draws the level of each operation, of ``lowshot.rand_augment.LEVELS``.
         nesterov: as FixMatch (its table of hyperparameters); EMAN does not say.
     """
 
@@ -121,6 +122,7 @@ class FixMatchPreset:
     learning_rate: float = 0.03
     pretrained_rate: float = 0.003
     weight_decay: float = 1e-4
+    strong_levels: str = "eman"
     nesterov: bool = True
 
 

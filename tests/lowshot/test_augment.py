@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -5,6 +7,7 @@ import torch
 from torchvision.transforms import v2
 
 from lowshot.augment import WeakAndStrong, strong_view, weak_view
+from lowshot.rand_augment import LEVELS, RandomLevelAugment
 
 SIDE = 16
 #: Dark on the left, bright on the right.
@@ -42,15 +45,17 @@ def test_weak_view_of_a_small_square_holds_the_images_own_values_and_the_strong_
     assert changed > 8  # some operations shift or shear only
 
 
-def test_strong_view_is_randaugment_of_two_operations_of_magnitude_10_of_30():
-    (randaugment,) = (part for part in strong_view("imagefolder", SIDE).transforms if isinstance(part, v2.RandAugment))
-    assert (randaugment.num_ops, randaugment.magnitude, randaugment.num_magnitude_bins) == (2, 10, 31)
-    assert not any(isinstance(part, v2.RandAugment) for part in weak_view("imagefolder", SIDE).transforms)
+@pytest.mark.parametrize("levels", LEVELS)
+def test_strong_view_adds_two_operations_of_random_levels_to_the_weak_one(levels):
+    strong, weak = (build("imagefolder", SIDE) for build in (partial(strong_view, levels=levels), weak_view))
+    (added,) = (part for part in strong.transforms if isinstance(part, RandomLevelAugment))
+    assert (added.count, added.draw_level) == (2, LEVELS[levels])
+    assert [type(part) for part in strong.transforms if part is not added] == [type(part) for part in weak.transforms]
 
 
 def test_weak_and_strong_come_in_that_order_each_with_its_own_geometry():
     views = WeakAndStrong("digits", SIDE)
-    assert not any(isinstance(part, v2.RandAugment) for part in views.weak.transforms)
-    assert any(isinstance(part, v2.RandAugment) for part in views.strong.transforms)
+    assert not any(isinstance(part, RandomLevelAugment) for part in views.weak.transforms)
+    assert any(isinstance(part, RandomLevelAugment) for part in views.strong.transforms)
     views.weak, views.strong = (lambda image: "weak"), (lambda image: "strong")
     assert views(RAMP) == ("weak", "strong")
