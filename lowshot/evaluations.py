@@ -8,7 +8,7 @@ from fvcore.common.config import CfgNode
 from lowshot import knn, retrieval
 from lowshot.devices import device
 from lowshot.features.feature_set import FeatureSet
-from lowshot.neighbours import check_precision, search
+from lowshot.neighbours import search
 from lowshot.score import Score
 from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.errors import InputError
@@ -29,13 +29,14 @@ def check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
     if labels.ndim == 2:
         raise InputError(f"expected one class an image for knn, found multi-hot labels in {name}; use retrieval")
     if not cfg.KNN.PRESETS:
-        raise InputError("expected at least one of eman, dino, majority-K, weighted-K in KNN.PRESETS, found none")
+        raise InputError(
+            "expected at least one of eman, dino, majority-K, weighted-K in KNN.PRESETS, found none; correct the config"
+        )
     check_retrieval(cfg, labels, name)
 
 
 def check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
     """Retrieval scores kNN's presets too, where images have one class."""
-    check_precision(cfg.SEARCH.PRECISION)
     for chosen in cfg.KNN.PRESETS:
         k = knn.preset(chosen).k
         if labels.ndim == 1 and k > len(labels):

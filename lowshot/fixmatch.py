@@ -28,8 +28,22 @@ from lowshot.presets import FixMatchPreset
 from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
 from momentum_transfer.errors import InputError
-from pretrain.norms import Norm, check_norms, commit_pair, pair_norms, set_alpha, use_fused_sync
+from momentum_transfer.ranges import Choice
+from pretrain.norms import (
+    STUDENT_NORMS,
+    TEACHER_NORMS,
+    Norm,
+    check_norms,
+    commit_pair,
+    pair_norms,
+    set_alpha,
+    use_fused_sync,
+)
 from pretrain.teacher import copy_student, shuffled_forward, update_teacher
+
+#: Normalisations that FixMatch's student and teacher may have.
+STUDENTS = tuple(name for name in STUDENT_NORMS if name != "MomentumBN")
+TEACHERS = TEACHER_NORMS
 
 
 @dataclass(frozen=True)
@@ -70,9 +84,8 @@ def unlabelled_loss(strong_logits: Tensor, teacher_logits: Tensor, threshold: fl
 
 def check_preset(preset: FixMatchPreset, pretrained: bool) -> None:
     """Raise :class:`InputError` for normalisations that do not go together or with the weights at the start."""
+    Choice(STUDENTS).require("FIXMATCH.STUDENT_NORM", preset.student)
     check_norms(preset.student, preset.teacher)
-    if preset.student == "MomentumBN":
-        raise InputError("expected FixMatch's student to normalise with BN, SyncBN, GN or IN, found MomentumBN")
     if pretrained and preset.student in ("GN", "IN"):
         raise InputError(
             f"expected --weights scratch for a student that normalises with {preset.student}, found a checkpoint, "

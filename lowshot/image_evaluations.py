@@ -13,7 +13,7 @@ from lowshot import image_settings, inputs
 from lowshot.augment import WeakAndStrong
 from lowshot.devices import device
 from lowshot.evaluations import Wanted
-from lowshot.features.extract import StageFeatures, check_precision, compute
+from lowshot.features.extract import StageFeatures, compute
 from lowshot.finetune import evaluate_finetune
 from lowshot.fixmatch import check_image_size
 from lowshot.fixmatch_run import evaluate_fixmatch
@@ -92,7 +92,6 @@ def linear(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Itera
     node, preset = cfg.LINEAR, image_settings.linear_preset(cfg.LINEAR)
     if node.CACHED and source is None:
         raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
-    check_precision(cfg.FEATURES.PRECISION)
     batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, node.WORKERS)
     network = StageFeatures(inputs.backbone_builder(cfg, source)(), cfg.FEATURES.LAYER).to(device())
     original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}

@@ -1,43 +1,18 @@
-"""Settings of linear, finetune and fixmatch, checked and turned into the plain values that the evaluators take."""
+"""Settings of linear, finetune and fixmatch, turned into the plain values that the evaluators take.
 
-import math
-from collections.abc import Sequence
+Ranges are in ``lowshot/ranges.py``; here is what contradicts each other, or the images.
+"""
+
 from dataclasses import replace
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from lowshot import presets
-from lowshot.checks import check_numbers
 from lowshot.fixmatch import check_preset
 from lowshot.fixmatch_run import FixMatchSetting
 from lowshot.rand_augment import LEVELS
 from momentum_transfer.errors import InputError
-from momentum_transfer.schedules import check_momentum
-
-#: Numbers of which 0 means the preset's, and how large they may be.
-_OPTIONAL = {
-    **dict.fromkeys(("EPOCHS", "BATCH_SIZE", "STEPS", "UNLABELLED_RATIO", "WEIGHT"), math.inf),
-    "THRESHOLD": 1.0,
-}
-
-
-def check_training(name: str, node: CfgNode, known: Sequence[str]) -> None:
-    """Raise :class:`InputError` for settings of the node ``name`` (LINEAR, FINETUNE, FIXMATCH) that no run can have.
-
-    Args:
-        known: the presets.
-    """
-    presets.chosen(f"{name}.PRESET", node.PRESET, known)
-    if node.TRIALS < 1:
-        raise InputError(f"expected {name}.TRIALS of at least 1, found {node.TRIALS}")
-    if node.WORKERS < 0:
-        raise InputError(f"expected {name}.WORKERS of at least 0, found {node.WORKERS}")
-    for key, largest in _OPTIONAL.items():
-        if key in node and not 0 <= node[key] <= largest:
-            limit = f" and at most {largest:g}" if largest < math.inf else ""
-            raise InputError(f"expected {name}.{key} of at least 0 (0 is the preset's){limit}, found {node[key]}")
-    check_numbers(f"{name}.LEARNING_RATES", node.LEARNING_RATES, needed=False)
 
 
 def check_batch(name: str, batch: int, images: int, processes: int) -> None:
@@ -58,7 +33,6 @@ def check_batch(name: str, batch: int, images: int, processes: int) -> None:
 
 def linear_preset(node: CfgNode) -> presets.LinearPreset:
     """What LINEAR asks for."""
-    check_training("LINEAR", node, list(presets.LINEAR))
     preset = presets.LINEAR[node.PRESET]
     rates = tuple(node.LEARNING_RATES) or preset.learning_rates
     return replace(preset, learning_rates=rates, schedule=_lasting(preset.schedule, node.EPOCHS))
@@ -66,7 +40,6 @@ def linear_preset(node: CfgNode) -> presets.LinearPreset:
 
 def finetune_preset(node: CfgNode) -> presets.FinetunePreset:
     """What FINETUNE asks for."""
-    check_training("FINETUNE", node, list(presets.FINETUNE))
     preset = presets.FINETUNE[node.PRESET]
     rates = tuple(node.LEARNING_RATES) or preset.learning_rates
     return replace(preset, learning_rates=rates, epochs=(node.EPOCHS, node.EPOCHS) if node.EPOCHS else preset.epochs)
@@ -78,11 +51,6 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
     Args:
         pretrained: whether the student starts from a checkpoint; the learning rate is then another.
     """
-    check_training("FIXMATCH", node, list(presets.FIXMATCH))
-    presets.chosen("FIXMATCH.SCHEDULE", node.SCHEDULE, list(presets.FIXMATCH_SCHEDULES))
-    check_momentum("FIXMATCH.MOMENTUM", node.MOMENTUM)
-    check_momentum("FIXMATCH.BN_MOMENTUM", node.BN_MOMENTUM)
-    _check_statistics_momentum(node.STATISTICS_MOMENTUM)
     numbers = ("UNLABELLED_RATIO", "WEIGHT", "THRESHOLD", "MOMENTUM", "BN_MOMENTUM")
     preset = replace(presets.FIXMATCH[node.PRESET], **{key.lower(): node[key] for key in numbers if node[key]})
     preset = replace(preset, **_norms(node))
@@ -101,15 +69,6 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
         raise InputError(f"expected one value in FIXMATCH.LEARNING_RATES, found {rates}; nothing is searched here")
     schedule = _lasting(presets.FIXMATCH_SCHEDULES[node.SCHEDULE][node.FRACTION > 0.01], node.EPOCHS)
     return FixMatchSetting(preset, schedule, rates[0], node.BATCH_SIZE or preset.batch_size, node.STEPS or None)
-
-
-def _check_statistics_momentum(value: float) -> None:
-    """As ``check_momentum``, without 0, which would keep the statistics of the first step for ever."""
-    key = "FIXMATCH.STATISTICS_MOMENTUM"
-    if value == 0:
-        raise InputError(f"expected {key} above 0 (1 copies the student's), or -1 for the preset's, found 0")
-    if not value < 0:
-        check_momentum(key, value)
 
 
 def _norms(node: CfgNode) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lowshot.features.feature_set import FeatureSet, chunks
 from lowshot.neighbours import Neighbours
 from lowshot.score import Score
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Words
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,17 @@ class Preset:
 
 
 PRESETS = {"eman": Preset(k=20), "dino": Preset(k=200, temperature=0.07)}
+PRESET_NAME = Words(
+    rf"{'|'.join(PRESETS)}|(majority|weighted)-0*[1-9]\d{{0,8}}", f"of {', '.join(PRESETS)}, majority-K, weighted-K"
+)
 
 
 def preset(name: str) -> Preset:
     """The preset of that name, or an :class:`InputError` that lists them."""
+    PRESET_NAME.require("KNN.PRESETS", name)
     if name in PRESETS:
         return PRESETS[name]
-    kind, _, k = str(name).partition("-")
-    if kind not in ("majority", "weighted") or not k.isdecimal() or int(k) < 1:
-        raise InputError(f"expected KNN.PRESETS of {', '.join(PRESETS)}, majority-K, weighted-K, found {name!r}")
+    kind, _, k = name.partition("-")
     return Preset(int(k), 0.07 if kind == "weighted" else None)
 
 

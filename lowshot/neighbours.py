@@ -15,6 +15,9 @@ from torch import Tensor
 from lowshot.features.feature_set import chunks, normalized
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice
+
+PRECISIONS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def search(
         raise InputError(f"expected 1 ≤ k ≤ {len(database)} (the size of the database), found k = {k}")
     if database.shape[1] != queries.shape[1]:
         raise InputError(f"queries have {queries.shape[1]} features, the database {database.shape[1]}")
-    check_precision(precision)
+    Choice(PRECISIONS).require("SEARCH.PRECISION", precision)
     wanted = torch.from_numpy(normalized(queries)).to(device)
     sizes = (query_chunk, database_chunk)
     if precision == "fp32" or 2 * k > len(database):
@@ -67,12 +70,6 @@ def search(
         say(f"bf16 search: {len(unproven)} of {len(wanted)} queries searched again in fp32")
         values[unproven], rows[unproven], _ = _pass(database, wanted[unproven], k, sizes)
     return Neighbours(values.cpu().numpy(), rows.cpu().numpy())
-
-
-def check_precision(precision: str) -> None:
-    """Raise :class:`InputError` for an unknown one."""
-    if precision not in ("fp32", "bf16"):
-        raise InputError(f"expected SEARCH.PRECISION of fp32, bf16, found {precision!r}")
 
 
 def _pass(

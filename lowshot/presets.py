@@ -5,10 +5,7 @@ m2: Momentum² Teacher (arXiv 2101.07525) sections 3.4, 4.5.1 and 4.6. rcf: Revi
 2208.00275) section 3. eman: EMAN (arXiv 2101.08482) sections 5.2 and 5.3.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from momentum_transfer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -152,9 +149,3 @@ FIXMATCH_SCHEDULES = {
     "1x": (Schedule(50, "step", (0.6, 0.8), 5), Schedule(100, "step", (0.6, 0.8), 5)),
     "3x": (Schedule(150, "cosine", (), 5), Schedule(300, "cosine", (), 5)),
 }
-
-
-def chosen(key: str, name: str, presets: Iterable[str]) -> None:
-    """Raise :class:`InputError` naming the choices if ``name`` is none of them."""
-    if name not in presets:
-        raise InputError(f"expected {key} of {', '.join(presets)}, found {name!r}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import SHARE
 
 
 def class_members(labels: np.ndarray) -> list[np.ndarray]:
@@ -73,8 +74,7 @@ def balanced_fraction(labels: np.ndarray, fraction: float, seed: int) -> np.ndar
 
     A smaller class gives all it has. ``fraction`` 1 is everything.
     """
-    if not 0 < fraction <= 1:
-        raise InputError(f"expected a fraction of labels in (0, 1], found {fraction}")
+    SHARE.require("the fraction of labels", fraction)
     if fraction == 1:
         return np.arange(len(labels))
     members = class_members(labels)

@@ -1,5 +1,19 @@
 """The one exception that a user can cause; everything else is a bug."""
 
+import reprlib
+from typing import Any
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 80, 80, 40
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
+_SHORT.maxlevel = 3
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: its ``repr`` on one line, shortened where it is long or deeply nested."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
 
 class InputError(Exception):
     """Something the user gave is wrong. The message says what was expected, what was found and what to do next.

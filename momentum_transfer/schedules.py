@@ -17,8 +17,6 @@ from fvcore.common.param_scheduler import (
     PolynomialDecayParamScheduler,
 )
 
-from momentum_transfer.errors import InputError
-
 Schedule = Callable[[int], float]
 """A step of the run, from 0 -> factor of the base rate."""
 
@@ -37,20 +35,6 @@ def momentum_at(base: float, progress: float, schedule: str) -> float:
     RCF and EMAN write 1 - m: their momentum .99 -> 1 is base .01 under "cosine", their fixed .999 is .001 "constant".
     """
     return cosine_to_zero(base, progress) if schedule == "cosine" else base
-
-
-def check_momentum(key: str, value: float) -> None:
-    """Raises InputError unless the setting may be the weight of a new value: in [0, 0.5], or 1, which copies.
-
-    What lies between is the share that is kept, as most papers print it (.9, .99, .999), written by mistake.
-    """
-    if 0.5 < value < 1:
-        raise InputError(
-            f"expected {key} as the weight of the new value, in [0, 0.5] or 1, found {value}, which looks like the "
-            f"share that is kept, as papers write it; if so, write {1 - value:.6g}"
-        )
-    if not 0 <= value <= 1:
-        raise InputError(f"expected {key} in [0, 1], found {value}; a momentum is the weight of the new value")
 
 
 def cosine(total: int, end: float = 0.0) -> Schedule:
@@ -130,9 +114,3 @@ def times_warmup(main: Schedule, steps: int, factor: float, method: str = "linea
 def scale_to_batch(value: float, batch_size: int, base_batch_size: int) -> float:
     """value * k for k times the base batch: linear scaling of lr, and the equivalence rule for m_base (section 4.2)."""
     return value * batch_size / base_batch_size
-
-
-def check_choice(key: str, value: str, known: Sequence[str]) -> None:
-    """Raises InputError unless the config key's value is one of the known ones."""
-    if value not in known:
-        raise InputError(f"expected {key} of {', '.join(known)}, found {value!r}; correct the config")

@@ -1,11 +1,11 @@
 """Settings: fvcore CfgNode files with ``_BASE_``, merged onto typed defaults, every mistake named before any work.
 
-``load_config`` serves all three rooms.
+``load_config`` serves all three rooms; what a value may be is in ``momentum_transfer.ranges``.
 """
 
 import copy
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -14,9 +14,12 @@ from typing import Any
 import yaml
 from fvcore.common.config import BASE_KEY, CfgNode
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import sha256_of_text
 from momentum_transfer.shipped import find_config
+
+#: Files that a config may stand on, one upon the other.
+_MOST_BASES = 10
 
 
 def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
@@ -25,8 +28,9 @@ def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[
     ``file`` and ``_BASE_`` are paths, or names of configs that ship, such as ``smoke/momentum2_digits``.
 
     Raises:
-        InputError: the file is missing or no YAML mapping, a key is unknown (of both the nearest names are given), or
-            a value has another type than its default (a whole number is accepted where a float is expected).
+        InputError: the file is missing or no YAML mapping, names a key twice or itself as its base, a key is unknown
+            (of files and keys the nearest names are given), or a value has another type than its default (a whole
+            number is accepted where a float is expected).
     """
     cfg = defaults.clone()
     cfg.defrost()
@@ -59,18 +63,27 @@ def value_of(cfg: CfgNode, key: str) -> Any:
     return reduce(getitem, key.split("."), cfg)
 
 
+def keys_of(cfg: CfgNode, prefix: str = "") -> Iterator[str]:
+    """The dotted key of every setting, sections left out."""
+    for key, value in cfg.items():
+        if isinstance(value, CfgNode):
+            yield from keys_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
 def config_files(file: str | Path) -> list[Path]:
     """The file of a config's name and those of its bases, as far as they go: what its values may come from.
 
     Raises:
         InputError: one of them is missing or no YAML mapping, or a base leads back to itself.
     """
-    return [path for path, _ in _with_bases(find_config(file))]
+    return [path for path, _ in _with_bases(_found(file))]
 
 
 def _read_yaml(file: str | Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for _, content in reversed(_with_bases(find_config(file))):
+    for _, content in reversed(_with_bases(_found(file))):
         _merge(content, merged)
     return merged
 
@@ -80,28 +93,60 @@ def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, 
 
     A base is a path from the folder of the file that names it, or the name of a config that ships.
     """
-    if file.resolve() in derived:
-        raise InputError(f"expected {BASE_KEY} to end at a file without one, found that {file} is its own base")
+    whole = file.resolve()
+    if whole in derived or len(derived) > _MOST_BASES:
+        trail = " -> ".join(str(path) for path in (*derived, whole)[-3:])
+        what = "one that leads back to itself" if whole in derived else f"more than {_MOST_BASES} one upon the other"
+        raise InputError(f"expected {BASE_KEY} files that end, found {what}: {trail}; take one {BASE_KEY} out")
     content = _one_file(file)
-    bases = content.pop(BASE_KEY, [])
+    named = content.pop(BASE_KEY, [])
+    bases = named if isinstance(named, list) else [named]
+    if not all(isinstance(base, str) and base for base in bases):
+        raise InputError(f"expected {BASE_KEY} in {file} to name a file, or a list of them, found {shown(named)}")
     found = [(file, content)]
-    for base in reversed(bases if isinstance(bases, list) else [bases]):
+    for base in reversed(bases):
         try:
-            path = find_config(str(base), beside=file.parent)
+            path = _found(base, beside=file.parent)
         except InputError as error:
             raise InputError(f"{error} ({BASE_KEY} of {file})") from error
-        found += _with_bases(path, (*derived, file.resolve()))
+        found += _with_bases(path, (*derived, whole))
     return found
+
+
+def _found(name: str | Path, beside: Path | None = None) -> Path:
+    try:
+        return find_config(name, beside=beside)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, or ~NOBODY
+        detail = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"expected the name of a config, found {shown(str(name))}: {detail}") from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML as the standard says: a key that a mapping holds twice is an error, where PyYAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key in (pair[0] for pair in node.value if isinstance(pair[0], yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} stands there twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _one_file(file: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        detail = " ".join(str(error).split())
-        raise InputError(f"expected a YAML mapping in {file}, but it cannot be read: {detail}") from error
+        loaded = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
+        detail = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        if isinstance(error, RecursionError):
+            detail = "it is nested too deeply"
+        raise InputError(f"expected a YAML mapping in {file}, but it cannot be read: {detail[:400]}") from error
+    if loaded is None:
+        raise InputError(f"expected a YAML mapping of settings in {file}, found an empty file; write KEY: value lines")
     if not isinstance(loaded, dict):
-        raise InputError(f"expected a YAML mapping of settings in {file}, found {type(loaded).__name__}")
+        raise InputError(
+            f"expected a YAML mapping of settings in {file}, found {type(loaded).__name__}; write KEY: value lines"
+        )
     return loaded
 
 
@@ -130,22 +175,22 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     for section in sections:
         node = node.get(section) if isinstance(node, CfgNode) else None
     if not isinstance(node, CfgNode) or last not in node:
-        known = list(_keys(cfg))
+        known = list(keys_of(cfg))
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
             key.upper(), known, n=1, cutoff=0.0
         )
         raise InputError(f"unknown config key {key} ({where}); the nearest known key is {near[0]}")
     if isinstance(node[last], CfgNode):
         raise InputError(f"{key} ({where}) is a section, not a setting; set one of its keys: {', '.join(node[last])}")
-    node[last] = _coerce(key, CfgNode._decode_cfg_value(value), node[last], where)
+    node[last] = _coerce(key, _decoded(key, value, where), node[last], where)
 
 
-def _keys(cfg: CfgNode, prefix: str = "") -> Iterator[str]:
-    for key, value in cfg.items():
-        if isinstance(value, CfgNode):
-            yield from _keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+def _decoded(key: str, value: Any, where: str) -> Any:
+    """A word of the command line, or of YAML, as the Python value that it spells; else the text itself."""
+    try:
+        return CfgNode._decode_cfg_value(value)
+    except (RecursionError, MemoryError) as error:  # Python's parser, of thousands of brackets
+        raise InputError(f"expected a value of {key} ({where}), found one that is nested too deeply") from error
 
 
 def _coerce(key: str, value: Any, default: Any, where: str) -> Any:
@@ -161,5 +206,5 @@ def _coerce(key: str, value: Any, default: Any, where: str) -> Any:
         return value
     raise InputError(
         f"config key {key} ({where}) expects {type(default).__name__} (default {default!r}), "
-        f"found {type(value).__name__} {value!r}"
+        f"found {type(value).__name__} {shown(value)}"
     )

@@ -14,7 +14,6 @@ from momentum_transfer.images.datasets import LabelledImages, build_dataset
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.views import TwoViewDataset, build_views, eval_transform
 from momentum_transfer.samplers import EndlessBatches, training_loader
-from momentum_transfer.schedules import check_choice
 from pretrain.monitor import EvaluationImages
 from pretrain.plan import Plan
 
@@ -63,7 +62,6 @@ class TrainingBatches:
     """
 
     def __init__(self, cfg: CfgNode, images: LabelledImages, plan: Plan, device: torch.device) -> None:
-        check_choice("DATA.VIEWS_ON", cfg.DATA.VIEWS_ON, ("workers", "device"))
         data = cfg.DATA
         self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
         recipe: dict[str, Any] = {"remove": data.REMOVE, "crop_scale": tuple(data.CROP_SCALE) or None}

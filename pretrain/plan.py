@@ -9,7 +9,8 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.subsets import stretched_epochs
 from momentum_transfer.schedules import learning_rate, scale_to_batch
-from pretrain.methods import WITH_TEACHER, scaled_teacher_momentum
+from pretrain.methods import scaled_teacher_momentum
+from pretrain.ranges import WITH_TEACHER
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
             f"expected SOLVER.BATCH_SIZE divisible by processes x SOLVER.ACCUMULATE = {processes} x "
             f"{solver.ACCUMULATE}, found {batch}; change one of them"
         )
+    _check_batch_statistics(cfg, micro, processes)
     per_epoch = images // batch
     if per_epoch == 0:
         raise InputError(
@@ -67,6 +69,18 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
         warmup=min(round(solver.WARMUP_EPOCHS * per_epoch), steps - 1),
         momentum_base=scaled_teacher_momentum(cfg),
     )
+
+
+def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
+    """Raises InputError where a batch normalisation would see a single image: it has no variance over images."""
+    norms = {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
+    alone = norms - {"GN", "IN"} - ({"SyncBN"} if processes > 1 else set())
+    if micro == 1 and alone and cfg.METHOD.NAME != "random":
+        raise InputError(
+            f"expected at least two images for each forward of {' and '.join(sorted(alone))}, found one: "
+            f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} over {processes} processes x SOLVER.ACCUMULATE "
+            f"{cfg.SOLVER.ACCUMULATE}; raise SOLVER.BATCH_SIZE, or normalise with GN"
+        )
 
 
 def learning_rate_at(plan: Plan, cfg: CfgNode, step: int) -> float:

@@ -28,8 +28,8 @@ from pretrain.monitor import non_finite_tensors, shuffled_subset
 from pretrain.optimizers import set_learning_rate
 from pretrain.pipeline import Batch, evaluation_images
 from pretrain.plan import learning_rate_at
+from pretrain.ranges import check_settings
 from pretrain.run import Run, device_of, distribute, prepare
-from pretrain.settings_check import check_settings
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -22,11 +22,11 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from fvcore.common.config import CfgNode
 
 from lowshot import inputs
-from lowshot.checks import check_settings
 from lowshot.config import get_cfg
 from lowshot.devices import device
 from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
 from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
+from lowshot.ranges import check_settings
 from lowshot.score import Score
 from momentum_transfer import distributed
 from momentum_transfer import records as results

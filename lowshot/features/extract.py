@@ -22,8 +22,10 @@ from lowshot.features.feature_set import FeatureSet, check
 from momentum_transfer import distributed
 from momentum_transfer.console import say, track
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice
 
 PRECISIONS = ("bf16", "fp32")
+LAYERS = ("pooled", "res2", "res3", "res4", "res5")
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,9 @@ class StageFeatures(nn.Module):
         layer: "pooled" (the average of res5) or "res2" … "res5".
     """
 
-    LAYERS = ("pooled", "res2", "res3", "res4", "res5")
-
     def __init__(self, backbone: nn.Module, layer: str = "pooled") -> None:
         super().__init__()
-        if layer not in self.LAYERS:
-            raise InputError(f"expected FEATURES.LAYER of {', '.join(self.LAYERS)}, found {layer!r}")
+        Choice(LAYERS).require("FEATURES.LAYER", layer)
         self.backbone = backbone.eval().requires_grad_(False)
         self.stage = "res5" if layer == "pooled" else layer
 
@@ -101,12 +100,6 @@ class _Transformed(Dataset[Tensor]):
         return len(self.dataset)
 
 
-def check_precision(precision: str) -> None:
-    """Raise :class:`InputError` for an unknown one."""
-    if precision not in PRECISIONS:
-        raise InputError(f"expected FEATURES.PRECISION of {', '.join(PRECISIONS)}, found {precision!r}")
-
-
 def extract(
     source: Source,
     dataset: Any,
@@ -130,7 +123,7 @@ def extract(
     Raises:
         InputError: an entry of that key was made with other settings, or the features are not finite.
     """
-    check_precision(about.precision)
+    Choice(PRECISIONS).require("FEATURES.PRECISION", about.precision)
     entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
     if distributed.any_rank(not entry.complete, torch.device(device)):
         with entry.locked():

@@ -20,7 +20,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from lowshot.checks import check_numbers
 from lowshot.features.feature_set import FeatureSet, chunks, normalized
 from lowshot.score import Score
 from lowshot.splits import draw_classes, draw_shots, set_aside
@@ -28,6 +27,7 @@ from lowshot.svm.batched import fit_batched
 from lowshot.svm.liblinear import fit_liblinear
 from lowshot.svm.problem import LinearClassifiers, signed_targets
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import COUNT, POSITIVE, Choice, Many
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ Solver = Callable[[np.ndarray, np.ndarray, Sequence[float], float], LinearClassi
 
 #: name -> what records call the engine
 SOLVERS = {"batched": "torch", "liblinear": "scikit-learn"}
+SELECT_C = ("heldout", "test")
+SHOTS, COSTS = Many(COUNT, least=1), Many(POSITIVE, least=1)
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,11 @@ class LowShot:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("SVM.PROTOCOL", self.protocol, tuple(PROTOCOLS)),
-            ("SVM.SELECT_C", self.select_c, ("heldout", "test")),
-            ("SVM.SOLVER", self.solver, tuple(SOLVERS)),
-        ):
-            if value not in known:
-                raise InputError(f"expected {name} of {', '.join(known)}, found {value!r}")
-        check_numbers("SVM.SHOTS", self.shots, whole=True)
-        check_numbers("SVM.COSTS", self.costs)
+        Choice(PROTOCOLS).require("SVM.PROTOCOL", self.protocol)
+        Choice(SELECT_C).require("SVM.SELECT_C", self.select_c)
+        Choice(SOLVERS).require("SVM.SOLVER", self.solver)
+        SHOTS.require("SVM.SHOTS", self.shots)
+        COSTS.require("SVM.COSTS", self.costs)
 
 
 def scores(

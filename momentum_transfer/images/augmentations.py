@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice, Many
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,8 @@ def recipe_augmentations(
     Raises:
         InputError: an unknown name, or a crop scale outside 0..1.
     """
-    if recipe not in RECIPES:
-        raise InputError(f"expected a view recipe among {', '.join([*RECIPES, 'digits'])}, found {recipe!r}")
-    unknown = [name for name in remove if name not in REMOVALS]
-    if unknown:
-        raise InputError(f"expected removals among {', '.join(REMOVALS)}, found {', '.join(unknown)}")
+    Choice(RECIPES).require("the recipe of views", recipe)
+    Many(Choice(REMOVALS)).require("what is removed from it", list(remove))
     changes: dict[str, Any] = {REMOVALS[name]: 0.0 for name in remove}
     if crop_scale is not None:
         if not 0 < crop_scale[0] <= crop_scale[1] <= 1:

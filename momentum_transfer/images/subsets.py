@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.labelled_images import LabelledImages
+from momentum_transfer.ranges import SHARE
 
 
 class Selected:
@@ -73,8 +74,7 @@ def select(
         InputError: a fraction outside (0, 1], an incomplete taxonomy.
     """
     for what, value in (("class", class_fraction), ("sample", sample_fraction), ("long-tail", long_tail)):
-        if not 0 < value <= 1:
-            raise InputError(f"expected a {what} fraction in (0, 1], found {value}")
+        SHARE.require(f"the {what} fraction", value)
     indices = np.arange(len(dataset), dtype=np.int64)
     labels, classes = dataset.labels, dataset.classes
     if class_fraction < 1:

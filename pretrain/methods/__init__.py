@@ -9,8 +9,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
-from momentum_transfer.errors import InputError
-from momentum_transfer.schedules import MOMENTUM_SCHEDULES, check_choice, check_momentum, scale_to_batch
+from momentum_transfer.schedules import scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
 from pretrain.methods.byol import BYOL
 from pretrain.methods.moco import MoCo
@@ -19,9 +18,8 @@ from pretrain.methods.random import RandomBackbone
 from pretrain.methods.simsiam import SimSiam
 from pretrain.methods.student_teacher import Branch, TeacherRule
 from pretrain.methods.supervised import Classifier, Supervised
-from pretrain.norms import POLICIES, Norm, check_norms
-
-WITH_TEACHER = ("momentum2", "byol", "moco")
+from pretrain.norms import Norm
+from pretrain.ranges import check_settings
 
 
 class Method(Protocol):
@@ -56,22 +54,6 @@ def scaled_teacher_momentum(cfg: CfgNode) -> float:
     if not cfg.TEACHER.SCALE_MOMENTUM:
         return base
     return min(scale_to_batch(base, cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.BASE_BATCH_SIZE), 1.0)
-
-
-def check_teacher(cfg: CfgNode) -> None:
-    """Raises InputError for a normalisation, schedule or momentum without meaning."""
-    check_norms(cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else None)
-    check_choice("TEACHER.MOMENTUM_SCHEDULE", cfg.TEACHER.MOMENTUM_SCHEDULE, MOMENTUM_SCHEDULES)
-    check_choice("TEACHER.MOVES", cfg.TEACHER.MOVES, ("before", "after"))
-    check_choice("NORM.ALPHA_SCHEDULE", cfg.NORM.ALPHA_SCHEDULE, MOMENTUM_SCHEDULES)
-    check_choice("NORM.POLICY", cfg.NORM.POLICY, POLICIES)
-    check_momentum("TEACHER.MOMENTUM_BASE", cfg.TEACHER.MOMENTUM_BASE)
-    check_momentum("NORM.STUDENT_MOMENTUM", cfg.NORM.STUDENT_MOMENTUM)
-    check_momentum("NORM.PROXY_MOMENTUM", cfg.NORM.PROXY_MOMENTUM)
-    if not cfg.NORM.STATISTICS_MOMENTUM < 0:  # negative: that of the weights
-        check_momentum("NORM.STATISTICS_MOMENTUM", cfg.NORM.STATISTICS_MOMENTUM)
-    if not 0 <= cfg.NORM.ALPHA_BASE <= 1:
-        raise InputError(f"expected NORM.ALPHA_BASE in [0, 1], found {cfg.NORM.ALPHA_BASE}; it weighs the batch")
 
 
 def _rule(cfg: CfgNode) -> TeacherRule:
@@ -113,10 +95,6 @@ def _byol(cfg: CfgNode, num_classes: int) -> nn.Module:
 
 def _moco(cfg: CfgNode, num_classes: int) -> nn.Module:
     moco = cfg.MOCO
-    if moco.TEACHER_PREDICTOR and not moco.PREDICTOR:
-        raise InputError("expected MOCO.PREDICTOR True under MOCO.TEACHER_PREDICTOR: the teacher's is a copy of it")
-    if moco.QUEUE < 1 or moco.TEMPERATURE <= 0:
-        raise InputError(f"expected a queue and a temperature above 0, found {moco.QUEUE} and {moco.TEMPERATURE}")
     return MoCo(
         *_branches(cfg, moco.PREDICTOR, moco.TEACHER_PREDICTOR),
         _rule(cfg),
@@ -170,6 +148,5 @@ def build_method(cfg: CfgNode, num_classes: int) -> nn.Module:
     Raises:
         InputError: an unknown name, or settings that contradict each other.
     """
-    check_choice("METHOD.NAME", cfg.METHOD.NAME, tuple(METHODS))
-    check_teacher(cfg)
+    check_settings(cfg)
     return METHODS[cfg.METHOD.NAME](cfg, num_classes)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice
 from pretrain.norms.batch_norm import (
     BatchNorm,
     ShuffleBatchNorm,
@@ -100,12 +101,10 @@ def check_norms(student: str, teacher: str | None) -> None:
     Raises:
         InputError: an unknown name, or a teacher that takes its statistics from a student that keeps none.
     """
-    if student not in STUDENT_NORMS:
-        raise InputError(f"expected NORM.STUDENT of {', '.join(STUDENT_NORMS)}, found {student!r}; correct the config")
+    Choice(STUDENT_NORMS).require("NORM.STUDENT", student)
     if teacher is None:
         return
-    if teacher not in TEACHER_NORMS:
-        raise InputError(f"expected NORM.TEACHER of {', '.join(TEACHER_NORMS)}, found {teacher!r}; correct the config")
+    Choice(TEACHER_NORMS).require("NORM.TEACHER", teacher)
     if teacher in FOLLOWS_STUDENT and student in ("GN", "IN"):
         raise InputError(
             f"expected a student with running statistics under NORM.TEACHER {teacher}, found NORM.STUDENT {student}; "

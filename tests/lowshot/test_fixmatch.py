@@ -262,8 +262,8 @@ def test_shuffle_bn_alone_is_bn():
     ("change", "pretrained", "message"),
     [
         ({"teacher": "best"}, False, "expected NORM.TEACHER of BN, SyncBN, ShuffleBN"),
-        ({"student": "LN"}, False, "expected NORM.STUDENT of BN, SyncBN"),
-        ({"student": "MomentumBN"}, False, "expected FixMatch's student to normalise with"),
+        ({"student": "LN"}, False, "expected FIXMATCH.STUDENT_NORM of BN, SyncBN"),
+        ({"student": "MomentumBN"}, False, "expected FIXMATCH.STUDENT_NORM of BN, SyncBN, GN, IN"),
         ({"student": "GN"}, False, "expected a student with running statistics"),
         ({"student": "GN", "teacher": "GN"}, True, "expected --weights scratch for a student that normalises with GN"),
     ],

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lowshot import linear, presets
+from lowshot import linear
 from lowshot.classifier import accuracy
 from lowshot.features.extract import StageFeatures
 from lowshot.features.feature_set import FeatureSet
@@ -39,8 +39,6 @@ def test_presets_are_those_of_the_papers():
     assert LINEAR["rcf-sgd"] == LinearPreset(Schedule(100, "step", (0.6, 0.8)), (30.0,))
     assert LINEAR["rcf-lars"] == LinearPreset(Schedule(80), (0.8,), 1024, nesterov=True)
     assert LINEAR["eman"] == LinearPreset(Schedule(50, "step", (0.6, 0.8)), (15.0, 30.0, 60.0))
-    with pytest.raises(InputError, match=r"LINEAR\.PRESET of m2, rcf-sgd, rcf-lars, eman, found 'best'"):
-        presets.chosen("LINEAR.PRESET", "best", LINEAR)
 
 
 def test_training_equals_plain_sgd_written_out(tmp_path):

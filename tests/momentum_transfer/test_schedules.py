@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import (
-    check_choice,
     cosine,
     cosine_to_zero,
     learning_rate,
@@ -89,8 +87,3 @@ def test_curves_end_where_they_are_told():
 
 def test_doubling_the_batch_doubles_the_value():
     assert scale_to_batch(0.05, 512, 256) == 0.1
-
-
-def test_unknown_choice_lists_the_known_ones():
-    with pytest.raises(InputError, match=r"expected SOLVER\.SCHEDULE of cosine, step, found 'linear'"):
-        check_choice("SOLVER.SCHEDULE", "linear", ("cosine", "step"))

@@ -60,13 +60,46 @@ def test_wrong_overrides_are_named(defaults, overrides, message):
         ("NAME: [", "cannot be read"),
         ("NAME: !!python/object/apply:os.getcwd []", "cannot be read"),
         ("_BASE_: nowhere.yaml", "nowhere.yaml"),
+        ("NAME: a\nSEED: 1\nNAME: b", "NAME stands there twice .*line 3"),
+        ("SOLVER:\n  MAX_ITER: 1\n  BASE_LR: 2\n  MAX_ITER: 1", "MAX_ITER stands there twice"),
+        ("", "found an empty file"),
+        ("# nothing but a remark", "found an empty file"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("a: " + "{b: " * 5000, "nested too deeply"),
+        ("SEED: '" + "-" * 5000 + "1'", "nested too deeply|expects"),
+        ("_BASE_: wrong.yaml", r"expected _BASE_ files that end, found one that leads back to itself: .*wrong\.yaml"),
+        ('_BASE_: "a\\0b"', "config file not found|null byte"),
+        ("_BASE_: " + "a" * 5000, "File name too long"),
+        ("_BASE_: .", "config file not found"),
+        ("_BASE_: 3", r"expected _BASE_ in .* to name a file, or a list of them, found 3"),
+        ("_BASE_: [3]", "to name a file"),
+        ("NAME: \x07", "cannot be read"),
+        ("A: &a [x, x]\nB: &b [*a, *a]\nSOLVER: {MAX_ITER: [*b, *b]}", "unknown config key A"),
+        ("SOLVER: {MAX_ITER: [&a [1,2],*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]}", r"expects int .* found list .*, \.\.\.\]"),
     ],
 )
 def test_wrong_files_are_named(defaults, tmp_path, text, message):
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as refused:
         load_config(defaults, file)
+    assert len(str(refused.value)) < 1500
+    assert "\n" not in str(refused.value)
+
+
+def test_bases_of_a_list_are_laid_one_over_the_other_and_a_chain_has_an_end(defaults, tmp_path):
+    (tmp_path / "one.yaml").write_text("NAME: one\nSOLVER: {MAX_ITER: 1, BASE_LR: 0.1}\n")
+    (tmp_path / "two.yaml").write_text("SOLVER: {MAX_ITER: 2}\n")
+    (tmp_path / "both.yaml").write_text("_BASE_: [one.yaml, two.yaml]\nAMP: true\n")
+    cfg = load_config(defaults, tmp_path / "both.yaml")
+    assert (cfg.NAME, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR, cfg.AMP) == ("one", 2, 0.1, True)
+    for number in range(20):
+        (tmp_path / f"{number}.yaml").write_text(f"_BASE_: {number + 1}.yaml\n")
+    with pytest.raises(InputError, match="found more than 10 one upon the other"):
+        load_config(defaults, tmp_path / "0.yaml")
+    (tmp_path / "section.yaml").write_text("_BASE_: one.yaml\nNAME: {A: 1}\n")
+    with pytest.raises(InputError, match=r"NAME .*section.yaml"):
+        load_config(defaults, tmp_path / "section.yaml")
 
 
 def test_missing_file_is_named(defaults, tmp_path):

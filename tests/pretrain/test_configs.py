@@ -12,7 +12,7 @@ from momentum_transfer.settings import load_config
 from pretrain.config import get_cfg
 from pretrain.methods import build_method
 from pretrain.plan import make_plan
-from pretrain.settings_check import check_settings
+from pretrain.ranges import check_settings
 from pretrain.train import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,8 +1,11 @@
 import pytest
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice, without_rule
+from pretrain.config import get_cfg
+from pretrain.methods import METHODS
 from pretrain.plan import describe, learning_rate_at, make_plan
-from pretrain.settings_check import check_settings
+from pretrain.ranges import RULES, check_settings
 
 
 def test_rates_follow_the_batch_and_are_printed(tiny_cfg):
@@ -45,8 +48,38 @@ def test_a_batch_that_does_not_divide_is_refused(processes, accumulate, tiny_cfg
         make_plan(tiny_cfg({"SOLVER.ACCUMULATE": accumulate}), 800, 800, processes)
 
 
+@pytest.mark.parametrize(
+    ("settings", "processes", "norms"),
+    [
+        ({"SOLVER.BATCH_SIZE": 1}, 1, "BN and MomentumBN"),
+        ({"SOLVER.BATCH_SIZE": 4, "SOLVER.ACCUMULATE": 4, "NORM.STUDENT": "SyncBN"}, 1, "MomentumBN and SyncBN"),
+        ({"SOLVER.BATCH_SIZE": 2, "METHOD.NAME": "simsiam"}, 2, "BN"),
+    ],
+)
+def test_a_batch_normalisation_of_one_image_is_refused(settings, processes, norms, tiny_cfg):
+    with pytest.raises(InputError, match=f"expected at least two images for each forward of {norms}, found one"):
+        make_plan(tiny_cfg(settings), 800, 800, processes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        ({"NORM.STUDENT": "GN", "NORM.TEACHER": "GN"}, 1),
+        ({"METHOD.NAME": "random"}, 1),
+        ({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN", "SOLVER.BATCH_SIZE": 2}, 2),
+    ],
+)
+def test_one_image_a_forward_is_enough_where_no_process_normalises_it_alone(settings, processes, tiny_cfg):
+    assert make_plan(tiny_cfg({"SOLVER.BATCH_SIZE": 1, **settings}), 800, 800, processes).micro_batch == 1
+
+
+def test_every_setting_has_a_rule_and_every_method_is_a_word_of_it():
+    assert without_rule(get_cfg(), RULES) == []
+    assert RULES["METHOD.NAME"] == Choice(METHODS)
+
+
 def test_zero_settings_are_refused(tiny_cfg):
-    with pytest.raises(InputError, match=r"expected RUN.KEEP above 0, found 0"):
+    with pytest.raises(InputError, match=r"RUN.KEEP between 1 and 2147483647 checkpoints, found 0; correct the config"):
         check_settings(tiny_cfg({"RUN.KEEP": 0}))
 
 
@@ -71,27 +104,31 @@ def test_settings_outside_their_range_are_refused(key, value, tiny_cfg):
     ("key", "value", "message"),
     [
         ("SOLVER.ETA", 0.0, "SOLVER.ETA above 0"),
-        ("SOLVER.GAMMA", -1.0, "SOLVER.GAMMA of at least 0"),
-        ("SOLVER.GAMMA", 2.0, "at most 1"),
+        ("SOLVER.GAMMA", -1.0, "SOLVER.GAMMA between 0 and 1, found -1"),
+        ("SOLVER.GAMMA", 2.0, "SOLVER.GAMMA between 0 and 1, found 2"),
         ("SOLVER.BASE_LR", float("nan"), "SOLVER.BASE_LR above 0"),
         ("SOLVER.BASE_LR", float("inf"), "SOLVER.BASE_LR above 0"),
-        ("SOLVER.WEIGHT_DECAY", float("nan"), "SOLVER.WEIGHT_DECAY of at least 0"),
+        ("SOLVER.WEIGHT_DECAY", float("nan"), "SOLVER.WEIGHT_DECAY between 0 and"),
         ("SOLVER.WARMUP_EPOCHS", float("inf"), "SOLVER.WARMUP_EPOCHS"),
         ("NORM.STATISTICS_MOMENTUM", float("nan"), "NORM.STATISTICS_MOMENTUM"),
         ("NORM.STATISTICS_MOMENTUM", 0.9, "the share that is kept, as papers write it; if so, write 0.1"),
         ("TEACHER.MOMENTUM_BASE", 0.996, "the weight of the new value, .* if so, write 0.004"),
         ("NORM.PROXY_MOMENTUM", 0.999, "if so, write 0.001"),
-        ("SOLVER.MILESTONES", [0.9, 0.1], "ascending shares"),
-        ("SOLVER.MILESTONES", [30, 60], "ascending shares"),
-        ("SOLVER.MILESTONES", ["x"], "ascending shares"),
-        ("DATA.REMOVE", [1], "DATA.REMOVE as a list of names"),
+        ("SOLVER.MILESTONES", [0.9, 0.1], "ascending numbers above 0 and below 1 .shares of the run"),
+        ("SOLVER.MILESTONES", [30, 60], "divide epochs by SOLVER.EPOCHS"),
+        ("SOLVER.MILESTONES", ["x"], r"SOLVER.MILESTONES as a list of ascending numbers .* found \['x'\]"),
+        ("DATA.REMOVE", [1], "DATA.REMOVE as a list of words of solarize, blur, grayscale, color_jitter"),
         ("DATA.CROP_SCALE", [[1], [2]], "DATA.CROP_SCALE"),
-        ("DATA.CANVAS", -1, "DATA.CANVAS of at least 0"),
-        ("DATA.MAX_UNREADABLE", -1, "DATA.MAX_UNREADABLE of at least 0"),
-        ("HEAD.PREDICTOR_HIDDEN", -1, "HEAD.PREDICTOR_HIDDEN of at least 0"),
-        ("MODEL.WIDTH", 10**9, "MODEL.WIDTH above 0 and at most 4096"),
-        ("SEED", 10**30, "SEED of at least 0"),
-        ("OUTPUT_DIR", "", "OUTPUT_DIR"),
+        ("DATA.CANVAS", -1, "DATA.CANVAS between 0 and 16384 px .0: twice DATA.IMAGE_SIZE.*found -1"),
+        ("DATA.MAX_UNREADABLE", -1, "DATA.MAX_UNREADABLE between 0"),
+        ("HEAD.PREDICTOR_HIDDEN", -1, "HEAD.PREDICTOR_HIDDEN between 0"),
+        ("MODEL.WIDTH", 10**9, "MODEL.WIDTH between 1 and 4096 channels"),
+        ("SEED", 10**30, "SEED between 0 and 2147483647"),
+        ("OUTPUT_DIR", "", "OUTPUT_DIR as a path"),
+        ("OUTPUT_DIR", "a" * 300, "at most 255 bytes a name"),
+        ("DATA.ROOT", "a\0b", "DATA.ROOT as a path or '' .*no NUL"),
+        ("DATA.CROP_SCALE", [0.9, 0.2], r"DATA.CROP_SCALE \[low, high\]"),
+        ("SOLVER.OPTIMIZER", "adam", "SOLVER.OPTIMIZER of sgd, lars, adamw, found 'adam'; the nearest is adamw"),
     ],
 )
 def test_values_outside_their_range_are_named(key, value, message, tiny_cfg):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lowshot.features.cache import About
-from lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.features.extract import LAYERS, Pixels, Source, StageFeatures, data_hash, extract
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
@@ -217,7 +217,7 @@ def test_unknown_precision_and_layer_are_refused(tmp_path):
         StageFeatures(build_backbone(Architecture("resnet10", 8)), "fc")
 
 
-@pytest.mark.parametrize("layer", StageFeatures.LAYERS)
+@pytest.mark.parametrize("layer", LAYERS)
 def test_stage_features_are_maps_averaged_over_positions(layer):
     backbone = build_backbone(Architecture("resnet10", 8)).eval()
     images = expected()

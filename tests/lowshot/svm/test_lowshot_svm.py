@@ -199,8 +199,8 @@ def test_class_that_every_drawn_image_shows_tells_no_image_from_another(solver):
         ({"protocol": "coco"}, "expected SVM.PROTOCOL of imagenet, inaturalist, voc07, found 'coco'"),
         ({"select_c": "train"}, "expected SVM.SELECT_C of heldout, test"),
         ({"solver": "magic"}, "expected SVM.SOLVER of"),
-        ({"shots": (0,)}, r"positive whole numbers in SVM\.SHOTS, found 0"),
-        ({"costs": (0.0,)}, r"positive numbers in SVM\.COSTS"),
+        ({"shots": (0,)}, r"SVM\.SHOTS as a list of one or more whole numbers .*found \(0,\)"),
+        ({"costs": (0.0,)}, r"SVM\.COSTS as a list of one or more numbers above 0, found"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(arguments, message):
