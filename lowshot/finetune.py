@@ -1,9 +1,8 @@
 """Semi-supervised fine-tuning: backbone and classifier on the labelled images (presets in lowshot/presets.py).
 
 The backbone and the new classifier have learning rates of their own. Several backbone rates are searched on held-out
-labelled images, then the best is used on all. Afterwards the BN statistics are computed again with fixed weights
-(precise BN, arXiv 2105.07576), as Momentum² Teacher section 4.6 asks; every preset does so, since with few labelled
-images the running average has seen little.
+labelled images, then the best is used on all. Under ``recompute`` the BN statistics are then computed again with fixed
+weights (precise BN, arXiv 2105.07576), as Momentum² Teacher section 4.6 does.
 """
 
 from collections.abc import Callable, Iterable
@@ -97,6 +96,7 @@ def _train(
         total=steps_of(schedule.epochs, len(rows), batch),
         folder=folder,
         nesterov=preset.nesterov,
+        weight_decay=preset.weight_decay,
     )
     outer = shared_over_processes(model, device)
 
@@ -109,9 +109,9 @@ def _train(
 
     model.train()
     fit(run, batches, loss_of, f"fine-tuning, backbone rate {rate:g}")
-    count = min(PRECISE_BN_BATCHES, max(1, len(rows) // batch))
-    count = min(count, run.total)
-    recompute_statistics(model, (images.to(device) for images, _ in batches(run.total - count)), count)
+    if preset.recompute:
+        count = min(PRECISE_BN_BATCHES, max(1, len(rows) // batch), run.total)
+        recompute_statistics(model, (images.to(device) for images, _ in batches(run.total - count)), count)
     return model.eval()
 
 

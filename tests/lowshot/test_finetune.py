@@ -34,6 +34,8 @@ def test_presets_are_those_of_the_papers():
     assert eman.schedule(0.01) == eman.schedule(0.1) == Schedule(50, "step", (0.6, 0.8))
     assert (eman.batch_size, eman.learning_rates) == (256, (1e-4, 1e-3, 1e-2))
     assert [eman.rate_of_head(1e-3, fraction) for fraction in (0.01, 0.1)] == [1.0, 0.1]
+    assert (eman.weight_decay, eman.nesterov, eman.recompute) == (1e-4, False, False)
+    assert (m2.weight_decay, m2.nesterov, m2.recompute) == (0.0, True, True)
 
 
 def test_finetuning_learns_and_takes_the_rate_that_does(tmp_path):
@@ -62,7 +64,7 @@ def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path, m
 
     data, rows = Watched(DATA.train, DATA.test, VIEW, VIEW), np.arange(0, 32, 2) + np.arange(16) % 2
     monkeypatch.setattr(finetune, "recompute_statistics", lambda model, images, count: list(images))
-    preset = FinetunePreset((1, 1), (0.01, 0.02), (0.01, 0.01), batch_size=8)
+    preset = FinetunePreset((1, 1), (0.01, 0.02), (0.01, 0.01), batch_size=8, recompute=True)
     evaluate_finetune(data, build, rows, 0.1, preset, 0, tmp_path, CPU)
     # a rate is fitted, its statistics are recomputed on the same images, then it is scored
     assert [kind for kind, _ in asked] == ["train", "train", "held"] * 2 + ["train", "train", "test"]
@@ -72,17 +74,20 @@ def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path, m
     assert fitted | held == asked[6][1] == asked[7][1] == set(rows)
 
 
-def test_statistics_are_recomputed_after_training_and_the_network_scored_in_evaluation_mode(tmp_path, monkeypatch):
+@pytest.mark.parametrize("recompute", [True, False])
+def test_statistics_are_recomputed_where_the_preset_asks_and_the_network_scored_in_evaluation_mode(
+    tmp_path, monkeypatch, recompute
+):
     events = []
-    fit, recompute = finetune.fit, finetune.recompute_statistics
+    fit, compute = finetune.fit, finetune.recompute_statistics
     monkeypatch.setattr(finetune, "fit", lambda *a: (fit(*a), events.append("fitted")))
-    monkeypatch.setattr(finetune, "recompute_statistics", lambda *a: (recompute(*a), events.append(f"{a[2]} batches")))
+    monkeypatch.setattr(finetune, "recompute_statistics", lambda *a: (compute(*a), events.append(f"{a[2]} batches")))
     monkeypatch.setattr(
         finetune, "accuracy", lambda model, *_: events.append(f"training: {model.training}") or accuracy(model, *_)
     )
-    preset = FinetunePreset((2, 2), (0.01,), None, batch_size=8)
+    preset = FinetunePreset((2, 2), (0.01,), None, batch_size=8, recompute=recompute)
     evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, tmp_path, CPU)
-    assert events == ["fitted", "4 batches", "training: False"]
+    assert events == ["fitted", *["4 batches"] * recompute, "training: False"]
 
 
 def test_run_follows_the_preset_and_scales_both_rates_with_the_batch(tmp_path, monkeypatch):
@@ -96,7 +101,7 @@ def test_run_follows_the_preset_and_scales_both_rates_with_the_batch(tmp_path, m
     eman, m2 = 16 / 256, 16 / 1024
     assert rates == [pytest.approx([1e-2 * eman, 1.0 * eman]), pytest.approx([1e-2 * eman, 0.1 * eman]),
                      pytest.approx([0.08 * m2, 0.08 * m2])]  # fmt: skip
-    assert all(run.nesterov for run in runs)
+    assert [(run.nesterov, run.weight_decay) for run in runs] == [(False, 1e-4), (False, 1e-4), (True, 0.0)]
     assert [run.total for run in runs] == [100, 100, 40]
 
 

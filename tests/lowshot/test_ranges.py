@@ -116,6 +116,8 @@ def test_normalisations_are_switches_and_the_protocol_names_them():
     assert (preset.student, preset.teacher) == ("SyncBN", "EMAN")
     assert fixmatch_protocol(node) == "eman-1x/student=SyncBN"
     assert fixmatch_protocol(fixmatch(TEACHER_NORM="EMAN")) == "eman-1x"
+    with pytest.raises(InputError, match=r"expected a preset with a teacher under FIXMATCH\.TEACHER_NORM"):
+        fixmatch_setting(fixmatch(PRESET="fixmatch", TEACHER_NORM="EMAN"), pretrained=False)
 
 
 def test_levels_of_the_strong_view_are_a_switch_and_the_protocol_names_them():
@@ -124,8 +126,6 @@ def test_levels_of_the_strong_view_are_a_switch_and_the_protocol_names_them():
     assert fixmatch_protocol(fixmatch(STRONG_LEVELS="uniform")) == "eman-1x/strong_levels=uniform"
     with pytest.raises(InputError, match=r"expected FIXMATCH\.STRONG_LEVELS of eman, uniform, found '10'"):
         fixmatch_setting(fixmatch(STRONG_LEVELS="10"), pretrained=False)
-    with pytest.raises(InputError, match=r"expected a preset with a teacher under FIXMATCH\.TEACHER_NORM"):
-        fixmatch_setting(fixmatch(PRESET="fixmatch", TEACHER_NORM="EMAN"), pretrained=False)
 
 
 def test_settings_override_the_presets_numbers_and_keep_shares_of_the_schedule():
