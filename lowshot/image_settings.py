@@ -11,7 +11,6 @@ from fvcore.common.config import CfgNode
 from lowshot import presets
 from lowshot.fixmatch import check_preset
 from lowshot.fixmatch_run import FixMatchSetting
-from lowshot.rand_augment import LEVELS
 from momentum_transfer.errors import InputError
 
 
@@ -55,7 +54,6 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
     preset = replace(presets.FIXMATCH[node.PRESET], **{key.lower(): node[key] for key in numbers if node[key]})
     preset = replace(preset, **_norms(node))
     if node.STRONG_LEVELS:
-        presets.chosen("FIXMATCH.STRONG_LEVELS", node.STRONG_LEVELS, list(LEVELS))
         preset = replace(preset, strong_levels=node.STRONG_LEVELS)
     if node.STATISTICS_MOMENTUM >= 0:
         if preset.teacher != "EMAN":

@@ -6,6 +6,7 @@ from lowshot import knn, presets
 from lowshot.features.extract import LAYERS, PRECISIONS
 from lowshot.fixmatch import STUDENTS, TEACHERS
 from lowshot.neighbours import PRECISIONS as SEARCH_PRECISIONS
+from lowshot.rand_augment import LEVELS
 from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.backbones.resnet import DEPTHS, STEMS
 from momentum_transfer.images.datasets import DATASETS
@@ -84,6 +85,7 @@ RULES: dict[str, Rule] = {
     "FIXMATCH.SCHEDULE": Choice(presets.FIXMATCH_SCHEDULES),
     "FIXMATCH.STUDENT_NORM": Choice(("", *STUDENTS)),
     "FIXMATCH.TEACHER_NORM": Choice(("", *TEACHERS)),
+    "FIXMATCH.STRONG_LEVELS": Choice(("", *LEVELS)),
     "FIXMATCH.STEPS": Number(0, whole=True, unit="steps", note="0: the schedule's epochs"),
     "FIXMATCH.UNLABELLED_RATIO": Number(0, whole=True, note=_PRESETS),
     "FIXMATCH.WEIGHT": Number(0, note=_PRESETS),
