@@ -2,6 +2,9 @@
 
 from fvcore.common.config import CfgNode
 
+#: Names of the evaluations: of features (evaluations.py), and those that train on images (image_evaluations.py).
+EVALUATIONS = ("knn", "retrieval", "svm", "linear", "finetune", "fixmatch")
+
 
 def get_cfg() -> CfgNode:
     """Defaults of every evaluation: ImageNet-size images, the protocols of the papers."""

@@ -25,7 +25,7 @@ from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
 
-ImageEvaluation = Callable[[CfgNode, SourceBackbone | None, Wanted], Iterator[list[Score]]]
+ImageEvaluation = Callable[[CfgNode, SourceBackbone | None, inputs.Images, Wanted], Iterator[list[Score]]]
 
 
 def percent(fraction: float) -> str:
@@ -87,42 +87,44 @@ def _trials(
             yield Trial(task, protocol, index, seed, rows, run_folder(cfg, source, task, index, rows))
 
 
-def linear(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
+def linear(cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted) -> Iterator[list[Score]]:
     """Linear evaluation, see lowshot/linear.py."""
     node, preset = cfg.LINEAR, image_settings.linear_preset(cfg.LINEAR)
     if node.CACHED and source is None:
         raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
-    batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, node.WORKERS)
+    batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, images, node.WORKERS)
     network = StageFeatures(inputs.backbone_builder(cfg, source)(), cfg.FEATURES.LAYER).to(device())
     original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     features: FeatureBatches | None = None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
     for trial in _trials(cfg, "LINEAR", protocol, batch, data, source, wanted):
         if features is None:
-            features = _linear_features(cfg, source, network, data)
+            features = _linear_features(cfg, source, images, network, data)
         found = evaluate_linear(features, trial.rows, preset, trial.seed, trial.folder, device(), batch)
         check_frozen(network.backbone, original)
         yield trial.scores({"top1": found.top1, "top5": found.top5}, learning_rate=found.learning_rate)
 
 
 def _linear_features(
-    cfg: CfgNode, source: SourceBackbone | None, network: StageFeatures, data: LabelledData
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, network: StageFeatures, data: LabelledData
 ) -> FeatureBatches:
-    batch = cfg.FEATURES.BATCH_SIZE
+    size = cfg.FEATURES.BATCH_SIZE
     if cfg.LINEAR.CACHED:
-        return from_cache(*inputs.feature_sets(cfg, source), batch=batch)
+        return from_cache(*inputs.feature_sets(cfg, source, images), batch=size)
 
-    def features_of(images: Tensor) -> Tensor:
-        return compute(network, images, cfg.FEATURES.PRECISION, device())
+    def features_of(batch: Tensor) -> Tensor:
+        return compute(network, batch, cfg.FEATURES.PRECISION, device())
 
     dim = features_of(data.plain(data.train[0][0])[None]).shape[1]
-    return from_images(data, features_of, dim, batch)
+    return from_images(data, features_of, dim, size)
 
 
-def finetune(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
+def finetune(
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
+) -> Iterator[list[Score]]:
     """Fine-tuning on the labelled images, see lowshot/finetune.py."""
     node, preset = cfg.FINETUNE, image_settings.finetune_preset(cfg.FINETUNE)
-    batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, node.WORKERS)
+    batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, images, node.WORKERS)
     build = inputs.backbone_builder(cfg, source)
     for trial in _trials(cfg, "FINETUNE", node.PRESET, batch, data, source, wanted):
         found = evaluate_finetune(
@@ -131,10 +133,12 @@ def finetune(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Ite
         yield trial.scores({"top1": found.top1, "top5": found.top5}, learning_rate=found.learning_rate)
 
 
-def fixmatch(cfg: CfgNode, source: SourceBackbone | None, wanted: Wanted) -> Iterator[list[Score]]:
+def fixmatch(
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
+) -> Iterator[list[Score]]:
     """FixMatch and its teachers, see lowshot/fixmatch.py; the student is the result, the teacher stands beside it."""
     node, setting = cfg.FIXMATCH, image_settings.fixmatch_setting(cfg.FIXMATCH, pretrained=source is not None)
-    data, build = inputs.labelled_data(cfg, node.WORKERS), inputs.backbone_builder(cfg, source)
+    data, build = inputs.labelled_data(cfg, images, node.WORKERS), inputs.backbone_builder(cfg, source)
     check_image_size(setting.preset, build().architecture, cfg.INPUT.IMAGE_SIZE)
     views = WeakAndStrong(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE, setting.preset.strong_levels)
     protocol = image_settings.fixmatch_protocol(node)

@@ -1,8 +1,8 @@
 """From settings and a checkpoint to what the evaluators take: data sets, a frozen backbone, features."""
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.files import cache_root, sha256_of, sha256_of_text, weights_name
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
+from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.images.voc_images import VocImages
 from momentum_transfer.settings import config_hash
@@ -49,11 +50,11 @@ def backbone_builder(cfg: CfgNode, source: SourceBackbone | None) -> Callable[[]
     return build
 
 
-def identity(source: SourceBackbone | None, weights: str) -> dict[str, Any]:
-    """What records say about the weights: ``checkpoint`` (name and hash) and ``network``."""
+def identity(source: SourceBackbone | None, weights: str) -> tuple[dict[str, str], str]:
+    """What records say about the weights: the checkpoint's name and hash, and its network."""
     if source is None:
-        return {"checkpoint": {"name": weights, "sha256": sha256_of_text(weights)}, "network": ""}
-    return {"checkpoint": {"name": weights_name(source.path), "sha256": source.sha256}, "network": source.network}
+        return {"name": weights, "sha256": sha256_of_text(weights)}, ""
+    return {"name": weights_name(source.path), "sha256": source.sha256}, source.network
 
 
 def settings_hash(cfg: CfgNode) -> str:
@@ -64,8 +65,24 @@ def settings_hash(cfg: CfgNode) -> str:
     return sha256_of_text(" ".join([config_hash(cfg), *contents]))[:12] if contents else config_hash(cfg)
 
 
-def dataset(cfg: CfgNode, split: str) -> Any:
-    """The labelled images of ``split`` ("TRAIN" or "TEST")."""
+class Images:
+    """The labelled images of one command; each split is opened when it is first asked for, and once."""
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+
+    @cached_property
+    def train(self) -> LabelledImages:
+        """DATASETS.TRAIN."""
+        return _open(self.cfg, "TRAIN")
+
+    @cached_property
+    def test(self) -> LabelledImages:
+        """DATASETS.TEST."""
+        return _open(self.cfg, "TEST")
+
+
+def _open(cfg: CfgNode, split: str) -> LabelledImages:
     data = cfg.DATASETS
     if data.NAME == "voc07":
         return VocImages(data.ROOT, data[split])
@@ -93,7 +110,10 @@ def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
 
 
 def feature_sets(
-    cfg: CfgNode, source: SourceBackbone | None, check_labels: Callable[[np.ndarray, str], None] = lambda *_: None
+    cfg: CfgNode,
+    source: SourceBackbone | None,
+    images: Images,
+    check_labels: Callable[[np.ndarray, str], None] = lambda *_: None,
 ) -> tuple[FeatureSet, FeatureSet]:
     """(train, test) features, from the cache or computed.
 
@@ -104,15 +124,14 @@ def feature_sets(
     data = cfg.DATASETS
     transform = eval_transform(data.NAME, cfg.INPUT.IMAGE_SIZE)
     cache = Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
-    both = {split: dataset(cfg, split) for split in ("TRAIN", "TEST")}
-    check_classes(*both.values())
-    check_labels(both["TRAIN"].labels, f"{data.NAME} {data.TRAIN}")
+    check_classes(images.train, images.test)
+    check_labels(images.train.labels, f"{data.NAME} {data.TRAIN}")
     sets = []
-    for split, images in both.items():
+    for split, part in (("TRAIN", images.train), ("TEST", images.test)):
         drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
         about = About(
             weights=network.weights,
-            data=f"{data.NAME} {data[split]}{drawn} {data_hash(images)}",
+            data=f"{data.NAME} {data[split]}{drawn} {data_hash(part)}",
             transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
             layer=cfg.FEATURES.LAYER if source else PIXELS,
             precision=cfg.FEATURES.PRECISION,
@@ -121,7 +140,7 @@ def feature_sets(
         size, workers = cfg.FEATURES.BATCH_SIZE, cfg.FEATURES.WORKERS
         sets.append(
             extract(
-                network, images, transform, about, cache, name=name, batch_size=size, workers=workers, device=device()
+                network, part, transform, about, cache, name=name, batch_size=size, workers=workers, device=device()
             )
         )
     train, test = sets
@@ -129,11 +148,10 @@ def feature_sets(
     return train, test
 
 
-def labelled_data(cfg: CfgNode, workers: int) -> LabelledData:
+def labelled_data(cfg: CfgNode, images: Images, workers: int) -> LabelledData:
     """Training and test images for classifiers that are trained on images."""
     name, size = cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE
-    train, test = dataset(cfg, "TRAIN"), dataset(cfg, "TEST")
-    return LabelledData(train, test, weak_view(name, size), eval_transform(name, size), workers)
+    return LabelledData(images.train, images.test, weak_view(name, size), eval_transform(name, size), workers)
 
 
 def given_features(train_file: str, test_file: str) -> tuple[FeatureSet, FeatureSet]:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lowshot import inputs
-from lowshot.config import get_cfg
+from lowshot.config import EVALUATIONS, get_cfg
 from lowshot.evaluations import ON_FEATURES
 from lowshot.features.feature_set import FeatureSet
 from lowshot.image_evaluations import ON_IMAGES, percent
@@ -87,8 +87,8 @@ def test_config_runs_on_a_miniature_and_records_what_the_table_asks_for(path, tm
     cfg = load_config(get_cfg(), path, [str(word) for pair in small.items() for word in pair])
     assert cfg.DATASETS.NAME in (*DATASETS, "voc07")
     if command in ON_IMAGES:
-        monkeypatch.setattr(inputs, "dataset", miniature)
-        units = list(ON_IMAGES[command](cfg, None, lambda *_: True))
+        monkeypatch.setattr(inputs, "_open", miniature)
+        units = list(ON_IMAGES[command](cfg, None, inputs.Images(cfg), lambda *_: True))
     else:
         units = list(ON_FEATURES[command](cfg, features(cfg, 1), features(cfg, 2), lambda *_: True))
     found = {(score.task, score.protocol, title) for unit in units for score in unit}
@@ -123,4 +123,7 @@ def test_unknown_key_names_the_nearest():
 
 def test_fraction_is_written_as_percent_and_left_out_when_whole():
     assert [percent(0.01), percent(0.1), percent(1.0), percent(0.005)] == ["/1%", "/10%", "", "/0.5%"]
-    assert set(ON_IMAGES) == {"linear", "finetune", "fixmatch"}
+
+
+def test_every_evaluation_has_its_name_in_the_tool():
+    assert (*ON_FEATURES, *ON_IMAGES) == EVALUATIONS

@@ -9,7 +9,7 @@ import pytest
 from lowshot import image_evaluations
 from lowshot.config import get_cfg
 from lowshot.image_evaluations import run_folder
-from lowshot.inputs import feature_sets, labelled_data, settings_hash
+from lowshot.inputs import Images, feature_sets, labelled_data, settings_hash
 from lowshot.labelled_data import LabelledData, file_names, search_split
 from lowshot.linear import LinearResult
 from momentum_transfer.errors import InputError
@@ -45,7 +45,7 @@ def settings(folder, name="imagefolder"):
 
 @pytest.mark.parametrize("name", ["imagefolder", "filelist"])
 def test_split_file_finds_its_images_by_name(folder, name):
-    data = labelled_data(settings(folder, name), workers=0)
+    data = labelled_data(settings(folder, name), Images(settings(folder, name)), workers=0)
     listing = folder / "10percent.txt"
     listing.write_text("cat_train2.jpeg\nant_train1.jpeg\n")
     rows = data.labelled_rows(0.17, str(listing), 0)
@@ -56,7 +56,7 @@ def test_split_file_finds_its_images_by_name(folder, name):
 def test_split_file_finds_its_images_in_a_long_tail(folder):
     cfg = settings(folder)
     cfg.DATASETS.LONG_TAIL = 0.25
-    data = labelled_data(cfg, workers=0)
+    data = labelled_data(cfg, Images(cfg), workers=0)
     names = file_names(data.train)
     assert len(names) == len(data.train) < 12
     assert all(CLASSES[label] in name for name, label in zip(names, data.train.labels, strict=True))
@@ -80,7 +80,9 @@ def test_split_file_finds_its_images_in_a_long_tail(folder):
 def test_unusable_split_file_is_refused(folder, text, message):
     (folder / "list.txt").write_text(text)
     with pytest.raises(InputError, match=message):
-        labelled_data(settings(folder), workers=0).labelled_rows(0.17, str(folder / "list.txt"), 0)
+        labelled_data(settings(folder), Images(settings(folder)), workers=0).labelled_rows(
+            0.17, str(folder / "list.txt"), 0
+        )
 
 
 def test_split_file_needs_files():
@@ -95,16 +97,16 @@ def test_class_that_only_one_split_has_is_refused_as_it_shifts_the_others(folder
     shutil.rmtree(folder / "val" / "ant")
     listing = folder / "val.txt"
     listing.write_text("".join(line for line in listing.read_text().splitlines(True) if " ant" not in line))
-    for build in (lambda cfg: labelled_data(cfg, 0), lambda cfg: feature_sets(cfg, None)):
+    for build in (lambda cfg: labelled_data(cfg, Images(cfg), 0), lambda cfg: feature_sets(cfg, None, Images(cfg))):
         with pytest.raises(InputError, match="class 0 is 'ant' in the training images and 'bee' in the test images"):
             build(settings(folder, name))
 
 
 def test_classes_may_be_missing_at_the_end_of_the_test_set(folder):
     shutil.rmtree(folder / "val" / "cat")
-    train, test = feature_sets(settings(folder), None)
+    train, test = feature_sets(settings(folder), None, Images(settings(folder)))
     assert (train.num_classes, test.num_classes) == (3, 2)
-    assert len(labelled_data(settings(folder), 0).test) == 8
+    assert len(labelled_data(settings(folder), Images(settings(folder)), 0).test) == 8
 
 
 def test_labels_that_do_not_fit_are_refused():
@@ -146,7 +148,7 @@ def test_an_edited_list_is_another_experiment(folder):
 def test_unreadable_test_image_is_an_error_and_not_replaced(folder):
     (folder / "val" / "bee" / "bee_val1.jpeg").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"at most 0 unreadable images, found 1: .*bee_val1\.jpeg"):
-        feature_sets(settings(folder), None)
+        feature_sets(settings(folder), None, Images(settings(folder)))
 
 
 @pytest.mark.parametrize(("layer", "channels"), [("pooled", 32), ("res4", 16)])
@@ -157,7 +159,7 @@ def test_linear_evaluation_takes_the_layer_that_is_asked_for(folder, monkeypatch
     cfg.LINEAR.BATCH_SIZE, cfg.LINEAR.WORKERS = 4, 0
     scores = LinearResult(1.0, 1.0, 0.1)
     monkeypatch.setattr(image_evaluations, "evaluate_linear", lambda source, *_: dims.append(source.dim) or scores)
-    list(image_evaluations.linear(cfg, None, lambda *_: True))
+    list(image_evaluations.linear(cfg, None, Images(cfg), lambda *_: True))
     assert dims == [channels]
 
 

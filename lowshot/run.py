@@ -1,0 +1,195 @@
+"""One few-label evaluation from settings to records: inputs are read once, what is recorded already is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+from fvcore.common.config import CfgNode
+
+from lowshot import inputs
+from lowshot.config import EVALUATIONS
+from lowshot.devices import device
+from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
+from lowshot.features.feature_set import FeatureSet
+from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
+from lowshot.ranges import check_settings
+from lowshot.score import Score
+from momentum_transfer import distributed
+from momentum_transfer import records as results
+from momentum_transfer.console import say, table
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of_text
+
+Evaluate = Callable[[Wanted], Iterator[list[Score]]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        command: of ``config.EVALUATIONS``, or "features" to compute and keep features alone.
+        weights: a checkpoint, a run's folder, ``inputs.PIXELS`` or ``inputs.SCRATCH``; "" where features are given.
+        which, family: as ``load_backbone`` takes them.
+        features, test_features: files of features made elsewhere.
+        results: where records go (None: OUTPUT_DIR/results.jsonl).
+    """
+
+    command: str
+    weights: str = ""
+    which: str | None = None
+    family: str | None = None
+    features: str = ""
+    test_features: str = ""
+    results: Path | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated, as records name it. checkpoint: name and SHA-256; config: hash of the settings."""
+
+    checkpoint: dict[str, str]
+    network: str
+    dataset: str
+    config: str
+
+    def record(self, score: Score) -> dict[str, Any]:
+        """The line of the results file."""
+        network, details = self.network, dict(score.details)
+        if score.network is not None:  # the checkpoint's network is then only where training began
+            network, details["start_network"] = score.network, self.network
+        return results.make_record(
+            score.task,
+            score.metric,
+            score.value,
+            checkpoint=self.checkpoint,
+            network=network,
+            dataset=self.dataset,
+            config=self.config,
+            protocol=score.protocol,
+            engine=score.engine,
+            trial=score.trial,
+            seed=score.seed,
+            **details,
+        )
+
+
+def run(cfg: CfgNode, request: Request) -> list[Score]:
+    """Evaluate, and append a record for every score as it comes; the new scores.
+
+    Raises:
+        InputError: wrong settings, inputs or targets, before any compute.
+    """
+    check_settings(cfg)
+    file = Path(request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
+    _check_writable(file)
+    with distributed.process_group(device()):
+        subject, evaluate = prepare(cfg, request)
+        alone = request.command in ON_FEATURES  # on features that all processes have made, the first one works alone
+        if alone and not distributed.is_main():
+            return []
+        identity = {"sha256": subject.checkpoint["sha256"], "config": subject.config}
+        identity["start_network" if request.command in SCORES_OWN_NETWORKS else "network"] = subject.network
+
+        def wanted(task: str, protocol: str, trial: int) -> bool:
+            return not results.done(file, task=task, protocol=protocol, trial=trial, **identity)
+
+        new = list(_recorded(evaluate(wanted), file, subject, alone))
+    if request.command != "features":
+        _show(request.command, subject, new, file)
+    return new
+
+
+def _check_writable(file: Path) -> None:
+    """Raise InputError before hours of work if the results file cannot be written."""
+    if not distributed.is_main():
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = not file.exists()
+        with open(file, "ab"):
+            pass
+        if new:
+            file.unlink()  # an evaluation that ends in an error leaves no empty file
+    except OSError as error:
+        raise InputError(f"cannot write results to {file}: {error.strerror}; choose another --results FILE") from error
+
+
+def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
+    """Read weights and open data, once; what records say of them, and the evaluation with its inputs bound."""
+    if request.command not in ("features", *EVALUATIONS):
+        raise InputError(f"expected an evaluation of {', '.join(EVALUATIONS)}, found {request.command!r}")
+    config = inputs.settings_hash(cfg)
+    if request.features or request.test_features:
+        train, test = _given(request)
+        both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
+        subject = Subject({"name": train.name, "sha256": both}, "", test.name, config)
+        return subject, partial(ON_FEATURES[request.command], cfg, train, test)
+    if not request.weights:
+        raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
+    on_images = request.command in ON_IMAGES
+    if request.weights == (inputs.PIXELS if on_images else inputs.SCRATCH):
+        raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
+    source = inputs.load_source(request.weights, request.which, request.family)
+    checkpoint, network = inputs.identity(source, request.weights)
+    title = cfg.DATASETS.TITLE or f"{cfg.DATASETS.NAME} {cfg.DATASETS.TEST}"
+    subject, images = Subject(checkpoint, network, title, config), inputs.Images(cfg)
+    if on_images:
+        return subject, partial(ON_IMAGES[request.command], cfg, source, images)
+    check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything
+    train, test = inputs.feature_sets(cfg, source, images, check)
+    if request.command == "features":
+        say(f"{len(train)} + {len(test)} features of {train.features.shape[1]} numbers")
+        return subject, lambda wanted: iter(())
+    return subject, partial(ON_FEATURES[request.command], cfg, train, test)
+
+
+def _anything(labels: np.ndarray, name: str) -> None:
+    """Features alone are computed for labels of any kind."""
+
+
+def _given(request: Request) -> tuple[FeatureSet, FeatureSet]:
+    """(train, test) features made elsewhere."""
+    if request.command not in ON_FEATURES:
+        raise InputError(f"{request.command} works on images, not on --features; give --weights CHECKPOINT")
+    if request.weights:
+        raise InputError("expected --weights or --features, found both; leave out the one that is not meant")
+    return inputs.given_features(request.features, request.test_features)
+
+
+def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone: bool) -> Iterator[Score]:
+    """Pass scores on, those of one unit of work written to the results file in one go.
+
+    Args:
+        alone: the other processes have left; otherwise all wait until the file says what is done.
+    """
+    for scores in units:
+        if distributed.is_main():
+            results.append(file, [subject.record(score) for score in scores])
+        if not alone:
+            distributed.barrier()
+        yield from scores
+
+
+def _show(command: str, subject: Subject, scores: list[Score], file: Path) -> None:
+    """Print the table of what is new: mean ± standard deviation over trials."""
+    if not scores:
+        say(f"{command}: every score of these weights and settings is in {file} already")
+        return
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for score in scores:
+        metric = f"{score.metric} ({score.network})" if score.network else score.metric
+        groups.setdefault((score.task, metric, score.protocol), []).append(score.value)
+    rows = [
+        (*name, f"{mean(values):.2f}", f"{stdev(values):.2f}" if len(values) > 1 else "", len(values))
+        for name, values in groups.items()
+    ]
+    title = f"{subject.checkpoint['name']} {subject.network} on {subject.dataset}"
+    table(title, ("task", "metric", "protocol", "mean", "std", "trials"), rows)
+    say(f"records appended to {file}")
