@@ -1,16 +1,12 @@
 """The data benchmark runs from its command line and prints a rate for every recipe, part and path."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tools.in_process import run_tool
 
 
 def test_every_row_has_a_rate():
-    command = [sys.executable, "tools/benchmark.py", "data", "--images", "4", "--workers", "0", "--size", "32"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    done = run_tool("benchmark", "data", "--images", 4, "--workers", 0, "--size", 32)
     rates = {match[1]: int(match[2]) for match in re.finditer(r"│ (\w[\w ]*?) +│ +(\d+) │", done.stdout)}
     assert min(rates.values()) > 0
     recipes = {f"{name} 32 px" for name in ("digits", "byol", "rcf", "mocov2", "eman_byol")}

@@ -1,18 +1,15 @@
 """The tools, run as a user runs them: from images to a report, tiny; and what they say of bad input."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from momentum_transfer.records import read
+from tests.tools.in_process import run_tool
 
-ROOT = Path(__file__).resolve().parents[2]
 PRETRAIN = "configs/smoke/momentum2_digits.yaml"
 DETECT = "configs/smoke/mask_rcnn_digits.yaml"
 LOWSHOT = "configs/smoke/lowshot_digits.yaml"
@@ -24,10 +21,8 @@ TINY_DETECTOR = [
 
 
 def run(tool: str, *arguments: object, code: int = 0) -> str:
-    """Run a tool from another folder than the repository's; its output."""
-    command = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    """Run a tool; its output."""
+    done = run_tool(tool, *arguments)
     output = done.stdout + done.stderr
     assert done.returncode == code, output
     if code:

@@ -2,15 +2,13 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from momentum_transfer.records import make_record
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tools.in_process import run_tool
 
 TOOL = """
 import json, sys
@@ -25,8 +23,7 @@ with open(results, "a") as stream:
 
 
 def evaluate(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/evaluate.py", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return run_tool("evaluate", *words)
 
 
 @pytest.fixture

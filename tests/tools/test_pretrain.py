@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
+from tests.tools.in_process import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs/smoke/momentum2_digits.yaml"
@@ -32,7 +33,7 @@ def wait_for(condition, process, seconds=90):
 
 
 def test_a_mistyped_key_is_one_line_and_exit_code_2(tmp_path):
-    done = run("--config", CONFIG, "OUTPUT_DIR", tmp_path / "run", "NORM.TEACHR", "BN")
+    done = run_tool("pretrain", "--config", CONFIG, "OUTPUT_DIR", tmp_path / "run", "NORM.TEACHR", "BN")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [line for line in done.stderr.splitlines() if "NORM.TEACHER" in line]
     assert not (tmp_path / "run").exists()

@@ -1,19 +1,16 @@
 """The report from the command line: three files, exit codes, wrong input in one line."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from momentum_transfer import records as results
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tools.in_process import run_tool
 
 
 def report(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/report.py", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return run_tool("report", *words)
 
 
 @pytest.fixture

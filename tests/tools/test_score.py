@@ -1,7 +1,5 @@
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +7,13 @@ import pytest
 from PIL import Image
 
 from momentum_transfer import records
+from tests.tools.in_process import run_tool
 from tests.transfer.scores.random_sets import coco_set, federated
 from transfer.scores import coco, lvis, semantic, voc
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def run(*arguments: object, code: int = 0) -> str:
-    command = [sys.executable, str(ROOT / "tools" / "score.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    done = run_tool("score", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

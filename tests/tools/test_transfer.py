@@ -1,17 +1,15 @@
 """tools/transfer.py from the command line."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.tools.in_process import run_tool
 from tests.transfer.torchvision_engine.tiny import write_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: object, code: int) -> str:
-    command = [sys.executable, str(ROOT / "tools/transfer.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = run_tool("transfer", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
