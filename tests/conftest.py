@@ -2,14 +2,20 @@
 
 import importlib.util
 import os
+import sys
 
 import pytest
 
 from momentum_transfer.console import speaking
 
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")  # xdist shares cores
+# One thread a process, whatever the shell asks for, here and in every process that a test starts: two numbers of
+# threads round differently, so that bits are compared between equals, and the workers of xdist share the cores.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_name] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as tool_environment sets
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+if "torch" in sys.modules:  # a plugin was first: the variables come too late for it
+    sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,7 +13,7 @@ from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.images.views import eval_transform
 from tests.lowshot.toy_data import bright_or_dark
-from tests.lowshot.two_processes import in_two_processes
+from tests.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
 
@@ -137,7 +137,7 @@ def _recomputed(batches):
 def test_statistics_of_two_processes_are_those_of_one_over_all_batches():
     batches = [torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(seed)) + seed for seed in range(4)]
     alone = _recomputed(batches)
-    for found in in_two_processes(6, _recomputed, batches):
+    for found in in_two_processes(_recomputed, batches):
         assert all(np.allclose(found[name], alone[name], rtol=1e-5, atol=1e-6) for name in alone)
 
 
@@ -150,6 +150,6 @@ def _finetuned(folder):
 
 def test_two_processes_agree_on_the_network_and_its_score(tmp_path):
     """Each normalises with its own half of a batch, as per-GPU BN does, so the score is not exactly one process's."""
-    (top1, weight), (other_top1, other_weight) = in_two_processes(7, _finetuned, tmp_path)
+    (top1, weight), (other_top1, other_weight) = in_two_processes(_finetuned, tmp_path)
     assert top1 == other_top1 > 0.5
     assert np.array_equal(weight, other_weight)

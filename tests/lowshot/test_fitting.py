@@ -11,7 +11,7 @@ from lowshot.fitting import Run, fit
 from lowshot.presets import LinearPreset, Schedule
 from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
-from tests.lowshot.two_processes import in_two_processes
+from tests.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
 
@@ -108,6 +108,6 @@ def _linear(folder):
 
 
 def test_two_processes_train_the_classifier_of_one(tmp_path):
-    first, second = in_two_processes(1, _linear, tmp_path / "two")
+    first, second = in_two_processes(_linear, tmp_path / "two")
     assert np.array_equal(first, second)
     assert np.allclose(first, _linear(tmp_path / "one"), atol=1e-6)

@@ -20,7 +20,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.images.views import eval_transform
 from pretrain.norms import Norm
 from tests.lowshot.toy_data import bright_or_dark
-from tests.lowshot.two_processes import in_two_processes
+from tests.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
 
@@ -388,18 +388,18 @@ def _teacher_weights(folder, preset):
     return {name: tensor.numpy() for name, tensor in state.items() if name.startswith("teacher.")}
 
 
-@pytest.mark.parametrize(("port", "norm"), [(3, "GN"), (4, "SyncBN")])
-def test_two_processes_train_the_teacher_of_one(tmp_path, port, norm):
+@pytest.mark.parametrize("norm", ["GN", "SyncBN"])
+def test_two_processes_train_the_teacher_of_one(tmp_path, norm):
     """Without statistics of a process's own batch, two halves of a batch are the batch."""
     preset = replace(PRESET, student=norm, teacher=norm, threshold=0.0)
     alone = _teacher_weights(tmp_path / "one", preset)
-    for found in in_two_processes(port, _teacher_weights, tmp_path / "two", preset):
+    for found in in_two_processes(_teacher_weights, tmp_path / "two", preset):
         assert all(np.allclose(found[name], alone[name], rtol=1e-3, atol=1e-4) for name in alone)
 
 
 def test_shuffle_bn_draws_the_same_orders_again(tmp_path):
     preset = replace(PRESET, teacher="ShuffleBN", threshold=0.0)
-    once, again = (in_two_processes(port, _teacher_weights, tmp_path / str(port), preset)[0] for port in (10, 11))
+    once, again = (in_two_processes(_teacher_weights, tmp_path / name, preset)[0] for name in ("once", "again"))
     assert all(np.array_equal(once[name], again[name]) for name in once)
 
 
@@ -416,7 +416,7 @@ def _shuffled_statistics(preset):
 
 def test_shuffle_bn_teacher_normalises_images_of_both_processes():
     preset = replace(FIXMATCH["shufflebn"], bn_momentum=1.0)
-    results = in_two_processes(5, _shuffled_statistics, preset)
+    results = in_two_processes(_shuffled_statistics, preset)
     means = [result[0] for result in results]
     own = [result[1] for result in results]
     assert np.allclose(means[0] + means[1], own[0] + own[1], atol=1e-5), "together they saw every image once"

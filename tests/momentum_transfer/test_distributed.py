@@ -41,7 +41,7 @@ def two(tmp_path_factory):
     torch.save(SETTINGS, out / "settings.pt")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(HERE.parent / "pretrain" / "two_processes.py"), str(out), str(out / "settings.pt")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(out / f"rank{rank}.pt") for rank in range(2)], out

@@ -1,7 +1,6 @@
 """The command line as a user runs it: records, resuming, one-line errors."""
 
 import json
-import runpy
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,23 +10,22 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from tests.lowshot.two_processes import in_two_processes
+from tests.tools.in_process import run_tool
+from tests.two_processes import in_two_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "configs" / "smoke" / "lowshot_digits.yaml")
 
 
 @pytest.fixture
-def lowshot(monkeypatch, tmp_path):
+def lowshot(tmp_path):
     """Run tools/lowshot.py with these arguments; results and runs go to tmp_path."""
 
     def run(*arguments):
-        words = ["lowshot.py", *map(str, arguments), "--config", CONFIG, "--results", str(tmp_path / "results.jsonl")]
-        monkeypatch.setattr(sys, "argv", words)
-        monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "tools" / "lowshot.py"), run_name="__main__")
-        return ended.value.code
+        done = run_tool("lowshot", *arguments, "--config", CONFIG, "--results", tmp_path / "results.jsonl")
+        sys.stdout.write(done.stdout)
+        sys.stderr.write(done.stderr)
+        return done.returncode
 
     return run
 
@@ -194,23 +192,17 @@ def test_evaluation_that_ends_in_an_error_leaves_no_results_file(lowshot, npz, t
     assert not (tmp_path / "results.jsonl").exists()
 
 
-def _run_in_a_process(words):
-    sys.argv, sys.path[:0] = words, [str(ROOT / "tools")]
-    try:
-        runpy.run_path(str(ROOT / "tools" / "lowshot.py"), run_name="__main__")
-    except SystemExit as ended:
-        return ended.code
+def _exit_code(*words):
+    return run_tool("lowshot", *words).returncode
 
 
-@pytest.mark.parametrize(
-    ("port", "command", "setting"), [(8, "knn", "KNN.PRESETS=['eman']"), (9, "svm", "SVM.SHOTS=[2]")]
-)
-def test_two_processes_record_what_one_does_and_once(npz, tmp_path, port, command, setting):
+@pytest.mark.parametrize(("command", "setting"), [("knn", "KNN.PRESETS=['eman']"), ("svm", "SVM.SHOTS=[2]")])
+def test_two_processes_record_what_one_does_and_once(npz, tmp_path, command, setting):
     found = []
-    for name, run in (("one", _run_in_a_process), ("two", partial(in_two_processes, port, _run_in_a_process))):
+    for name, run in (("one", _exit_code), ("two", partial(in_two_processes, _exit_code))):
         file = tmp_path / f"{name}.jsonl"
-        words = ["lowshot.py", command, *map(str, npz), "--config", CONFIG, "--results", str(file), *setting.split("=")]
-        assert run(words) in (0, (0, 0))
+        words = [command, *npz, "--config", CONFIG, "--results", file, *setting.split("=")]
+        assert run(*words) in (0, (0, 0))
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         found.append([(line["task"], line["metric"], line["trial"], line["value"]) for line in lines])
     assert found[0] == found[1]

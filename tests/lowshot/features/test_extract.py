@@ -17,7 +17,7 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.views import eval_transform
-from tests.lowshot.two_processes import in_two_processes
+from tests.two_processes import in_two_processes
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = ArrayImages(
@@ -265,7 +265,7 @@ def _extract(cache):
 
 
 def test_two_processes_share_the_images_and_equal_one(tmp_path):
-    results = in_two_processes(2, _extract, tmp_path / "two")
+    results = in_two_processes(_extract, tmp_path / "two")
     alone = run(CountingNetwork(), tmp_path / "one").features
     assert all(np.array_equal(features, alone) for features, _ in results)
     assert sum(seen for _, seen in results) == len(IMAGES) + 1  # and one for the shape

@@ -1,11 +1,7 @@
-"""Two gloo processes under torchrun against one process that does both their parts."""
+"""Two gloo processes with torchrun's environment against one process that does both their parts."""
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,15 +10,14 @@ import torch
 from momentum_transfer import records as results
 from tests.transfer.torchvision_engine.test_semantic import labels_config, write_labels
 from tests.transfer.torchvision_engine.tiny import shapes_config, write_shapes
-from tests.transfer.torchvision_engine.two_processes import FROZEN, RESUMED, STEPS
+from tests.transfer.torchvision_engine.two_processes import FROZEN, RESUMED, STEPS, main
+from tests.two_processes import as_torchrun
 from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_pictures
 from transfer.torchvision_engine.engine import TorchvisionEngine, mapper_of
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.sampling import endless
 from transfer.torchvision_engine.weights import export_state
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +26,7 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("two")
     write_shapes(out / "data")
     write_labels(out / "labels/data")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(HERE / "two_processes.py"), str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    as_torchrun(main, out)
     return out
 
 

@@ -1,9 +1,8 @@
-"""Run by torchrun from test_two_processes.py: trainings by both processes, whole, stopped and resumed, and scored."""
+"""What test_two_processes.py runs in two processes: trainings, whole, stopped and resumed, and a scored one."""
 
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 from momentum_transfer import distributed
@@ -49,7 +48,3 @@ def main(folder: Path) -> None:
     out = str(folder / "scored")
     scored = [*STEPS, "ENGINE", "torchvision", "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "OUTPUT_DIR", out]
     run(shapes_config("mask_rcnn", folder, *scored), Request("none"))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
