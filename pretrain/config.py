@@ -37,6 +37,7 @@ def _add_head_and_teacher(cfg: CfgNode) -> None:
     cfg.NORM.PROXY_MOMENTUM = 0.1  # of TeacherPN
     cfg.NORM.ALPHA_BASE = 1.0  # Momentum BN's weight of the batch
     cfg.NORM.ALPHA_SCHEDULE = "cosine"  # to 0; or constant
+    cfg.NORM.GROUP = 0  # images of one virtual process: BN in groups of so many within a batch; 0: the whole batch
     cfg.NORM.POLICY = "local"  # Momentum BN histories of several processes: local, broadcast, reduce
     cfg.MOCO = CfgNode()
     cfg.MOCO.QUEUE = 65536

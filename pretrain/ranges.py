@@ -65,6 +65,7 @@ RULES: dict[str, Rule] = {
     "NORM.PROXY_MOMENTUM": MOMENTUM,
     "NORM.ALPHA_BASE": Number(0, 1, note="the weight of the batch"),
     "NORM.ALPHA_SCHEDULE": Choice(MOMENTUM_SCHEDULES),
+    "NORM.GROUP": _count(2**24, "images", low=0, note="0: the whole batch"),
     "NORM.POLICY": Choice(POLICIES),
     "MOCO.QUEUE": _count(2**26, "keys"),
     "MOCO.TEMPERATURE": POSITIVE,
@@ -128,5 +129,8 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
     crop, moco = cfg.DATA.CROP_SCALE, cfg.MOCO
     if crop and crop[0] > crop[1]:
         yield f"expected DATA.CROP_SCALE [low, high], found {list(crop)}"
+    micro, rest = divmod(cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.ACCUMULATE)
+    if cfg.NORM.GROUP and not rest and micro % cfg.NORM.GROUP:
+        yield f"expected NORM.GROUP to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP}"
     if cfg.METHOD.NAME == "moco" and moco.TEACHER_PREDICTOR and not moco.PREDICTOR:
         yield "expected MOCO.PREDICTOR True under MOCO.TEACHER_PREDICTOR, found False: the teacher's is a copy of it"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from momentum_transfer import distributed
 from pretrain.norms import FOLLOWS_STUDENT
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "group_mean", "group_var")
 
 
 def _statistics(network: nn.Module) -> dict[str, Tensor]:
@@ -40,6 +40,11 @@ def copy_student(student: nn.Module, teacher: nn.Module) -> None:
     for name, buffer in _statistics(teacher).items():
         if name in theirs:
             buffer.copy_(theirs[name])
+        elif name.rpartition(".")[2] in ("group_mean", "group_var"):  # a student that keeps one set of statistics
+            prefix, dot, last = name.rpartition(".")
+            alone = theirs.get(prefix + dot + last.replace("group", "running"))
+            if alone is not None:
+                buffer.copy_(alone.repeat(len(buffer) // len(alone)))
     teacher.requires_grad_(False)
 
 
@@ -91,22 +96,35 @@ def move_statistics(student: nn.Module, teacher: nn.Module, momentum: float) -> 
         torch._foreach_copy_([pair[0] for pair in copied], [pair[1] for pair in copied])
 
 
-def shuffled_forward(network: nn.Module, images: Tensor) -> Tensor:
+def shuffled_forward(network: nn.Module, images: Tensor, groups: int = 1) -> Tensor:
     """The network on images exchanged at random between processes, outputs brought back in order (MoCo, 3.3).
 
     So every process's BN statistics come from other images than its student sees. Alone it is the plain forward.
 
     Args:
         images: [N, 3, H, W], equally many on every process.
+        groups: virtual processes within this one's batch; they take part like real ones.
 
     Returns:
         [N, D], row i belongs to ``images[i]``.
     """
-    if not distributed.is_distributed():
+    processes = distributed.world_size()
+    if processes * groups == 1:
         return network(images)
-    everyone = distributed.all_gather_tensor(images)  # (world N)x3xHxW
+    everyone = _by_process(distributed.all_gather_tensor(images), processes, groups)  # (world N)x3xHxW
     order = distributed.broadcast(torch.randperm(len(everyone), device=images.device))
-    mine = order.view(distributed.world_size(), -1)[distributed.rank()]
-    outputs = distributed.all_gather_tensor(network(everyone[mine]))  # in shuffled order
-    back = torch.argsort(order).view(distributed.world_size(), -1)[distributed.rank()]
-    return outputs[back]
+    mine = _own_rows(order, processes, groups)
+    outputs = _by_process(distributed.all_gather_tensor(network(everyone[mine])), processes, groups)  # shuffled
+    return outputs[_own_rows(torch.argsort(order), processes, groups)]
+
+
+def _by_process(rows: Tensor, processes: int, groups: int) -> Tensor:
+    """Gathered rows, those of one (virtual) process together; within a batch they lie at g, g + G, g + 2G, …"""
+    if groups == 1:
+        return rows
+    return rows.view(processes, -1, groups, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _own_rows(rows: Tensor, processes: int, groups: int) -> Tensor:
+    """Of indices [world N], those of one (virtual) process together: this process's, in its batch's order [N]."""
+    return rows.view(processes, groups, -1)[distributed.rank()].t().reshape(-1)

@@ -12,7 +12,8 @@ from torch import Tensor
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.files import atomic_path
 
-PAIR_BUFFERS = ("alpha", "pending_mean", "pending_var", "pending_count")  # of Momentum BN; not part of a backbone
+#: What BN layers keep for training: Momentum BN's pair of views, virtual processes. Not part of a backbone.
+PAIR_BUFFERS = ("alpha", "pending_mean", "pending_var", "pending_count", "group_mean", "group_var")
 
 
 def backbone_state(backbone: ResNet) -> dict[str, Tensor]:

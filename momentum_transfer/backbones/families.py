@@ -84,6 +84,7 @@ FAMILIES: tuple[Family, ...] = (
         "momentum-transfer", "this project's checkpoints",
         {STUDENT: (Place("model", "student.backbone."),), TEACHER: (Place("model", "teacher.backbone."),)}, TEACHER,
         {r"\.(alpha|pending_mean|pending_var|pending_count)$": "Momentum BN's training state",
+         r"\.group_(mean|var)$": "statistics of virtual processes",
          r"(^|\.)(projector|predictor|head|fc|classifier|neck)\.": _HEAD,
          **_QUEUE},
         (r"^(student|teacher)\.backbone\.",),

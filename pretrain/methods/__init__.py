@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
 from pretrain.methods.byol import BYOL
@@ -18,7 +20,7 @@ from pretrain.methods.random import RandomBackbone
 from pretrain.methods.simsiam import SimSiam
 from pretrain.methods.student_teacher import Branch, TeacherRule
 from pretrain.methods.supervised import Classifier, Supervised
-from pretrain.norms import Norm
+from pretrain.norms import FOLLOWS_STUDENT, Norm
 from pretrain.ranges import check_settings
 
 
@@ -67,7 +69,27 @@ def _rule(cfg: CfgNode) -> TeacherRule:
         alpha_base=cfg.NORM.ALPHA_BASE,
         alpha_schedule=cfg.NORM.ALPHA_SCHEDULE,
         policy=cfg.NORM.POLICY,
+        groups=virtual_processes(cfg),
     )
+
+
+def virtual_processes(cfg: CfgNode) -> int:
+    """Virtual processes of NORM.GROUP images within one process's micro-batch; 1 where NORM.GROUP is 0.
+
+    Raises:
+        InputError: the micro-batch does not divide into such groups.
+    """
+    size, processes = cfg.NORM.GROUP, distributed.world_size()
+    micro = cfg.SOLVER.BATCH_SIZE // (processes * cfg.SOLVER.ACCUMULATE)
+    if size == 0:
+        return 1
+    if micro % size:
+        raise InputError(
+            f"expected NORM.GROUP to divide the {micro} images of a process's micro-batch (SOLVER.BATCH_SIZE "
+            f"{cfg.SOLVER.BATCH_SIZE} over {processes} processes x SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE}), found "
+            f"{size}; change one of them"
+        )
+    return micro // size
 
 
 def _branch(cfg: CfgNode, norm: Norm, predictor: bool) -> Branch:
@@ -79,9 +101,16 @@ def _branch(cfg: CfgNode, norm: Norm, predictor: bool) -> Branch:
     return Branch(backbone, projector, mlp(head.OUTPUT, hidden, head.OUTPUT, norm.for_vectors) if predictor else None)
 
 
+def _student_norm(cfg: CfgNode) -> Norm:
+    return Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM, groups=virtual_processes(cfg))
+
+
 def _branches(cfg: CfgNode, student_predictor: bool, teacher_predictor: bool) -> tuple[Branch, Branch]:
-    student = Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)
-    teacher = Norm(cfg.NORM.TEACHER, cfg.NORM.STUDENT_MOMENTUM, cfg.NORM.PROXY_MOMENTUM)
+    student = _student_norm(cfg)
+    # A student of SyncBN has one set of statistics, whatever the groups; who follows it takes them.
+    joined = cfg.NORM.TEACHER in FOLLOWS_STUDENT and cfg.NORM.STUDENT == "SyncBN"
+    groups = 1 if joined else student.groups
+    teacher = Norm(cfg.NORM.TEACHER, cfg.NORM.STUDENT_MOMENTUM, cfg.NORM.PROXY_MOMENTUM, groups)
     return _branch(cfg, student, student_predictor), _branch(cfg, teacher, teacher_predictor)
 
 
@@ -111,7 +140,7 @@ def _student_alpha(cfg: CfgNode) -> dict[str, Any]:
 
 
 def _simsiam(cfg: CfgNode, num_classes: int) -> nn.Module:
-    norm = Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)
+    norm = _student_norm(cfg)
     backbone = build_backbone(architecture_of(cfg), norm)
     head = cfg.HEAD
     projector = simsiam_projector(backbone.num_features, head.HIDDEN, head.OUTPUT, norm.for_vectors)
@@ -120,7 +149,7 @@ def _simsiam(cfg: CfgNode, num_classes: int) -> nn.Module:
 
 
 def _supervised(cfg: CfgNode, num_classes: int) -> nn.Module:
-    backbone = build_backbone(architecture_of(cfg), Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM))
+    backbone = build_backbone(architecture_of(cfg), _student_norm(cfg))
     return Supervised(Classifier(backbone, num_classes), **_student_alpha(cfg))
 
 

@@ -39,6 +39,7 @@ class TeacherRule:
         statistics_momentum: EMAN's own momentum for the statistics; None takes the parameters'.
         alpha_base, alpha_schedule: Momentum BN's weight of the batch, in the same two schedules.
         policy: what processes do with their Momentum BN histories, see ``norms.commit_pair``.
+        groups: virtual processes within this one's batch, among which ShuffleBN exchanges images too.
     """
 
     norm: str = "BN"
@@ -49,6 +50,7 @@ class TeacherRule:
     alpha_base: float = 1.0
     alpha_schedule: str = "cosine"
     policy: str = "local"
+    groups: int = 1
 
 
 class StudentTeacher(nn.Module):
@@ -96,7 +98,9 @@ class StudentTeacher(nn.Module):
     @torch.no_grad()
     def targets(self, view: Tensor) -> Tensor:
         """The teacher's embedding [N, D] of a view, without gradient; under ShuffleBN from exchanged batches."""
-        return shuffled_forward(self.teacher, view) if self.rule.norm == "ShuffleBN" else self.teacher(view)
+        if self.rule.norm != "ShuffleBN":
+            return self.teacher(view)
+        return shuffled_forward(self.teacher, view, self.rule.groups)
 
     def commit_statistics(self) -> None:
         """Ends the pair of views for Momentum BN and teacher proxy norm; nothing for the other normalisations."""

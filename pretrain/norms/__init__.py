@@ -50,11 +50,14 @@ class Norm:
         name: of ``STUDENT_NORMS`` or ``TEACHER_NORMS``.
         momentum: of BatchNorm's running statistics, which evaluation and EMAN read.
         proxy_momentum: of the teacher proxy norm's history; EMAN's table 8 alpha = .9 is .1 here.
+        groups: virtual processes within one process's batch, see ``pretrain.norms.batch_norm``; SyncBN joins them, and
+            GN and IN look at one image anyway.
     """
 
     name: str = "BN"
     momentum: float = 0.1
     proxy_momentum: float = 0.1
+    groups: int = 1
 
     def __call__(self, channels: int) -> nn.Module:
         """The layer for feature maps [N, C, H, W]."""
@@ -83,15 +86,15 @@ def _groups(channels: int, at_least: int) -> int:
 
 
 LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {
-    "BN": lambda norm, channels: BatchNorm(channels),
+    "BN": lambda norm, channels: BatchNorm(channels, norm.groups),
     "SyncBN": lambda norm, channels: SyncBatchNorm(channels),
-    "ShuffleBN": lambda norm, channels: ShuffleBatchNorm(channels),
+    "ShuffleBN": lambda norm, channels: ShuffleBatchNorm(channels, norm.groups),
     "GN": lambda norm, channels: nn.GroupNorm(_groups(channels, GROUP_CHANNELS), channels),
     "IN": lambda norm, channels: nn.InstanceNorm2d(channels, affine=True),
-    "EMAN": lambda norm, channels: StudentStatisticsBatchNorm(channels),
-    "StudentPN": lambda norm, channels: StudentStatisticsBatchNorm(channels),
-    "TeacherPN": lambda norm, channels: TeacherProxyBatchNorm(channels, norm.proxy_momentum),
-    "MomentumBN": lambda norm, channels: MomentumBatchNorm(channels),
+    "EMAN": lambda norm, channels: StudentStatisticsBatchNorm(channels, norm.groups),
+    "StudentPN": lambda norm, channels: StudentStatisticsBatchNorm(channels, norm.groups),
+    "TeacherPN": lambda norm, channels: TeacherProxyBatchNorm(channels, norm.proxy_momentum, norm.groups),
+    "MomentumBN": lambda norm, channels: MomentumBatchNorm(channels, groups=norm.groups),
 }
 
 

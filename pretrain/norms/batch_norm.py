@@ -1,5 +1,8 @@
 """Batch normalisations whose statistics are one batch's: plain, over all processes, of shuffled images, of the student.
 
+Virtual processes: with ``groups`` = G a batch of N images is normalised as G processes of N/G images would do it, each
+with its own statistics. Process g holds the images g, g + G, g + 2G, …, as the sampler deals them to real processes.
+
 Shuffling BN: MoCo (arXiv 1911.05722), 3.3. EMAN and student proxy norm: "Exponential Moving Average Normalization"
 (arXiv 2101.08482), eq. 8 and table 8.
 """
@@ -9,7 +12,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum_transfer import distributed
 
@@ -18,22 +20,90 @@ class AnyShapeBatchNorm(nn.BatchNorm2d):
     """Batch normalisation of [N, C], [N, C, L] or [N, C, H, W]: one class for the backbone and for the MLP heads.
 
     A BatchNorm2d, because libraries such as fvcore's precise BN recognise their layers by that type.
+
+    Args:
+        num_features: channels C.
+        groups: virtual processes G within this process's batch. Above 1 there are two more buffers, ``group_mean`` and
+            ``group_var`` [G C]: the running statistics of every virtual process. The first one's are ``running_mean``
+            and ``running_var``, as the first process's are what a run of several saves.
     """
+
+    running_mean: Tensor
+    running_var: Tensor
+    group_mean: Tensor
+    group_var: Tensor
+
+    def __init__(self, num_features: int, groups: int = 1) -> None:
+        super().__init__(num_features)
+        self.groups = groups
+        if groups > 1:
+            self.register_buffer("group_mean", torch.zeros(groups * num_features))
+            self.register_buffer("group_var", torch.ones(groups * num_features))
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected an input [N, C, …], found the shape {tuple(input.shape)}")
 
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Running mean and variance of every virtual process, [G C]; of the only one [C]."""
+        return (self.group_mean, self.group_var) if self.groups > 1 else (self.running_mean, self.running_var)
+
+    def grouped(self, input: Tensor) -> Tensor:
+        """[N, C, …] as [N/G, G C, …]: one channel of one virtual process beside another; no copy of contiguous maps.
+
+        Raises:
+            ValueError: N is not divisible by G.
+        """
+        if self.groups == 1:
+            return input
+        images, channels, *rest = input.shape
+        if images % self.groups:
+            raise ValueError(f"expected images divisible by {self.groups} virtual processes, found {images}")
+        return input.reshape(images // self.groups, self.groups * channels, *rest)
+
+    def ungrouped(self, output: Tensor, like: Tensor) -> Tensor:
+        """The inverse of ``grouped``, in the memory format of ``like``."""
+        if self.groups == 1:
+            return output
+        output = output.view(like.shape)
+        if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
+            output = output.contiguous(memory_format=torch.channels_last)
+        return output
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """gamma and beta for ``grouped`` maps, [G C]."""
+        if self.groups == 1:
+            return self.weight, self.bias
+        return self.weight.repeat(self.groups), self.bias.repeat(self.groups)
+
+    @torch.no_grad()
+    def show_first_group(self) -> None:
+        """Puts the first virtual process's statistics into ``running_mean`` and ``running_var``."""
+        if self.groups > 1:
+            self.running_mean.copy_(self.group_mean[: self.num_features])
+            self.running_var.copy_(self.group_var[: self.num_features])
+
 
 class BatchNorm(AnyShapeBatchNorm):
     """Plain batch normalisation: statistics of this process's batch in training, running statistics in evaluation."""
 
+    def forward(self, input: Tensor) -> Tensor:
+        if self.groups == 1 or not self.training:
+            return super().forward(input)
+        x, (mean, var), (weight, bias) = self.grouped(input), self.statistics(), self.scale_and_shift()
+        output = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=self.momentum or 0.0, eps=self.eps)
+        self.show_first_group()
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return self.ungrouped(output, input)
 
-class ShuffleBatchNorm(AnyShapeBatchNorm):
+
+class ShuffleBatchNorm(BatchNorm):
     """Batch normalisation of a teacher whose images are exchanged between processes before its forward.
 
     The layer itself is plain; the exchange is done once for the whole network by ``teacher.shuffled_forward``, because
-    MoCo shuffles images, not activations. In a single process the shuffled batch is the same set: plain BN.
+    MoCo shuffles images, not activations. In a single process, virtual ones aside, the shuffled batch is the same set:
+    plain BN.
     """
 
 
@@ -42,20 +112,21 @@ class StudentStatisticsBatchNorm(AnyShapeBatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        return F.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
+        if self.groups == 1 or not self.training:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+            )
+        x, (mean, var), (weight, bias) = self.grouped(input), self.statistics(), self.scale_and_shift()
+        return self.ungrouped(F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps), input)
 
 
 class SyncBatchNorm(AnyShapeBatchNorm):
     """Batch normalisation over the batches of all processes, on any backend.
 
     torch's own refuses CPU tensors in a process group, which would leave the distributed run untested there; on CUDA
-    ``use_fused_sync`` puts torch's in its place. Every process must hold equally many elements a channel.
+    ``use_fused_sync`` puts torch's in its place. Every process must hold equally many elements a channel. Virtual
+    processes are synchronised too, so it knows no groups.
     """
-
-    running_mean: Tensor
-    running_var: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or not distributed.is_distributed():
@@ -73,7 +144,7 @@ class SyncBatchNorm(AnyShapeBatchNorm):
             self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum or 0.0)
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked += 1
-        return normalise(input, mean, var, self)
+        return normalise(input, mean, var, self.weight, self.bias, self.eps)
 
 
 def use_fused_sync(module: nn.Module) -> None:
@@ -87,9 +158,9 @@ def use_fused_sync(module: nn.Module) -> None:
                 parent.add_module(name, fused.to(layer.weight.device))
 
 
-def normalise(input: Tensor, mean: Tensor, var: Tensor, layer: _BatchNorm) -> Tensor:
+def normalise(input: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """gamma * (x - mean) / sqrt(var + eps) + beta (eq. 2), differentiable in the statistics too."""
     shape = [1, -1] + [1] * (input.dim() - 2)
-    scale = layer.weight * torch.rsqrt(var + layer.eps)
-    shift = layer.bias - mean * scale
+    scale = weight * torch.rsqrt(var + eps)
+    shift = bias - mean * scale
     return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)

@@ -31,26 +31,25 @@ class PairBatchNorm(AnyShapeBatchNorm):
     Args:
         num_features: channels C.
         alpha: weight of the pair's mean statistics in ``commit``; changed by ``set_alpha``.
+        groups: virtual processes G, each with its own history, see ``pretrain.norms.batch_norm``.
 
-    Buffers beside BatchNorm's: ``alpha`` [], ``pending_mean`` [C], ``pending_var`` [C], ``pending_count`` [].
+    Buffers beside BatchNorm's: ``alpha`` [], ``pending_mean`` [G C], ``pending_var`` [G C], ``pending_count`` [].
     """
 
-    running_mean: Tensor
-    running_var: Tensor
     alpha: Tensor
     pending_mean: Tensor
     pending_var: Tensor
     pending_count: Tensor
 
-    def __init__(self, num_features: int, alpha: float = 1.0) -> None:
-        super().__init__(num_features)
+    def __init__(self, num_features: int, alpha: float = 1.0, groups: int = 1) -> None:
+        super().__init__(num_features, groups)
         self.register_buffer("alpha", torch.tensor(float(alpha)))
-        self.register_buffer("pending_mean", torch.zeros(num_features))
-        self.register_buffer("pending_var", torch.zeros(num_features))
+        self.register_buffer("pending_mean", torch.zeros(groups * num_features))
+        self.register_buffer("pending_var", torch.zeros(groups * num_features))
         self.register_buffer("pending_count", torch.tensor(0.0))
 
     def _record(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the batch's statistics to the pending ones; returns its mean and biased variance [C]."""
+        """Adds the grouped batch's statistics to the pending ones; returns its mean and biased variance [G C]."""
         mean, var = _batch_statistics(input, self.running_mean.dtype)
         count = input.numel() // input.shape[1]
         if count < 2:
@@ -64,7 +63,7 @@ class PairBatchNorm(AnyShapeBatchNorm):
         return mean, var
 
     def normalising_statistics(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and variance [C] that normalise a training batch of these statistics."""
+        """The mean and variance [G C] that normalise a training batch of these statistics."""
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
@@ -73,10 +72,13 @@ class PairBatchNorm(AnyShapeBatchNorm):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
             )
-        mean, var = self.normalising_statistics(*self._record(input))
+        x, (weight, bias) = self.grouped(input), self.scale_and_shift()
+        mean, var = self.normalising_statistics(*self._record(x))
         if mean.requires_grad:  # a student: the gradient runs through the batch's share of the statistics
-            return normalise(input, mean, var, self)
-        return F.batch_norm(input, mean, var, self.weight, self.bias, training=False, eps=self.eps)
+            output = normalise(x, mean, var, weight, bias, self.eps)
+        else:
+            output = F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
+        return self.ungrouped(output, input)
 
 
 class MomentumBatchNorm(PairBatchNorm):
@@ -87,14 +89,15 @@ class MomentumBatchNorm(PairBatchNorm):
     """
 
     def normalising_statistics(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.lerp(self.running_mean, mean, self.alpha), torch.lerp(self.running_var, var, self.alpha)
+        history_mean, history_var = self.statistics()
+        return torch.lerp(history_mean, mean, self.alpha), torch.lerp(history_var, var, self.alpha)
 
 
 class TeacherProxyBatchNorm(PairBatchNorm):
     """Teacher proxy norm (EMAN, table 8): the teacher's own history of previous iterations normalises the batch."""
 
     def normalising_statistics(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        return self.running_mean, self.running_var
+        return self.statistics()
 
 
 def _batch_statistics(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -127,24 +130,37 @@ def commit_pair(layers: Sequence[PairBatchNorm], policy: str = "local") -> None:
     Args:
         layers: as of ``pair_norms``. Layers without pending statistics keep their history.
         policy: "local", each process its own history (the method as published; rank 0's is saved); "broadcast",
-            rank 0's everywhere; "reduce", the mean over processes by one all-reduce of a flat buffer.
+            rank 0's everywhere; "reduce", the mean over processes by one all-reduce of a flat buffer. Virtual processes
+            count as processes.
     """
     if not layers:
         return
     for layer in layers:
         count = layer.pending_count.clamp(min=1)
         weight = layer.alpha * (layer.pending_count > 0)  # on the device: no synchronisation
-        layer.running_mean.lerp_(layer.pending_mean / count, weight)
-        layer.running_var.lerp_(layer.pending_var / count, weight)
+        history_mean, history_var = layer.statistics()
+        history_mean.lerp_(layer.pending_mean / count, weight)
+        history_var.lerp_(layer.pending_var / count, weight)
     torch._foreach_zero_([layer.pending_mean for layer in layers])
     torch._foreach_zero_([layer.pending_var for layer in layers])
     torch._foreach_zero_([layer.pending_count for layer in layers])
-    if policy == "local" or not distributed.is_distributed():
+    if policy != "local":
+        _share(layers, policy)
+    for layer in layers:
+        layer.show_first_group()
+
+
+def _share(layers: Sequence[PairBatchNorm], policy: str) -> None:
+    """Gives all processes, real and virtual, the first one's history ("broadcast") or the mean of all ("reduce")."""
+    if not distributed.is_distributed() and all(layer.groups == 1 for layer in layers):
         return
-    histories = [history for layer in layers for history in (layer.running_mean, layer.running_var)]
-    flat = torch.cat(histories)
+    # [G, C] each; the copies below write into the buffers themselves.
+    histories = [history.view(layer.groups, -1) for layer in layers for history in layer.statistics()]
+    own = [history[0] if policy == "broadcast" else history.mean(0) for history in histories]
+    flat = torch.cat(own)
     flat = distributed.broadcast(flat) if policy == "broadcast" else distributed.all_reduce_mean(flat)
-    torch._foreach_copy_(histories, list(flat.split([len(h) for h in histories])))
+    for history, shared in zip(histories, flat.split([len(h) for h in own]), strict=True):
+        history.copy_(shared)
 
 
 @torch.no_grad()
