@@ -14,6 +14,7 @@ from momentum_transfer.checkpoint_folder import CheckpointFolder, load
 from momentum_transfer.settings import load_config
 from pretrain.config import get_cfg
 from pretrain.train import train
+from tests.pretrain.two_processes import GROUPED, two_pairs
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -94,6 +95,23 @@ def test_momentum_bn_policies(two):
         torch.testing.assert_close(process["local"], halves[rank])
         torch.testing.assert_close(process["broadcast"], halves[0])
         torch.testing.assert_close(process["reduce"], (halves[0] + halves[1]) / 2)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_virtual_processes_equal_two_real_ones_bit_for_bit_in_float64(two, name):
+    seen, _ = two
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in both processes
+    try:
+        virtual = two_pairs(SETTINGS, name, 0, 1, group=4)
+    finally:
+        torch.set_num_threads(threads)
+    for key, value in virtual.items():
+        if key.startswith(("teacher ", "student ")):
+            real = torch.stack([process["pairs"][name][key] for process in seen], 1).flatten(0, 1)
+        else:  # statistics: the first process's are kept
+            real = seen[0]["pairs"][name][key]
+        assert torch.equal(real, value), key
 
 
 def test_gathers_are_in_rank_order_and_keys_of_all_processes_enter_the_queue(two):

@@ -9,6 +9,7 @@ from momentum_transfer import distributed
 from momentum_transfer.console import Stopped
 from momentum_transfer.settings import load_config
 from pretrain.config import get_cfg
+from pretrain.methods import build_method
 from pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
 from pretrain.queue import NegativeQueue
 from pretrain.teacher import shuffled_forward
@@ -58,6 +59,37 @@ def shuffled(mine: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"output": shuffled_forward(network, mine), "seen": seen[0]}
 
 
+#: Teachers whose pair of views is compared with virtual processes', for each method that keeps them.
+GROUPED = {"MomentumBN": "momentum2", "BN": "byol", "EMAN": "byol", "TeacherPN": "byol", "ShuffleBN": "moco"}
+
+
+def joint_images() -> torch.Tensor:
+    return torch.randn(3, 8, 3, 32, 32, generator=torch.Generator().manual_seed(4)).double()
+
+
+def two_pairs(
+    settings: dict[str, object], name: str, first: int, processes: int, group: int = 0
+) -> dict[str, torch.Tensor]:
+    """Two steps' forwards in float64 of the images first, first + processes, …: embeddings, running statistics."""
+    changes = {"METHOD.NAME": GROUPED[name], "NORM.TEACHER": name, "NORM.GROUP": group, "MOCO.QUEUE": 20}
+    words = [str(word) for pair in {**settings, **changes}.items() for word in pair]
+    torch.manual_seed(0)
+    method = build_method(load_config(get_cfg(), None, words), 10).double()
+    torch.manual_seed(1)
+    seen = {}
+    with torch.no_grad():
+        for step, images in enumerate(joint_images()[:2]):
+            mine = images[first::processes]
+            method.begin_step(step / 4)
+            method.update_teacher(step / 4)
+            for view in (mine, mine.flip(-1)):
+                seen[f"teacher {step} {len(seen)}"] = method.targets(view)
+                seen[f"student {step} {len(seen)}"] = method.student(view)
+            method.commit_statistics()
+    statistics = {key: value for key, value in method.named_buffers() if key.endswith(("running_mean", "running_var"))}
+    return {**seen, **statistics}
+
+
 def queue() -> torch.Tensor:
     torch.manual_seed(0)
     negatives = NegativeQueue(10, 1)
@@ -90,6 +122,7 @@ def main(out: Path, settings: dict[str, object]) -> None:
             "far": sync_batch_norm(100 + 0.01 * mine),
             "shuffled": shuffled(mine),
             "queue": queue(),
+            "pairs": {name: two_pairs(settings, name, rank, 2) for name in GROUPED},
             "gathered": distributed.all_gather_tensor(torch.tensor([float(rank)])),
             **{policy: momentum_batch_norm(mine, policy) for policy in ("local", "broadcast", "reduce")},
         }
