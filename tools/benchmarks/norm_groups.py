@@ -40,7 +40,9 @@ def contestants(name: str, groups: int, device: torch.device) -> dict[str, nn.Mo
     return made
 
 
-def seconds(networks: dict[str, nn.Module], run: Callable[[nn.Module], None], rounds: int, device: torch.device):
+def seconds(
+    networks: dict[str, nn.Module], run: Callable[[nn.Module], None], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
     """Seconds of each contestant in every round after the first."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     times: dict[str, list[float]] = {name: [] for name in networks}
