@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 
 from momentum_transfer.errors import InputError
+from pretrain.methods import Method
 
 _NEXT = "install one (Debian: g++), or set RUN.COMPILE False"
 
 
-def compile_networks(method: nn.Module, device: torch.device) -> None:
+def compile_networks(method: Method, device: torch.device) -> None:
     """Compiles student and teacher in place, so that the names in the state stay; the work is done by the first step.
 
     The kernels of a CPU are C++, which takes a compiler, and minutes in the first step.
@@ -26,9 +26,8 @@ def compile_networks(method: nn.Module, device: torch.device) -> None:
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None and shutil.which("clang++") is None:
         raise InputError(f"expected a C++ compiler for RUN.COMPILE True on the CPU, found no {compiler}; {_NEXT}")
-    for network in ("student", "teacher"):
-        if hasattr(method, network):
-            getattr(method, network).compile()
+    for network in method.networks().values():
+        network.compile()
 
 
 @contextlib.contextmanager

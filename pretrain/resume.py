@@ -17,15 +17,16 @@ from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.learned_settings import learned_settings
 from momentum_transfer.settings import dump
+from pretrain.methods import Method
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
 
 
 def capture(
-    cfg: CfgNode, method: nn.Module, optimizer: Optimizer, scaler: GradScaler, step: int, steps_per_epoch: int
+    cfg: CfgNode, method: Method, optimizer: Optimizer, scaler: GradScaler, step: int, steps_per_epoch: int
 ) -> dict[str, Any]:
     """The checkpoint after ``step`` steps. Every process must call it; the first one's return value is written."""
-    architecture = method.backbone().architecture  # type: ignore[operator]
+    architecture = method.backbone().architecture
     local = {"generators": _generators(), "buffers": _local_buffers(method)}
     processes: list[Any] = [local]
     if distributed.is_distributed():
@@ -46,7 +47,7 @@ def capture(
     }
 
 
-def restore(state: dict[str, Any], cfg: CfgNode, method: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> int:
+def restore(state: dict[str, Any], cfg: CfgNode, method: Method, optimizer: Optimizer, scaler: GradScaler) -> int:
     """Puts a checkpoint back; returns the steps that it has done.
 
     Raises:

@@ -20,7 +20,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
 from pretrain.compiling import compile_networks
-from pretrain.methods import build_method
+from pretrain.methods import Method, build_method
 from pretrain.monitor import KnnMonitor
 from pretrain.norms import use_fused_sync
 from pretrain.optimizers import build_optimizer
@@ -37,7 +37,7 @@ class Run:
     plan: Plan
     images: LabelledImages
     batches: TrainingBatches
-    method: nn.Module
+    method: Method
     optimizer: Optimizer
     scaler: GradScaler
     knn: KnnMonitor | None
@@ -88,7 +88,7 @@ def prepare(cfg: CfgNode, device: torch.device) -> Run:
     else:
         keep_freed_memory()
     if cfg.RUN.CHANNELS_LAST:
-        method = method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        method = method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types .to(memory_format) for tensors only
     torch.manual_seed(cfg.SEED + 1 + distributed.rank())
     solver = cfg.SOLVER
     optimizer = build_optimizer(

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -23,7 +23,7 @@ from momentum_transfer.metrics import Metrics
 from momentum_transfer.settings import dump
 from pretrain import resume
 from pretrain.compiling import compile_errors
-from pretrain.methods import Method
+from pretrain.methods.random import RandomBackbone
 from pretrain.monitor import non_finite_tensors, shuffled_subset
 from pretrain.optimizers import set_learning_rate
 from pretrain.pipeline import Batch, evaluation_images
@@ -57,9 +57,9 @@ def train(cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None
         run = prepare(cfg, device)
         checkpoints = CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints", cfg.RUN.KEEP)
         first = _start_or_resume(run, checkpoints, resuming)
-        if cfg.METHOD.NAME == "random":
+        if isinstance(run.method, RandomBackbone):
             if first == 0:
-                _calibrate(run)
+                _calibrate(run, run.method)
                 _save(run, checkpoints, 1)
         elif stop_after is not None and first >= stop_after and first < run.plan.steps:
             raise InputError(f"expected --stop-after beyond the {first} steps done, found {stop_after}")
@@ -124,7 +124,7 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
 
 def _step(run: Run, model: nn.Module, batches: Iterator[Batch], step: int) -> dict[str, float]:
     """One optimiser step in the order of the papers; returns the figures for the log."""
-    plan, method, optimizer = run.plan, cast(Method, run.method), run.optimizer
+    plan, method, optimizer = run.plan, run.method, run.optimizer
     begun, waited = time.perf_counter(), 0.0
     progress = step / plan.steps  # k/K of the schedules
     lr = learning_rate_at(plan, run.cfg, step)
@@ -198,7 +198,7 @@ def _knn(run: Run, metrics: Metrics, done: int) -> None:
     if run.knn is None or (done % max(every, 1) and done != run.plan.steps):
         return
     if distributed.is_main():
-        top1 = run.knn.top1(run.method.backbone())  # type: ignore[operator]
+        top1 = run.knn.top1(run.method.backbone())
         metrics.write(done, {"epoch": done / run.plan.steps_per_epoch, "knn_top1": top1})
         say(f"step {done}: kNN top-1 {top1:.2f} % on {run.cfg.RUN.KNN_SPLIT}")
     distributed.barrier()
@@ -212,30 +212,30 @@ def _how_to_resume(cfg: CfgNode, done: int) -> str:
     return f"saved after step {done} in {cfg.OUTPUT_DIR}; run the same command with --resume to go on"
 
 
-def _calibrate(run: Run) -> None:
+def _calibrate(run: Run, method: RandomBackbone) -> None:
     """The random baseline: BN statistics over training images, in their evaluation form."""
     cfg = run.cfg
     batch, count = cfg.SOLVER.BATCH_SIZE, cfg.RUN.CALIBRATION_BATCHES
     count = min(count, len(run.images) // batch)
     subset = shuffled_subset(evaluation_images(cfg, run.images), batch * count, cfg.SEED)
     loader = torch.utils.data.DataLoader(subset, batch_size=batch, num_workers=cfg.DATA.WORKERS)
-    run.method.calibrate((images.to(run.device) for images, _ in loader), count)  # type: ignore[operator]
+    method.calibrate((images.to(run.device) for images, _ in loader), count)
     say(f"random weights; BN statistics calibrated on {batch * count} training images")
 
 
 def _export(run: Run) -> Path:
-    cfg, which = run.cfg, run.method.network_default
+    cfg, network = run.cfg, run.method.network_default
     path = Path(cfg.OUTPUT_DIR) / "backbone.safetensors"
     if distributed.is_main():
         metadata = {
-            "network": str(which),
+            "network": network,
             "method": cfg.METHOD.NAME,
             "norm_student": cfg.NORM.STUDENT,
-            "norm_teacher": cfg.NORM.TEACHER if hasattr(run.method, "teacher") else "",
+            "norm_teacher": cfg.NORM.TEACHER if "teacher" in run.method.networks() else "",
             "config_hash": pretraining_hash(dump(cfg)),
             "steps": str(run.plan.steps if cfg.METHOD.NAME != "random" else 0),
         }
-        export_backbone(path, run.method.backbone(), metadata)  # type: ignore[operator]
-        say(f"exported the {which}'s backbone to {path}")
+        export_backbone(path, run.method.backbone(), metadata)
+        say(f"exported the {network}'s backbone to {path}")
     distributed.barrier()
     return path

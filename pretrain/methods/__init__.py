@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
 
 from momentum_transfer import distributed
-from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
 from pretrain.methods.byol import BYOL
+from pretrain.methods.method import Method
 from pretrain.methods.moco import MoCo
 from pretrain.methods.momentum2 import Momentum2Teacher
 from pretrain.methods.random import RandomBackbone
@@ -22,27 +22,6 @@ from pretrain.methods.student_teacher import Branch, TeacherRule
 from pretrain.methods.supervised import Classifier, Supervised
 from pretrain.norms import FOLLOWS_STUDENT, Norm
 from pretrain.ranges import check_settings
-
-
-class Method(Protocol):
-    """What the training loop asks of a method, which is an ``nn.Module`` besides."""
-
-    network_default: str
-
-    def __call__(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """ "loss" and figures for the log, of two views [N, 3, H, W] of N images."""
-
-    def begin_step(self, progress: float) -> dict[str, float]:
-        """Sets Momentum BN's alpha for the forwards at the share ``progress`` of the run; returns it for the log."""
-
-    def update_teacher(self, progress: float) -> dict[str, float]:
-        """Moves the teacher, at the share ``progress`` of the run; returns the momentum for the log."""
-
-    def commit_statistics(self) -> None:
-        """Ends the iteration's pair of views for normalisations that keep pending statistics."""
-
-    def backbone(self, which: str | None = None) -> ResNet:
-        """The "student"'s or "teacher"'s backbone; by default that of the network the paper evaluates."""
 
 
 def architecture_of(cfg: CfgNode) -> Architecture:
@@ -114,15 +93,15 @@ def _branches(cfg: CfgNode, student_predictor: bool, teacher_predictor: bool) ->
     return _branch(cfg, student, student_predictor), _branch(cfg, teacher, teacher_predictor)
 
 
-def _momentum2(cfg: CfgNode, num_classes: int) -> nn.Module:
+def _momentum2(cfg: CfgNode, num_classes: int) -> Method:
     return Momentum2Teacher(*_branches(cfg, True, False), _rule(cfg))
 
 
-def _byol(cfg: CfgNode, num_classes: int) -> nn.Module:
+def _byol(cfg: CfgNode, num_classes: int) -> Method:
     return BYOL(*_branches(cfg, True, False), _rule(cfg))
 
 
-def _moco(cfg: CfgNode, num_classes: int) -> nn.Module:
+def _moco(cfg: CfgNode, num_classes: int) -> Method:
     moco = cfg.MOCO
     return MoCo(
         *_branches(cfg, moco.PREDICTOR, moco.TEACHER_PREDICTOR),
@@ -139,7 +118,7 @@ def _student_alpha(cfg: CfgNode) -> dict[str, Any]:
     return {"alpha_base": norm.ALPHA_BASE, "alpha_schedule": norm.ALPHA_SCHEDULE, "policy": norm.POLICY}
 
 
-def _simsiam(cfg: CfgNode, num_classes: int) -> nn.Module:
+def _simsiam(cfg: CfgNode, num_classes: int) -> Method:
     norm = _student_norm(cfg)
     backbone = build_backbone(architecture_of(cfg), norm)
     head = cfg.HEAD
@@ -148,16 +127,16 @@ def _simsiam(cfg: CfgNode, num_classes: int) -> nn.Module:
     return SimSiam(Branch(backbone, projector, predictor), **_student_alpha(cfg))
 
 
-def _supervised(cfg: CfgNode, num_classes: int) -> nn.Module:
+def _supervised(cfg: CfgNode, num_classes: int) -> Method:
     backbone = build_backbone(architecture_of(cfg), _student_norm(cfg))
     return Supervised(Classifier(backbone, num_classes), **_student_alpha(cfg))
 
 
-def _random(cfg: CfgNode, num_classes: int) -> nn.Module:
+def _random(cfg: CfgNode, num_classes: int) -> Method:
     return RandomBackbone(build_backbone(architecture_of(cfg), Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)))
 
 
-METHODS: dict[str, Callable[[CfgNode, int], nn.Module]] = {
+METHODS: dict[str, Callable[[CfgNode, int], Method]] = {
     "momentum2": _momentum2,
     "byol": _byol,
     "moco": _moco,
@@ -167,7 +146,7 @@ METHODS: dict[str, Callable[[CfgNode, int], nn.Module]] = {
 }
 
 
-def build_method(cfg: CfgNode, num_classes: int) -> nn.Module:
+def build_method(cfg: CfgNode, num_classes: int) -> Method:
     """The method that METHOD.NAME names, freshly initialised.
 
     Args:

@@ -13,20 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import ResNet
+from pretrain.methods.method import Method
 
 
-class RandomBackbone(nn.Module):
+class RandomBackbone(Method):
     """A backbone as it was initialised."""
-
-    network_default = "student"
 
     def __init__(self, backbone: ResNet) -> None:
         super().__init__()
         self.student = nn.ModuleDict({"backbone": backbone})
-
-    def backbone(self, which: str | None = None) -> ResNet:
-        """The only backbone there is, the student's."""
-        return self.student["backbone"]  # type: ignore[return-value]
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Tensor], count: int) -> None:

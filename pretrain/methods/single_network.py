@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from momentum_transfer.backbones.resnet import ResNet
+from pretrain.methods.method import Method
 from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
 
 
-class SingleNetwork(nn.Module):
+class SingleNetwork(Method):
     """A method of one network.
 
     Args:
@@ -16,8 +16,6 @@ class SingleNetwork(nn.Module):
         alpha_base, alpha_schedule: Momentum BN's weight of the batch, where the student has it.
         policy: what processes do with their Momentum BN histories, see ``momentum_batch_norm.commit_pair``.
     """
-
-    network_default = "student"
 
     def __init__(
         self, student: nn.Module, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local"
@@ -27,17 +25,9 @@ class SingleNetwork(nn.Module):
         self.alpha_base, self.alpha_schedule, self.policy = alpha_base, alpha_schedule, policy
         set_alpha(pair_norms(self), alpha_base)
 
-    def backbone(self, which: str | None = None) -> ResNet:
-        """The only backbone there is, the student's."""
-        return self.student.backbone  # type: ignore[return-value]
-
     def begin_step(self, progress: float) -> dict[str, float]:
         """Sets the alpha of a Momentum BN student for the coming forwards; returns it for the log."""
         return schedule_alpha(self, self.alpha_base, self.alpha_schedule, progress)
-
-    def update_teacher(self, progress: float) -> dict[str, float]:
-        """Nothing moves."""
-        return {}
 
     def commit_statistics(self) -> None:
         """Ends the step's views for a Momentum BN student."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.schedules import momentum_at
+from pretrain.methods.method import Method
 from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
 from pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
@@ -53,7 +54,7 @@ class TeacherRule:
     groups: int = 1
 
 
-class StudentTeacher(nn.Module):
+class StudentTeacher(Method):
     """A student, a teacher that starts as its copy, and the moments at which the training loop calls them.
 
     Args:
@@ -62,9 +63,6 @@ class StudentTeacher(nn.Module):
         rule: how the teacher follows.
     """
 
-    #: network whose backbone the paper evaluates
-    network_default = "student"
-
     def __init__(self, student: Branch, teacher: Branch, rule: TeacherRule) -> None:
         super().__init__()
         self.student = student
@@ -72,10 +70,6 @@ class StudentTeacher(nn.Module):
         self.rule = rule
         copy_student(student, teacher)
         set_alpha(pair_norms(self), rule.alpha_base)
-
-    def backbone(self, which: str | None = None) -> ResNet:
-        """The backbone of the "student" or the "teacher"; by default of the network that the paper evaluates."""
-        return getattr(self, which or self.network_default).backbone
 
     def begin_step(self, progress: float) -> dict[str, float]:
         """Sets Momentum BN's alpha for the coming forwards, in both networks alike; returns it for the log."""

@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.errors import InputError
-from pretrain.methods import build_method
+from pretrain.methods import METHODS, Method, build_method
 from pretrain.methods.moco import MoCo
 from pretrain.norms import MomentumBatchNorm, PairBatchNorm
+from pretrain.ranges import WITH_TEACHER
 
 #: Without BN a naive loop over images is an oracle; the small stem's maps are large enough to tell images apart.
 GN = {"NORM__STUDENT": "GN", "NORM__TEACHER": "GN", "MODEL__STEM": "small"}
@@ -20,6 +22,23 @@ def views(count=6, side=32):
 def method(tiny_cfg, **settings):
     torch.manual_seed(0)
     return build_method(tiny_cfg({key.replace("__", "."): value for key, value in settings.items()}), 10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_what_the_loop_asks_for(name, tiny_cfg):
+    built = method(tiny_cfg, METHOD__NAME=name, **GN)
+    assert isinstance(built, Method)
+    assert isinstance(built.backbone(), ResNet)
+    assert built.backbone(network="student") is built.networks()["student"].get_submodule("backbone")
+    assert built.update_teacher(0.5).keys() == ({"momentum"} if "teacher" in built.networks() else set())
+    assert ("teacher" in built.networks()) == (name in WITH_TEACHER)
+    if name not in WITH_TEACHER:
+        with pytest.raises(InputError, match="expected a network of student, found 'teacher'"):
+            built.backbone(network="teacher")
+    if name not in ("random", "supervised"):
+        built.begin_step(0.5)
+        built(*views())["loss"].backward()  # two views and nothing else
+        built.commit_statistics()
 
 
 def test_byol_loss_is_the_sum_of_both_directions(tiny_cfg):
