@@ -70,6 +70,25 @@ def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperatu
     return np.concatenate(ranked)
 
 
+def accuracies(
+    neighbours: Neighbours, labels: np.ndarray, test_labels: np.ndarray, chosen: Preset
+) -> tuple[dict[str, float], dict[int, float]]:
+    """(top1, top5 and the mean over classes of top1; top1 of every class that is tested), in percent.
+
+    Args:
+        labels: [N] class indices of the database. test_labels: [Q] of the queries.
+    """
+    hit = ranked_classes(neighbours, labels, chosen.k, chosen.temperature) == test_labels[:, None]
+    present = np.unique(test_labels)
+    per_class = {int(label): 100 * float(hit[test_labels == label, 0].mean()) for label in present}
+    values = {
+        "top1": 100 * float(hit[:, 0].mean()),
+        "top5": 100 * float(hit.any(axis=1).mean()),
+        "mean_per_class": float(np.mean(list(per_class.values()))),
+    }
+    return values, per_class
+
+
 def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, presets: list[str]) -> Iterator[list[Score]]:
     """top1, top5 and the mean over classes of top1, for every preset; a class's own accuracy is in the details."""
     for name in presets:
@@ -78,14 +97,7 @@ def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, presets:
             raise InputError(
                 f"KNN preset {name} asks for {chosen.k} neighbours, {train.name} has {len(train)} images; leave it out"
             )
-        hit = ranked_classes(neighbours, train.labels, chosen.k, chosen.temperature) == test.labels[:, None]
-        present = np.unique(test.labels)
-        per_class = {int(label): 100 * float(hit[test.labels == label, 0].mean()) for label in present}
-        values = {
-            "top1": 100 * float(hit[:, 0].mean()),
-            "top5": 100 * float(hit.any(axis=1).mean()),
-            "mean_per_class": float(np.mean(list(per_class.values()))),
-        }
+        values, per_class = accuracies(neighbours, train.labels, test.labels, chosen)
         task = f"knn/k={chosen.k}"
         yield [
             Score(task, metric, value, name, details={"per_class": per_class} if metric == "mean_per_class" else {})

@@ -67,6 +67,27 @@ def test_imports_go_down_only():
     assert {arrow for arrow in EXCEPTIONS if arrow not in upward} == set(), "an exception that nobody needs"
 
 
+def test_the_front_door_names_what_is_there_and_nobody_inside_goes_through_it():
+    """momentum_transfer/__init__.py lies on the ground floor and names modules of all rooms: it counts as roof."""
+    door = ast.parse((ROOT / "momentum_transfer/__init__.py").read_text(encoding="utf-8"))
+    table = next(
+        node for node in door.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PUBLIC"
+    )
+    public: dict[str, str] = ast.literal_eval(table.value)
+    modules = {name: target.partition(":")[0] for name, target in public.items()}
+    assert not [name for name, module in modules.items() if module.split(".")[0] not in GROUND + FIRST]
+    assert not [name for name, module in modules.items() if module_file(module) is None]
+    assert imports(Path("door"), door) == {"importlib", "typing", "momentum_transfer.versions"}
+    through = []
+    for path in python_files(*GROUND, *FIRST, *ROOF):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                through += [relative(path) for alias in node.names if alias.name == "momentum_transfer"]
+            elif isinstance(node, ast.ImportFrom) and node.module == "momentum_transfer":
+                through += [relative(path) for alias in node.names if alias.name in public]
+    assert not through
+
+
 def test_there_are_no_circles():
     graph: dict[str, set[str]] = {}
     for file, name in arrows():

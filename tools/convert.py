@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES
-from momentum_transfer.console import run_tool, say, warn
+from momentum_transfer.console import run_tool, say
 from momentum_transfer.files import write_text
 
 if TYPE_CHECKING:
@@ -25,30 +25,22 @@ SCOPES, DEFAULT_SCOPE = ("conv", "conv+bn", "all"), "conv+bn"
 
 
 def main(args: argparse.Namespace) -> None:
-    """Read, rescale if asked, write, report."""
-    from momentum_transfer.backbones import convert, norm_rescale
-    from momentum_transfer.backbones.read import CoverageError, load_backbone
+    """Convert, and write what became of every key where that is asked for."""
+    from momentum_transfer.backbones.convert import check_target
+    from momentum_transfer.backbones.convert_file import convert_file
+    from momentum_transfer.backbones.key_report import CoverageError
 
-    out = Path(args.out)
-    convert.check_suffix(out)
-    for target in filter(None, (args.out, args.report)):
-        convert.check_target(Path(target))
-    options = {"family": args.family, "trust_pickle": args.trust_pickle}
+    if args.report:
+        check_target(Path(args.report))
     try:
-        source = load_backbone(args.checkpoint, which=args.which, **options)
+        source = convert_file(
+            args.checkpoint, args.out, which=args.which, family=args.family, anchor=args.norm_rescale,
+            constant=args.constant, scope=args.scope, trust_pickle=args.trust_pickle,
+        )  # fmt: skip
     except CoverageError as error:
-        error.report.show(f"keys of {args.checkpoint}")
         _write_report(args.report, error.report)
         raise
-    source.report.show(f"keys of {args.checkpoint}")
-    rescaling = norm_rescale.apply(source, args.norm_rescale, args.constant, args.scope, trust_pickle=args.trust_pickle)
-    if not rescaling and (warning := norm_rescale.lars_warning(source.state)):
-        warn(warning)
-    convert.write(out, source.state, source.architecture, convert.metadata_of(source, rescaling))
     _write_report(args.report, source.report)
-    arch = source.architecture
-    say(f"wrote {out}: {arch.name}, width {arch.width}, stem {arch.stem}, network {source.network}"
-        + (f", NormRescale {rescaling}" if rescaling else ""))  # fmt: skip
 
 
 def _write_report(path: str | None, report: "KeyReport") -> None:

@@ -12,25 +12,18 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import run_tool, say
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
 from momentum_transfer.shipped import typed
 
 
 def main(args: argparse.Namespace) -> None:
     """Read, build, write the three files."""
-    from momentum_transfer.report.markdown import render_markdown  # here, because matplotlib takes a second
-    from momentum_transfer.report.page import make_report, render_html
-    from momentum_transfer.report.spreadsheet import render_csv
+    from momentum_transfer.report.page import make_report  # here, because matplotlib takes a second
+    from momentum_transfer.report.write import page_name, write_report
 
-    out = Path(args.out) if args.out else Path(args.results[0]).parent / "report.html"
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"expected --out to end in .html, found {out}; .md and .csv are written beside it")
+    out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     command = typed(["tools/report.py", *sys.argv[1:]])
     report = make_report(args.results, args.runs, command=command, title=args.title)
-    write_text(out, render_html(report))
-    write_text(out.with_suffix(".md"), render_markdown(report))
-    write_text(out.with_suffix(".csv"), render_csv(report.results))
+    write_report(report, out)
     for verdict in report.verdicts:
         say(verdict)
     if report.notices:

@@ -1,0 +1,176 @@
+"""From arrays to scores in one call each: features, kNN, low-shot SVM, linear classifier; no settings, no files.
+
+The evaluators are those of ``tools/lowshot.py``, so that equal features give equal numbers. All scores are percentages.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lowshot import knn as nearest
+from lowshot.devices import device as default_device
+from lowshot.features.extract import check_precision, compute
+from lowshot.features.feature_set import FeatureSet, check, check_pair
+from lowshot.linear import evaluate_linear, from_cache
+from lowshot.neighbours import search
+from lowshot.presets import LINEAR
+from lowshot.svm import lowshot_svm
+from momentum_transfer.errors import InputError
+
+
+def extract_features(
+    network: Callable[[Tensor], Tensor],
+    images: np.ndarray | Tensor | Iterable[Any],
+    *,
+    batch_size: int = 256,
+    precision: str = "fp32",
+    device: str | torch.device | None = None,
+) -> np.ndarray:
+    """Frozen features [N, D] float32 of images.
+
+    Args:
+        network: images [n, 3, H, W] -> features [n, D]. A module is moved to the device; it runs in eval mode and gets
+            its own mode back.
+        images: [N, 3, H, W] normalised as the network wants them, or batches of such: a DataLoader, whose labels, if
+            it has any, are left out.
+        precision: fp32 or bf16 (autocast).
+        device: the default is the GPU where there is one.
+
+    Raises:
+        InputError: no image, or features that are no matrix.
+    """
+    check_precision(precision)
+    where = torch.device(device) if device is not None else default_device()
+    batches: Iterable[Any] = images
+    if isinstance(images, (np.ndarray, Tensor)):
+        batches = torch.as_tensor(images, dtype=torch.float32).split(batch_size)
+    training = network.training if isinstance(network, nn.Module) else False
+    if isinstance(network, nn.Module):
+        network.to(where).eval()
+    try:
+        found = [compute(network, _images(batch), precision, where).cpu().numpy() for batch in batches]
+    finally:
+        if isinstance(network, nn.Module):
+            network.train(training)
+    if not found or found[0].ndim != 2 or not sum(map(len, found)):
+        shape = found[0].shape if found else ()
+        raise InputError(f"expected features [n, D] of at least one image, found {shape}; check network and images")
+    return np.concatenate(found)
+
+
+def _images(batch: Any) -> Tensor:
+    images = batch[0] if isinstance(batch, (tuple, list)) else batch
+    images = torch.as_tensor(images, dtype=torch.float32)
+    if images.dim() != 4:
+        raise InputError(f"expected batches of images [n, 3, H, W], found a tensor of shape {tuple(images.shape)}")
+    return images
+
+
+def knn(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
+    k: int = 20, temperature: float | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """k nearest neighbours by cosine similarity (:mod:`lowshot.knn`).
+
+    Args:
+        train, test: features [N, D] and [M, D].
+        train_labels, test_labels: class indices [N] and [M].
+        temperature: None for a majority vote; else a vote weighs exp(similarity / temperature), .07 in DINO.
+
+    Returns:
+        top1, top5 and the mean over classes of top1.
+
+    Raises:
+        InputError: arrays that do not fit, NaN, or fewer than ``k`` training images.
+    """
+    pair = _pair(train, train_labels, test, test_labels)
+    if pair[0].multi_label:
+        raise InputError("expected one class an image for knn, found multi-hot labels; use svm")
+    neighbours = search(pair[0].features, pair[1].features, k, device=default_device())
+    return nearest.accuracies(neighbours, pair[0].labels, pair[1].labels, nearest.Preset(k, temperature))[0]
+
+
+def svm(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
+    shots: Sequence[int] = (1, 2, 4, 8, 16), trials: int = 5, **settings: Any,
+) -> dict[int, list[float]]:  # fmt: skip
+    """Low-shot linear SVMs (:mod:`lowshot.svm.lowshot_svm`): k images of every class are drawn, ``trials`` times.
+
+    Args:
+        train, test: features [N, D] and [M, D].
+        train_labels, test_labels: class indices [N] and [M]; or 0 and 1 [N, K] and [M, K], scored by mAP as VOC07 is.
+        shots: every k.
+        settings: further ones of :class:`lowshot.svm.lowshot_svm.LowShot`, such as ``select_c`` or ``seed``.
+
+    Returns:
+        k -> top-1 accuracy (mAP for several labels an image) of every trial.
+
+    Raises:
+        InputError: arrays that do not fit, or a class with too few images.
+    """
+    pair = _pair(train, train_labels, test, test_labels)
+    kind = {"protocol": "voc07"} if pair[0].multi_label else {}
+    chosen = {"device": default_device(), **kind, **settings}
+    setup = lowshot_svm.LowShot(shots=tuple(shots), draws=trials, **chosen)
+    found: dict[int, list[float]] = {k: [] for k in shots}
+    for scores in lowshot_svm.scores(setup, *pair, wanted=lambda *_: True):
+        found[scores[0].details["shots"]].append(scores[0].value)  # the first metric: top1 or mAP
+    return found
+
+
+def linear(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
+    preset: str = "m2", epochs: float | None = None, learning_rates: Sequence[float] | None = None,
+    batch_size: int | None = None, seed: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """A linear classifier trained by SGD on stored features (:mod:`lowshot.linear`, protocol ``<preset>/cached``).
+
+    Args:
+        train, test: features [N, D] and [M, D].
+        train_labels, test_labels: class indices [N] and [M].
+        preset: m2, rcf-sgd, rcf-lars or eman.
+        epochs, learning_rates, batch_size: in the place of the preset's; several rates are searched on held-out images.
+
+    Returns:
+        top1, top5 and the learning rate that was used.
+
+    Raises:
+        InputError: arrays that do not fit, an unknown preset, or a loss that is not finite.
+    """
+    pair = _pair(train, train_labels, test, test_labels)
+    if pair[0].multi_label:
+        raise InputError("expected one class an image for linear, found multi-hot labels; use svm")
+    if preset not in LINEAR:
+        raise InputError(f"expected a preset of {', '.join(LINEAR)}, found {preset!r}")
+    chosen = LINEAR[preset]
+    if epochs is not None:
+        chosen = replace(chosen, schedule=replace(chosen.schedule, epochs=epochs))
+    if learning_rates is not None:
+        chosen = replace(chosen, learning_rates=tuple(learning_rates))
+    size = min(batch_size or chosen.batch_size, len(pair[0]))
+    with TemporaryDirectory() as folder:
+        source, rows = from_cache(*pair, size), np.arange(len(pair[0]))
+        found = evaluate_linear(source, rows, chosen, seed, Path(folder), default_device(), size)
+    return {"top1": 100 * found.top1, "top5": 100 * found.top5, "learning_rate": found.learning_rate}
+
+
+def _pair(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray
+) -> tuple[FeatureSet, FeatureSet]:
+    """Both sides, checked."""
+    sides = (("train", train, train_labels), ("test", test, test_labels))
+    made = []
+    for name, features, labels in sides:
+        whole = np.asarray(labels)
+        if whole.dtype.kind not in "iub":
+            raise InputError(f"expected the labels of {name} as whole numbers, found {whole.dtype}")
+        made.append(FeatureSet(np.asarray(features, dtype=np.float32), whole.astype(np.int64), name, ""))
+        check(made[-1])
+    check_pair(*made)
+    return made[0], made[1]

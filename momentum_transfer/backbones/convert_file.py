@@ -1,0 +1,56 @@
+"""From a checkpoint file of any known family to weights for Detectron2 or torchvision, rescaled if asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from momentum_transfer.backbones import convert, norm_rescale
+from momentum_transfer.backbones.read import CoverageError, SourceBackbone, load_backbone
+from momentum_transfer.console import say, warn
+
+
+def convert_file(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    which: str | None = None,
+    family: str | None = None,
+    anchor: str | Path | None = None,
+    constant: float | None = None,
+    scope: str = norm_rescale.DEFAULT_SCOPE,
+    trust_pickle: bool = False,
+) -> SourceBackbone:
+    """Read, rescale if asked, write; every key is accounted for, or nothing is written.
+
+    Args:
+        checkpoint, which, family, trust_pickle: as for :func:`momentum_transfer.backbones.read.load_backbone`.
+        out: the suffix chooses the format: .pkl (Detectron2), .pth or .safetensors (torchvision's names).
+        anchor: NormRescale: give every weight the norm that it has in this checkpoint (RCF, equation 3).
+        constant: multiply every weight by this instead (RCF, table 8).
+        scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``.
+
+    Returns:
+        What was written, with the report of the checkpoint's keys.
+
+    Raises:
+        InputError: as ``load_backbone`` and ``convert.write``; :class:`CoverageError` carries the report.
+    """
+    out = Path(out)
+    convert.check_suffix(out)
+    convert.check_target(out)
+    title = f"keys of {checkpoint}"
+    try:
+        source = load_backbone(checkpoint, which=which, family=family, trust_pickle=trust_pickle)
+    except CoverageError as error:
+        error.report.show(title)
+        raise
+    source.report.show(title)
+    other = None if anchor is None else str(anchor)
+    rescaling = norm_rescale.apply(source, other, constant, scope, trust_pickle=trust_pickle)
+    if not rescaling and (warning := norm_rescale.lars_warning(source.state)):
+        warn(warning)
+    convert.write(out, source.state, source.architecture, convert.metadata_of(source, rescaling))
+    arch = source.architecture
+    say(f"wrote {out}: {arch.name}, width {arch.width}, stem {arch.stem}, network {source.network}"
+        + (f", NormRescale {rescaling}" if rescaling else ""))  # fmt: skip
+    return source

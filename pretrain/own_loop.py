@@ -1,0 +1,104 @@
+"""A method in one line, and its step in another, for training loops of one's own.
+
+    method = build_method("momentum2", arch="resnet18")
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.05, momentum=0.9)
+    for step, (view1, view2) in enumerate(batches):
+        train_step(method, optimizer, view1, view2, progress=step / steps)
+
+The loop of ``tools/pretrain.py`` adds what a long run needs: resuming, mixed precision, micro-batches, processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import load_config
+from pretrain import methods
+from pretrain.config import get_cfg
+
+#: name -> the config whose settings it takes: the paper's at ResNet-50 on ImageNet
+PRESETS = {
+    "momentum2": "pretrain/momentum2_r50_100e",
+    "byol": "pretrain/byol_r50_lars_200e",
+    "byol_eman": "pretrain/byol_eman_r50_200e",
+    "moco": "pretrain/mocov2_r50_200e",
+    "moco_eman": "pretrain/moco_eman_r50_200e",
+    "mocov2plus": "pretrain/mocov2plus_r50_200e",
+    "s_mocov2plus": "pretrain/s_mocov2plus_r50_200e",
+    "simsiam": "pretrain/simsiam_r50_100e",
+}
+
+
+def build_method(
+    name: str = "momentum2",
+    *,
+    arch: str = "resnet50",
+    width: int = 64,
+    stem: str = "imagenet",
+    settings: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """A pretraining method with the settings of its paper, freshly initialised.
+
+    Args:
+        name: a key of ``PRESETS``, or a config by name or path, such as ``smoke/moco_eman_digits``.
+        arch, width, stem: of the backbone, see :class:`momentum_transfer.backbones.resnet.Architecture`. They are used
+            with the presets; a config brings its own.
+        settings: others in the place of the paper's: ``{"HEAD.HIDDEN": 512, "NORM.TEACHER": "EMAN"}``.
+
+    Returns:
+        A module: ``method(view1, view2)["loss"]``, ``method.backbone("student" | "teacher")``.
+
+    Raises:
+        InputError: an unknown name or setting, or settings that contradict each other.
+    """
+    backbone = {"MODEL.ARCH": arch, "MODEL.WIDTH": width, "MODEL.STEM": stem} if name in PRESETS else {}
+    try:
+        words = [word for key, value in {**backbone, **(settings or {})}.items() for word in (key, value)]
+        cfg = load_config(get_cfg(), PRESETS.get(name, name), words)
+    except InputError as error:
+        if "config file not found" not in str(error):
+            raise
+        raise InputError(f"expected a method of {', '.join(PRESETS)}, or a config, found {name!r}: {error}") from error
+    if cfg.METHOD.NAME == "supervised":
+        raise InputError("expected a method without labels, found supervised; use a classifier and cross-entropy")
+    return methods.build_method(cfg, num_classes=0)
+
+
+def train_step(
+    method: nn.Module, optimizer: Optimizer, view1: Tensor, view2: Tensor, *, progress: float
+) -> dict[str, float]:
+    """One optimiser step in the order of the papers: the teacher moves before or after it, statistics once.
+
+    Args:
+        view1, view2: two views [N, 3, H, W] of the same images.
+        progress: share of the run that is done, k/K of the momentum schedules, from 0 to 1.
+
+    Returns:
+        The loss, the figures that the method watches, and the momenta of this step.
+
+    Raises:
+        InputError: the loss is not finite, or progress is outside 0 … 1; nothing has moved then but the teacher.
+    """
+    if not 0 <= progress <= 1:
+        raise InputError(f"expected progress as the share of the run that is done, 0 to 1, found {progress}")
+    steps = cast(methods.Method, method.train())
+    moves = getattr(getattr(method, "rule", None), "moves", "after")
+    momenta = steps.begin_step(progress)  # Momentum BN's alpha
+    if moves == "before":
+        momenta |= steps.update_teacher(progress)
+    outputs = steps(view1, view2)
+    loss = outputs["loss"]
+    if not bool(loss.isfinite()):
+        raise InputError(f"expected a finite loss, found {float(loss)}; lower the learning rate or check the views")
+    loss.backward()
+    steps.commit_statistics()  # Momentum BN: the history moves once a step
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if moves == "after":
+        momenta |= steps.update_teacher(progress)
+    return {**{key: float(value.detach()) for key, value in outputs.items()}, **momenta}
