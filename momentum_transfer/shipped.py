@@ -120,7 +120,11 @@ def as_typed(text: str) -> str: ...
 @overload
 def as_typed(text: None) -> None: ...
 def as_typed(text: str | None) -> str | None:
-    """A help text or message with ``python tools/NAME.py`` as ``momentum-transfer NAME`` where there is no checkout."""
+    """A help text or message with ``python tools/NAME.py`` as ``momentum-transfer NAME`` where there is no checkout.
+
+    torchrun takes a file or a module, so there it is ``-m momentum_transfer_tools.NAME``.
+    """
     if text is None or CHECKOUT is not None:
         return text
+    text = re.sub(r"(torchrun [^\n]*?)\btools/(\w+)\.py", rf"\1-m {TOOLS.name}.\2", text)
     return re.sub(r"(?:python )?\btools/(\w+)\.py", rf"{COMMAND} \1", text)

@@ -5,7 +5,8 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.learned_settings import pretraining_hash
-from momentum_transfer.settings import config_hash, dump, load_config
+from momentum_transfer.settings import config_files, config_hash, dump, load_config
+from momentum_transfer.shipped import CONFIGS
 from pretrain.config import get_cfg
 
 
@@ -31,6 +32,28 @@ def test_base_is_read_relative_to_the_file(defaults, tmp_path):
     child.write_text("_BASE_: ../base.yaml\nSOLVER: {BASE_LR: 1e-3}\n")
     cfg = load_config(defaults, child)
     assert (cfg.NAME, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR) == ("moco", 5, 1e-3)
+
+
+def test_a_base_may_be_a_list_or_a_config_that_ships(tmp_path):
+    (tmp_path / "one.yaml").write_text("SOLVER: {STEPS: 1, BASE_LR: 0.5}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text("_BASE_: [smoke/momentum2_digits, one.yaml]\nSEED: 3\n")
+    cfg = load_config(get_cfg(), child)
+    assert (cfg.MODEL.ARCH, cfg.SOLVER.STEPS, cfg.SOLVER.BASE_LR, cfg.SEED) == ("resnet10", 1, 0.5, 3)
+    assert [file.name for file in config_files(child)] == ["child.yaml", "one.yaml", "momentum2_digits.yaml"]
+
+
+def test_a_shipped_config_is_the_same_by_name_and_by_path():
+    by_path = load_config(get_cfg(), CONFIGS / "smoke" / "momentum2_digits.yaml")
+    assert load_config(get_cfg(), "smoke/momentum2_digits") == by_path
+    assert load_config(get_cfg(), "configs/smoke/momentum2_digits.yaml") == by_path
+
+
+def test_a_base_that_leads_back_to_itself_is_refused(defaults, tmp_path):
+    (tmp_path / "a.yaml").write_text("_BASE_: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("_BASE_: a.yaml\n")
+    with pytest.raises(InputError, match=r"found that .*a\.yaml is its own base"):
+        load_config(defaults, tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""What this is, within a minute: a backbone pretrained for a moment on embedded digits, and how far it got.
+
+    python tools/demo.py [--output outputs/demo] [--steps 150]
+
+Without labels a small ResNet learns from handwritten digits by Momentum² Teacher; then linear classifiers on 4 labelled
+images a digit say what its features are worth, beside those of the same network at random and of the raw pixels. It
+runs the commands that you would type, and prints each. The whole chain, detectors too, is the quickstart.
+"""
+
+import argparse
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from statistics import mean
+from unittest import mock
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)
+
+from momentum_transfer import records
+from momentum_transfer.console import Stopped, run_tool, say
+from momentum_transfer.errors import InputError
+from momentum_transfer.shipped import typed
+
+SHOTS = 4
+
+
+def commands(output: Path, steps: int) -> list[list[str]]:
+    """The tools with their arguments, in order; a second demo finds what is done."""
+    results = output / "results.jsonl"
+    learned, random = str(output / "momentum2_digits"), str(output / "random_digits")
+    short = ["SOLVER.STEPS", str(steps), "SOLVER.WARMUP_EPOCHS", "0.3"]
+    pretrain = ["pretrain", "--config", "smoke/momentum2_digits", "--resume", "OUTPUT_DIR", learned, *short]
+    chain = [pretrain, ["pretrain", "--config", "smoke/random_digits", "--resume", "OUTPUT_DIR", random]]
+    chain += [
+        ["lowshot", "svm", "--config", "smoke/lowshot_digits", "--weights", weights, "--results", str(results),
+         "SVM.SHOTS", f"({SHOTS},)"]
+        for weights in (learned, random, "pixels")
+    ]  # fmt: skip
+    return [*chain, ["report", str(results), "--runs", learned, random, "--out", str(output / "report.html")]]
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run the commands in this process, so that torch is imported once; then say the numbers."""
+    if args.steps < 1:
+        raise InputError(f"expected --steps of at least 1, found {args.steps}")
+    output, begun = Path(args.output), time.monotonic()
+    chain = commands(output, args.steps)
+    for number, (name, *words) in enumerate(chain, start=1):
+        say(f"[{number}/{len(chain)}] $ {typed([f'tools/{name}.py', *words])}")
+        _run(name, words)
+        say()
+    scores = accuracies(output / "results.jsonl")
+    for name, score in scores.items():
+        say(f"{score:5.1f} %  {name}")
+    say(f"of held-out digits recognised from {SHOTS} labelled images each: the pretrained backbone is "
+        f"{scores['momentum2_digits'] - scores['random_digits']:+.1f} points from random, "
+        f"{scores['momentum2_digits'] - scores['pixels']:+.1f} from raw pixels")  # fmt: skip
+    say(f"page: {(output / 'report.html').resolve()} ({time.monotonic() - begun:.0f} s)")
+
+
+def accuracies(results: Path) -> dict[str, float]:
+    """Checkpoint -> top-1 accuracy at ``SHOTS``, mean over trials, in percent."""
+    found: dict[str, list[float]] = {}
+    for record in records.read(results)[0]:
+        if record["task"] == f"svm/k={SHOTS}" and record["metric"] == "top1":
+            found.setdefault(record["checkpoint"]["name"], []).append(record["value"])
+    return {name: mean(values) for name, values in found.items()}
+
+
+def _run(name: str, words: list[str]) -> None:
+    """A tool in this process, under the command line that it would have."""
+    script = str(HERE / f"{name}.py")
+    with mock.patch.object(sys, "argv", [os.path.relpath(script), *words]):
+        try:
+            runpy.run_module(f"{HERE.name}.{name}", run_name="__main__")
+        except SystemExit as ended:
+            if ended.code in (130, 143):
+                raise Stopped("stopped; run the same command again to go on", int(ended.code)) from ended
+            if ended.code:
+                raise InputError(f"{name} ended with exit code {ended.code} (see above)") from ended
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--output", default="outputs/demo", help="where everything goes (default: %(default)s)")
+    made.add_argument("--steps", type=int, default=150, help="of pretraining (default: %(default)s)")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))
