@@ -75,11 +75,11 @@ def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
     """Raises InputError where a batch normalisation would see a single image: it has no variance over images."""
     norms = {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
     alone = norms - {"GN", "IN"} - ({"SyncBN"} if processes > 1 else set())
-    if micro == 1 and alone and cfg.METHOD.NAME != "random":
+    if 1 in (micro, cfg.NORM.GROUP) and alone and cfg.METHOD.NAME != "random":
         raise InputError(
             f"expected at least two images for each forward of {' and '.join(sorted(alone))}, found one: "
             f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} over {processes} processes x SOLVER.ACCUMULATE "
-            f"{cfg.SOLVER.ACCUMULATE}; raise SOLVER.BATCH_SIZE, or normalise with GN"
+            f"{cfg.SOLVER.ACCUMULATE}, NORM.GROUP {cfg.NORM.GROUP}; raise them, or normalise with GN"
         )
 
 

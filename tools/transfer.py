@@ -20,8 +20,8 @@ def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
     from transfer import config  # here, because torch takes seconds and --help needs none of it
     from transfer.data.check_datasets import check_data
+    from transfer.ranges import check_settings
     from transfer.run import Request, run
-    from transfer.settings_check import check_settings
 
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]

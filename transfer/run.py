@@ -25,8 +25,8 @@ from transfer.data.semantic_overview import draw_label_predictions
 from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.initial_weights import read_initial
+from transfer.ranges import check_settings
 from transfer.scores import coco, lvis, semantic, voc
-from transfer.settings_check import check_settings
 from transfer.visuals import draw_detections
 
 #: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import without_rule
 from momentum_transfer.settings import value_of
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, tiny_config
 from transfer import config
 from transfer.engines import choose_engine
-from transfer.settings_check import RANGES, check_settings
+from transfer.ranges import RULES, check_settings
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [p for room in ("transfer", "smoke") for p in sorted((ROOT / "configs" / room).glob("*.yaml"))]
@@ -26,39 +27,59 @@ def test_every_config_passes(file):
     check_settings(config.load(file))
 
 
-@pytest.mark.parametrize("key", RANGES)
-def test_a_number_out_of_its_range_is_refused(key):
+@pytest.mark.parametrize("key", RULES)
+def test_a_value_out_of_its_range_is_refused(key):
     cfg = tiny_config("mask_rcnn").clone()
     cfg.defrost()
     section, _, name = key.rpartition(".")
-    (value_of(cfg, section) if section else cfg)[name] = -7
-    with pytest.raises(InputError, match=rf"expected {key} .* found -7"):
+    wrong = "a\0b" if isinstance(value_of(cfg, key), str) else -7
+    (value_of(cfg, section) if section else cfg)[name] = [-1.5] if "ALPHA" in key or "PIXEL_MEAN" in key else wrong
+    with pytest.raises(InputError, match=rf"expected {key} .* found .*; "):
         check_settings(cfg)
+
+
+def test_every_setting_has_a_rule():
+    assert without_rule(config.get_cfg(), RULES) == []
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("INPUT.MIN_SIZE_TRAIN ()", "expected a size in INPUT.MIN_SIZE_TRAIN"),
-        ("INPUT.MIN_SIZE_TRAIN (0,)", "INPUT.MIN_SIZE_TRAIN of at least 1, found 0"),
-        ("INPUT.MIN_SIZE_TRAIN ('a',)", "INPUT.MIN_SIZE_TRAIN of at least 1, found 'a'"),
+        (
+            "INPUT.MIN_SIZE_TRAIN ()",
+            "as a list of one or more whole numbers between 1 and 65536 px",
+        ),
+        ("INPUT.MIN_SIZE_TRAIN (0,)", r"expected INPUT.MIN_SIZE_TRAIN .*found \(0,\)"),
+        ("INPUT.MIN_SIZE_TRAIN ('a',)", r"expected INPUT.MIN_SIZE_TRAIN .*found \('a',\)"),
         ("INPUT.MIN_SIZE_TRAIN (80,40) INPUT.MIN_SIZE_TRAIN_SAMPLING range", "two ascending sizes"),
-        ("SOLVER.STEPS (-1,)", "SOLVER.STEPS of at least 0, found -1"),
-        ("SOLVER.BASE_LR 0.0", "SOLVER.BASE_LR more than 0, found 0.0"),
+        ("SOLVER.STEPS (-1,)", r"SOLVER.STEPS as a list of whole numbers of at least 0 iterations, found \(-1,\)"),
+        ("SOLVER.BASE_LR 0.0", "SOLVER.BASE_LR above 0, found 0.0"),
         ("SOLVER.MOMENTUM 1.5", "SOLVER.MOMENTUM between 0 and 1, found 1.5"),
         ("SOLVER.NESTEROV True SOLVER.MOMENTUM 0.0", "SOLVER.MOMENTUM above 0"),
-        ("MODEL.DEVICE tpu", "expected MODEL.DEVICE cpu, cuda, cuda:N or mps, found 'tpu'"),
-        ("MODEL.PIXEL_MEAN [1.0]", "expected 3 numbers in MODEL.PIXEL_MEAN"),
-        ("MODEL.PIXEL_STD [0.0,0.0,0.0]", "MODEL.PIXEL_STD more than 0"),
-        ("MODEL.ANCHOR_GENERATOR.SIZES []", "found an empty list"),
-        ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS [[0.0]]", "ASPECT_RATIOS more than 0"),
-        ("MODEL.RPN.IOU_THRESHOLDS [0.7,0.3]", "expected ascending MODEL.RPN.IOU_THRESHOLDS"),
-        ("MODEL.RPN.BBOX_REG_WEIGHTS (1.0,1.0)", "expected 4 numbers in MODEL.RPN.BBOX_REG_WEIGHTS"),
-        ("MODEL.FCOS.PRIOR_PROB 1.0", "MODEL.FCOS.PRIOR_PROB between 0 and 1, ends excluded"),
+        ("MODEL.DEVICE tpu", "expected MODEL.DEVICE of cpu, cuda, cuda:N, mps, found 'tpu'"),
+        ("MODEL.PIXEL_MEAN [1.0]", "MODEL.PIXEL_MEAN as a list of 3 numbers, found"),
+        ("MODEL.PIXEL_STD [0.0,0.0,0.0]", "MODEL.PIXEL_STD as a list of 3 numbers above 0"),
+        (
+            "MODEL.ANCHOR_GENERATOR.SIZES []",
+            r"SIZES as a list, or lists, of one or more .*found \[\]",
+        ),
+        (
+            "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS [[0.0]]",
+            "ASPECT_RATIOS as a list, or lists, of one or more",
+        ),
+        (
+            "MODEL.RPN.IOU_THRESHOLDS [0.7,0.3]",
+            "IOU_THRESHOLDS as a list of ascending numbers between",
+        ),
+        ("MODEL.RPN.BBOX_REG_WEIGHTS (1.0,1.0)", "MODEL.RPN.BBOX_REG_WEIGHTS as a list of 4 numbers above 0"),
+        ("MODEL.FCOS.PRIOR_PROB 1.0", "MODEL.FCOS.PRIOR_PROB above 0 and below 1"),
         ("MODEL.FPN.OUT_CHANNELS 48 MODEL.FPN.NORM GN", "a multiple of 32 in MODEL.FPN.OUT_CHANNELS"),
         ("MODEL.BACKBONE.FREEZE_AT 9", "MODEL.BACKBONE.FREEZE_AT between 0 and 5"),
-        ("MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS ((1.0,),)", "four weights a stage"),
-        ("MODEL.ROI_HEADS.IOU_THRESHOLDS [0.3,0.5]", "ROI_HEADS.IOU_LABELS is not one longer"),
+        (
+            "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS ((1.0,),)",
+            "as a list of lists of 4 numbers above 0",
+        ),
+        ("MODEL.ROI_HEADS.IOU_THRESHOLDS [0.3,0.5]", "ROI_HEADS.IOU_LABELS one longer"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -69,9 +90,9 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.4,0.6,0.7)", "IOU_THRESHOLDS is not the first"),
-        ("MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.5,0.6)", "not of one length"),
-        ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG False", "CLS_AGNOSTIC_BBOX_REG is not True"),
+        ("MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.4,0.6,0.7)", r"IOU_THRESHOLDS \[0.4\], the cascade"),
+        ("MODEL.ROI_BOX_CASCADE_HEAD.IOUS (0.5,0.6)", "as many BBOX_REG_WEIGHTS as IOUS"),
+        ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG False", "CLS_AGNOSTIC_BBOX_REG True for a cascade"),
     ],
 )
 def test_cascades_that_detectron2_would_not_build_are_refused(settings, message):
