@@ -2,6 +2,7 @@
 
     python tools/evaluate.py --weights outputs/momentum2 outputs/random --suite configs/suites/quick.yaml
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run
+    python tools/evaluate.py --suite configs/suites/momentum2_table4_digits.yaml     (a sweep: it pretrains first)
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --sbatch partition=gpu
 
 Records of all tasks go to OUTPUT/results.jsonl, the page to OUTPUT/report.html. Exit code 1 when a task failed.
@@ -27,7 +28,8 @@ from momentum_transfer.shipped import started, typed, workplace
 from momentum_transfer.suites.local import Outcome, full_command, run_local
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.slurm import run_slurm
-from momentum_transfer.suites.suite import PIXELS, Job, load_suite, plan
+from momentum_transfer.suites.suite import PIXELS, PRETRAIN, Job, load_suite, plan
+from momentum_transfer.suites.sweep import write_description
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
@@ -40,7 +42,8 @@ def main(args: argparse.Namespace) -> None:
     weights = [word if word == PIXELS else str(_from_root(word)) for word in args.weights]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     jobs = plan(suite, weights, output)
-    if (left_out := len(suite.tasks) * len(set(weights)) - len(jobs)) > 0:
+    given = [job for job in jobs if job.weights == PIXELS]
+    if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
     gpus = _gpus(args)
     if args.dry_run:
@@ -48,6 +51,8 @@ def main(args: argparse.Namespace) -> None:
         return
     options = _sbatch_options(args)
     with alone(output) as lock:
+        if suite.sweep:
+            write_description(suite.sweep, output)
         if args.slurm:
             outcomes = run_slurm(jobs, output, gpus=gpus, options=options)
         else:
@@ -97,7 +102,8 @@ def report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
     if not records.is_file():
         say(f"no task has written a record to {records}: no report")
         return False
-    runs = sorted({str(job.folder.parent) for job in jobs if any((job.folder / name).exists() for name in SHOWN)})
+    shown = [job for job in jobs if any((job.folder / name).exists() for name in SHOWN)]
+    runs = sorted({str(job.folder if job.task.name == PRETRAIN else job.folder.parent) for job in shown})
     runs += [
         word for word in weights if Path(word).is_dir()
     ]  # after our own: of two folders of a name the first counts
@@ -144,7 +150,8 @@ def _count(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--weights", nargs="+", required=True, metavar="CKPT", help="checkpoints, run folders, pixels")
+    made.add_argument("--weights", nargs="+", default=[], metavar="CKPT",
+                      help="checkpoints, run folders, pixels; a suite with pretrainings needs none")  # fmt: skip
     made.add_argument("--suite", required=True, metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
     made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     made.add_argument("--dry-run", action="store_true", help="print the plan with the expected GPU hours")

@@ -8,6 +8,7 @@
 
 In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{folder}`` the task's own output
 folder and ``{results}`` the records of the whole suite. ``needs`` names tasks of the same checkpoint that come before.
+A suite may make its checkpoints itself: ``pretrain``, see ``sweep.py``.
 """
 
 import contextlib
@@ -27,9 +28,13 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text, weights_name, write_text
 from momentum_transfer.settings import config_files
 from momentum_transfer.shipped import CONFIGS, find_config, tool_file, workplace
+from momentum_transfer.suites.sweep import Pretraining, Sweep, read_sweep
 
 #: Weights that are no file: the raw pixels, which only the low-shot evaluations take.
 PIXELS = "pixels"
+
+#: The task that makes a checkpoint of the suite's own.
+PRETRAIN = "pretrain"
 
 _PLACES = ("weights", "converted", "folder", "results")
 
@@ -102,6 +107,7 @@ class Suite:
     name: str
     tasks: tuple[Task, ...]
     path: Path = field(default=Path())
+    sweep: Sweep | None = None
 
 
 def load_suite(path: str | Path) -> Suite:
@@ -120,7 +126,10 @@ def load_suite(path: str | Path) -> Suite:
     tasks: list[Task] = []
     for number, entry in enumerate(content["tasks"], start=1):
         tasks.append(_task(entry, f"{path}, task {number}", {task.name for task in tasks}))
-    return Suite(str(content.get("name", path.stem)), tuple(tasks), path)
+    sweep = read_sweep(content["pretrain"], f"{path}, pretrain") if "pretrain" in content else None
+    if any(task.name == PRETRAIN for task in tasks) and sweep:
+        raise InputError(f"{path}: expected tasks of other names beside pretrain, found a task called {PRETRAIN}")
+    return Suite(str(content.get("name", path.stem)), tuple(tasks), path, sweep)
 
 
 def _suite_file(name: str | Path) -> Path:
@@ -157,14 +166,18 @@ def _task(entry: Any, where: str, earlier: set[str]) -> Task:
 
 
 def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[Job]:
-    """The jobs of every checkpoint, in the order of the suite; tasks that raw pixels cannot do are left out.
+    """The jobs of the suite's own pretrainings and of every checkpoint; tasks that raw pixels cannot do are left out.
 
     Raises:
-        InputError: a checkpoint or a config file is missing, or two checkpoints have the same name.
+        InputError: a checkpoint or a config file is missing, two checkpoints have the same name, or there are none.
     """
     output = Path(output)
     names: dict[str, str] = {}
     jobs: list[Job] = []
+    for run in suite.sweep.runs() if suite.sweep else ():
+        pretraining = _pretraining(suite.sweep, run, output)
+        names[run.name] = str(pretraining.folder)
+        jobs += [pretraining, *_jobs(suite, str(pretraining.folder), run.name, output, pretraining)]
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
         if name in names:
@@ -174,11 +187,23 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[J
             )
         names[name] = weights
         jobs += _jobs(suite, weights, name, output)
+    if not jobs:
+        raise InputError(f"expected --weights CHECKPOINT…: the suite {suite.name} pretrains none itself")
     return jobs
 
 
-def _jobs(suite: Suite, weights: str, name: str, output: Path) -> list[Job]:
-    digest = _hash_of(weights)
+def _pretraining(sweep: Sweep | None, run: Pretraining, output: Path) -> Job:
+    assert sweep is not None
+    folder = output / "pretrained" / run.name  # results call a checkpoint by its run's folder
+    command = (*run.command, "OUTPUT_DIR", str(folder))
+    task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes)
+    key = sha256_of_text(json.dumps([command, _config_hashes(command)]))[:16]
+    return Job(run.name, task, command, folder, (), key, output / "results.jsonl")
+
+
+def _jobs(suite: Suite, weights: str, name: str, output: Path, pretraining: Job | None = None) -> list[Job]:
+    """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
+    digest = pretraining.key if pretraining else _hash_of(weights)
     made: dict[str, Job] = {}
     for task in suite.tasks:
         if weights == PIXELS and ("{converted}" in task.command or any(need not in made for need in task.needs)):
@@ -191,7 +216,7 @@ def _jobs(suite: Suite, weights: str, name: str, output: Path) -> list[Job]:
             "results": str(output / "results.jsonl"),
         }
         command = tuple(_fill(word, places) for word in shlex.split(task.command))
-        needs = tuple(made[need] for need in task.needs)
+        needs = (*([pretraining] if pretraining else []), *(made[need] for need in task.needs))
         key = sha256_of_text(json.dumps([command, digest, _config_hashes(command), [need.key for need in needs]]))[:16]
         made[task.name] = Job(name, task, command, folder, needs, key, output / "results.jsonl")
     return list(made.values())

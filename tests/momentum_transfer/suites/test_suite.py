@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lowshot.config
+import pretrain.config
 import transfer.config
 from lowshot.evaluations import ON_FEATURES
 from lowshot.image_evaluations import ON_IMAGES
@@ -20,7 +21,7 @@ from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.settings import load_config
 from momentum_transfer.suites.local import full_command, last_line, run_local
-from momentum_transfer.suites.suite import load_suite, plan
+from momentum_transfer.suites.suite import PRETRAIN, load_suite, plan
 from tests.momentum_transfer.suites.suite_files import words, write_suite, write_weights
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,7 +191,8 @@ def test_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path):
 def test_shipped_suites_name_files_that_are_there(path: Path, tmp_path: Path, weights):
     shipped = load_suite(path)
     jobs = plan(shipped, weights, tmp_path / "out")
-    assert len(jobs) == 2 * len(shipped.tasks)
+    runs = len(shipped.sweep.runs()) if shipped.sweep else 0
+    assert len(jobs) == (2 + runs) * len(shipped.tasks) + runs
     assert shipped.name == path.stem
 
 
@@ -215,11 +217,14 @@ def test_shipped_configs_load_with_the_settings_of_their_command(path: Path, tmp
     loaders = {
         "tools/lowshot.py": lambda *given: load_config(lowshot.config.get_cfg(), *given),
         "tools/transfer.py": transfer.config.load,
+        "tools/pretrain.py": lambda *given: load_config(pretrain.config.get_cfg(), *given),
     }
     for job in plan(load_suite(path), weights[:1], tmp_path / "out"):
         if job.command[0] == "tools/convert.py":
             continue
-        overrides = list(job.command[job.command.index("OUTPUT_DIR") :]) if "OUTPUT_DIR" in job.command else []
+        first = job.command.index("--resume") + 1 if job.task.name == PRETRAIN else None
+        first = job.command.index("OUTPUT_DIR") if first is None and "OUTPUT_DIR" in job.command else first
+        overrides = [] if first is None else list(job.command[first:])
         cfg = loaders[job.command[0]](job.command[job.command.index("--config") + 1], overrides)
         assert not overrides or str(job.folder) == cfg.OUTPUT_DIR
         if job.command[0] == "tools/lowshot.py":

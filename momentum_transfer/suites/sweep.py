@@ -1,0 +1,139 @@
+"""Pretrainings of a suite: a grid of settings and seeds, each run a checkpoint that the suite's tasks then evaluate.
+
+    pretrain:
+      config: configs/smoke/momentum2_digits.yaml
+      grid: {NORM.TEACHER: [BN, MomentumBN], NORM.GROUP: [8, 16]}   # every combination; or arms, each by its name
+      arms: {slow: {SOLVER.STEPS: 100}}
+      seeds: [0, 1, 2]
+      settings: {DATA.WORKERS: 2}                                   # of all runs
+
+A run is called ``ARM_seedN``, an arm of a grid by its values (``BN-8``). ``sweep.json`` beside the records says what
+each run was, for plots.
+"""
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import write_text
+
+#: Settings of one arm, by dotted key.
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """One run of a sweep.
+
+    Attributes:
+        name: of the run and of its checkpoint in results.
+        arm: its name without the seed.
+        settings: what the grid or the arm sets; ``seed`` is SEED.
+        command: words after ``python``, without OUTPUT_DIR.
+    """
+
+    name: str
+    arm: str
+    settings: Settings
+    seed: int
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The pretrainings of a suite; ``gpu_hours``, ``distributed``, ``cpus`` and ``minutes`` are those of one run."""
+
+    config: str
+    grid: Mapping[str, list[Any]]
+    arms: Mapping[str, Settings]
+    seeds: tuple[int, ...]
+    settings: Settings
+    command: str = "tools/pretrain.py"
+    gpu_hours: float = 0.0
+    distributed: bool = False
+    cpus: int = 8
+    minutes: int = 2880
+
+    def runs(self) -> list[Pretraining]:
+        """Every arm with every seed, the seeds of an arm together."""
+        found = []
+        for (name, settings), seed in itertools.product(self._arms().items(), self.seeds):
+            words = {**self.settings, **settings, "SEED": seed}
+            overrides = [word for key, value in words.items() for word in (key, _word(value))]
+            command = (*shlex.split(self.command), "--config", self.config, "--resume", *overrides)
+            found.append(Pretraining(f"{name}_seed{seed}", name, settings, seed, command))
+        return found
+
+    def _arms(self) -> dict[str, Settings]:
+        if self.arms:
+            return dict(self.arms)
+        names = list(self.grid)
+        made: dict[str, Settings] = {}
+        for values in itertools.product(*self.grid.values()):
+            name = "-".join(re.sub(r"[^\w.=]+", "_", _word(value)).strip("_") or "none" for value in values)
+            if name in made:
+                raise InputError(f"two arms of the grid are called {name}; name them by arms in the place of grid")
+            made[name] = dict(zip(names, values, strict=True))
+        return made
+
+
+def _word(value: Any) -> str:
+    """A value as a word of a command line: YAML's true is True, a list is Python's."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def read_sweep(entry: Any, where: str) -> Sweep:
+    """The sweep of a suite's ``pretrain`` entry, checked.
+
+    Raises:
+        InputError: an unknown key, neither or both of grid and arms, an empty list, seeds that are no whole numbers.
+    """
+    known = [field.name for field in fields(Sweep)]
+    if not isinstance(entry, dict) or not isinstance(entry.get("config"), str):
+        raise InputError(f"{where}: expected a mapping with the config of the pretrainings, found {entry!r}")
+    if unknown := [key for key in entry if key not in known]:
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected some of {', '.join(known)}")
+    grid, arms, seeds = entry.get("grid", {}), entry.get("arms", {}), entry.get("seeds", [0])
+    if bool(grid) == bool(arms):
+        raise InputError(f"{where}: expected either grid or arms, found {'both' if grid else 'neither'}")
+    if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
+        raise InputError(f"{where}: expected grid as a mapping of keys to lists of values, found {grid!r}")
+    if not isinstance(arms, dict) or not all(_is_arm(name, arm) for name, arm in arms.items()):
+        raise InputError(
+            f"{where}: expected arms as a mapping of names (letters, digits and . = - _) to settings, found {arms!r}"
+        )
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise InputError(f"{where}: expected seeds as a list of whole numbers from 0, found {seeds!r}")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"{where}: expected each seed once, found {seeds!r}")
+    settings = entry.get("settings", {})
+    if not isinstance(settings, dict):
+        raise InputError(f"{where}: expected settings as a mapping of keys to values, found {settings!r}")
+    sweep = Sweep(**{**entry, "grid": grid, "arms": arms, "seeds": tuple(seeds), "settings": settings})
+    try:
+        sweep.runs()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    return sweep
+
+
+def _is_arm(name: Any, arm: Any) -> bool:
+    return isinstance(name, str) and bool(re.fullmatch(r"[\w.=-]+", name)) and isinstance(arm, dict)
+
+
+def describe(sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """Run -> its arm, settings and seed."""
+    return {run.name: {"arm": run.arm, "settings": dict(run.settings), "seed": run.seed} for run in sweep.runs()}
+
+
+def write_description(sweep: Sweep, output: str | Path) -> Path:
+    """Write ``sweep.json`` into the suite's folder; returns its path."""
+    path = Path(output) / "sweep.json"
+    write_text(path, json.dumps(describe(sweep), indent=1) + "\n")
+    return path

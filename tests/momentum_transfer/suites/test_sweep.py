@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.suites.local import run_local
+from momentum_transfer.suites.suite import PRETRAIN, load_suite, plan
+from momentum_transfer.suites.sweep import read_sweep, write_description
+from tests.momentum_transfer.suites.suite_files import write_suite, write_weights
+
+#: A pretraining that writes its overrides to OUTPUT_DIR/run.json; "fail" ends badly.
+TRAINER = """
+import json, pathlib, sys
+words = sys.argv[4:]
+settings = dict(zip(words[::2], words[1::2]))
+folder = pathlib.Path(settings["OUTPUT_DIR"])
+folder.mkdir(parents=True, exist_ok=True)
+runs = folder / "run.json"
+count = json.loads(runs.read_text())["count"] + 1 if runs.exists() else 1
+runs.write_text(json.dumps({**settings, "count": count, "resume": sys.argv[3]}))
+sys.exit(3 if settings.get("A.B") == "fail" else 0)
+"""
+
+
+@pytest.fixture
+def sweep_suite(tmp_path):
+    """``sweep_suite(**pretrain)`` -> a suite whose one task notes the checkpoint it was given."""
+
+    def make(**pretrain) -> Path:
+        trainer, config = tmp_path / "trainer.py", tmp_path / "base.yaml"
+        trainer.write_text(TRAINER, encoding="utf-8")
+        config.write_text("A: 1\n", encoding="utf-8")
+        path = write_suite(tmp_path, {"word": "{weights}"})
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content["pretrain"] = {"config": str(config), "command": f"'{trainer}'", **pretrain}
+        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+        return path
+
+    return make
+
+
+def test_every_combination_is_trained_with_every_seed_and_then_evaluated(sweep_suite, tmp_path):
+    suite = load_suite(sweep_suite(grid={"A.B": [1, "x"], "C": [True]}, seeds=[0, 3], settings={"D": [1, 2]}))
+    jobs = plan(suite, [], tmp_path / "out")
+    assert [job.title for job in jobs[:4]] == [
+        "1-True_seed0: pretrain", "1-True_seed0: task0", "1-True_seed3: pretrain", "1-True_seed3: task0",
+    ]  # fmt: skip
+    assert jobs[1].needs == (jobs[0],)
+    outcomes = run_local(jobs)
+    assert all(outcome.well for outcome in outcomes)
+    run = json.loads((tmp_path / "out/pretrained/x-True_seed3/run.json").read_text())
+    assert {key: run[key] for key in ("A.B", "C", "D", "SEED")} == {"A.B": "x", "C": "True", "D": "[1, 2]", "SEED": "3"}
+    evaluated = (tmp_path / "out/results.jsonl").read_text().split()
+    assert evaluated == [str(tmp_path / "out/pretrained" / job.weights) for job in jobs if job.task.name == PRETRAIN]
+    assert run_local(plan(suite, [], tmp_path / "out"))[0].status == "done before"
+    assert json.loads((tmp_path / "out/pretrained/1-True_seed0/run.json").read_text())["count"] == 1
+
+
+def test_another_setting_of_one_arm_repeats_that_arm_alone(sweep_suite, tmp_path):
+    def keys(value: int) -> dict[str, str]:
+        suite = load_suite(sweep_suite(arms={"one": {"A.B": 1}, "two": {"A.B": value}}))
+        return {job.title: job.key for job in plan(suite, [], tmp_path / "out")}
+
+    before, after = keys(2), keys(5)
+    changed = {title for title in before if before[title] != after[title]}
+    assert changed == {"two_seed0: pretrain", "two_seed0: task0"}
+
+
+def test_a_failed_pretraining_stops_its_evaluations_alone(sweep_suite, tmp_path):
+    suite = load_suite(sweep_suite(grid={"A.B": ["fail", 2]}))
+    outcomes = {outcome.job.title: outcome.status for outcome in run_local(plan(suite, [], tmp_path / "out"))}
+    assert outcomes == {
+        "fail_seed0: pretrain": "failed",
+        "fail_seed0: task0": "not run",
+        "2_seed0: pretrain": "done",
+        "2_seed0: task0": "done",
+    }
+
+
+def test_given_checkpoints_are_evaluated_beside_the_suites_own(sweep_suite, tmp_path):
+    suite = load_suite(sweep_suite(grid={"A.B": [1]}))
+    names = [job.weights for job in plan(suite, write_weights(tmp_path), tmp_path / "out")]
+    assert names == ["1_seed0", "1_seed0", "momentum2", "random"]
+
+
+def test_the_description_says_what_each_run_was(sweep_suite, tmp_path):
+    suite = load_suite(sweep_suite(arms={"slow": {"SOLVER.STEPS": 5}}, seeds=[7]))
+    assert json.loads(write_description(suite.sweep, tmp_path).read_text()) == {
+        "slow_seed7": {"arm": "slow", "settings": {"SOLVER.STEPS": 5}, "seed": 7}
+    }
+
+
+def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
+    with pytest.raises(InputError, match="expected --weights"):
+        plan(load_suite(write_suite(tmp_path, {})), [], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("x", "expected a mapping with the config"),
+        ({"config": "c"}, "either grid or arms, found neither"),
+        ({"config": "c", "grid": {"A": [1]}, "arms": {"a": {}}}, "found both"),
+        ({"config": "c", "grid": {"A": []}}, "lists of values"),
+        ({"config": "c", "grid": {"A": 1}}, "lists of values"),
+        ({"config": "c", "arms": {"a b": {}}}, "arms as a mapping of names"),
+        ({"config": "c", "arms": {"a": 1}}, "arms as a mapping of names"),
+        ({"config": "c", "grid": {"A": [1]}, "seeds": [1, 1]}, "each seed once"),
+        ({"config": "c", "grid": {"A": [1]}, "seeds": [True]}, "whole numbers"),
+        ({"config": "c", "grid": {"A": [1]}, "seeds": []}, "whole numbers"),
+        ({"config": "c", "grid": {"A": ["x y", "x_y"]}}, "two arms of the grid are called x_y"),
+        ({"config": "c", "grid": {"A": [1]}, "sedes": [0]}, "unknown key 'sedes'"),
+        ({"config": "c", "grid": {"A": [1]}, "settings": [1]}, "settings as a mapping"),
+    ],
+)
+def test_a_sweep_that_means_nothing_is_refused(entry, message):
+    with pytest.raises(InputError, match=message):
+        read_sweep(entry, "suite.yaml, pretrain")
