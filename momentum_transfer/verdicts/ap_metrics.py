@@ -1,0 +1,61 @@
+"""From tables of precision and recall to the numbers that papers print: COCO's, LVIS's and VOC's.
+
+Tables are as the references keep them: T 10 IoU thresholds (.50 : .05 : .95), R 101 recall levels, K categories, A area
+ranges (all, small, medium, large), M limits on detections per image; −1 where a category has no object that counts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+_AREAS = ("", "s", "m", "l")
+_AT_50, _AT_75 = 0, 5
+
+
+def percent(table: np.ndarray) -> float:
+    """Mean of the defined entries (above −1) in percent, NaN if there is none; the references' own summation order."""
+    defined = table[table > -1]
+    return float(np.mean(defined)) * 100 if len(defined) else float("nan")
+
+
+def coco_metrics(
+    precision: np.ndarray, recall: np.ndarray, limits: Sequence[int], groups: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, float]:
+    """AP, AP50, AP75, APs, APm, APl, AR<limit> …, ARs, ARm, ARl in percent.
+
+    Args:
+        precision: [T, R, K, A] at the largest limit. recall: [T, K, A, M].
+    """
+    metrics = _precisions(precision)
+    metrics |= {f"AR{limit}": percent(recall[..., 0, m]) for m, limit in enumerate(limits)}
+    return metrics | {f"AR{_AREAS[a]}": percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
+
+
+def lvis_metrics(
+    precision: np.ndarray, recall: np.ndarray, limits: Sequence[int], groups: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """As ``coco_metrics``, with APr, APc and APf of ``groups`` (rare, common, frequent categories).
+
+    Args:
+        precision: [T, R, K, A]. recall: [T, K, A, 1]. limits: (detections per image,), −1 for no limit.
+    """
+    metrics = _precisions(precision)
+    metrics |= {f"AP{name}": percent(precision[:, :, chosen, 0]) for name, chosen in groups.items()}
+    metrics["AR" if limits[-1] < 0 else f"AR{limits[-1]}"] = percent(recall[..., 0, -1])
+    return metrics | {f"AR{_AREAS[a]}": percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
+
+
+def _precisions(precision: np.ndarray) -> dict[str, float]:
+    metrics = {
+        "AP": percent(precision[..., 0]),
+        "AP50": percent(precision[[_AT_50]][..., 0]),
+        "AP75": percent(precision[[_AT_75]][..., 0]),
+    }
+    return metrics | {f"AP{_AREAS[a]}": percent(precision[..., a]) for a in range(1, len(_AREAS))}
+
+
+def voc_metrics(table: np.ndarray) -> dict[str, float]:
+    """AP (mean over the thresholds), AP50 and AP75 from AP in percent [10, K]; NaN where a class has no object."""
+    defined = ~np.isnan(table[0])
+    by_iou = [float(np.mean(row[defined])) if defined.any() else float("nan") for row in table]
+    return {"AP": float(np.mean(by_iou)), "AP50": by_iou[_AT_50], "AP75": by_iou[_AT_75]}

@@ -1,0 +1,128 @@
+"""Many measures at once: Holm's correction, mean ranks with Friedman and Nemenyi, improvement over tasks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from momentum_transfer.errors import InputError
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values, in the order given (Holm 1979): the chance of any false alarm among all stays at the level.
+
+    The i-th smallest of m is multiplied by m − i (i from 0), never below the one before it, never above 1.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    if len(p) and not ((p >= 0) & (p <= 1)).all():
+        raise InputError(f"expected p values in [0, 1], found {p[~((p >= 0) & (p <= 1))][0]}")
+    order = np.argsort(p, kind="stable")
+    steps = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))
+    adjusted = np.empty(len(p))
+    adjusted[order] = steps
+    return [float(value) for value in adjusted]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Mean ranks over measures, 1 is best.
+
+    Attributes:
+        ranks: [k] mean rank of each checkpoint. p: Friedman's test of "no checkpoint ranks apart".
+        critical_difference: mean ranks closer than this are not told apart at the level (Nemenyi).
+        measures: N.
+    """
+
+    ranks: list[float]
+    p: float
+    critical_difference: float
+    measures: int
+
+
+def friedman(scores: np.ndarray, alpha: float = 0.05) -> Ranking:
+    """Mean ranks with Friedman's test and Nemenyi's critical difference (Demšar, JMLR 7, 2006, section 3.2.2).
+
+    Args:
+        scores: [N measures, k checkpoints], higher is better; N ≥ 2, k ≥ 3. Ties share their ranks.
+
+    Raises:
+        InputError: fewer measures or checkpoints, or a missing score.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim != 2 or scores.shape[0] < 2 or scores.shape[1] < 3:
+        raise InputError(
+            f"expected at least 2 measures of at least 3 checkpoints for mean ranks, found {scores.shape}; "
+            "compare two checkpoints measure by measure"
+        )
+    if not np.isfinite(scores).all():
+        raise InputError("expected every checkpoint's score in every measure, found one missing; leave the measure out")
+    measures, checkpoints = scores.shape
+    ranks = stats.rankdata(-scores, axis=1).mean(axis=0)
+    flat = bool((scores == scores[:, :1]).all())
+    p = 1.0 if flat else float(stats.friedmanchisquare(*scores.T).pvalue)
+    q = float(stats.studentized_range.ppf(1 - alpha, checkpoints, np.inf)) / math.sqrt(2)
+    critical = q * math.sqrt(checkpoints * (checkpoints + 1) / (6 * measures))
+    return Ranking([float(rank) for rank in ranks], p, critical, measures)
+
+
+def probability_of_improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
+    """Chance that a trial of the first beats one of the second on a task drawn at random; ties count half.
+
+    Agarwal et al., "Deep RL at the edge of the statistical precipice", NeurIPS 2021, section 4.3: the mean over tasks of
+    the Mann-Whitney statistic.
+
+    Args:
+        first, second: scores over trials, [n_t] and [m_t], for each task t.
+    """
+    if not first or len(first) != len(second):
+        raise InputError(f"expected the same tasks on both sides, found {len(first)} and {len(second)}")
+    chances = []
+    for a, b in zip(first, second, strict=True):
+        a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+        if not len(a) or not len(b):
+            raise InputError("expected at least one trial of each side in every task, found none")
+        chances.append(float(np.mean((a[:, None] > b) + 0.5 * (a[:, None] == b))))
+    return float(np.mean(chances))
+
+
+def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
+    """Mean of the middle half of all trials of all tasks (Agarwal et al. 2021, section 4.3).
+
+    Args:
+        scores: [n_t] for each task t. Where the tasks have unlike numbers of trials, tasks still weigh the same: every
+            task's mean over trials counts once.
+    """
+    if not len(scores):
+        raise InputError("expected the scores of at least one task, found none")
+    arrays = [np.asarray(task, dtype=np.float64) for task in scores]
+    alike = len({len(task) for task in arrays}) == 1
+    pool = np.concatenate(arrays) if alike else np.array([task.mean() for task in arrays])
+    return float(stats.trim_mean(pool, 0.25))
+
+
+def stratified_interval(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, statistic: str, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile interval of a statistic over tasks, trials resampled within each task.
+
+    The tasks are taken as given (Agarwal et al. 2021, section 4.1): the interval says nothing of other tasks, and where
+    every task has one trial it has no width.
+
+    Args:
+        statistic: ``improvement`` (of ``first`` over ``second``) or ``iqm`` (of ``first``; ``second`` is None).
+    """
+    random = np.random.default_rng(seed)
+
+    def draw(tasks: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.asarray(task)[random.integers(0, len(task), len(task))] for task in tasks]
+
+    if statistic == "iqm":
+        values = [interquartile_mean(draw(first)) for _ in range(resamples)]
+    elif statistic == "improvement" and second is not None:
+        values = [probability_of_improvement(draw(first), draw(second)) for _ in range(resamples)]
+    else:
+        raise InputError(f"expected the statistic improvement (of two sides) or iqm (of one), found {statistic!r}")
+    low, high = np.percentile(values, (2.5, 97.5))
+    return float(low), float(high)

@@ -1,0 +1,147 @@
+"""Ranked detections of one test set: all that the bootstrap of AP needs, and nothing else.
+
+Resampling whole images changes neither the matching within an image nor the order of the detections by score; it only
+changes how often each detection and each object counts. So a test set comes down to its detections in order of score,
+each with its image, and to what the matcher said of those that took an object.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from momentum_transfer.errors import InputError
+
+RULES = ("coco", "lvis", "voc 11-point", "voc area")
+
+#: Bits of a word: T thresholds × A area ranges.
+MOST_RUNS = 63
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """D detections ordered by category and, within one, by score; G objects.
+
+    "Run" (t, a) is one of the T IoU thresholds with one of the A area ranges; it is bit ``a·T + t`` of a word.
+
+    Attributes:
+        images, categories, thresholds, areas: n, K, T, A.
+        limits: limits on detections per image and category, ascending; the largest has been applied.
+        image: [D] of each detection. starts: [K + 1] where each category begins.
+        blamed: [D] bit a is set where the detection would be a false positive in area range a if nothing matched it.
+        match: [M] ascending positions of the detections that took an object in some run.
+        counted: [M] words, runs in which that is a true positive.
+        ignored: [M] words, runs in which the object is to be ignored: neither true nor false.
+        limit: [M] the first of ``limits`` that keeps the detection.
+        object_image, object_category: [G]. object_areas: [G] bit a is set where the object counts in area range a.
+        groups: name to the categories of a group (LVIS: r, c, f).
+        rule: ``coco``, ``lvis``, ``voc 11-point`` or ``voc area``: how curves become numbers.
+    """
+
+    rule: str
+    images: int
+    categories: int
+    thresholds: int
+    areas: int
+    limits: tuple[int, ...]
+    image: np.ndarray
+    starts: np.ndarray
+    blamed: np.ndarray
+    match: np.ndarray
+    counted: np.ndarray
+    ignored: np.ndarray
+    limit: np.ndarray
+    object_image: np.ndarray
+    object_category: np.ndarray
+    object_areas: np.ndarray
+    groups: dict[str, list[int]]
+
+    @property
+    def runs(self) -> int:
+        return self.thresholds * self.areas
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The fields as the smallest arrays that hold them, for a file; ``from_arrays`` reads them."""
+        small = np.uint16 if self.images <= 1 << 16 else np.uint32
+        place = np.uint16 if self.categories <= 1 << 16 else np.uint32
+        names = list(self.groups)
+        member = np.zeros(self.categories, dtype=np.uint8)  # 0: of no group
+        for number, name in enumerate(names, start=1):
+            member[self.groups[name]] = number
+        return {
+            "rule": np.array(self.rule),
+            "shape": np.array([self.images, self.categories, self.thresholds, self.areas], dtype=np.int64),
+            "limits": np.array(self.limits, dtype=np.int64),
+            "image": self.image.astype(small),
+            "starts": self.starts.astype(np.int64),
+            "blamed": self.blamed.astype(np.uint8),
+            "match": np.diff(self.match, prepend=0).astype(np.uint32),
+            "counted": _bytes(self.counted),
+            "ignored": _bytes(self.ignored),
+            "limit": self.limit.astype(np.uint8),
+            "object_image": self.object_image.astype(small),
+            "object_category": self.object_category.astype(place),
+            "object_areas": self.object_areas.astype(np.uint8),
+            "group_names": np.array(names, dtype=np.str_),
+            "group": member,
+        }
+
+    @classmethod
+    def from_arrays(cls, found: dict[str, Any]) -> "Ranked":
+        """What ``arrays`` gave.
+
+        Raises:
+            InputError: an array is missing or they do not fit each other.
+        """
+        try:
+            images, categories, thresholds, areas = (int(value) for value in found["shape"])
+            names = [str(name) for name in found["group_names"]]
+            ranked = cls(
+                str(found["rule"]), images, categories, thresholds, areas, tuple(int(n) for n in found["limits"]),
+                image=found["image"].astype(np.int64), starts=found["starts"].astype(np.int64), blamed=found["blamed"],
+                match=np.cumsum(found["match"].astype(np.int64)), counted=_words(found["counted"]),
+                ignored=_words(found["ignored"]), limit=found["limit"],
+                object_image=found["object_image"].astype(np.int64),
+                object_category=found["object_category"].astype(np.int64), object_areas=found["object_areas"],
+                groups={name: np.flatnonzero(found["group"] == n).tolist() for n, name in enumerate(names, start=1)},
+            )  # fmt: skip
+        except (KeyError, ValueError, IndexError) as error:
+            raise InputError(f"expected the outcomes of detections, found a file without {error}") from error
+        ranked.check()
+        return ranked
+
+    def check(self) -> None:
+        """Raise InputError where the arrays do not fit each other."""
+        lengths = (
+            (len(self.image), len(self.blamed)),
+            (len(self.match), len(self.counted)), (len(self.match), len(self.ignored)),
+            (len(self.match), len(self.limit)),
+            (len(self.object_image), len(self.object_category)), (len(self.object_image), len(self.object_areas)),
+            (len(self.starts), self.categories + 1),
+        )  # fmt: skip
+        whole = (
+            self.rule in RULES
+            and all(a == b for a, b in lengths)
+            and 0 < self.runs <= MOST_RUNS
+            and _inside(self.image, self.images)
+            and _inside(self.object_image, self.images)
+            and _inside(self.object_category, self.categories)
+            and _inside(self.match, len(self.image))
+            and (np.diff(self.match) > 0).all()
+            and (np.diff(self.starts, prepend=0, append=len(self.image)) >= 0).all()
+        )
+        if not whole:
+            raise InputError("expected outcomes of detections whose arrays fit each other, found a damaged set")
+
+
+def _inside(values: np.ndarray, end: int) -> bool:
+    return not len(values) or (int(values.min()) >= 0 and int(values.max()) < end)
+
+
+def _bytes(words: np.ndarray) -> np.ndarray:
+    """[8, N] the words byte by byte: equal bytes side by side compress well."""
+    return np.ascontiguousarray(words.astype("<i8").view(np.uint8).reshape(-1, 8).T)
+
+
+def _words(planes: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(planes.T).view("<i8").reshape(-1).astype(np.int64)
