@@ -71,15 +71,14 @@ def _precision_at_levels(ranked: Ranked, found: Curves) -> np.ndarray:
 
 def _levels(true: np.ndarray, positives: np.ndarray, part: Part) -> np.ndarray:
     """[B, E] how many levels of recall are first reached at each entry; the closing one takes those that never are."""
-    hundredths = true * 100 / np.maximum(positives, 1)
-    reached = np.floor(hundredths)
-    whole = reached == hundredths  # the quotient of whole numbers is exact where it is whole
-    reached = reached.astype(np.int64)
-    missed = whole & _MISSED[reached]
-    reached += 1 - missed
+    hundredths = np.multiply(true, 100.0) / np.maximum(positives, 1)
+    reached = hundredths.astype(np.int64)
+    whole = np.flatnonzero(reached == hundredths)  # the quotient of whole numbers is exact where it is whole
+    reached += 1
+    reached.ravel()[whole] -= _MISSED[reached.ravel()[whole] - 1]
     reached[:, part.last] = len(LEVELS)
-    new = reached.copy()
-    new[:, 1:] -= reached[:, :-1]
+    new = np.empty_like(reached)
+    np.subtract(reached[:, 1:], reached[:, :-1], out=new[:, 1:])
     new[:, part.run_start] = reached[:, part.run_start]
     return new
 

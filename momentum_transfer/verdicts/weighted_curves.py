@@ -15,7 +15,7 @@ from scipy import sparse
 from momentum_transfer.verdicts.ranked import Ranked
 
 #: Entries × resamples that are worked on at a time; about 40 bytes each.
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class Part:
     run_of: np.ndarray  # [E]
     before: np.ndarray  # [E] row of ``blame`` that counts the detections to be blamed before the entry
     blame: sparse.csr_matrix  # [rows, images]: detections between an entry's detection and the one before it
-    blame_start: np.ndarray  # [rows] the row where the cumulative sum begins anew
+    blame_start: np.ndarray  # [starts] rows where the cumulative sum begins anew
+    blame_of: np.ndarray  # [rows] which of them
+    most: int  # detections and objects in the part
     positives: sparse.csr_matrix  # [(high − low)·A, images] objects that count
 
     @property
@@ -79,15 +81,16 @@ def parts(ranked: Ranked, resamples: int) -> list[Part]:
 
 def curves(part: Part, weights: np.ndarray) -> Curves:
     """The curves under ``weights`` [B, images], whole numbers of at least 0."""
-    padded = np.concatenate((weights, np.zeros((len(weights), 1), weights.dtype)), axis=1)
+    # Sums of weights over detections: 32 bits hold them unless there are hundreds of millions.
+    kind = np.int32 if int(weights.max(initial=0)) * part.most < 1 << 31 else np.int64
+    padded = np.concatenate((weights, np.zeros((len(weights), 1), weights.dtype)), axis=1).astype(kind)
     own = padded[:, part.image]
-    true = _since(np.cumsum(own * part.counted, axis=1, dtype=np.int64), part.run_start, part.run_of)
-    spared = _since(np.cumsum(own * part.spared, axis=1, dtype=np.int64), part.run_start, part.run_of)
-    transposed = np.ascontiguousarray(weights.T.astype(np.int64))
-    blame = np.cumsum(np.ascontiguousarray((part.blame @ transposed).T), axis=1)
-    blame = _since(blame, None, None, part.blame_start)
-    false = blame[:, part.before] - spared
-    positives = np.ascontiguousarray((part.positives @ transposed).T)
+    true = _since(np.cumsum(own * part.counted.astype(kind), axis=1, dtype=kind), part.run_start, part.run_of)
+    spared = _since(np.cumsum(own * part.spared.astype(kind), axis=1, dtype=kind), part.run_start, part.run_of)
+    transposed = np.ascontiguousarray(padded[:, :-1].T)
+    blame = np.cumsum(np.ascontiguousarray((part.blame.astype(kind) @ transposed).T), axis=1, dtype=kind)
+    false = _since(blame, part.blame_start, part.blame_of)[:, part.before] - spared
+    positives = np.ascontiguousarray((part.positives.astype(kind) @ transposed).T)
     return Curves(part, true, false, positives, own)
 
 
@@ -107,13 +110,12 @@ def blocks(weights: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield weights[start : start + size]
 
 
-def _since(
-    totals: np.ndarray, run_start: np.ndarray | None, run_of: np.ndarray | None, start_of: np.ndarray | None = None
-) -> np.ndarray:
-    """Cumulative sums [B, E] that begin anew at each run."""
-    start = start_of if start_of is not None else run_start[run_of]  # type: ignore[index]
-    shifted = np.concatenate((np.zeros((len(totals), 1), totals.dtype), totals), axis=1)
-    return totals - shifted[:, start]
+def _since(totals: np.ndarray, start: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Cumulative sums [B, E] that begin anew at each ``start`` [R]; entry e belongs to the run ``of[e]``, in place."""
+    base = totals[:, start - 1]
+    base[:, start == 0] = 0
+    totals -= base[:, of]
+    return totals
 
 
 def _match_starts(ranked: Ranked) -> np.ndarray:
@@ -147,7 +149,7 @@ def _part(ranked: Ranked, low: int, high: int) -> Part:
         return np.insert(values, ends, closing)
 
     lengths = np.diff(ends, prepend=0) + 1
-    blame, blame_start, rows = _blame(ranked, low, high, match, category)
+    blame, blame_start, blame_of, rows = _blame(ranked, low, high, match, category)
     before = area * rows + place
     return Part(
         low,
@@ -161,17 +163,19 @@ def _part(ranked: Ranked, low: int, high: int) -> Part:
         before=closed(before, 0),
         blame=blame,
         blame_start=blame_start,
+        blame_of=blame_of,
+        most=ranked.areas * (int(ranked.starts[high] - ranked.starts[low]) + len(ranked.object_image) + len(run)),
         positives=_positives(ranked, low, high),
     )
 
 
 def _blame(
     ranked: Ranked, low: int, high: int, match: np.ndarray, category: np.ndarray
-) -> tuple[sparse.csr_matrix, np.ndarray, int]:
+) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray, int]:
     """Detections to be blamed, by area range and by the next matched detection of their category.
 
     Returns:
-        [A·rows, images] counts, the row where each row's category begins, rows per area range (at least 1).
+        [A·rows, images] counts, rows where a category begins, which of those each row belongs to, rows per area range.
     """
     rows = max(1, len(match))
     span = np.arange(int(ranked.starts[low]), int(ranked.starts[high]))
@@ -186,9 +190,12 @@ def _blame(
     counts = sparse.csr_matrix(
         (np.ones(len(row), dtype=np.int64), (row, image)), shape=(ranked.areas * rows, ranked.images)
     )
-    first = np.searchsorted(category, category) if len(category) else np.zeros(1, dtype=np.int64)
-    starts = np.concatenate([first + area * rows for area in range(ranked.areas)])
-    return counts, starts, rows
+    start, of = np.unique(category, return_inverse=True)
+    start = np.searchsorted(category, start) if len(category) else np.zeros(1, dtype=np.int64)
+    of = of if len(category) else np.zeros(1, dtype=np.int64)
+    starts = np.concatenate([start + area * rows for area in range(ranked.areas)])
+    groups = np.concatenate([of + area * len(start) for area in range(ranked.areas)])
+    return counts, starts, groups, rows
 
 
 def _positives(ranked: Ranked, low: int, high: int) -> sparse.csr_matrix:

@@ -25,8 +25,11 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.verdicts.ap_metrics import coco_metrics, percent
+from momentum_transfer.verdicts.ranked import Ranked
 from transfer.scores.inputs import AreaFrom, IouType, check_iou_type, load_detections, load_ground_truth
-from transfer.scores.matching import AREA_NAMES, IOU_THRESHOLDS
+from transfer.scores.matching import AREA_NAMES, AREAS, THRESHOLDS
+from transfer.scores.outcomes import Outcomes
 from transfer.scores.precision import Inputs, tabulate
 
 Source = str | Path | dict[str, Any]
@@ -48,6 +51,7 @@ class CocoScores:
     recall: np.ndarray  # [T, K, A, M]
     category_ids: list[Any]  # [K]
     max_dets: tuple[int, ...]  # [M]
+    items: Ranked  # what became of every detection and object, by image
 
 
 def evaluate(
@@ -79,26 +83,22 @@ def evaluate(
     detections = load_detections(results, truth, iou_type, area_from)
     # pycocotools overwrites "ignore" by "iscrowd".
     inputs = Inputs(truth, detections, truth.crowd, truth.crowd, np.zeros(len(detections), dtype=bool))
-    tables = tabulate(inputs, limits)
+    outcomes = Outcomes(truth, limits)
+    tables = tabulate(inputs, limits, outcomes)
     names = truth.class_names()
     by_area = {
         f"AP{area[0]}": per_class(tables.precision[..., index, -1], names) for index, area in enumerate(AREA_NAMES)
     }
     return CocoScores(
-        metrics=_metrics(tables.precision, tables.recall, limits),
+        metrics=coco_metrics(tables.precision[..., -1], tables.recall, limits),
         per_class=by_area.pop("APa"),
         per_class_by_area={name: {metric: values[name] for metric, values in by_area.items()} for name in names},
         precision=tables.precision,
         recall=tables.recall,
         category_ids=[category["id"] for category in truth.categories],
         max_dets=limits,
+        items=outcomes.ranked("coco", THRESHOLDS, AREAS),
     )
-
-
-def percent(table: np.ndarray) -> float:
-    """Mean of the defined entries (above −1) in percent, NaN if there is none; the references' own summation order."""
-    defined = table[table > -1]
-    return float(np.mean(defined)) * 100 if len(defined) else float("nan")
 
 
 def per_class(precision: np.ndarray, names: Sequence[str]) -> dict[str, float]:
@@ -117,17 +117,3 @@ def _limits(max_dets: int | Sequence[int]) -> tuple[int, ...]:
     if not isinstance(max_dets, Sequence):
         counts = [n for n in (1, 10) if n < counts[0]] + counts
     return tuple(sorted(counts))
-
-
-def _metrics(precision: np.ndarray, recall: np.ndarray, limits: tuple[int, ...]) -> dict[str, float]:
-    def at(iou: float) -> np.ndarray:
-        return np.where(iou == IOU_THRESHOLDS)[0]
-
-    metrics = {
-        "AP": percent(precision[..., 0, -1]),
-        "AP50": percent(precision[at(0.5)][..., 0, -1]),
-        "AP75": percent(precision[at(0.75)][..., 0, -1]),
-    }
-    metrics |= {f"AP{name[0]}": percent(precision[..., a, -1]) for a, name in enumerate(AREA_NAMES) if a}
-    metrics |= {f"AR{limit}": percent(recall[..., 0, m]) for m, limit in enumerate(limits)}
-    return metrics | {f"AR{name[0]}": percent(recall[..., a, -1]) for a, name in enumerate(AREA_NAMES) if a}

@@ -10,13 +10,15 @@ What differs from COCO (Gupta et al., "LVIS", arXiv:1908.03195, section 3; lvis-
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from momentum_transfer.errors import InputError
-from transfer.scores.coco import Results, Source, per_class, percent
+from momentum_transfer.verdicts.ap_metrics import lvis_metrics
+from momentum_transfer.verdicts.ranked import Ranked
+from transfer.scores.coco import Results, Source, per_class
 from transfer.scores.inputs import (
     AreaFrom,
     Detections,
@@ -26,7 +28,8 @@ from transfer.scores.inputs import (
     load_detections,
     load_ground_truth,
 )
-from transfer.scores.matching import AREA_NAMES, IOU_THRESHOLDS
+from transfer.scores.matching import AREAS, THRESHOLDS
+from transfer.scores.outcomes import Outcomes
 from transfer.scores.precision import Inputs, tabulate
 
 FREQUENCIES = ("r", "c", "f")
@@ -45,6 +48,7 @@ class LvisScores:
     precision: np.ndarray  # [T, R, K, A]
     recall: np.ndarray  # [T, K, A]
     category_ids: list[Any]  # [K]
+    items: Ranked  # what became of every detection and object, by image
 
 
 def evaluate(
@@ -81,14 +85,16 @@ def evaluate(
     exempt = np.isin(_keys(detections.image, detections.category, truth), incomplete)
     crowd = np.zeros(len(truth), dtype=bool)
     largest = max(1, len(detections))  # the limit per image has been applied
-    tables = tabulate(Inputs(truth, detections, crowd, truth.ignore, exempt), (largest,))
+    outcomes = Outcomes(truth, (largest,))
+    tables = tabulate(Inputs(truth, detections, crowd, truth.ignore, exempt), (largest,), outcomes)
     precision, recall = tables.precision[..., 0], tables.recall[..., 0]
     return LvisScores(
-        metrics=_metrics(precision, recall, groups, max_dets),
+        metrics=lvis_metrics(precision, recall[..., None], (max_dets,), groups),
         per_class=per_class(precision[..., 0], truth.class_names()),
         precision=precision,
         recall=recall,
         category_ids=[category["id"] for category in truth.categories],
+        items=replace(outcomes.ranked("lvis", THRESHOLDS, AREAS, groups), limits=(int(max_dets),)),
     )
 
 
@@ -143,20 +149,3 @@ def _judged(detections: Detections, truth: GroundTruth, absent: np.ndarray) -> n
     known = np.union1d(_keys(truth.image, truth.category, truth), absent)
     judged = np.isin(_keys(detections.image, detections.category, truth), known)
     return np.flatnonzero(judged & _finite(detections.area))
-
-
-def _metrics(
-    precision: np.ndarray, recall: np.ndarray, groups: dict[str, list[int]], max_dets: int
-) -> dict[str, float]:
-    def at(iou: float) -> np.ndarray:
-        return np.where(iou == IOU_THRESHOLDS)[0]
-
-    metrics = {
-        "AP": percent(precision[..., 0]),
-        "AP50": percent(precision[at(0.5)][..., 0]),
-        "AP75": percent(precision[at(0.75)][..., 0]),
-    }
-    metrics |= {f"AP{name[0]}": percent(precision[..., a]) for a, name in enumerate(AREA_NAMES) if a}
-    metrics |= {f"AP{frequency}": percent(precision[:, :, chosen, 0]) for frequency, chosen in groups.items()}
-    metrics["AR" if max_dets < 0 else f"AR{max_dets}"] = percent(recall[..., 0])
-    return metrics | {f"AR{name[0]}": percent(recall[..., a]) for a, name in enumerate(AREA_NAMES) if a}

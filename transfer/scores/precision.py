@@ -21,6 +21,7 @@ from transfer.scores.matching import (
     in_area,
     match,
 )
+from transfer.scores.outcomes import Outcomes
 from transfer.scores.overlaps import box_pairs, mask_pairs
 
 #: Detections worked on at a time, unless one category alone has more. Bounds the memory of the evaluation.
@@ -49,15 +50,19 @@ class Inputs:
     exempt: np.ndarray  # [D] bool: never a false positive (LVIS: category not exhaustively annotated in the image)
 
 
-def tabulate(inputs: Inputs, max_dets: Sequence[int]) -> Tables:
-    """Precision and recall for each limit of ``max_dets`` (ascending; per image and category, by score)."""
+def tabulate(inputs: Inputs, max_dets: Sequence[int], outcomes: Outcomes | None = None) -> Tables:
+    """Precision and recall for each limit of ``max_dets`` (ascending; per image and category, by score).
+
+    Args:
+        outcomes: gathers what was matched.
+    """
     categories = len(inputs.truth.categories)
     tables = Tables(
         precision=np.full((THRESHOLDS, len(RECALL_THRESHOLDS), categories, AREAS, len(max_dets)), -1.0),
         recall=np.full((THRESHOLDS, categories, AREAS, len(max_dets)), -1.0),
     )
     for low, high, detections, objects in _chunks(inputs.detections.category, inputs.truth.category, categories):
-        _Chunk(inputs, detections, objects, max_dets).fill(tables, low, high)
+        _Chunk(inputs, detections, objects, max_dets).fill(tables, low, high, outcomes)
     return tables
 
 
@@ -97,8 +102,8 @@ class _Chunk:
         self.objects, self.object_group = objects[order], object_group[order]
         self.object_ignored = ~in_area(inputs.truth.area[self.objects]) | inputs.ignore[self.objects]
 
-    def fill(self, tables: Tables, low: int, high: int) -> None:
-        """Write the results of the categories [low, high) into ``tables``."""
+    def fill(self, tables: Tables, low: int, high: int, outcomes: Outcomes | None) -> None:
+        """Write the results of the categories [low, high) into ``tables``, and the matches into ``outcomes``."""
         order, first = self._score_order(low, high)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -108,6 +113,12 @@ class _Chunk:
         positives = self._positives(low, high)
         # A detection in range is a false positive if nothing matches it.
         blamed = in_area(self.inputs.detections.area[self.detections]) & ~self.inputs.exempt[self.detections]
+        if outcomes is not None:
+            placed = Matches(place[matches.detection], matches.counted, matches.ignored)
+            image = self.inputs.detections.image[self.detections[order]]
+            outcomes.add(
+                image, first, blamed[:, order], self.rank[order], placed, self.objects, ~self.object_ignored
+            )
         for m, limit in enumerate(self.max_dets):
             within = self.rank < limit
             # [A, D + 1]: how many detections before a place would be blamed if unmatched.
