@@ -28,7 +28,7 @@ REQUIRED = ("task", "metric", "value", "checkpoint")
 #: Characters of an unreadable line that its problem repeats.
 _EXCERPT = 240
 
-_PACKAGES = ("momentum-transfer", "torch", "torchvision", "scikit-learn", "pycocotools", "detectron2")
+_PACKAGES = ("momentum-transfer", "torch", "torchvision", "scikit-learn", "scipy", "pycocotools", "detectron2")
 
 
 def versions() -> dict[str, str]:

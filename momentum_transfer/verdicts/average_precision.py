@@ -1,10 +1,13 @@
 """The AP family under many sets of image weights: the 12 numbers of COCO, LVIS with APr, APc, APf, and VOC's three.
 
 ``replicates`` gives what the evaluator would give for every resample of the images, without matching again. The unit
-weights reproduce the evaluator's numbers bit for bit. Against a fresh evaluation of the resampled set, in which an image
-that was drawn twice stands twice under new ids, the numbers agree to 1e-12 where no two detections of an image and
-category have the same score. Where some do, the fresh evaluation interleaves the copies in another order (first all of
-one copy, then all of the next), and AP can differ a little: up to 4.5e-4 points in a small set full of ties.
+weights reproduce the evaluator's numbers bit for bit. Against a fresh evaluation of the resampled set, in which an
+image that was drawn twice stands twice under new ids, the numbers agree to 1e-12 where no two detections of an image
+and category have the same score. Where some do, the fresh evaluation orders the copies otherwise (first all of one
+copy, then all of the next), and AP can differ a little: up to 4.5e-4 points in a small set full of ties.
+
+The mean of the replicates lies above the score itself (a detection drawn twice makes precision less ragged), so a plain
+percentile interval of one checkpoint's AP is shifted; BCa corrects for it, and differences hardly feel it.
 """
 
 from collections.abc import Iterator
@@ -61,8 +64,8 @@ def _precision_at_levels(ranked: Ranked, found: Curves) -> np.ndarray:
     precision = found.true / (found.false + found.true + np.spacing(1))
     precision[:, part.last] = 0.0
     envelope(precision, part)
-    positives = found.positives[:, part.run_of // ranked.thresholds]
-    table = np.repeat(precision.ravel(), _levels(found.true, positives, part).ravel())
+    positives = found.positives.take(part.run_of // ranked.thresholds, axis=1)
+    table: np.ndarray = np.repeat(precision.ravel(), _levels(found.true, positives, part).ravel())
     shape = (block, part.high - part.low, ranked.areas, ranked.thresholds, len(LEVELS))
     table = table.reshape(shape)
     table[(found.positives == 0).reshape(shape[:3])] = -1.0
@@ -73,9 +76,9 @@ def _levels(true: np.ndarray, positives: np.ndarray, part: Part) -> np.ndarray:
     """[B, E] how many levels of recall are first reached at each entry; the closing one takes those that never are."""
     hundredths = np.multiply(true, 100.0) / np.maximum(positives, 1)
     reached = hundredths.astype(np.int64)
-    whole = np.flatnonzero(reached == hundredths)  # the quotient of whole numbers is exact where it is whole
+    whole = reached == hundredths  # the quotient of whole numbers is exact where it is whole
     reached += 1
-    reached.ravel()[whole] -= _MISSED[reached.ravel()[whole] - 1]
+    reached[whole] -= _MISSED[reached[whole] - 1]
     reached[:, part.last] = len(LEVELS)
     new = np.empty_like(reached)
     np.subtract(reached[:, 1:], reached[:, :-1], out=new[:, 1:])

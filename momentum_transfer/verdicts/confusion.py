@@ -1,7 +1,7 @@
 """mIoU and its kin from a confusion matrix, and under many sets of image weights.
 
-IoU of a class = TP / (TP + FP + FN) over the pixels of all images (Everingham et al., IJCV 2015, section 4.1.3): a ratio
-of sums over images, so a resample of images adds up other confusion matrices.
+IoU of a class = TP / (TP + FP + FN) over the pixels of all images (Everingham et al., IJCV 2015, section 4.1.3): a
+ratio of sums over images, so a resample of images adds up other confusion matrices.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,12 @@ class Confusions:
     image: np.ndarray
     cell: np.ndarray
     pixels: np.ndarray
+
+    def total(self) -> np.ndarray:
+        """[K, K + 1] pixels of all images together."""
+        table = np.zeros(self.classes * (self.classes + 1), dtype=np.int64)
+        np.add.at(table, self.cell, self.pixels)
+        return table.reshape(self.classes, self.classes + 1)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The fields as arrays for a file."""

@@ -70,8 +70,8 @@ def friedman(scores: np.ndarray, alpha: float = 0.05) -> Ranking:
 def probability_of_improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
     """Chance that a trial of the first beats one of the second on a task drawn at random; ties count half.
 
-    Agarwal et al., "Deep RL at the edge of the statistical precipice", NeurIPS 2021, section 4.3: the mean over tasks of
-    the Mann-Whitney statistic.
+    Agarwal et al., "Deep RL at the edge of the statistical precipice", NeurIPS 2021, section 4.3: the mean over tasks
+    of the Mann-Whitney statistic.
 
     Args:
         first, second: scores over trials, [n_t] and [m_t], for each task t.
@@ -103,7 +103,11 @@ def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
 
 
 def stratified_interval(
-    first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, statistic: str, resamples: int = 2000, seed: int = 0
+    first: Sequence[np.ndarray],
+    second: Sequence[np.ndarray] | None,
+    statistic: str,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """95 % percentile interval of a statistic over tasks, trials resampled within each task.
 

@@ -1,7 +1,8 @@
 """Power: the smallest difference that a design can show, and how many trials a difference needs.
 
-"Show" is: the two-sided test at level ``alpha`` finds it with probability ``power``. The distribution of the t statistic
-under a true difference δ is the noncentral t with noncentrality δ / SE (Johnson, Kotz and Balakrishnan 1995, ch. 31).
+"Show" is: the two-sided test at level ``alpha`` finds it with probability ``power``. The distribution of the t
+statistic under a true difference δ is the noncentral t with noncentrality δ / SE (Johnson, Kotz and Balakrishnan 1995,
+chapter 31).
 """
 
 import math

@@ -84,12 +84,12 @@ def curves(part: Part, weights: np.ndarray) -> Curves:
     # Sums of weights over detections: 32 bits hold them unless there are hundreds of millions.
     kind = np.int32 if int(weights.max(initial=0)) * part.most < 1 << 31 else np.int64
     padded = np.concatenate((weights, np.zeros((len(weights), 1), weights.dtype)), axis=1).astype(kind)
-    own = padded[:, part.image]
+    own = np.take(padded, part.image, axis=1)  # in row order, which padded[:, …] would not be
     true = _since(np.cumsum(own * part.counted.astype(kind), axis=1, dtype=kind), part.run_start, part.run_of)
     spared = _since(np.cumsum(own * part.spared.astype(kind), axis=1, dtype=kind), part.run_start, part.run_of)
     transposed = np.ascontiguousarray(padded[:, :-1].T)
     blame = np.cumsum(np.ascontiguousarray((part.blame.astype(kind) @ transposed).T), axis=1, dtype=kind)
-    false = _since(blame, part.blame_start, part.blame_of)[:, part.before] - spared
+    false = _since(blame, part.blame_start, part.blame_of).take(part.before, axis=1) - spared
     positives = np.ascontiguousarray((part.positives.astype(kind) @ transposed).T)
     return Curves(part, true, false, positives, own)
 
@@ -114,7 +114,7 @@ def _since(totals: np.ndarray, start: np.ndarray, of: np.ndarray) -> np.ndarray:
     """Cumulative sums [B, E] that begin anew at each ``start`` [R]; entry e belongs to the run ``of[e]``, in place."""
     base = totals[:, start - 1]
     base[:, start == 0] = 0
-    totals -= base[:, of]
+    totals -= base.take(of, axis=1)
     return totals
 
 

@@ -66,4 +66,7 @@ class Outcomes:
 
 def _bits(flags: np.ndarray) -> np.ndarray:
     """[N] uint8, bit a from row a of [A, N]."""
-    return sum(((row.astype(np.uint8)) << area for area, row in enumerate(flags)), start=np.zeros(flags.shape[1], np.uint8))
+    words = np.zeros(flags.shape[1], dtype=np.uint8)
+    for bit, row in enumerate(flags):
+        words |= row.astype(np.uint8) << bit
+    return words

@@ -116,9 +116,7 @@ class _Chunk:
         if outcomes is not None:
             placed = Matches(place[matches.detection], matches.counted, matches.ignored)
             image = self.inputs.detections.image[self.detections[order]]
-            outcomes.add(
-                image, first, blamed[:, order], self.rank[order], placed, self.objects, ~self.object_ignored
-            )
+            outcomes.add(image, first, blamed[:, order], self.rank[order], placed, self.objects, ~self.object_ignored)
         for m, limit in enumerate(self.max_dets):
             within = self.rank < limit
             # [A, D + 1]: how many detections before a place would be blamed if unmatched.

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.verdicts.confusion import Confusions, class_counts, metrics
 
 AbsentClasses = Literal["ground-truth", "union"]
 Labels = str | Path | Sequence[str | Path]
@@ -38,6 +39,7 @@ class SemanticScores:
     metrics: dict[str, float]  # mIoU, mIoU_ground_truth, mIoU_union, fwIoU, mACC, pACC in percent; NaN if undefined
     per_class: dict[str, float]  # class name → IoU in percent; NaN where neither truth nor prediction has the class
     confusion: np.ndarray  # [K, K + 1] pixels: true class × predicted class, the last column "no class"
+    items: Confusions  # the same of every image
 
 
 def evaluate(
@@ -63,9 +65,15 @@ def evaluate(
     if absent_classes not in ("ground-truth", "union"):
         raise InputError(f"expected absent_classes ground-truth or union, found {absent_classes!r}")
     number, names = _classes(classes)
-    confusion = _confusion(pairs(ground_truth, predictions), number, ignore_label)
+    items = _confusions(pairs(ground_truth, predictions), number, ignore_label, absent_classes)
+    confusion = items.total()
     names = [str(k) for k in range(len(confusion))] if names is None else names
-    return _scores(confusion, names, absent_classes)
+    hit, _, union = class_counts(confusion)
+    with np.errstate(invalid="ignore"):
+        per_class = [float(iou) * 100 for iou in hit / union]
+    return SemanticScores(
+        metrics(confusion, absent_classes), dict(zip(names, per_class, strict=True)), confusion, items
+    )
 
 
 def _classes(classes: int | Sequence[str] | None) -> tuple[int | None, list[str] | None]:
@@ -84,36 +92,12 @@ def _classes(classes: int | Sequence[str] | None) -> tuple[int | None, list[str]
     return number, names
 
 
-def _scores(confusion: np.ndarray, names: Sequence[str], absent_classes: AbsentClasses) -> SemanticScores:
-    hit = np.diag(confusion).astype(np.float64)
-    true, predicted = confusion.sum(axis=1), confusion[:, :-1].sum(axis=0)
-    union = true + predicted - hit
-    with np.errstate(invalid="ignore"):
-        iou, accuracy = hit / union, hit / true
-    in_truth, in_either = true > 0, union > 0
-    means = {
-        "ground-truth": _percent(iou[in_truth].mean() if in_truth.any() else np.nan),
-        "union": _percent(iou[in_either].mean() if in_either.any() else np.nan),
-    }
-    pixels = true.sum()
-    metrics = {
-        "mIoU": means[absent_classes],
-        "mIoU_ground_truth": means["ground-truth"],
-        "mIoU_union": means["union"],
-        "fwIoU": _percent((iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan),
-        "mACC": _percent(accuracy[in_truth].mean() if in_truth.any() else np.nan),
-        "pACC": _percent(hit.sum() / pixels if pixels else np.nan),
-    }
-    return SemanticScores(metrics, {name: _percent(value) for name, value in zip(names, iou, strict=True)}, confusion)
-
-
-def _percent(fraction: float) -> float:
-    return float(fraction) * 100
-
-
-def _confusion(pairs: Sequence[tuple[Path, Path]], number: int | None, ignore_label: int) -> np.ndarray:
-    """[K, K + 1] counts; K grows with the labels found where ``number`` is None."""
-    table = np.zeros((number or 0, (number or 0) + 1), dtype=np.int64)
+def _confusions(
+    pairs: Sequence[tuple[Path, Path]], number: int | None, ignore_label: int, absent_classes: str
+) -> Confusions:
+    """The confusion matrix of every image; K grows with the labels found where ``number`` is None."""
+    found = []
+    highest = -1
     for truth_file, prediction_file in pairs:
         truth, prediction = _read(truth_file), _read(prediction_file)
         if truth.shape != prediction.shape:
@@ -122,7 +106,6 @@ def _confusion(pairs: Sequence[tuple[Path, Path]], number: int | None, ignore_la
                 f"{prediction.shape} in {prediction_file}; predict at the size of the image"
             )
         counts = _joint(truth, prediction)
-        highest = -1
         for labels, file in ((counts[0], truth_file), (counts[1], prediction_file)):
             classes = labels[labels != ignore_label]
             highest = max(highest, int(classes.max(initial=-1)))
@@ -135,16 +118,15 @@ def _confusion(pairs: Sequence[tuple[Path, Path]], number: int | None, ignore_la
                 f"expected labels below {_MOST_CLASSES} or the ignore label {ignore_label} in {truth_file} and "
                 f"{prediction_file}, found {highest}; is another label to be ignored, or are these instance ids?"
             )
-        if highest >= len(table):
-            grown = np.zeros((highest + 1, highest + 2), dtype=np.int64)
-            grown[: len(table), : len(table)] = table[:, :-1]
-            grown[: len(table), -1] = table[:, -1]
-            table = grown
-        labels, predicted, pixels = counts
-        kept = labels != ignore_label
-        column = np.where(predicted == ignore_label, len(table), predicted)
-        np.add.at(table, (labels[kept], column[kept]), pixels[kept])
-    return table
+        kept = counts[0] != ignore_label
+        found.append(tuple(values[kept] for values in counts))
+    classes = number if number is not None else highest + 1
+    label, predicted, pixels = (
+        np.concatenate([part[column] for part in found]).astype(np.int64) for column in range(3)
+    )
+    column = np.where(predicted == ignore_label, classes, predicted)
+    image = np.repeat(np.arange(len(found)), [len(part[0]) for part in found])
+    return Confusions(len(found), classes, absent_classes, image, label * (classes + 1) + column, pixels)
 
 
 def _joint(truth: np.ndarray, prediction: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,8 +16,12 @@ from typing import Literal
 import numpy as np
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.verdicts.ap_metrics import voc_metrics
+from momentum_transfer.verdicts.ranked import Ranked
 from transfer.scores.coco import Results, Source
 from transfer.scores.inputs import load_detections, load_ground_truth
+from transfer.scores.matching import Matches
+from transfer.scores.outcomes import Outcomes
 
 Interpolation = Literal["11-point", "area"]
 IOU_PERCENT = tuple(range(50, 100, 5))
@@ -31,6 +35,7 @@ class VocScores:
     per_class: dict[str, float]  # class name → AP (mean over the thresholds) in percent
     per_class_ap50: dict[str, float]
     table: np.ndarray  # [10, K] AP in percent per threshold and category
+    items: Ranked  # what became of every detection and object, by image
 
 
 def evaluate(
@@ -59,29 +64,49 @@ def evaluate(
     objects = _corners(truth.boxes, None)
     score = _decimals(detections.score, 3) if rounded else detections.score
     table = np.full((len(IOU_PERCENT), len(truth.categories)), np.nan)
+    outcomes = Outcomes(truth, (max(1, len(detections)),))
     for k in range(len(truth.categories)):
         mine = np.flatnonzero(truth.category == k)
         difficult = (truth.difficult | truth.ignore)[mine]
         if difficult.all():
+            _keep(outcomes, np.zeros(0, dtype=np.int64), [], mine[:0], difficult[:0])
             continue
         found = np.flatnonzero(detections.category == k)
         found = found[np.argsort(-score[found], kind="stable")]
         best, overlap = _best_object(corners[found], detections.image[found], objects[mine], truth.image[mine])
-        for row, iou in enumerate(IOU_PERCENT):
-            recall, precision = _curve(best, overlap, difficult, iou / 100.0)
+        marks = [_marks(best, overlap, difficult, iou / 100.0) for iou in IOU_PERCENT]
+        for row, (true, spared) in enumerate(marks):
+            recall, precision = _curve(true, spared, difficult)
             table[row, k] = _average_precision(recall, precision, interpolation) * 100
-    return _scores(table, truth.class_names())
+        _keep(outcomes, detections.image[found], marks, mine, difficult)
+    return _scores(table, truth.class_names(), outcomes.ranked(f"voc {interpolation}", len(IOU_PERCENT), 1))
 
 
-def _scores(table: np.ndarray, names: Sequence[str]) -> VocScores:
-    defined = ~np.isnan(table[0])
-    by_iou = [float(np.mean(row[defined])) if defined.any() else float("nan") for row in table]
-    at = dict(zip(IOU_PERCENT, by_iou, strict=True))
+def _keep(
+    outcomes: Outcomes,
+    image: np.ndarray,
+    marks: Sequence[tuple[np.ndarray, np.ndarray]],
+    objects: np.ndarray,
+    difficult: np.ndarray,
+) -> None:
+    """Write down the detections of one category, in order of score, with their marks at each threshold."""
+    words = np.zeros((2, len(image)), dtype=np.int64)
+    for bit, pair in enumerate(marks):
+        words |= np.stack(pair).astype(np.int64) << bit
+    matched = np.flatnonzero(words.any(axis=0))
+    matches = Matches(matched, words[0, matched], words[1, matched])
+    ones = np.ones((1, len(image)), dtype=bool)
+    first = np.array([0, len(image)])
+    outcomes.add(image, first, ones, np.zeros(len(image), dtype=np.int64), matches, objects, ~difficult[None])
+
+
+def _scores(table: np.ndarray, names: Sequence[str], items: Ranked) -> VocScores:
     return VocScores(
-        metrics={"AP": float(np.mean(by_iou)), "AP50": at[50], "AP75": at[75]},
+        metrics=voc_metrics(table),
         per_class=dict(zip(names, table.mean(axis=0).tolist(), strict=True)),
         per_class_ap50=dict(zip(names, table[0].tolist(), strict=True)),
         table=table,
+        items=items,
     )
 
 
@@ -134,19 +159,24 @@ def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.divide(shared, union, out=np.zeros(shared.shape), where=union > 0)
 
 
-def _curve(
+def _marks(
     best: np.ndarray, overlap: np.ndarray, difficult: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and precision after each detection (in order of score)."""
+    """[D] bool each, of detections in order of score: a true positive; on a difficult object, so neither."""
     hit = overlap > threshold
     on_difficult = hit & difficult[best]
     candidates = np.flatnonzero(hit & ~on_difficult)
     first = candidates[np.unique(best[candidates], return_index=True)[1]]
-    true = np.zeros(len(best))
-    true[first] = 1.0
-    false = (~on_difficult & (true == 0)).astype(np.float64)
-    true, false = np.cumsum(true), np.cumsum(false)
-    return true / float((~difficult).sum()), true / np.maximum(true + false, np.finfo(np.float64).eps)
+    true = np.zeros(len(best), dtype=bool)
+    true[first] = True
+    return true, on_difficult
+
+
+def _curve(true: np.ndarray, spared: np.ndarray, difficult: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Recall and precision after each detection (in order of score)."""
+    hits = np.cumsum(true.astype(np.float64))
+    false = np.cumsum((~spared & ~true).astype(np.float64))
+    return hits / float((~difficult).sum()), hits / np.maximum(hits + false, np.finfo(np.float64).eps)
 
 
 def _average_precision(recall: np.ndarray, precision: np.ndarray, interpolation: Interpolation) -> float:
