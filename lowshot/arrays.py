@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from lowshot import knn as nearest
 from lowshot.devices import device as default_device
-from lowshot.features.extract import check_precision, compute
+from lowshot.features.extract import PRECISIONS, compute
 from lowshot.features.feature_set import FeatureSet, check, check_pair
 from lowshot.linear import evaluate_linear, from_cache
 from lowshot.neighbours import search
 from lowshot.presets import LINEAR
 from lowshot.svm import lowshot_svm
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice
 
 
 def extract_features(
@@ -45,7 +46,7 @@ def extract_features(
     Raises:
         InputError: no image, or features that are no matrix.
     """
-    check_precision(precision)
+    Choice(PRECISIONS).require("precision", precision)
     where = torch.device(device) if device is not None else default_device()
     batches: Iterable[Any] = images
     if isinstance(images, (np.ndarray, Tensor)):
@@ -146,8 +147,7 @@ def linear(
     pair = _pair(train, train_labels, test, test_labels)
     if pair[0].multi_label:
         raise InputError("expected one class an image for linear, found multi-hot labels; use svm")
-    if preset not in LINEAR:
-        raise InputError(f"expected a preset of {', '.join(LINEAR)}, found {preset!r}")
+    Choice(tuple(LINEAR)).require("preset", preset)
     chosen = LINEAR[preset]
     if epochs is not None:
         chosen = replace(chosen, schedule=replace(chosen.schedule, epochs=epochs))

@@ -11,15 +11,18 @@ The loop of ``tools/pretrain.py`` adds what a long run needs: resuming, mixed pr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import UNIT
 from momentum_transfer.settings import load_config
 from pretrain import methods
 from pretrain.config import get_cfg
+from pretrain.methods.method import Method
+from pretrain.methods.student_teacher import StudentTeacher
 
 #: name -> the config whose settings it takes: the paper's at ResNet-50 on ImageNet
 PRESETS = {
@@ -41,7 +44,7 @@ def build_method(
     width: int = 64,
     stem: str = "imagenet",
     settings: Mapping[str, Any] | None = None,
-) -> nn.Module:
+) -> Method:
     """A pretraining method with the settings of its paper, freshly initialised.
 
     Args:
@@ -51,7 +54,7 @@ def build_method(
         settings: others in the place of the paper's: ``{"HEAD.HIDDEN": 512, "NORM.TEACHER": "EMAN"}``.
 
     Returns:
-        A module: ``method(view1, view2)["loss"]``, ``method.backbone("student" | "teacher")``.
+        The module: ``method(view1, view2)["loss"]``, ``method.backbone("teacher")`` after training.
 
     Raises:
         InputError: an unknown name or setting, or settings that contradict each other.
@@ -70,7 +73,7 @@ def build_method(
 
 
 def train_step(
-    method: nn.Module, optimizer: Optimizer, view1: Tensor, view2: Tensor, *, progress: float
+    method: Method, optimizer: Optimizer, view1: Tensor, view2: Tensor, *, progress: float
 ) -> dict[str, float]:
     """One optimiser step in the order of the papers: the teacher moves before or after it, statistics once.
 
@@ -84,21 +87,20 @@ def train_step(
     Raises:
         InputError: the loss is not finite, or progress is outside 0 … 1; nothing has moved then but the teacher.
     """
-    if not 0 <= progress <= 1:
-        raise InputError(f"expected progress as the share of the run that is done, 0 to 1, found {progress}")
-    steps = cast(methods.Method, method.train())
-    moves = getattr(getattr(method, "rule", None), "moves", "after")
-    momenta = steps.begin_step(progress)  # Momentum BN's alpha
+    UNIT.require("progress", progress, "it is the share of the run that is done")
+    method.train()
+    moves = method.rule.moves if isinstance(method, StudentTeacher) else "after"
+    momenta = method.begin_step(progress)  # Momentum BN's alpha
     if moves == "before":
-        momenta |= steps.update_teacher(progress)
-    outputs = steps(view1, view2)
+        momenta |= method.update_teacher(progress)
+    outputs = method(view1, view2)
     loss = outputs["loss"]
     if not bool(loss.isfinite()):
         raise InputError(f"expected a finite loss, found {float(loss)}; lower the learning rate or check the views")
     loss.backward()
-    steps.commit_statistics()  # Momentum BN: the history moves once a step
+    method.commit_statistics()  # Momentum BN: the history moves once a step
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if moves == "after":
-        momenta |= steps.update_teacher(progress)
+        momenta |= method.update_teacher(progress)
     return {**{key: float(value.detach()) for key, value in outputs.items()}, **momenta}

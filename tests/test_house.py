@@ -88,6 +88,18 @@ def test_the_front_door_names_what_is_there_and_nobody_inside_goes_through_it():
     assert not through
 
 
+def test_importing_a_room_sets_no_environment_variable_filters_no_warning_and_prints_nothing():
+    acts = (
+        r"os\.environ\.(setdefault|update|pop)|os\.environ\[.*\] =|os\.putenv|warnings\.(filter|simplefilter)|print\("
+    )
+    found = []
+    for path in python_files(*GROUND, *FIRST):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        statements = [node for node in body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+        found += [relative(path) for node in statements if re.search(acts, ast.unparse(node).partition('"""')[0])]
+    assert not found
+
+
 def test_there_are_no_circles():
     graph: dict[str, set[str]] = {}
     for file, name in arrows():
