@@ -1,18 +1,18 @@
 """Batches of transformed images as a pure function of (seed, step), so that a resumed run sees what the first would."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from momentum_transfer import distributed
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.views import sample_seed
+from momentum_transfer.samplers import Batches, Place, ordered_loader, shuffled_rows, training_loader
 
-Place = tuple[int, int]  # (epoch, row of the data set)
 Transform = Callable[[PIL.Image.Image], Any]
 
 
@@ -30,7 +30,7 @@ class SeededImages(Dataset[tuple[Any, int]]):
             return self.transform(image), label
 
 
-class Stream(Sampler[list[Place]]):
+class Stream(Batches):
     """Batches of an endless sequence of permutations of ``rows``; batches run across the ends of epochs.
 
     So any number of images fills any batch, and step s is always images [s·batch, (s+1)·batch) of the sequence. Every
@@ -43,29 +43,15 @@ class Stream(Sampler[list[Place]]):
     """
 
     def __init__(self, rows: np.ndarray, batch: int, steps: int, seed: int, start: int = 0) -> None:
-        world = distributed.world_size()
-        if not len(rows):
-            raise InputError("expected at least one image to train on, found none")
+        rank, world = distributed.rank(), distributed.world_size()
         if batch < world or batch % world:
             raise InputError(f"expected a batch size that {world} processes can share equally, found {batch}")
-        self.rows, self.batch, self.steps, self.seed, self.start = rows, batch, steps, seed, start
-        self._orders: dict[int, np.ndarray] = {}
+        order = shuffled_rows(rows, seed)
+        super().__init__(order, batch // world, rank=rank, world=world, start=start, stop=steps)
+        self.rows, self.steps, self.seed = rows, steps, seed
 
     def __len__(self) -> int:
         return self.steps - self.start
-
-    def __iter__(self) -> Iterator[list[Place]]:
-        rank, world = distributed.rank(), distributed.world_size()
-        for step in range(self.start, self.steps):
-            positions = range(step * self.batch + rank, (step + 1) * self.batch, world)
-            yield [self._place(position) for position in positions]
-
-    def _place(self, position: int) -> Place:
-        epoch, offset = divmod(position, len(self.rows))
-        if epoch not in self._orders:
-            self._orders = {key: order for key, order in self._orders.items() if key >= epoch - 1}
-            self._orders[epoch] = np.random.default_rng([self.seed, 4, epoch]).permutation(self.rows)
-        return epoch, int(self._orders[epoch][offset])
 
 
 def steps_of(epochs: float, images: int, batch: int) -> int:
@@ -75,14 +61,8 @@ def steps_of(epochs: float, images: int, batch: int) -> int:
 
 def training_batches(dataset: Any, transform: Transform, stream: Stream, workers: int) -> DataLoader[Any]:
     """(transformed images, labels [b]) for every step of the stream."""
-    return DataLoader(
-        SeededImages(dataset, transform, stream.seed),
-        batch_sampler=stream,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        persistent_workers=False,
-        generator=torch.Generator().manual_seed(stream.seed),  # else making an iterator draws from the global one
-    )
+    images, pinned = SeededImages(dataset, transform, stream.seed), torch.cuda.is_available()
+    return training_loader(images, stream, workers=workers, seed=stream.seed, pin_memory=pinned)
 
 
 class _Rows(Dataset[tuple[Any, int]]):
@@ -102,4 +82,5 @@ def evaluation_batches(
 ) -> DataLoader[Any]:
     """(images, labels) of this process's share of ``rows``, each once, in order."""
     own = rows[distributed.rank() :: distributed.world_size()]
-    return DataLoader(_Rows(dataset, transform, own), batch, num_workers=workers, pin_memory=torch.cuda.is_available())
+    images, pinned = _Rows(dataset, transform, own), torch.cuda.is_available()
+    return ordered_loader(images, batch, workers=workers, pin_memory=pinned)

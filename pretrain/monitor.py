@@ -9,9 +9,10 @@ import PIL.Image
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from momentum_transfer.images.datasets import LabelledImages
+from momentum_transfer.samplers import ordered_loader
 
 BANK = 20_000  # training images that vote; enough to compare epochs with each other
 
@@ -45,7 +46,7 @@ def features(
     training = backbone.training
     backbone.eval()
     parts, labels = [], []
-    for tensors, targets in DataLoader(images, batch_size=batch, num_workers=workers):
+    for tensors, targets in ordered_loader(images, batch, workers=workers):
         parts.append(F.normalize(backbone(tensors.to(device)).float(), dim=1))
         labels.append(targets.to(device))
     backbone.train(training)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from momentum_transfer import distributed
 from momentum_transfer.images.datasets import LabelledImages, build_dataset
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.views import TwoViewDataset, build_views, eval_transform
-from momentum_transfer.samplers import EndlessBatches, training_loader
+from momentum_transfer.samplers import Batches, Place, training_loader, whole_steps
 from pretrain.monitor import EvaluationImages
 from pretrain.plan import Plan
 
@@ -48,6 +49,16 @@ def evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
     return EvaluationImages(images, eval_transform(cfg.DATA.NAME, cfg.DATA.IMAGE_SIZE))
 
 
+class EpochImages(Dataset):
+    """The images under a key that carries the epoch, so that workers may read across the end of an epoch."""
+
+    def __init__(self, dataset: TwoViewDataset | CanvasDataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, place: Place) -> tuple[Any, ...]:
+        return self.dataset.at(*place)
+
+
 class TrainingBatches:
     """Endless batches of two views, from any step on.
 
@@ -76,18 +87,15 @@ class TrainingBatches:
 
     def from_step(self, first: int) -> Iterator[Batch]:
         """This process's micro-batches from the first of step ``first`` on."""
-        batches = EndlessBatches(
-            self.size,
-            self.plan.micro_batch,
-            seed=self.cfg.SEED,
-            rank=distributed.rank(),
-            world=distributed.world_size(),
-            accumulate=self.plan.accumulate,
-            start=first * self.plan.accumulate,
-        )
+        rank, world = distributed.rank(), distributed.world_size()
+        micro, accumulate, seed = self.plan.micro_batch, self.plan.accumulate, self.cfg.SEED
+        order = whole_steps(self.size, micro * world * accumulate, seed)
+        batches = Batches(order, micro, rank=rank, world=world, start=first * accumulate)
+        workers = self.cfg.DATA.WORKERS
         pinned = self.device.type == "cuda"
         layout = torch.channels_last if self.cfg.RUN.CHANNELS_LAST else torch.contiguous_format
-        for batch in training_loader(self.dataset, batches, workers=self.cfg.DATA.WORKERS, pin_memory=pinned):
+        images = EpochImages(self.dataset)
+        for batch in training_loader(images, batches, workers=workers, seed=seed, pin_memory=pinned):
             view1, view2, labels = self._views(batch)
             yield (
                 view1.to(self.device, non_blocking=True, memory_format=layout),

@@ -20,6 +20,7 @@ from momentum_transfer.console import ProgressLine, Stopped, StopSignal, say, st
 from momentum_transfer.errors import InputError
 from momentum_transfer.learned_settings import pretraining_hash
 from momentum_transfer.metrics import Metrics
+from momentum_transfer.samplers import ordered_loader
 from momentum_transfer.settings import dump
 from pretrain import resume
 from pretrain.compiling import compile_errors
@@ -218,7 +219,7 @@ def _calibrate(run: Run, method: RandomBackbone) -> None:
     batch, count = cfg.SOLVER.BATCH_SIZE, cfg.RUN.CALIBRATION_BATCHES
     count = min(count, len(run.images) // batch)
     subset = shuffled_subset(evaluation_images(cfg, run.images), batch * count, cfg.SEED)
-    loader = torch.utils.data.DataLoader(subset, batch_size=batch, num_workers=cfg.DATA.WORKERS)
+    loader = ordered_loader(subset, batch, workers=cfg.DATA.WORKERS)
     method.calibrate((images.to(run.device) for images, _ in loader), count)
     say(f"random weights; BN statistics calibrated on {batch * count} training images")
 

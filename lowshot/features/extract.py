@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
 from lowshot.features.cache import About, Entry
 from lowshot.features.feature_set import FeatureSet, check
@@ -23,6 +23,7 @@ from momentum_transfer import distributed
 from momentum_transfer.console import say, track
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
+from momentum_transfer.samplers import ordered_loader
 
 PRECISIONS = ("bf16", "fp32")
 LAYERS = ("pooled", "res2", "res3", "res4", "res5")
@@ -161,7 +162,7 @@ def _fill(
     if position > begin:
         say(f"features of {name}: going on after {position - begin} of {end - begin} images")
     own = Subset(images, range(position, end))
-    loader = DataLoader(own, batch_size, num_workers=workers, pin_memory=torch.cuda.is_available())
+    loader = ordered_loader(own, batch_size, workers=workers, pin_memory=torch.cuda.is_available())
     for batch in track(loader, f"features of {name}"):
         features = compute(source.network, batch, about.precision, device).cpu().numpy()
         rows[position : position + len(batch)] = features

@@ -20,6 +20,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.images.views import eval_transform
 from pretrain.norms import Norm
 from tests.lowshot.toy_data import bright_or_dark
+from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
@@ -343,6 +344,26 @@ def test_student_is_scored_and_the_teacher_beside_it(tmp_path):
         expected[name] = _share_right(classifier)
     assert expected["student"] > expected["teacher"] + 0.2
     assert {name: values["top1"] for name, values in found.items()} == pytest.approx(expected)
+
+
+def _train_and_signal_the_group(folder):
+    steps, update = [], FixMatch.update_teacher
+
+    def interrupt(fixmatch):
+        update(fixmatch)
+        steps.append(len(steps))
+        if len(steps) == 2:
+            signal_own_group()
+
+    FixMatch.update_teacher = interrupt
+    train(folder, 6, workers=2)
+
+
+def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(tmp_path):
+    outcome = outcome_in_own_group(_train_and_signal_the_group, tmp_path / "cut")
+    assert outcome.startswith("Stopped 143")
+    assert "saved after step 2" in outcome
+    assert train(tmp_path / "cut", 6, workers=0) == train(tmp_path / "whole", 6)
 
 
 def test_log_holds_coverage_and_pseudo_label_accuracy(tmp_path):

@@ -18,6 +18,7 @@ from detectron2.config import get_cfg
 
 from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
+from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config, tiny_samples
 from transfer import config
@@ -234,6 +235,27 @@ def test_a_stopped_training_goes_on(tmp_path, monkeypatch):
         Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
     finetuned = Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out", resume=True)
     assert finetuned.weights.is_file()
+
+
+def _finetune_and_signal_the_group(cfg, folder):
+    from detectron2.engine import SimpleTrainer
+
+    original = SimpleTrainer.run_step
+
+    def run_step(self):
+        original(self)
+        if self.iter == 1:
+            signal_own_group()
+
+    SimpleTrainer.run_step = run_step
+    Detectron2Engine().finetune(cfg, "none", 0, folder)
+
+
+def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, "DATALOADER.NUM_WORKERS", "2")
+    outcome = outcome_in_own_group(_finetune_and_signal_the_group, cfg, tmp_path / "out")
+    assert outcome.startswith("Stopped 143: stopped after iteration 2")
+    assert (tmp_path / "out/last_checkpoint").read_text() == "model_0000001.pth"
 
 
 def test_a_backbone_that_is_not_whole_is_refused(tmp_path):

@@ -6,11 +6,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
 from momentum_transfer.distributed import barrier, is_main
 from momentum_transfer.errors import InputError
+from momentum_transfer.samplers import leave_signals_to_the_loop
 from transfer.config import is_semantic
 from transfer.data.annotations import DetectionData
 from transfer.data.datasets import get_dataset
@@ -78,14 +80,21 @@ def _compressed(segmentation: Any) -> Any:
 
 
 class NamingMapper:
-    """Detectron2's mapper, except that an image which it cannot read is named in an InputError."""
+    """Detectron2's mapper, except that an image which it cannot read is named in an InputError.
+
+    In a worker process it leaves signals to the loop; Detectron2's loader takes no function of ours for its workers.
+    """
 
     def __init__(self, mapper: Any) -> None:
         self.mapper = mapper
+        self.settled = False
 
     def __call__(self, picture: dict[str, Any]) -> dict[str, Any] | None:
         from detectron2.data.detection_utils import SizeMismatchError
 
+        if not self.settled and torch.utils.data.get_worker_info() is not None:
+            leave_signals_to_the_loop()
+        self.settled = True
         try:
             return self.mapper(picture)
         except (OSError, SyntaxError, SizeMismatchError) as error:  # Pillow raises SyntaxError for some broken files

@@ -14,10 +14,10 @@ from pycocotools import mask as coco_mask
 from torch.utils.data import Dataset
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.samplers import Place
 from transfer.data.annotations import DetectionData
 from transfer.torchvision_engine.boxes import nonempty
 from transfer.torchvision_engine.masks import BitMasks, PolygonMasks, polygons_to_bitmap
-from transfer.torchvision_engine.sampling import Draw
 from transfer.torchvision_engine.structures import Sample, Target
 
 
@@ -228,14 +228,14 @@ def _move_segmentation(
 
 
 class TrainingSamples(Dataset[Sample]):
-    """Samples of draws. Each is a pure function of the seed and its place in the stream, whichever worker makes it."""
+    """Samples at places. Each is a pure function of the seed and its position in the order, whoever makes it."""
 
     def __init__(self, pictures: Sequence[Picture], mapper: Mapper, seed: int) -> None:
         self.pictures, self.mapper, self.seed = pictures, mapper, seed
 
-    def __getitem__(self, draw: Draw) -> Sample:  # type: ignore[override]
-        place, index = draw
-        return self.mapper.train(self.pictures[index], np.random.default_rng((self.seed, place)))
+    def __getitem__(self, place: Place) -> Sample:  # type: ignore[override]
+        position, index = place
+        return self.mapper.train(self.pictures[index], np.random.default_rng((self.seed, position)))
 
     def __len__(self) -> int:
         return len(self.pictures)

@@ -9,10 +9,12 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
+from momentum_transfer import samplers
 from momentum_transfer.console import say
 from momentum_transfer.devices import device_of
 from momentum_transfer.distributed import barrier, is_main, process_group, rank, world_size
 from momentum_transfer.errors import InputError
+from momentum_transfer.samplers import Batches, RepeatedPasses
 from momentum_transfer.schedules import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
 from transfer.config import is_semantic
 from transfer.data.datasets import get_dataset
@@ -25,7 +27,7 @@ from transfer.torchvision_engine.data import Mapper, PictureList, TrainingSample
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.predict import predict
-from transfer.torchvision_engine.sampling import TrainingBatches, repeat_factors
+from transfer.torchvision_engine.sampling import repeat_factors
 from transfer.torchvision_engine.semantic import Segmentor
 from transfer.torchvision_engine.semantic_data import predict_labels
 from transfer.torchvision_engine.train import Training, train
@@ -112,18 +114,10 @@ def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:
         classes = [{a.category for a in p.annotations} for p in pictures]
         factors = repeat_factors(classes, cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATALOADER.REPEAT_SQRT)
     wide = [p.width > p.height for p in pictures] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
-    size = cfg.SOLVER.IMS_PER_BATCH // world_size()
-    batches = TrainingBatches(factors, wide, size, seed, rank=rank(), world_size=world_size(), start=start)
+    order, size = RepeatedPasses(factors, seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
+    batches = Batches(order, size, rank=rank(), world=world_size(), start=start, groups=wide)
     samples = TrainingSamples(pictures, mapper_of(cfg, train=True), seed)
-    workers = cfg.DATALOADER.NUM_WORKERS
-    return DataLoader(
-        samples,
-        batch_sampler=batches,  # type: ignore[arg-type]
-        num_workers=workers,
-        collate_fn=list,
-        persistent_workers=workers > 0,
-        generator=torch.Generator(),  # else each start of the loader would draw from the generator of the training
-    )
+    return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
 
 
 def initialise(detector: Detector, initial: InitialWeights) -> Position:

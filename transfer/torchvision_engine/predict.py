@@ -15,6 +15,7 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.console import ProgressLine
 from momentum_transfer.distributed import barrier, is_main, rank, world_size
 from momentum_transfer.files import write_text
+from momentum_transfer.samplers import ordered_loader
 from transfer.torchvision_engine.data import Mapper, PictureList, TestSamples
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.structures import Detections
@@ -27,9 +28,7 @@ def predict(detector: Detector, data: PictureList, mapper: Mapper, path: Path, w
     """
     detector.eval()
     mine = data.pictures[rank() :: world_size()]
-    loader = torch.utils.data.DataLoader(
-        TestSamples(mine, mapper), batch_size=1, num_workers=workers, collate_fn=list, generator=torch.Generator()
-    )
+    loader = ordered_loader(TestSamples(mine, mapper), 1, workers=workers, collate=list)
     entries: list[dict[str, Any]] = []
     begun = time.monotonic()
     with torch.no_grad(), ProgressLine("predict", len(mine)) as progress:

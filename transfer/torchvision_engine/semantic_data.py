@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from momentum_transfer.console import ProgressLine
 from momentum_transfer.distributed import barrier, rank, world_size
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
+from momentum_transfer.samplers import Place, ordered_loader
 from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
 from transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
-from transfer.torchvision_engine.sampling import Draw
 from transfer.torchvision_engine.semantic import Segmentor
 from transfer.torchvision_engine.structures import Sample
 
@@ -77,14 +77,14 @@ def pictures_of(data: SemanticData) -> list[Picture]:
 
 
 class SemanticTrainingSamples(Dataset[Sample]):
-    """Samples of draws, each a pure function of the seed and its place in the stream."""
+    """Samples at places, each a pure function of the seed and its position in the order."""
 
     def __init__(self, data: SemanticData, mapper: SemanticMapper, seed: int) -> None:
         self.data, self.mapper, self.seed, self.pictures = data, mapper, seed, pictures_of(data)
 
-    def __getitem__(self, draw: Draw) -> Sample:  # type: ignore[override]
-        place, index = draw
-        random = np.random.default_rng((self.seed, place))
+    def __getitem__(self, place: Place) -> Sample:  # type: ignore[override]
+        position, index = place
+        random = np.random.default_rng((self.seed, position))
         return self.mapper.train(self.pictures[index], self.data.labels(index), random)
 
     def __len__(self) -> int:
@@ -106,9 +106,7 @@ def predict_labels(model: Segmentor, data: SemanticData, mapper: Mapper, folder:
     """Write one label PNG an image to ``folder``; seconds per image. Several processes share the images."""
     model.eval()
     mine = pictures_of(data)[rank() :: world_size()]
-    loader = DataLoader(
-        _TestSamples(mine, mapper), batch_size=1, num_workers=workers, collate_fn=list, generator=torch.Generator()
-    )
+    loader = ordered_loader(_TestSamples(mine, mapper), 1, workers=workers, collate=list)
     begun = time.monotonic()
     with torch.no_grad(), ProgressLine("predict", len(mine)) as progress:
         for samples in loader:

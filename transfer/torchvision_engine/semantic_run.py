@@ -8,14 +8,15 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import ConcatDataset, DataLoader
 
+from momentum_transfer import samplers
 from momentum_transfer.backbones.resnet import build_backbone
 from momentum_transfer.distributed import rank, world_size
+from momentum_transfer.samplers import Batches, Place, RepeatedPasses
 from transfer.data.semantic_datasets import IGNORE, SemanticData, get_semantic_dataset
 from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.data import Mapper
 from transfer.torchvision_engine.layers import norm_layer
 from transfer.torchvision_engine.models import architecture_of
-from transfer.torchvision_engine.sampling import Draw, TrainingBatches
 from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
 from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples
 from transfer.torchvision_engine.structures import Sample
@@ -82,11 +83,11 @@ def open_data(cfg: CfgNode, name: str) -> SemanticData:
 class _Joined(ConcatDataset[Sample]):
     """Several training sets as one: a draw's index runs through all of them."""
 
-    def __getitem__(self, draw: Draw) -> Sample:  # type: ignore[override]
-        place, index = draw
+    def __getitem__(self, place: Place) -> Sample:  # type: ignore[override]
+        position, index = place
         for part, end in zip(self.datasets, self.cumulative_sizes, strict=True):
             if index < end:
-                return part[(place, index - end + len(part))]  # type: ignore[arg-type,index]
+                return part[(position, index - end + len(part))]  # type: ignore[arg-type,index]
         raise IndexError(index)
 
 
@@ -96,14 +97,6 @@ def training_loader(cfg: CfgNode, mapper: Mapper, seed: int, start: int) -> Data
     size = (int(crop.SIZE[0]), int(crop.SIZE[1])) if crop.ENABLED else None
     cropping = SemanticMapper(mapper, size, crop.SINGLE_CATEGORY_MAX_AREA)
     samples = _Joined([SemanticTrainingSamples(open_data(cfg, name), cropping, seed) for name in cfg.DATASETS.TRAIN])
-    batches = TrainingBatches(
-        torch.ones(len(samples)), None, cfg.SOLVER.IMS_PER_BATCH // world_size(), seed,
-        rank=rank(), world_size=world_size(), start=start,
-    )  # fmt: skip
-    return DataLoader(
-        samples,
-        batch_sampler=batches,  # type: ignore[arg-type]
-        num_workers=cfg.DATALOADER.NUM_WORKERS,
-        collate_fn=list,
-        generator=torch.Generator(),
-    )
+    order, size = RepeatedPasses(torch.ones(len(samples)), seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
+    batches = Batches(order, size, rank=rank(), world=world_size(), start=start)
+    return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)

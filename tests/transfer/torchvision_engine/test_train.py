@@ -7,6 +7,7 @@ import torch
 
 from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
+from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config
 from transfer.scores import coco
@@ -75,6 +76,32 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path, st
     assert set(first) == set(second)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert (whole.loaded, whole.new) == (parts.loaded, parts.new)
+
+
+def _finetune_and_signal_the_group(cfg, folder):
+    step = train._step
+
+    def interrupt(model, samples, training, number):
+        losses = step(model, samples, training, number)
+        if number == 1:
+            signal_own_group()
+        return losses
+
+    train._step = interrupt
+    TorchvisionEngine().finetune(cfg, "none", 3, folder)
+
+
+@pytest.mark.parametrize("name", ["retinanet", *SEGMENTORS][:2])
+def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(name, tmp_path):
+    cfg = resumable(name, tmp_path)
+    cfg.defrost()
+    cfg.DATALOADER.NUM_WORKERS = 2
+    outcome = outcome_in_own_group(_finetune_and_signal_the_group, cfg, tmp_path / "parts")
+    assert outcome.startswith("Stopped 143: stopped after iteration 2")
+    parts = TorchvisionEngine().finetune(cfg, "none", 3, tmp_path / "parts", resume=True)
+    whole = TorchvisionEngine().finetune(cfg, "none", 3, tmp_path / "whole")
+    first, second = (torch.load(f.weights, weights_only=True)["model"] for f in (whole, parts))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_another_seed_gives_another_detector(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from momentum_transfer import records as results
+from momentum_transfer.samplers import RepeatedPasses
 from tests.transfer.torchvision_engine.test_semantic import labels_config, write_labels
 from tests.transfer.torchvision_engine.tiny import shapes_config, write_shapes
 from tests.transfer.torchvision_engine.two_processes import FROZEN, RESUMED, STEPS, main
@@ -16,7 +17,6 @@ from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_pictures
 from transfer.torchvision_engine.engine import TorchvisionEngine, mapper_of
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.sampling import endless
 from transfer.torchvision_engine.weights import export_state
 
 
@@ -38,7 +38,7 @@ def model(file):
 def test_each_process_trains_on_its_share_and_gradients_are_averaged(name, folder):
     cfg = shapes_config(name, folder, *RESUMED)
     pictures, mapper = read_pictures(get_dataset(cfg.DATASETS.TRAIN[0])).pictures, mapper_of(cfg, train=True)
-    order = list(itertools.islice(endless(torch.ones(len(pictures)), 3), 8))
+    order = [index for _, index in itertools.islice(RepeatedPasses(torch.ones(len(pictures)), 3).places(0), 8)]
     detectors, generators = [], []
     for process in range(2):
         torch.manual_seed(3)
