@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from lowshot import knn as nearest
-from lowshot.devices import device as default_device
 from lowshot.features.extract import PRECISIONS, compute
 from lowshot.features.feature_set import FeatureSet, check, check_pair
 from lowshot.linear import evaluate_linear, from_cache
 from lowshot.neighbours import search
 from lowshot.presets import LINEAR
 from lowshot.svm import lowshot_svm
+from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
 
@@ -47,7 +47,7 @@ def extract_features(
         InputError: no image, or features that are no matrix.
     """
     Choice(PRECISIONS).require("precision", precision)
-    where = torch.device(device) if device is not None else default_device()
+    where = torch.device(device) if device is not None else choose_device()
     batches: Iterable[Any] = images
     if isinstance(images, (np.ndarray, Tensor)):
         batches = torch.as_tensor(images, dtype=torch.float32).split(batch_size)
@@ -93,7 +93,7 @@ def knn(
     pair = _pair(train, train_labels, test, test_labels)
     if pair[0].multi_label:
         raise InputError("expected one class an image for knn, found multi-hot labels; use svm")
-    neighbours = search(pair[0].features, pair[1].features, k, device=default_device())
+    neighbours = search(pair[0].features, pair[1].features, k, device=choose_device())
     return nearest.accuracies(neighbours, pair[0].labels, pair[1].labels, nearest.Preset(k, temperature))[0]
 
 
@@ -117,7 +117,7 @@ def svm(
     """
     pair = _pair(train, train_labels, test, test_labels)
     kind = {"protocol": "voc07"} if pair[0].multi_label else {}
-    chosen = {"device": default_device(), **kind, **settings}
+    chosen = {"device": choose_device(), **kind, **settings}
     setup = lowshot_svm.LowShot(shots=tuple(shots), draws=trials, **chosen)
     found: dict[int, list[float]] = {k: [] for k in shots}
     for scores in lowshot_svm.scores(setup, *pair, wanted=lambda *_: True):
@@ -156,7 +156,7 @@ def linear(
     size = min(batch_size or chosen.batch_size, len(pair[0]))
     with TemporaryDirectory() as folder:
         source, rows = from_cache(*pair, size), np.arange(len(pair[0]))
-        found = evaluate_linear(source, rows, chosen, seed, Path(folder), default_device(), size)
+        found = evaluate_linear(source, rows, chosen, seed, Path(folder), choose_device(), size)
     return {"top1": 100 * found.top1, "top5": 100 * found.top5, "learning_rate": found.learning_rate}
 
 

@@ -6,11 +6,11 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from lowshot import knn, retrieval
-from lowshot.devices import device
 from lowshot.features.feature_set import FeatureSet
 from lowshot.neighbours import search
 from lowshot.score import Score
 from lowshot.svm import lowshot_svm as svm
+from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 
 Wanted = Callable[[str, str, int], bool]
@@ -80,7 +80,7 @@ def _from_neighbours(
         precision=cfg.SEARCH.PRECISION,
         query_chunk=cfg.SEARCH.QUERY_CHUNK,
         database_chunk=cfg.SEARCH.DATABASE_CHUNK,
-        device=device(),
+        device=choose_device(),
     )
     yield from knn.scores(found, train, test, presets)
     if retrieve:
@@ -102,7 +102,7 @@ def _low_shot(cfg: CfgNode) -> svm.LowShot:
         select_c=settings.SELECT_C,
         held_out_per_class=settings.HELD_OUT_PER_CLASS,
         solver=settings.SOLVER,
-        device=device(),
+        device=choose_device(),
         seed=cfg.SEED,
     )
 

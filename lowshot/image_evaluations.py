@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lowshot import image_settings, inputs
 from lowshot.augment import WeakAndStrong
-from lowshot.devices import device
 from lowshot.evaluations import Wanted
 from lowshot.features.extract import StageFeatures, compute
 from lowshot.finetune import evaluate_finetune
@@ -22,6 +21,7 @@ from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_c
 from lowshot.score import Score
 from momentum_transfer import distributed
 from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
 
@@ -93,14 +93,14 @@ def linear(cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, w
     if node.CACHED and source is None:
         raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
     batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, images, node.WORKERS)
-    network = StageFeatures(inputs.backbone_builder(cfg, source)(), cfg.FEATURES.LAYER).to(device())
+    network = StageFeatures(inputs.backbone_builder(cfg, source)(), cfg.FEATURES.LAYER).to(choose_device())
     original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     features: FeatureBatches | None = None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
     for trial in _trials(cfg, "LINEAR", protocol, batch, data, source, wanted):
         if features is None:
             features = _linear_features(cfg, source, images, network, data)
-        found = evaluate_linear(features, trial.rows, preset, trial.seed, trial.folder, device(), batch)
+        found = evaluate_linear(features, trial.rows, preset, trial.seed, trial.folder, choose_device(), batch)
         check_frozen(network.backbone, original)
         yield trial.scores({"top1": found.top1, "top5": found.top5}, learning_rate=found.learning_rate)
 
@@ -113,7 +113,7 @@ def _linear_features(
         return from_cache(*inputs.feature_sets(cfg, source, images), batch=size)
 
     def features_of(batch: Tensor) -> Tensor:
-        return compute(network, batch, cfg.FEATURES.PRECISION, device())
+        return compute(network, batch, cfg.FEATURES.PRECISION, choose_device())
 
     dim = features_of(data.plain(data.train[0][0])[None]).shape[1]
     return from_images(data, features_of, dim, size)
@@ -128,7 +128,7 @@ def finetune(
     build = inputs.backbone_builder(cfg, source)
     for trial in _trials(cfg, "FINETUNE", node.PRESET, batch, data, source, wanted):
         found = evaluate_finetune(
-            data, build, trial.rows, node.FRACTION, preset, trial.seed, trial.folder, device(), batch
+            data, build, trial.rows, node.FRACTION, preset, trial.seed, trial.folder, choose_device(), batch
         )
         yield trial.scores({"top1": found.top1, "top5": found.top5}, learning_rate=found.learning_rate)
 
@@ -143,7 +143,7 @@ def fixmatch(
     views = WeakAndStrong(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE, setting.preset.strong_levels)
     protocol = image_settings.fixmatch_protocol(node)
     for trial in _trials(cfg, "FIXMATCH", protocol, setting.batch_size, data, source, wanted):
-        found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, device())
+        found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, choose_device())
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}
         shown = {name: round(100 * value, 3) if value == value else None for name, value in numbers.items()}
         yield [score for name, values in found.networks.items() for score in trial.scores(values, name, **shown)]

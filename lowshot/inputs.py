@@ -9,13 +9,13 @@ import torch
 from fvcore.common.config import CfgNode
 
 from lowshot.augment import weak_view
-from lowshot.devices import device
 from lowshot.features.cache import About
 from lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
 from lowshot.features.feature_set import FeatureSet, check_pair, read_npz
 from lowshot.labelled_data import LabelledData, check_classes
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import cache_root, sha256_of, sha256_of_text, weights_name
 from momentum_transfer.images.datasets import build_dataset
@@ -101,7 +101,7 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
 
 def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
     """The frozen network whose outputs are the features."""
-    where = device()
+    where = choose_device()
     if source is None:
         return Source(Pixels().to(where), sha256_of_text(PIXELS), "raw pixels")
     network = StageFeatures(source.build(), cfg.FEATURES.LAYER).to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -140,7 +140,15 @@ def feature_sets(
         size, workers = cfg.FEATURES.BATCH_SIZE, cfg.FEATURES.WORKERS
         sets.append(
             extract(
-                network, part, transform, about, cache, name=name, batch_size=size, workers=workers, device=device()
+                network,
+                part,
+                transform,
+                about,
+                cache,
+                name=name,
+                batch_size=size,
+                workers=workers,
+                device=choose_device(),
             )
         )
     train, test = sets

@@ -14,7 +14,6 @@ from fvcore.common.config import CfgNode
 
 from lowshot import inputs
 from lowshot.config import EVALUATIONS
-from lowshot.devices import device
 from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
 from lowshot.features.feature_set import FeatureSet
 from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
@@ -23,6 +22,7 @@ from lowshot.score import Score
 from momentum_transfer import distributed
 from momentum_transfer import records as results
 from momentum_transfer.console import say, table
+from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
 
@@ -89,7 +89,7 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
     check_settings(cfg)
     file = Path(request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
     _check_writable(file)
-    with distributed.process_group(device()):
+    with distributed.process_group(choose_device()):
         subject, evaluate = prepare(cfg, request)
         alone = request.command in ON_FEATURES  # on features that all processes have made, the first one works alone
         if alone and not distributed.is_main():

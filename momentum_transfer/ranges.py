@@ -239,6 +239,8 @@ SHARE = Number(0, 1, above=True)
 MOMENTUM = Momentum()
 ANY_PATH, PATH = PathName(), PathName(needed=True)
 NAMES = Many(Words(r".+", "not empty"))
+#: Which of them are there is asked by ``devices.check_device``.
+DEVICE = Words(r"auto|cpu|cuda(:\d+)?", "of auto, cuda, cuda:N, cpu")
 
 
 def check(cfg: CfgNode, rules: Mapping[str, Rule]) -> None:

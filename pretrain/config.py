@@ -92,7 +92,7 @@ def _add_solver(cfg: CfgNode) -> None:
 def _add_run(cfg: CfgNode) -> None:
     """Settings that do not change what is learned, apart from rounding."""
     cfg.RUN = CfgNode()
-    cfg.RUN.DEVICE = "auto"  # cuda where there is one, else cpu
+    cfg.RUN.DEVICE = "auto"  # cuda where there is one, else cpu; or cuda, cuda:N, cpu
     cfg.RUN.PRECISION = "float32"  # bf16, fp16: autocast
     cfg.RUN.CHANNELS_LAST = False
     cfg.RUN.COMPILE = False

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.resnet import DEPTHS, STEMS
+from momentum_transfer.devices import check_device
 from momentum_transfer.images.augmentations import RECIPES, REMOVALS
 from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.ranges import (
     ANY_PATH,
+    DEVICE,
     MOMENTUM,
     PATH,
     POSITIVE,
@@ -103,7 +105,7 @@ RULES: dict[str, Rule] = {
     "SOLVER.MOMENTUM": Number(0, 1, note="of the gradients that came before, as in torch's SGD"),
     "SOLVER.WEIGHT_DECAY": Number(0, 1e9),
     "SOLVER.ETA": POSITIVE,
-    "RUN.DEVICE": Choice(("auto", "cuda", "cpu")),
+    "RUN.DEVICE": DEVICE,
     "RUN.PRECISION": Choice(PRECISIONS),
     "RUN.CHECKPOINT_EVERY": _count(_MANY, "steps"),
     "RUN.KEEP": _count(_MANY, "checkpoints"),
@@ -121,6 +123,7 @@ def check_settings(cfg: CfgNode) -> None:
         InputError: names the key, its value and what would be right.
     """
     check(cfg, RULES)
+    check_device(cfg.RUN.DEVICE, "RUN.DEVICE")
     check_norms(cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else None)
     refuse(_contradictions(cfg))
 

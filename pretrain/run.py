@@ -50,19 +50,6 @@ class Run:
         return f"{len(self.images)} images, labels {hashlib.sha256(labels).hexdigest()[:12]}"
 
 
-def device_of(cfg: CfgNode) -> torch.device:
-    """The device that RUN.DEVICE names: under torchrun this process's own GPU."""
-    name = cfg.RUN.DEVICE
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("expected a CUDA device under RUN.DEVICE cuda, found none; use cpu or auto")
-    if name == "cuda":
-        torch.cuda.set_device(distributed.local_rank())
-        return torch.device("cuda", distributed.local_rank())
-    return torch.device("cpu")
-
-
 def _check_precision(cfg: CfgNode, device: torch.device) -> None:
     smallest = 32 if cfg.MODEL.STEM == "imagenet" else 8
     if device.type == "cpu" and cfg.RUN.PRECISION == "bf16" and smallest >= cfg.DATA.IMAGE_SIZE:

@@ -17,6 +17,7 @@ from momentum_transfer import distributed
 from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
 from momentum_transfer.console import ProgressLine, Stopped, StopSignal, say, stop_signals
+from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.learned_settings import pretraining_hash
 from momentum_transfer.metrics import Metrics
@@ -30,7 +31,7 @@ from pretrain.optimizers import set_learning_rate
 from pretrain.pipeline import Batch, evaluation_images
 from pretrain.plan import learning_rate_at
 from pretrain.ranges import check_settings
-from pretrain.run import Run, device_of, distribute, prepare
+from pretrain.run import Run, distribute, prepare
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -53,7 +54,7 @@ def train(cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None
     check_settings(cfg)
     if stop_after is not None and stop_after < 1:
         raise InputError(f"expected --stop-after of at least 1 step, found {stop_after}")
-    device = device_of(cfg)
+    device = choose_device(cfg.RUN.DEVICE, "RUN.DEVICE")
     with distributed.process_group(device):
         run = prepare(cfg, device)
         checkpoints = CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints", cfg.RUN.KEEP)

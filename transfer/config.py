@@ -11,9 +11,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.devices import runs_on_cpu
 from momentum_transfer.settings import load_config
 
 #: Normalisation constants of ImageNet in RGB, which every backbone here was trained with.
@@ -103,18 +103,13 @@ def is_semantic(cfg: CfgNode) -> bool:
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return several and runs_on_cpu(cfg) and "SyncBN" in cfg.dump()
-
-
-def runs_on_cpu(cfg: CfgNode) -> bool:
-    """Whether MODEL.DEVICE is the CPU, or a CUDA device where there is none."""
-    return cfg.MODEL.DEVICE == "cpu" or (cfg.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available())
+    return several and runs_on_cpu(cfg.MODEL.DEVICE) and "SyncBN" in cfg.dump()
 
 
 def _model(cfg: CfgNode) -> None:
     cfg.MODEL = CfgNode()
     cfg.MODEL.META_ARCHITECTURE = "GeneralizedRCNN"
-    cfg.MODEL.DEVICE = "cuda"
+    cfg.MODEL.DEVICE = "auto"  # Detectron2's is cuda; it is told the device that auto comes to
     cfg.MODEL.WEIGHTS = ""
     cfg.MODEL.MASK_ON = False
     cfg.MODEL.PIXEL_MEAN = [103.530, 116.280, 123.675]

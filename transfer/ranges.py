@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.devices import check_device
 from momentum_transfer.ranges import (
     ANY_PATH,
     COUNT,
     COUNT_OR_NONE,
+    DEVICE,
     NOT_NEGATIVE,
     PATH,
     POSITIVE,
@@ -46,7 +48,7 @@ def _section(name: str, rules: dict[str, Rule]) -> dict[str, Rule]:
 
 _BACKBONE: dict[str, Rule] = {
     "MODEL.META_ARCHITECTURE": _NAME,
-    "MODEL.DEVICE": Words(r"cpu|cuda(:\d+)?|mps", "of cpu, cuda, cuda:N, mps"),
+    "MODEL.DEVICE": DEVICE,
     "MODEL.WEIGHTS": ANY_PATH,
     "MODEL.PIXEL_MEAN": Many(_FINITE, lengths=(3,)),
     "MODEL.PIXEL_STD": Many(POSITIVE, lengths=(3,)),
@@ -260,6 +262,7 @@ def check_settings(cfg: CfgNode) -> None:
         InputError: the first setting that is out of its range or does not fit another one.
     """
     check(cfg, RULES)
+    check_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
     refuse(_contradictions(cfg))
 
 

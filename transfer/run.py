@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer import records as results
 from momentum_transfer.console import say, table
-from momentum_transfer.devices import device_of
+from momentum_transfer.devices import choose_device
 from momentum_transfer.distributed import any_rank, barrier, is_main, process_group
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
@@ -60,7 +60,7 @@ def run(cfg: CfgNode, request: Request) -> None:
     initial = read_initial(request.weights)  # before the data: a wrong file is refused at once
     check_data(cfg)
     checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256, "network": initial.network}
-    with process_group(device_of(cfg)):
+    with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
         for trial in range(cfg.TRIALS):
             folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
             _trial(cfg, request, engine, checkpoint, trial, folder)
@@ -110,7 +110,7 @@ def _trial(
     wanted = {"trial": trial, "config": identity(cfg), "sha256": checkpoint["sha256"], "engine": engine.name}
     wanted["finetuned"] = not request.eval_only
     # The first process decides for all: it appends the records, and the others may read earlier or later.
-    if any_rank(is_main() and results.done(file, **wanted), device_of(cfg)):
+    if any_rank(is_main() and results.done(file, **wanted), choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
         say(f"trial {trial}: its records are in {file} already")
         return
     folder.mkdir(parents=True, exist_ok=True)

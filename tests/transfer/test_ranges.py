@@ -56,7 +56,7 @@ def test_every_setting_has_a_rule():
         ("SOLVER.BASE_LR 0.0", "SOLVER.BASE_LR above 0, found 0.0"),
         ("SOLVER.MOMENTUM 1.5", "SOLVER.MOMENTUM between 0 and 1, found 1.5"),
         ("SOLVER.NESTEROV True SOLVER.MOMENTUM 0.0", "SOLVER.MOMENTUM above 0"),
-        ("MODEL.DEVICE tpu", "expected MODEL.DEVICE of cpu, cuda, cuda:N, mps, found 'tpu'"),
+        ("MODEL.DEVICE tpu", "expected MODEL.DEVICE of auto, cuda, cuda:N, cpu, found 'tpu'"),
         ("MODEL.PIXEL_MEAN [1.0]", "MODEL.PIXEL_MEAN as a list of 3 numbers, found"),
         ("MODEL.PIXEL_STD [0.0,0.0,0.0]", "MODEL.PIXEL_STD as a list of 3 numbers above 0"),
         (
@@ -111,7 +111,7 @@ def test_cascades_that_detectron2_would_not_build_are_refused(settings, message)
         ("mask_rcnn", "MODEL.FPN.IN_FEATURES []", "are not the stages from one on to res5"),
         ("faster_rcnn_c4", "MODEL.ROI_HEADS.IN_FEATURES ['res5']", "names res5, but this backbone gives res4"),
         ("faster_rcnn_c4", "MODEL.RPN.IN_FEATURES ['res3','res4']", "names res3, but this backbone gives res4"),
-        ("mask_rcnn", "SOLVER.AMP.ENABLED True MODEL.DEVICE cuda", "float16 needs a GPU"),
+        ("mask_rcnn", "SOLVER.AMP.ENABLED True MODEL.DEVICE auto", "float16 needs a GPU"),
     ],
 )
 def test_levels_and_devices_that_are_not_there_are_refused(name, settings, message):

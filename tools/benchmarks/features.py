@@ -18,20 +18,20 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
 
-from lowshot.devices import device
 from lowshot.features.extract import StageFeatures, compute
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backbone
 from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.devices import choose_device
 
 #: CPU seconds of this process, which other processes on a busy machine do not lengthen.
-clock = time.perf_counter if device().type == "cuda" else time.process_time
+clock = time.perf_counter if choose_device().type == "cuda" else time.process_time
 
 
 def main(args: argparse.Namespace) -> None:
     """Measure in turns, so that a busy machine slows all alike, and print."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    where = device()
+    where = choose_device()
     plain = build_backbone(Architecture(args.arch)).eval().to(where)
     shipped = StageFeatures(build_backbone(Architecture(args.arch))).to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     shipped.backbone.load_state_dict(plain.state_dict())

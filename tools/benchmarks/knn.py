@@ -26,14 +26,14 @@ import numpy as np
 import torch
 
 from lowshot import knn, retrieval
-from lowshot.devices import device
 from lowshot.features.feature_set import FeatureSet, normalized
 from lowshot.neighbours import search
 from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.devices import choose_device
 
 TOP, K = 1000, 20
 #: CPU seconds of this process, which other processes on a busy machine do not lengthen.
-clock = time.perf_counter if device().type == "cuda" else time.process_time
+clock = time.perf_counter if choose_device().type == "cuda" else time.process_time
 
 
 def synthetic(count: int, dim: int, classes: int, seed: int) -> FeatureSet:
@@ -54,7 +54,7 @@ def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def together(database: FeatureSet, queries: FeatureSet, precision: str) -> tuple[float, float]:
     """(top1, mAP) in percent, from one search."""
-    found = search(database.features, queries.features, TOP, precision=precision, device=device())
+    found = search(database.features, queries.features, TOP, precision=precision, device=choose_device())
     (first,) = knn.scores(found, database, queries, ["eman"])
     return first[0].value, retrieval.scores(found, database, queries, TOP)[0].value
 
@@ -98,9 +98,9 @@ def main(args: argparse.Namespace) -> None:
     queries = synthetic(args.queries, args.dim, args.classes, seed=2)
     rows: list[tuple[str, str, str]] = []
     ours, scores = seconds(lambda: together(database, queries, args.precision))
-    rows.append((f"one search ({args.precision}, {device().type}), kNN and retrieval", f"{ours:.1f}", "1.0"))
+    rows.append((f"one search ({args.precision}, {choose_device().type}), kNN and retrieval", f"{ours:.1f}", "1.0"))
     alone, found = seconds(
-        lambda: search(database.features, queries.features, TOP, precision=args.precision, device=device())
+        lambda: search(database.features, queries.features, TOP, precision=args.precision, device=choose_device())
     )
     rows.append(("the search alone", f"{alone:.1f}", f"{alone / ours:.2f}"))
     sample = len(queries) if args.sample is None else min(args.sample, len(queries))

@@ -11,9 +11,10 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from momentum_transfer.console import say
+from momentum_transfer.devices import runs_on_cpu
 from momentum_transfer.distributed import process_group, world_size
 from momentum_transfer.errors import InputError
-from transfer.config import is_semantic, runs_on_cpu, synchronises_on_cpu
+from transfer.config import is_semantic, synchronises_on_cpu
 from transfer.detectron2_engine.backbones import SMALL
 from transfer.detectron2_engine.data import register_data
 from transfer.detectron2_engine.models import build_model, load_initial
@@ -37,7 +38,7 @@ class Detectron2Engine:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):
             return "SyncBN over several processes needs GPUs; use BN, or one process"
-        if runs_on_cpu(cfg) and cfg.SOLVER.AMP.ENABLED:
+        if runs_on_cpu(cfg.MODEL.DEVICE) and cfg.SOLVER.AMP.ENABLED:
             return "Detectron2 refuses mixed precision on a CPU"
         if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.PRECISION != "float16":
             return "Detectron2's configuration knows float16 only; set SOLVER.AMP.PRECISION float16"

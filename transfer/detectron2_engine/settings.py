@@ -7,7 +7,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.devices import device_of
+from momentum_transfer.devices import choose_device
 from transfer.config import add_own_keys
 
 
@@ -20,7 +20,7 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     theirs.OUTPUT_DIR, theirs.SEED = str(out_dir), seed
     theirs.MODEL.WEIGHTS = ""
     theirs.DATASETS.TRAIN = tuple(data_name(name) for name in cfg.DATASETS.TRAIN)
-    theirs.MODEL.DEVICE = str(device_of(cfg))
+    theirs.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
     theirs.freeze()
     return theirs
 

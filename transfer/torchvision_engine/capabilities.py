@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.resnet import DEPTHS
+from momentum_transfer.devices import runs_on_cpu
 from momentum_transfer.settings import value_of
-from transfer.config import is_semantic, runs_on_cpu, synchronises_on_cpu
+from transfer.config import is_semantic, synchronises_on_cpu
 from transfer.torchvision_engine import semantic_run
 
 C4_HEADS = ("Res5ROIHeads", "Res5ROIHeadsExtraNorm")
@@ -71,7 +72,7 @@ def _problems(cfg: CfgNode) -> Iterator[str]:
         bottlenecks and resnets.WIDTH_PER_GROUP != resnets.STEM_OUT_CHANNELS
     ):
         yield "MODEL.RESNETS: RES2_OUT_CHANNELS and WIDTH_PER_GROUP do not follow STEM_OUT_CHANNELS"
-    if amp.ENABLED and runs_on_cpu(cfg) and amp.PRECISION == "float16":
+    if amp.ENABLED and runs_on_cpu(cfg.MODEL.DEVICE) and amp.PRECISION == "float16":
         yield "float16 needs a GPU; set SOLVER.AMP.PRECISION bfloat16"
     if synchronises_on_cpu(cfg):
         yield "SyncBN over several processes needs GPUs; use BN, or one process"

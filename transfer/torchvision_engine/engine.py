@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from momentum_transfer import samplers
 from momentum_transfer.console import say
-from momentum_transfer.devices import device_of
+from momentum_transfer.devices import choose_device
 from momentum_transfer.distributed import barrier, is_main, process_group, rank, world_size
 from momentum_transfer.errors import InputError
 from momentum_transfer.samplers import Batches, RepeatedPasses
@@ -48,13 +48,13 @@ class TorchvisionEngine:
         self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
     ) -> Finetuned:
         """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and the last checkpoint."""
-        device = device_of(cfg)
+        device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
         with process_group(device):
             return _finetune(cfg, weights, seed, Path(out_dir), resume, device, score)
 
     def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
         """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
-        device = device_of(cfg)
+        device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
         detector = build(cfg)
         load_detector(detector, read_detector(weights), str(weights))
         detector.to(device)
