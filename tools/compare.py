@@ -19,6 +19,7 @@ from momentum_transfer.files import weights_name
 
 def main(args: argparse.Namespace) -> None:
     """Load, compare, print, record, plot."""
+    say(f"reading {args.reference} and {len(args.others)} more")
     import torch  # here, because it takes seconds and --help needs none of it
 
     from momentum_transfer.backbones.comparison import (

@@ -26,6 +26,7 @@ SCOPES, DEFAULT_SCOPE = ("conv", "conv+bn", "all"), "conv+bn"
 
 def main(args: argparse.Namespace) -> None:
     """Convert, and write what became of every key where that is asked for."""
+    say(f"reading {args.checkpoint}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.convert import check_target
     from momentum_transfer.backbones.convert_file import convert_file
     from momentum_transfer.backbones.key_report import CoverageError

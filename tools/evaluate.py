@@ -41,6 +41,7 @@ def main(args: argparse.Namespace) -> None:
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [word if word == PIXELS else str(_from_root(word)) for word in args.weights]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
+    say(f"suite {suite.name}: {len(suite.tasks)} tasks, {len(set(weights))} checkpoints; output in {output}")
     jobs = plan(suite, weights, output)
     given = [job for job in jobs if job.weights == PIXELS]
     if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:

@@ -16,15 +16,17 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from lowshot.config import EVALUATIONS, get_cfg
-from momentum_transfer.console import run_tool
+from momentum_transfer.console import run_tool, say
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings and evaluate."""
-    from lowshot.run import Request, run  # here, because torch takes seconds and --help needs none of it
     from momentum_transfer.settings import load_config
 
     cfg = load_config(get_cfg(), args.config, args.overrides)
+    say(f"{args.command} of {args.weights or args.features or 'no weights'} on {cfg.DATASETS.NAME}")
+    from lowshot.run import Request, run  # after the settings, because it imports torch, which takes seconds
+
     run(cfg, Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__}))
 
 

@@ -10,16 +10,18 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import run_tool
+from momentum_transfer.console import run_tool, say
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings and train."""
-    from momentum_transfer.settings import load_config  # here, because torch takes seconds and --help needs none of it
+    from momentum_transfer.settings import load_config
     from pretrain.config import get_cfg
-    from pretrain.train import train
 
     cfg = load_config(get_cfg(), args.config, args.overrides)
+    say(f"{cfg.METHOD.NAME}, {cfg.MODEL.ARCH} on {cfg.DATA.NAME}; output in {cfg.OUTPUT_DIR}")
+    from pretrain.train import train  # after the settings, because it imports torch, which takes seconds
+
     train(cfg, resuming=args.resume, stop_after=args.stop_after)
 
 

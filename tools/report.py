@@ -17,6 +17,7 @@ from momentum_transfer.shipped import typed
 
 def main(args: argparse.Namespace) -> None:
     """Read, build, write the three files."""
+    say(f"reading {', '.join(args.results)}")
     from momentum_transfer.report.page import make_report  # here, because matplotlib takes a second
     from momentum_transfer.report.write import page_name, write_report
 

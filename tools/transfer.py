@@ -12,25 +12,27 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import run_tool
+from momentum_transfer.console import run_tool, say
 from momentum_transfer.errors import InputError
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
-    from transfer import config  # here, because torch takes seconds and --help needs none of it
-    from transfer.data.check_datasets import check_data
-    from transfer.ranges import check_settings
-    from transfer.run import Request, run
+    from transfer import config
 
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
     cfg = config.load(args.config, [*overrides, *args.overrides])
+    weights = args.weights or cfg.MODEL.WEIGHTS
+    say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
+    from transfer.data.check_datasets import check_data  # after the settings, because torch takes seconds
+    from transfer.ranges import check_settings
+    from transfer.run import Request, run
+
     if args.check_data:
         check_settings(cfg)
         check_data(cfg, open_pictures=True)
         return
-    weights = args.weights or cfg.MODEL.WEIGHTS
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
     run(cfg, Request(weights, args.results, args.resume, args.eval_only))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.devices import runs_on_cpu
 from momentum_transfer.settings import load_config
 
 #: Normalisation constants of ImageNet in RGB, which every backbone here was trained with.
@@ -103,6 +102,8 @@ def is_semantic(cfg: CfgNode) -> bool:
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    from momentum_transfer.devices import runs_on_cpu  # here, because it imports torch, which takes seconds
+
     return several and runs_on_cpu(cfg.MODEL.DEVICE) and "SyncBN" in cfg.dump()
 
 
