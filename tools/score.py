@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from momentum_transfer import records as results
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text
-from transfer.scores import coco, lvis, semantic, voc
 
 #: The options of each task, with their defaults.
 _COCO = {"iou_type": "bbox", "area_from": "file", "max_dets": None}
@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
     """Score, print, append what the results file does not hold yet."""
     task, settings = _settings(args)
     file = _target(args)
-    score = {"coco": coco, "lvis": lvis, "voc": voc, "semantic": semantic}[args.task].evaluate
+    score = import_module(f"transfer.scores.{args.task}").evaluate  # this one alone: another imports scipy
     scores = score(args.ground_truth, args.predictions, **settings)
     values = [f"{value:.2f}" for value in scores.metrics.values()]
     table(f"{task} of {args.predictions}", list(scores.metrics), [values])
@@ -131,6 +131,8 @@ def _hashes(args: argparse.Namespace) -> tuple[str, str]:
     """SHA-256 of the ground truth and of the predictions; of label images, of their names and contents."""
     if args.task != "semantic":
         return sha256_of(args.ground_truth), sha256_of(args.predictions)
+    from transfer.scores import semantic
+
     truth, predictions = zip(*semantic.pairs(args.ground_truth, args.predictions), strict=True)
     return _hash_of_files(args.ground_truth, truth), _hash_of_files(args.predictions, predictions)
 
