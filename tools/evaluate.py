@@ -29,7 +29,6 @@ from momentum_transfer.suites.local import Outcome, full_command, run_local
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.slurm import run_slurm
 from momentum_transfer.suites.suite import PIXELS, PRETRAIN, Job, load_suite, plan
-from momentum_transfer.suites.sweep import write_description
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
@@ -52,8 +51,7 @@ def main(args: argparse.Namespace) -> None:
         return
     options = _sbatch_options(args)
     with alone(output) as lock:
-        if suite.sweep:
-            write_description(suite.sweep, output)
+        suite.write_description(output)
         if args.slurm:
             outcomes = run_slurm(jobs, output, gpus=gpus, options=options)
         else:

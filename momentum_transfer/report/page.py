@@ -21,6 +21,7 @@ from momentum_transfer.report.provenance import Provenance, provenance
 from momentum_transfer.report.reference import Published, load_tables, published
 from momentum_transfer.report.runs import RunFiles, read_runs
 from momentum_transfer.report.summary import summary_table
+from momentum_transfer.report.sweeps import read_suites, sweep_figures
 from momentum_transfer.report.tables import detail_tables
 from momentum_transfer.report.verdicts import Balance, balances, verdicts
 from momentum_transfer.report.views import TableView, number
@@ -79,6 +80,7 @@ def build(
     sources: Sequence[str] = (),
     command: str = "",
     title: str = "Does it transfer?",
+    suites: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Turn records (and what run folders hold) into the report."""
     runs = runs or RunFiles()
@@ -94,7 +96,7 @@ def build(
         colours=colours,
         summary=summary_table(results),
         balances=tuple(balances(results)),
-        plots=tuple(summary_figures(results, colours)),
+        plots=(*sweep_figures(suites, results, runs.curves), *summary_figures(results, colours)),
         details=tuple(detail_tables(results, reference, colours)),
         curves=tuple(training_figures(runs.curves, colours)),
         analyses=tuple(drawn),
@@ -147,4 +149,5 @@ def make_report(
         sources=[str(path) for path in results],
         command=command,
         title=title,
+        suites=read_suites(results),
     )

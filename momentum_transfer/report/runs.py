@@ -142,7 +142,8 @@ def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:
 
 
 def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
-    """Of pretraining the loss, the embedding's spread and the learning rate; of what is trained on top its loss."""
+    """Of pretraining the loss, the embedding's spread and the learning rate; of what is trained on top its loss; of
+    both the accuracies that were taken on the way, and the seconds of a step."""
     rows: dict[float, dict[str, Any]] = {}
     broken = 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -158,6 +159,7 @@ def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
     pretraining = "embedding_std" in keys or not any(key.startswith(("loss_", "total_loss")) for key in keys)
     total = "total_loss" if "total_loss" in keys else "loss"  # Detectron2's name of it
     wanted = {key: key for key in ("loss", "embedding_std", "lr")} if pretraining else {total: "task_loss"}
+    wanted |= {key: key for key in sorted(keys) if key == "seconds" or key.endswith("top1")}
     curves = []
     for key, name in wanted.items():
         points = [(step, row[key]) for step, row in sorted(rows.items()) if _finite(row.get(key))]

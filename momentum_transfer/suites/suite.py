@@ -8,7 +8,7 @@
 
 In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{folder}`` the task's own output
 folder and ``{results}`` the records of the whole suite. ``needs`` names tasks of the same checkpoint that come before.
-A suite may make its checkpoints itself: ``pretrain``, see ``sweep.py``.
+A suite may make its checkpoints itself (``pretrain``, see ``sweep.py``) and ask for plots (``plots``, see ``plots.py``).
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text, weights_name, write_text
 from momentum_transfer.settings import config_files
 from momentum_transfer.shipped import CONFIGS, find_config, tool_file, workplace
-from momentum_transfer.suites.sweep import Pretraining, Sweep, read_sweep
+from momentum_transfer.suites.plots import PlotRequest, read_plots
+from momentum_transfer.suites.sweep import Pretraining, Sweep, describe, read_sweep
 
 #: Weights that are no file: the raw pixels, which only the low-shot evaluations take.
 PIXELS = "pixels"
@@ -108,6 +109,13 @@ class Suite:
     tasks: tuple[Task, ...]
     path: Path = field(default=Path())
     sweep: Sweep | None = None
+    plots: tuple[PlotRequest, ...] = ()
+
+    def write_description(self, output: str | Path) -> None:
+        """Write ``suite.json`` beside the records: what each pretraining was and which plots the report draws."""
+        if self.sweep or self.plots:
+            content = {"runs": describe(self.sweep) if self.sweep else {}, "plots": [p.as_dict() for p in self.plots]}
+            write_text(Path(output) / "suite.json", json.dumps(content, indent=1) + "\n")
 
 
 def load_suite(path: str | Path) -> Suite:
@@ -129,7 +137,8 @@ def load_suite(path: str | Path) -> Suite:
     sweep = read_sweep(content["pretrain"], f"{path}, pretrain") if "pretrain" in content else None
     if any(task.name == PRETRAIN for task in tasks) and sweep:
         raise InputError(f"{path}: expected tasks of other names beside pretrain, found a task called {PRETRAIN}")
-    return Suite(str(content.get("name", path.stem)), tuple(tasks), path, sweep)
+    plots = read_plots(content.get("plots", []), str(path), dict.fromkeys(sweep.keys() if sweep else ()))
+    return Suite(str(content.get("name", path.stem)), tuple(tasks), path, sweep, plots)
 
 
 def _suite_file(name: str | Path) -> Path:

@@ -7,21 +7,17 @@
       seeds: [0, 1, 2]
       settings: {DATA.WORKERS: 2}                                   # of all runs
 
-A run is called ``ARM_seedN``, an arm of a grid by its values (``BN-8``). ``sweep.json`` beside the records says what
-each run was, for plots.
+A run is called ``ARM_seedN``, an arm of a grid by its values (``BN-8``).
 """
 
 import itertools
-import json
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
 
 #: Settings of one arm, by dotted key.
 Settings = Mapping[str, Any]
@@ -69,6 +65,10 @@ class Sweep:
             command = (*shlex.split(self.command), "--config", self.config, "--resume", *overrides)
             found.append(Pretraining(f"{name}_seed{seed}", name, settings, seed, command))
         return found
+
+    def keys(self) -> list[str]:
+        """Settings that tell the runs apart."""
+        return list(dict.fromkeys([*self.grid, *(key for arm in self.arms.values() for key in arm), "SEED"]))
 
     def _arms(self) -> dict[str, Settings]:
         if self.arms:
@@ -128,12 +128,5 @@ def _is_arm(name: Any, arm: Any) -> bool:
 
 
 def describe(sweep: Sweep) -> dict[str, dict[str, Any]]:
-    """Run -> its arm, settings and seed."""
+    """Run -> its arm, settings and seed, as plots need them."""
     return {run.name: {"arm": run.arm, "settings": dict(run.settings), "seed": run.seed} for run in sweep.runs()}
-
-
-def write_description(sweep: Sweep, output: str | Path) -> Path:
-    """Write ``sweep.json`` into the suite's folder; returns its path."""
-    path = Path(output) / "sweep.json"
-    write_text(path, json.dumps(describe(sweep), indent=1) + "\n")
-    return path

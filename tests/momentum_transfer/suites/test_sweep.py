@@ -7,7 +7,7 @@ import yaml
 from momentum_transfer.errors import InputError
 from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.suite import PRETRAIN, load_suite, plan
-from momentum_transfer.suites.sweep import read_sweep, write_description
+from momentum_transfer.suites.sweep import read_sweep
 from tests.momentum_transfer.suites.suite_files import write_suite, write_weights
 
 #: A pretraining that writes its overrides to OUTPUT_DIR/run.json; "fail" ends badly.
@@ -85,11 +85,14 @@ def test_given_checkpoints_are_evaluated_beside_the_suites_own(sweep_suite, tmp_
     assert names == ["1_seed0", "1_seed0", "momentum2", "random"]
 
 
-def test_the_description_says_what_each_run_was(sweep_suite, tmp_path):
-    suite = load_suite(sweep_suite(arms={"slow": {"SOLVER.STEPS": 5}}, seeds=[7]))
-    assert json.loads(write_description(suite.sweep, tmp_path).read_text()) == {
-        "slow_seed7": {"arm": "slow", "settings": {"SOLVER.STEPS": 5}, "seed": 7}
-    }
+def test_the_description_says_what_each_run_was_and_what_is_to_be_drawn(sweep_suite, tmp_path):
+    path = sweep_suite(arms={"slow": {"SOLVER.STEPS": 5}}, seeds=[7])
+    plot = {"title": "t", "y": "knn top1", "x": "SOLVER.STEPS"}
+    path.write_text(path.read_text() + yaml.safe_dump({"plots": [plot]}), encoding="utf-8")
+    load_suite(path).write_description(tmp_path)
+    content = json.loads((tmp_path / "suite.json").read_text())
+    assert content["runs"] == {"slow_seed7": {"arm": "slow", "settings": {"SOLVER.STEPS": 5}, "seed": 7}}
+    assert {key: content["plots"][0][key] for key in plot} == plot
 
 
 def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):

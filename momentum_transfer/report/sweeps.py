@@ -1,0 +1,171 @@
+"""Plots that a suite asked for: measures over the settings of its pretrainings, seeds as trials.
+
+``suite.json`` beside the records (written by the suite's runner) says what each run was and which plots are wanted.
+"""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.report import sweep_plots
+from momentum_transfer.report.aggregate import Results
+from momentum_transfer.report.figures import Plot
+from momentum_transfer.report.runs import Curve
+from momentum_transfer.report.sweep_plots import Point
+from momentum_transfer.suites.plots import ARM, PlotRequest, is_setting
+
+FILE = "suite.json"
+
+
+def read_suites(results: Sequence[str | Path]) -> list[dict[str, Any]]:
+    """The ``suite.json`` beside each results file, where there is one.
+
+    Raises:
+        InputError: such a file is damaged.
+    """
+    found = []
+    for path in dict.fromkeys(Path(file).parent / FILE for file in results):
+        if not path.is_file():
+            continue
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found.append({"runs": dict(content["runs"]), "plots": [PlotRequest(**plot) for plot in content["plots"]]})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"expected what a suite's runner wrote in {path}, found other content; run the suite again"
+            ) from error
+    return found
+
+
+def sweep_figures(suites: Sequence[Mapping[str, Any]], results: Results, curves: Sequence[Curve]) -> list[Plot]:
+    """The plots of all suites; one whose measures are not there yet says so in its caption."""
+    return [_draw(plot, suite["runs"], results, curves) for suite in suites for plot in suite["plots"]]
+
+
+def _draw(plot: PlotRequest, runs: Mapping[str, Any], results: Results, curves: Sequence[Curve]) -> Plot:
+    if plot.curve:
+        return _curve(plot, runs, curves)
+    return _over_setting(plot, runs, results) if is_setting(plot.x) else _scatter(plot, runs, results)
+
+
+def _setting(runs: Mapping[str, Any], name: str, key: str) -> str:
+    """What a run has for a setting; "" where it does not say, or for a checkpoint that the suite was given."""
+    run = runs.get(name)
+    if run is None or not key:
+        return ""
+    return str(run["arm"] if key == ARM else run["settings"].get(key, ""))
+
+
+def _values(results: Results, measure: str) -> dict[str, float]:
+    """Checkpoint -> mean over trials of ``TASK METRIC``, of the data set and protocol that most checkpoints have."""
+    task, metric = measure.split()
+    rows = [cells for found, cells in results.cells.items() if (found.task, found.metric) == (task, metric)]
+    best = max(rows, key=len, default={})
+    return {name: cell.mean for name, cell in best.items()}
+
+
+def _over_setting(plot: PlotRequest, runs: Mapping[str, Any], results: Results) -> Plot:
+    values = {name: value for name, value in _values(results, plot.y).items() if name in runs}
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name, value in values.items():
+        groups[_setting(runs, name, plot.by)][_setting(runs, name, plot.x)].append(value)
+    if not groups:
+        return _nothing(plot, plot.y)
+    places = sorted({x for line in groups.values() for x in line}, key=_natural)
+    numeric = all(_number(x) is not None for x in places)
+    lines = {
+        label: [
+            Point(float(x) if numeric else places.index(x), statistics.fmean(found), _std(found))
+            for x, found in sorted(line.items(), key=lambda item: _natural(item[0]))
+        ]
+        for label, line in groups.items()
+    }
+    seeds = sorted({len(found) for line in groups.values() for found in line.values()})
+    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    caption = f"{plot.y}; mean over {count} pretraining seed(s), bands are ±1 standard deviation over them."
+    svg = sweep_plots.setting_plot(lines, plot.x, plot.y, None if numeric else places, plot.log)
+    return Plot(plot.title, caption, svg)
+
+
+def _scatter(plot: PlotRequest, runs: Mapping[str, Any], results: Results) -> Plot:
+    xs, ys = _values(results, plot.x), _values(results, plot.y)
+    groups: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
+    for name in (name for name in xs if name in ys):
+        groups[_setting(runs, name, plot.by)].append((name, xs[name], ys[name]))
+    if not groups:
+        return _nothing(plot, f"{plot.x} and {plot.y}")
+    fits = {label: _regression(points) for label, points in groups.items()}
+    told = "; ".join(
+        f"{label or 'all'}: slope {fit[0]:.2f}, r = {fit[2]:.2f}, n = {len(groups[label])}"
+        for label, fit in fits.items()
+        if fit is not None
+    )
+    caption = f"One point a checkpoint, lines by least squares ({told})." if told else "One point a checkpoint."
+    return Plot(plot.title, caption, sweep_plots.scatter_plot(groups, fits, plot.x, plot.y))
+
+
+def _regression(points: Sequence[tuple[str, float, float]]) -> tuple[float, float, float] | None:
+    """Slope, intercept and Pearson's r by least squares; None of fewer than three points or of equal x."""
+    x, y = (np.array([point[place] for point in points]) for place in (1, 2))
+    if len(points) < 3 or np.ptp(x) == 0:
+        return None
+    slope, intercept = np.polyfit(x, y, 1)
+    r = float(np.corrcoef(x, y)[0, 1]) if np.ptp(y) else 0.0
+    return float(slope), float(intercept), r
+
+
+def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) -> Plot:
+    groups: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    clocks = {curve.run: _elapsed(curve) for curve in curves if curve.key == "seconds"}
+    for curve in (curve for curve in curves if curve.key == plot.curve):
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            x: float | None = step
+            if plot.x == "seconds":  # as of one clock for all seeds of a line: the steps are what they share
+                x = _at(clocks.get(curve.run), step)
+            if x is not None:
+                groups[_setting(runs, curve.checkpoint, plot.by)][x].append(value)
+    if not groups:
+        return _nothing(plot, f"{plot.curve} in a metrics.jsonl")
+    lines = {
+        label: [Point(x, statistics.fmean(found), _std(found)) for x, found in sorted(line.items())]
+        for label, line in groups.items()
+    }
+    caption = f"{plot.curve} over {plot.x or 'step'}; bands are ±1 standard deviation over seeds."
+    return Plot(plot.title, caption, sweep_plots.setting_plot(lines, plot.x or "step", plot.curve, None, False))
+
+
+def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, and the seconds of training until each: a line holds the mean seconds of a step since the line before."""
+    steps = np.array(curve.steps)
+    return steps, np.cumsum(np.diff(steps, prepend=0) * np.array(curve.values))
+
+
+def _at(clock: tuple[np.ndarray, np.ndarray] | None, step: float) -> float | None:
+    return None if clock is None else float(np.interp(step, *clock))
+
+
+def _nothing(plot: PlotRequest, what: str) -> Plot:
+    return Plot(plot.title, f"Not drawn: there is no {what} among the records yet.", "")
+
+
+def _std(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _natural(text: str) -> tuple[float, str]:
+    """Numbers by size, then words."""
+    number = _number(text)
+    return (number if number is not None else float("inf"), text)

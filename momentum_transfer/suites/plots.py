@@ -1,0 +1,99 @@
+"""Plots that a suite asks for: a measure over a setting of its pretrainings, or one measure over another.
+
+    plots:
+      - {title: "Images per BN", y: svm/k=16 top1, x: NORM.GROUP, by: NORM.TEACHER, log: true}
+      - {title: "Linear and long-tailed accuracy", y: finetune top1, x: linear top1, by: METHOD.NAME}
+      - {title: "kNN while training", curve: knn_top1, by: arm}
+
+``y`` and ``x`` name a measure as ``TASK METRIC``, ``x`` and ``by`` a setting of the sweep, or ``arm``; ``curve`` is a key
+of the runs' metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line for each ``by``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from momentum_transfer.errors import InputError
+
+#: Stands for the name of an arm where a setting could stand.
+ARM = "arm"
+_SETTING = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")
+_AXES = ("step", "seconds")
+
+
+@dataclass(frozen=True)
+class PlotRequest:
+    """One plot.
+
+    Attributes:
+        y, x: ``TASK METRIC`` of the records; x may be a setting or ``arm``, and is "step" or "seconds" for a curve.
+        by: the setting (or ``arm``) that tells lines apart; "" for a single line.
+        curve: key of metrics.jsonl, in the place of y.
+        log: the axis of a setting is logarithmic.
+    """
+
+    title: str
+    y: str = ""
+    x: str = ""
+    by: str = ""
+    curve: str = ""
+    log: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``suite.json`` keeps for the report."""
+        return asdict(self)
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word names a setting (or the arm) rather than a measure."""
+    return word == ARM or bool(_SETTING.fullmatch(word))
+
+
+def read_plots(entries: Any, where: str, known: Mapping[str, Any]) -> tuple[PlotRequest, ...]:
+    """The plots of a suite, checked.
+
+    Args:
+        known: settings that tell the suite's pretrainings apart; empty without any.
+
+    Raises:
+        InputError: an unknown key or setting, a measure without metric, or neither y nor curve.
+    """
+    if not isinstance(entries, list):
+        raise InputError(f"{where}: expected a list of plots, found {entries!r}")
+    return tuple(_read(entry, f"{where}, plot {number}", known) for number, entry in enumerate(entries, start=1))
+
+
+def _read(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
+    names = [field.name for field in fields(PlotRequest)]
+    if not isinstance(entry, dict) or not isinstance(entry.get("title"), str):
+        raise InputError(f"{where}: expected a mapping with a title, found {entry!r}")
+    if unknown := [key for key in entry if key not in names]:
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected some of {', '.join(names)}")
+    for key, value in entry.items():
+        if not isinstance(value, bool if key == "log" else str):
+            raise InputError(
+                f"{where}: expected {key} as {'true or false' if key == 'log' else 'text'}, found {value!r}"
+            )
+    plot = PlotRequest(**entry)
+    if bool(plot.y) == bool(plot.curve):
+        raise InputError(f"{where}: expected either y, a measure, or curve, a key of metrics.jsonl")
+    if plot.curve and plot.x not in ("", *_AXES):
+        raise InputError(f"{where}: expected x of a curve as {' or '.join(_AXES)}, found {plot.x!r}")
+    if not plot.curve:
+        _check_measure(plot.y, "y", where)
+        if not is_setting(plot.x):
+            _check_measure(plot.x, "x", where)
+    for key in ("x", "by"):
+        word = getattr(plot, key)
+        if is_setting(word) and word != ARM and word not in known:
+            raise InputError(
+                f"{where}: expected {key} as arm or a setting that tells the pretrainings apart "
+                f"({', '.join(known) or 'the suite has none'}), found {word!r}"
+            )
+    return plot
+
+
+def _check_measure(word: str, key: str, where: str) -> None:
+    if len(word.split()) != 2:
+        raise InputError(f"{where}: expected {key} as TASK METRIC, for example svm/k=16 top1, found {word!r}")

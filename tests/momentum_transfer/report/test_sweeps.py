@@ -1,0 +1,109 @@
+import json
+import re
+import statistics
+
+import pytest
+from scipy.stats import linregress
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.report import sweeps
+from momentum_transfer.report.aggregate import aggregate
+from momentum_transfer.report.page import make_report, render_html
+from momentum_transfer.report.runs import Curve
+from momentum_transfer.suites.plots import PlotRequest
+
+RUNS = {
+    f"{norm}-{n}_seed{seed}": {"arm": f"{norm}-{n}", "settings": {"NORM": norm, "GROUP": n}, "seed": seed}
+    for norm in ("BN", "EMAN")
+    for n in (8, 16, 128)
+    for seed in (0, 1, 2)
+}
+
+
+def record(name: str, task: str, value: float) -> dict:
+    return {"task": task, "metric": "top1", "value": value, "checkpoint": {"name": name, "sha256": name}, "trial": 0}
+
+
+def records() -> list[dict]:
+    found = []
+    for index, (name, run) in enumerate(RUNS.items()):
+        found.append(record(name, "knn", run["settings"]["GROUP"] + run["seed"] ** 2))
+        found.append(record(name, "linear", 2 * index + (index % 3) * 0.7))
+    return found
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the drawing functions were given."""
+    seen = []
+    for name in ("setting_plot", "scatter_plot"):
+        original = getattr(sweeps.sweep_plots, name)
+        monkeypatch.setattr(
+            sweeps.sweep_plots, name, lambda *given, original=original: (seen.append(given), original(*given))[1]
+        )
+    return seen
+
+
+def figures(*plots: PlotRequest, curves=()):
+    return sweeps.sweep_figures([{"runs": RUNS, "plots": list(plots)}], aggregate(records()), curves)
+
+
+def test_a_line_holds_mean_and_spread_over_seeds_of_each_setting(drawn):
+    (plot,) = figures(PlotRequest("t", y="knn top1", x="GROUP", by="NORM", log=True))
+    lines = drawn[0][0]
+    assert list(lines) == ["BN", "EMAN"]
+    assert [(point.x, point.mean) for point in lines["BN"]] == [(n, n + 5 / 3) for n in (8, 16, 128)]
+    assert lines["BN"][0].std == pytest.approx(statistics.stdev([8, 9, 12]))
+    assert "3 pretraining seed(s)" in plot.caption
+    assert plot.svg.startswith("<svg")
+
+
+def test_a_setting_of_words_gets_places_in_order(drawn):
+    figures(PlotRequest("t", y="knn top1", x="arm"))
+    assert drawn[0][3] == sorted({run["arm"] for run in RUNS.values()})
+
+
+def test_a_measure_over_another_has_scipys_regression_for_each_group(drawn):
+    (plot,) = figures(PlotRequest("t", y="knn top1", x="linear top1", by="NORM"))
+    groups, fits = drawn[0][:2]
+    for label, points in groups.items():
+        wanted = linregress([p[1] for p in points], [p[2] for p in points])
+        assert fits[label] == pytest.approx((wanted.slope, wanted.intercept, wanted.rvalue))
+    assert "n = 9" in plot.caption
+
+
+def test_curves_are_means_over_seeds_and_seconds_add_up(drawn):
+    names = ["BN-8_seed0", "BN-8_seed1"]
+    curves = [Curve(name, "knn_top1", (10, 20), (50.0 + i, 60.0 + i)) for i, name in enumerate(names)]
+    curves += [Curve(name, "seconds", (5, 20), (0.2, 0.4)) for name in names]
+    figures(
+        PlotRequest("t", curve="knn_top1", by="NORM"), PlotRequest("t", curve="knn_top1", x="seconds"), curves=curves
+    )
+    assert [(p.x, p.mean) for p in drawn[0][0]["BN"]] == [(10, 50.5), (20, 60.5)]
+    assert [p.x for p in drawn[1][0][""]] == pytest.approx([5 * 0.2 + 5 * 0.4, 5 * 0.2 + 15 * 0.4])
+
+
+def test_what_is_not_measured_yet_is_said():
+    plots = [
+        PlotRequest("t", y="svm top1", x="GROUP"),
+        PlotRequest("t", y="svm top1", x="knn top1"),
+        PlotRequest("t", curve="knn_top1"),
+    ]
+    assert [(plot.svg, "Not drawn" in plot.caption) for plot in figures(*plots)] == [("", True)] * 3
+
+
+def test_the_page_draws_what_stands_beside_the_records(tmp_path):
+    file = tmp_path / "results.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in records()), encoding="utf-8")
+    plot = PlotRequest("Images <per> BN", y="knn top1", x="GROUP", by="NORM")
+    (tmp_path / "suite.json").write_text(json.dumps({"runs": RUNS, "plots": [plot.as_dict()]}), encoding="utf-8")
+    page = render_html(make_report([file]))
+    assert "Images &lt;per&gt; BN" in page
+    assert re.search(r'<svg role="img" aria-label="knn top1 over GROUP"', page)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": {}}', '{"runs": {}, "plots": [{"title": 1, "no": 2}]}'])
+def test_a_damaged_description_is_refused(text, tmp_path):
+    (tmp_path / "suite.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="suite.json"):
+        sweeps.read_suites([tmp_path / "results.jsonl"])
