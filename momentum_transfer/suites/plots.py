@@ -5,8 +5,8 @@
       - {title: "Linear and long-tailed accuracy", y: finetune top1, x: linear top1, by: METHOD.NAME}
       - {title: "kNN while training", curve: knn_top1, by: arm}
 
-``y`` and ``x`` name a measure as ``TASK METRIC``, ``x`` and ``by`` a setting of the sweep, or ``arm``; ``curve`` is a key
-of the runs' metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line for each ``by``.
+``y`` and ``x`` name a measure as ``TASK METRIC``, ``x`` and ``by`` a setting of the sweep, or ``arm``; ``curve`` is a
+key of the runs' metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line for each ``by``.
 """
 
 import re

@@ -8,7 +8,7 @@
 
 In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{folder}`` the task's own output
 folder and ``{results}`` the records of the whole suite. ``needs`` names tasks of the same checkpoint that come before.
-A suite may make its checkpoints itself (``pretrain``, see ``sweep.py``) and ask for plots (``plots``, see ``plots.py``).
+A suite may make its checkpoints itself (``pretrain``: ``sweep.py``) and ask for plots (``plots``: ``plots.py``).
 """
 
 import contextlib

@@ -105,5 +105,5 @@ def test_the_page_draws_what_stands_beside_the_records(tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", '{"runs": {}}', '{"runs": {}, "plots": [{"title": 1, "no": 2}]}'])
 def test_a_damaged_description_is_refused(text, tmp_path):
     (tmp_path / "suite.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="suite.json"):
+    with pytest.raises(InputError, match=r"suite\.json"):
         sweeps.read_suites([tmp_path / "results.jsonl"])
