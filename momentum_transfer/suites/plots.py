@@ -6,7 +6,7 @@
       - {title: "kNN while training", curve: knn_top1, by: arm}
 
 ``y`` and ``x`` name a measure as ``TASK METRIC``, ``x`` and ``by`` a setting of the sweep, or ``arm``; ``curve`` is a
-key of the runs' metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line for each ``by``.
+key of the runs' metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line a ``by``.
 """
 
 import re
