@@ -62,8 +62,10 @@ def _svm() -> CfgNode:
     node.SHOTS = [1, 2, 4, 8, 16]  # labelled images per class
     node.DRAWS = 5
     node.COSTS = [2.0**power for power in range(-5, 6)]
-    node.SELECT_C = "heldout"  # or test, as the papers did
+    node.SELECT_C = "heldout"  # or test, the papers' habit: the best C in the mean over draws
     node.HELD_OUT_PER_CLASS = 20  # images that choose C; never fitted, never tested
+    node.CLASS_WEIGHTS = ""  # instead of the protocol's: plain (1), vissl (positives weigh 2)
+    node.VOC_SHOTS = "pcl"  # drawn images with all their labels; or vissl: k positives, sampled negatives
     node.SOLVER = "batched"  # or liblinear, the reference: the same problem, slower
     return node
 

@@ -88,7 +88,7 @@ def _from_neighbours(
 
 
 def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
-    """Low-shot SVMs, draw by draw."""
+    """Low-shot SVMs, see lowshot/svm/lowshot_svm.py."""
     yield from svm.scores(_low_shot(cfg), train, test, wanted)
 
 
@@ -101,6 +101,8 @@ def _low_shot(cfg: CfgNode) -> svm.LowShot:
         costs=tuple(settings.COSTS),
         select_c=settings.SELECT_C,
         held_out_per_class=settings.HELD_OUT_PER_CLASS,
+        class_weights=settings.CLASS_WEIGHTS,
+        voc_shots=settings.VOC_SHOTS,
         solver=settings.SOLVER,
         device=choose_device(),
         seed=cfg.SEED,

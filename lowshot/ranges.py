@@ -78,6 +78,8 @@ RULES: dict[str, Rule] = {
     "SVM.COSTS": svm.COSTS,
     "SVM.SELECT_C": Choice(svm.SELECT_C),
     "SVM.HELD_OUT_PER_CLASS": Number(1, whole=True, unit="images"),
+    "SVM.CLASS_WEIGHTS": Choice(("", *svm.CLASS_WEIGHTS)),
+    "SVM.VOC_SHOTS": Choice(svm.VOC_SHOTS),
     "SVM.SOLVER": Choice(svm.SOLVERS),
     **_training("LINEAR", dict(presets.LINEAR)),
     **_training("FINETUNE", dict(presets.FINETUNE)),

@@ -69,6 +69,16 @@ def draw_classes(
     return chosen
 
 
+def draw_negatives(labels: np.ndarray, count: int, draw: int, seed: int) -> list[np.ndarray]:
+    """For each class the indices of ``count`` random images that do not show it, or of all where they are fewer.
+
+    Args:
+        labels: [N, classes] of 0 and 1.
+    """
+    others = [np.flatnonzero(labels[:, index] == 0) for index in range(labels.shape[1])]
+    return [np.random.default_rng([seed, 5, draw, index]).permutation(own)[:count] for index, own in enumerate(others)]
+
+
 def balanced_fraction(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """A seeded class-balanced part: ``round(fraction · N / classes)`` images of each class, at least one, ascending.
 

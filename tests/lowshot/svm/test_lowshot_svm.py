@@ -3,13 +3,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
+from sklearn.svm import LinearSVC
 
 from lowshot.features.feature_set import FeatureSet, normalized
-from lowshot.splits import draw_classes, draw_shots
+from lowshot.splits import draw_classes, draw_negatives, draw_shots, set_aside
 from lowshot.svm import lowshot_svm as svm
 from lowshot.svm.batched import fit_batched
 from lowshot.svm.liblinear import fit_liblinear
 from lowshot.svm.problem import LinearClassifiers, signed_targets
+from lowshot.svm.scoring import average_precision, evaluate, mean_average_precision
+from lowshot.svm.shots import draw_labelled
 from momentum_transfer.errors import InputError
 from tests.lowshot.toy_data import clusters
 
@@ -45,7 +48,7 @@ def test_average_precision_equals_a_naive_loop_and_scikit_learn_with_ties(seed):
     generator = np.random.default_rng(seed)
     decisions = np.round(generator.standard_normal(200), 1)
     relevant = (generator.random(200) < 0.3).astype(np.int64)
-    value = svm.average_precision(relevant, decisions)
+    value = average_precision(relevant, decisions)
     assert value == pytest.approx(naive_average_precision(relevant, decisions), abs=1e-12)
     assert value == pytest.approx(average_precision_score(relevant, decisions), abs=1e-12)
 
@@ -53,7 +56,7 @@ def test_average_precision_equals_a_naive_loop_and_scikit_learn_with_ties(seed):
 def test_evaluate_equals_scoring_cost_by_cost_and_image_by_image():
     generator = np.random.default_rng(0)
     classifiers = LinearClassifiers(generator.standard_normal((3, 6, 16)), generator.standard_normal((3, 6)))
-    found = svm.evaluate(classifiers, normalized(TEST.features), TEST.labels, ("top1", "top5"))
+    found = evaluate(classifiers, normalized(TEST.features), TEST.labels, ("top1", "top5"))
     for cost in range(3):
         decisions = normalized(TEST.features) @ classifiers.weights[cost].T + classifiers.biases[cost]
         ranked = np.argsort(-decisions, axis=1)
@@ -73,20 +76,20 @@ def test_scoring_tells_images_of_an_almost_collapsed_backbone_apart():
     exact = np.einsum("nd,scd->snc", scored.astype(np.float64), fitted.weights) + fitted.biases[:, None]
     expected = (exact.argmax(2) == labels).mean(axis=1)
     assert (expected > 0.9).all()
-    assert np.allclose(svm.evaluate(fitted, scored, labels, ("top1",))["top1"], expected, atol=0.005)
+    assert np.allclose(evaluate(fitted, scored, labels, ("top1",))["top1"], expected, atol=0.005)
 
 
 def test_held_out_choice_scores_the_cost_that_does_best_on_held_out_images():
     setup = svm.LowShot(shots=(4,), draws=1, costs=(1e-3, 1.0), seed=3, solver="liblinear")
     (unit,) = svm.scores(setup, TRAIN, TEST, always)
-    pool, held = svm.set_aside(TRAIN.labels, 20, 3)
+    pool, held = set_aside(TRAIN.labels, 20, 3)
     rows = pool[draw_shots(TRAIN.labels[pool], 4, 0, 3)]
     assert not set(rows) & set(held)
     fitted = fit_liblinear(normalized(TRAIN.features[rows]), signed_targets(TRAIN.labels[rows], 6), setup.costs)
-    accuracy = svm.evaluate(fitted, normalized(TRAIN.features[held]), TRAIN.labels[held], ("top1",))["top1"]
+    accuracy = evaluate(fitted, normalized(TRAIN.features[held]), TRAIN.labels[held], ("top1",))["top1"]
     best = int(np.argmax(accuracy))
     assert unit[0].details["cost"] == setup.costs[best]
-    on_test = svm.evaluate(fitted, normalized(TEST.features), TEST.labels, ("top1",))["top1"][best]
+    on_test = evaluate(fitted, normalized(TEST.features), TEST.labels, ("top1",))["top1"][best]
     assert unit[0].value == pytest.approx(100 * on_test)
 
 
@@ -101,48 +104,101 @@ def test_held_out_choice_does_not_look_at_the_test_set():
     assert chosen != [unit[0].details["cost"] for unit in svm.scores(by_test, TRAIN, shuffled, always)]
 
 
-def test_positives_weigh_twice_in_the_voc_protocol_alone():
-    assert {name: protocol.positive_weight for name, protocol in svm.PROTOCOLS.items()} == {
-        "imagenet": 1.0, "inaturalist": 1.0, "voc07": 2.0,
-    }  # fmt: skip
+def fitted_by_hand(train, rows, targets, costs, weight):
+    return fit_liblinear(normalized(train.features[rows]), targets, costs, weight, tol=1e-8)
+
+
+@pytest.mark.parametrize(("weights", "weight"), [("", 2.0), ("vissl", 2.0), ("plain", 1.0)])
+def test_pcl_shots_are_the_union_of_the_drawn_images_with_all_labels(weights, weight):
     train, test = multi_label(1), multi_label(2)
-    setup = svm.LowShot(protocol="voc07", shots=(8,), draws=1, costs=(1.0,), select_c="test")
+    setup = svm.LowShot("voc07", (8,), draws=1, costs=(1.0,), select_c="test", class_weights=weights)
     (unit,) = svm.scores(setup, train, test, always)
-    chosen = draw_classes(train.labels, 8, 0, 0)
-    rows = np.unique(np.concatenate(chosen))
-    targets = np.where(train.labels[rows] > 0, 0, -1)
-    for label, own in enumerate(chosen):
-        targets[np.searchsorted(rows, own), label] = 1
-    assert ((targets > 0).sum(axis=0) == 8).all(), "k shots are k positives, though more images show the class"
-    arguments = normalized(train.features[rows]), targets, [1.0]
-    weighted, plain = (
-        svm.evaluate(fit_liblinear(*arguments, weight, tol=1e-8), normalized(test.features), test.labels, ("mAP",))[
-            "mAP"
-        ]
-        for weight in (2.0, 1.0)
-    )
-    assert unit[0].value == pytest.approx(100 * weighted[0], abs=0.01)
-    assert abs(weighted[0] - plain[0]) > 1e-3
+    rows = np.unique(np.concatenate(draw_classes(train.labels, 8, 0, 0)))
+    targets = np.where(train.labels[rows] > 0, 1, -1)
+    assert (targets > 0).sum(axis=0).min() > 8, "the drawn images show each class more often than it was drawn"
+    fitted = fitted_by_hand(train, rows, targets, (1.0,), weight)
+    expected = evaluate(fitted, normalized(test.features), test.labels, ("mAP",))["mAP"][0]
+    assert unit[0].value == pytest.approx(100 * expected, abs=0.01)
+    assert unit[0].protocol == ("voc07/test/plain" if weight == 1 else "voc07/test")
+
+
+def test_vissl_shots_are_k_positives_and_sampled_negatives_of_each_class():
+    train, test = multi_label(1), multi_label(2)
+    labelled = draw_labelled(train.labels, 4, np.arange(200), 8, 0, 0, voc_shots="vissl")
+    assert ((labelled.targets > 0).sum(axis=0) == 8).all()
+    assert ((labelled.targets < 0).sum(axis=0) == 3 * 8).all()
+    shown = train.labels[labelled.rows] > 0
+    assert shown[labelled.targets > 0].all()
+    assert not shown[labelled.targets < 0].any()
+    setup = svm.LowShot("voc07", (8,), draws=1, costs=(1.0,), select_c="test", voc_shots="vissl")
+    (unit,) = svm.scores(setup, train, test, always)
+    decisions = []
+    for label in range(4):  # class by class, on its own images alone
+        own = labelled.targets[:, label] != 0
+        machine = LinearSVC(C=1.0, class_weight={1: 2, -1: 1}, tol=1e-8, max_iter=10**6)
+        machine.fit(normalized(train.features[labelled.rows[own]]).astype(float), labelled.targets[own, label])
+        decisions.append(machine.decision_function(normalized(test.features).astype(float)))
+    expected = np.mean([average_precision_score(test.labels[:, k], decisions[k]) for k in range(4)])
+    assert unit[0].value == pytest.approx(100 * expected, abs=0.01)
+    assert unit[0].protocol == "voc07/test/vissl-shots"
+
+
+def test_negatives_are_drawn_anew_in_every_draw_and_are_all_there_are_where_too_few():
+    labels = multi_label(1).labels
+    first, second = (draw_negatives(labels, 10, draw, 0) for draw in (0, 1))
+    assert all(len(np.unique(own)) == 10 for own in first)
+    assert any(not np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    everything = draw_negatives(labels, 1000, 0, 0)
+    assert [len(own) for own in everything] == (labels == 0).sum(axis=0).tolist()
+
+
+@pytest.mark.parametrize(("weights", "weight", "name"), [("", 1.0, ""), ("plain", 1.0, ""), ("vissl", 2.0, "/vissl")])
+def test_positives_of_single_label_data_weigh_one_unless_vissls_weights_are_asked_for(weights, weight, name):
+    setup = svm.LowShot("inaturalist", (4,), draws=1, costs=(1.0,), select_c="test", class_weights=weights)
+    (unit,) = svm.scores(setup, TRAIN, TEST, always)
+    rows = draw_shots(TRAIN.labels, 4, 0, 0)
+    fitted = fitted_by_hand(TRAIN, rows, signed_targets(TRAIN.labels[rows], 6), (1.0,), weight)
+    expected = evaluate(fitted, normalized(TEST.features), TEST.labels, ("top1",))["top1"][0]
+    assert unit[0].value == pytest.approx(100 * expected)
+    assert unit[0].protocol == f"inaturalist/test{name}"
+    assert unit[0].details["class_weights"] == (weights or "plain")
 
 
 def test_mean_average_precision_leaves_out_classes_without_a_positive():
     labels = np.array([[1, 0, 0], [0, 0, 1], [1, 0, 0]])
     decisions = np.random.default_rng(0).standard_normal((3, 3))
     expected = np.mean([naive_average_precision(labels[:, k], decisions[:, k]) for k in (0, 2)])
-    assert svm.mean_average_precision(labels, decisions) == pytest.approx(expected, abs=1e-12)
+    assert mean_average_precision(labels, decisions) == pytest.approx(expected, abs=1e-12)
 
 
-def test_choosing_c_on_the_test_set_is_never_worse_and_says_so():
-    arguments = {"shots": (2, 8), "draws": 2, "solver": "liblinear"}
-    for unit in svm.scores(svm.LowShot(select_c="test", **arguments), TRAIN, TEST, always):
-        assert unit[0].protocol == "imagenet/test"
-        assert unit[0].details["select_c"] == "test"
-        rows = draw_shots(TRAIN.labels, unit[0].details["shots"], unit[0].trial, 0)
-        fitted = fit_liblinear(
-            normalized(TRAIN.features[rows]), signed_targets(TRAIN.labels[rows], 6), svm.LowShot().costs
-        )
-        every_cost = svm.evaluate(fitted, normalized(TEST.features), TEST.labels, ("top1",))["top1"]
-        assert unit[0].value == pytest.approx(100 * every_cost.max())
+def test_the_test_set_chooses_one_c_for_all_draws_by_their_mean():
+    """Not the best of every draw: that would be higher in the mean, and is no protocol of the papers."""
+    setup = svm.LowShot(shots=(2, 8), draws=4, select_c="test", solver="liblinear")
+    best_of_each = 0.0
+    for k, unit in zip(setup.shots, svm.scores(setup, TRAIN, TEST, always), strict=True):
+        by_draw = []
+        for draw in range(4):
+            rows = draw_shots(TRAIN.labels, k, draw, 0)
+            targets = signed_targets(TRAIN.labels[rows], 6)
+            fitted = fit_liblinear(normalized(TRAIN.features[rows]), targets, setup.costs)
+            by_draw.append(evaluate(fitted, normalized(TEST.features), TEST.labels, ("top1",))["top1"])
+        best = int(np.argmax(np.mean(by_draw, axis=0)))
+        top1 = [score for score in unit if score.metric == "top1"]
+        assert [score.trial for score in top1] == [0, 1, 2, 3]
+        assert [score.value for score in top1] == pytest.approx([100 * values[best] for values in by_draw])
+        assert {(score.details["cost"], score.details["select_c"]) for score in unit} == {(setup.costs[best], "test")}
+        assert {score.protocol for score in unit} == {"imagenet/test"}
+        best_of_each += np.mean(np.max(by_draw, axis=1)) - np.mean(by_draw, axis=0)[best]
+    assert best_of_each > 0
+
+
+def test_draws_that_share_their_c_are_scored_again_together_or_not_at_all():
+    setup = svm.LowShot(shots=(1, 2), draws=3, costs=(1.0,), select_c="test")
+    units = list(svm.scores(setup, TRAIN, TEST, lambda task, protocol, draw: (task, draw) == ("svm/k=2", 1)))
+    assert [(score.task, score.trial) for score in units[0] if score.metric == "top1"] == [
+        ("svm/k=2", 0), ("svm/k=2", 1), ("svm/k=2", 2),
+    ]  # fmt: skip
+    assert len(units) == 1
 
 
 def test_every_draw_of_every_k_is_scored_once_and_done_ones_are_skipped():
@@ -199,6 +255,9 @@ def test_class_that_every_drawn_image_shows_tells_no_image_from_another(solver):
         ({"protocol": "coco"}, "expected SVM.PROTOCOL of imagenet, inaturalist, voc07, found 'coco'"),
         ({"select_c": "train"}, "expected SVM.SELECT_C of heldout, test"),
         ({"solver": "magic"}, "expected SVM.SOLVER of"),
+        ({"class_weights": "2"}, r"expected SVM\.CLASS_WEIGHTS of .*plain, vissl, found '2'"),
+        ({"voc_shots": "all"}, r"expected SVM\.VOC_SHOTS of pcl, vissl, found 'all'"),
+        ({"voc_shots": "vissl"}, r"expected SVM\.VOC_SHOTS pcl under SVM\.PROTOCOL imagenet, found vissl"),
         ({"shots": (0,)}, r"SVM\.SHOTS as a list of one or more whole numbers .*found \(0,\)"),
         ({"costs": (0.0,)}, r"SVM\.COSTS as a list of one or more numbers above 0, found"),
     ],

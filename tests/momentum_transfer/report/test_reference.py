@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -290,10 +291,10 @@ def low_shot_measures() -> set[tuple[str, str, str]]:
     }
     made |= {(f"knn/k={preset.k}", metric, name) for name, preset in knn.PRESETS.items() for metric in ("top1", "top5")}
     made |= {("retrieval", metric, "eman") for metric in ("mAP", "recall")}
-    chosen = ("heldout", "test")
-    for name, protocol in svm.PROTOCOLS.items():
-        for k in svm.LowShot().shots:
-            made |= {(f"svm/k={k}", metric, f"{name}/{how}") for metric in protocol.metrics for how in chosen}
+    chosen = product(svm.PROTOCOLS, svm.SELECT_C, svm.CLASS_WEIGHTS)
+    for setup in (svm.LowShot(name, select_c=how, class_weights=weights) for name, how, weights in chosen):
+        metrics = svm.PROTOCOLS[setup.protocol].metrics
+        made |= {(f"svm/k={k}", metric, setup.name) for metric in metrics for k in setup.shots}
     return made
 
 
