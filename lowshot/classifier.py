@@ -1,7 +1,9 @@
 """A backbone with a linear classifier, and how often it is right."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,12 +39,16 @@ class Classifier(nn.Module):
 
 @torch.inference_mode()
 def accuracy(
-    logits_of: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]], device: torch.device
+    logits_of: Callable[[Tensor], Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    device: torch.device,
+    kept: dict[str, list[Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Fractions top1 and top5, over the batches of all processes.
 
     Args:
         logits_of: inputs -> logits [N, classes], or [heads, N, classes] of several classifiers at once.
+        kept: gathers whether each image of this process was a hit, bool [.., N] for top1 and top5.
 
     Returns:
         ``{"top1": …, "top5": …}``, scalars or [heads].
@@ -54,7 +60,30 @@ def accuracy(
         ranked = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
         hits = ranked == labels[:, None]
         count = count + len(labels)
-        right["top1"] = right["top1"] + hits[..., 0].sum(-1)
-        right["top5"] = right["top5"] + hits.any(-1).sum(-1)
+        for name, each in (("top1", hits[..., 0]), ("top5", hits.any(-1))):
+            right[name] = right[name] + each.sum(-1)
+            if kept is not None:
+                kept.setdefault(name, []).append(each.cpu())
     total = distributed.all_reduce_mean(count)
     return {name: distributed.all_reduce_mean(hits) / total for name, hits in right.items()}
+
+
+def in_order(kept: dict[str, list[Tensor]], dealt: bool = True) -> dict[str, np.ndarray]:
+    """Hits [N] bool of the whole test set in its order, by metric, from what ``accuracy`` kept of one classifier.
+
+    Args:
+        dealt: the processes had every world_size-th image each, as ``evaluation_batches`` deals them.
+    """
+    found = {}
+    for name, parts in kept.items():
+        own = torch.cat([part.reshape(-1) for part in parts])
+        if not dealt or not distributed.is_distributed():
+            found[name] = own.numpy()
+            continue
+        shares: list[Any] = [None] * distributed.world_size()
+        torch.distributed.all_gather_object(shares, own)
+        whole = torch.zeros(sum(map(len, shares)), dtype=torch.bool)
+        for rank, share in enumerate(shares):
+            whole[rank :: len(shares)] = share
+        found[name] = whole.numpy()
+    return found

@@ -16,7 +16,7 @@ from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lowshot.classifier import Classifier, accuracy
+from lowshot.classifier import Classifier, accuracy, in_order
 from lowshot.fitting import Run, fit, shared_over_processes
 from lowshot.labelled_data import LabelledData, search_split
 from lowshot.labelled_stream import Stream, steps_of
@@ -29,11 +29,15 @@ PRECISE_BN_BATCHES = 200
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """Fractions on the test set, and the backbone's learning rate (for the preset's batch size) that was used."""
+    """Fractions on the test set, and the backbone's learning rate (for the preset's batch size) that was used.
+
+    ``hits``: top1 and top5 to [N] bool, whether each test image was right.
+    """
 
     top1: float
     top5: float
     learning_rate: float
+    hits: dict[str, np.ndarray]
 
 
 def evaluate_finetune(
@@ -67,8 +71,9 @@ def evaluate_finetune(
             found.append(float(accuracy(model, data.held_out(held, batch), device)["top1"]))
         best = rates[int(np.argmax(found))]
     model = _train(data, build, rows, fraction, preset, best, batch, seed, folder / "final", device)
-    on_test = accuracy(model, data.testing(batch), device)
-    return FinetuneResult(float(on_test["top1"]), float(on_test["top5"]), best)
+    kept: dict[str, list[Tensor]] = {}
+    on_test = accuracy(model, data.testing(batch), device, kept)
+    return FinetuneResult(float(on_test["top1"]), float(on_test["top5"]), best, in_order(kept))
 
 
 def _train(

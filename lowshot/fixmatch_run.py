@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lowshot.augment import WeakAndStrong
-from lowshot.classifier import accuracy
+from lowshot.classifier import accuracy, in_order
 from lowshot.fitting import Run, fit, shared_over_processes
 from lowshot.fixmatch import FixMatch, build_method
 from lowshot.labelled_data import LabelledData
@@ -29,11 +29,13 @@ class FixMatchResult:
     Attributes:
         networks: "student" and, where there is one, "teacher" -> {"top1": …, "top5": …} on the test set.
         coverage, pseudo_accuracy: means over the last hundredth of the steps, of the first process's images.
+        hits: as ``networks``, [N] bool, whether each test image was right.
     """
 
     networks: dict[str, dict[str, float]]
     coverage: float
     pseudo_accuracy: float
+    hits: dict[str, dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,13 @@ def evaluate_fixmatch(
         return losses.total, losses.numbers()
 
     fit(run, batches, loss_of, f"FixMatch ({preset.teacher or 'no'} teacher)")
-    found = {
-        name: {metric: float(value) for metric, value in accuracy(network.eval(), data.testing(batch), device).items()}
-        for name, network in method.networks().items()
-    }
-    return FixMatchResult(found, *log.end(max(1, total // 100)))
+    found, hits = {}, {}
+    for name, network in method.networks().items():
+        kept: dict[str, list[torch.Tensor]] = {}
+        on_test = accuracy(network.eval(), data.testing(batch), device, kept)
+        found[name] = {metric: float(value) for metric, value in on_test.items()}
+        hits[name] = in_order(kept)
+    return FixMatchResult(found, *log.end(max(1, total // 100)), hits)
 
 
 def _unlabelled_rows(count: int, rows: np.ndarray, batch: int) -> np.ndarray:

@@ -24,6 +24,7 @@ from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
+from momentum_transfer.verdicts.hits import label_hash
 
 ImageEvaluation = Callable[[CfgNode, SourceBackbone | None, inputs.Images, Wanted], Iterator[list[Score]]]
 
@@ -47,6 +48,7 @@ class Trial:
     Attributes:
         rows: [n] labelled rows of the training set.
         folder: its checkpoints.
+        test_set: hash of the test images in their order.
     """
 
     task: str
@@ -55,12 +57,19 @@ class Trial:
     seed: int
     rows: np.ndarray
     folder: Path
+    test_set: str
 
-    def scores(self, values: dict[str, float], network: str | None = None, **details: object) -> list[Score]:
-        """Fractions by metric -> scores in percent."""
+    def scores(
+        self, values: dict[str, float], hits: dict[str, np.ndarray], network: str | None = None, **details: object
+    ) -> list[Score]:
+        """Fractions by metric -> scores in percent, with ``hits`` [N] of the test images."""
         known = {"images": len(self.rows), **details}
         origin: dict[str, Any] = {"network": network, "trial": self.index, "seed": self.seed, "details": known}
-        return [Score(self.task, metric, 100 * value, self.protocol, **origin) for metric, value in values.items()]
+        origin["test_set"] = self.test_set
+        return [
+            Score(self.task, metric, 100 * value, self.protocol, items=hits[metric], **origin)
+            for metric, value in values.items()
+        ]
 
 
 def _trials(
@@ -78,13 +87,15 @@ def _trials(
         batch: labelled images of one step.
     """
     node, task = cfg[name], name.lower() + percent(cfg[name].FRACTION)
+    test_set = label_hash(np.asarray(data.test.labels))
     for index in range(node.TRIALS):
         seed = cfg.SEED + index
         rows = data.labelled_rows(node.FRACTION, node.SPLIT_FILE, seed)
         if name != "FIXMATCH":  # where labelled images come round many times among the unlabelled ones, as published
             image_settings.check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
         if wanted(task, protocol, index):
-            yield Trial(task, protocol, index, seed, rows, run_folder(cfg, source, task, index, rows))
+            folder = run_folder(cfg, source, task, index, rows)
+            yield Trial(task, protocol, index, seed, rows, folder, test_set)
 
 
 def linear(cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted) -> Iterator[list[Score]]:
@@ -102,7 +113,7 @@ def linear(cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, w
             features = _linear_features(cfg, source, images, network, data)
         found = evaluate_linear(features, trial.rows, preset, trial.seed, trial.folder, choose_device(), batch)
         check_frozen(network.backbone, original)
-        yield trial.scores({"top1": found.top1, "top5": found.top5}, learning_rate=found.learning_rate)
+        yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
 
 
 def _linear_features(
@@ -130,7 +141,7 @@ def finetune(
         found = evaluate_finetune(
             data, build, trial.rows, node.FRACTION, preset, trial.seed, trial.folder, choose_device(), batch
         )
-        yield trial.scores({"top1": found.top1, "top5": found.top5}, learning_rate=found.learning_rate)
+        yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
 
 
 def fixmatch(
@@ -146,7 +157,11 @@ def fixmatch(
         found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, choose_device())
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}
         shown = {name: round(100 * value, 3) if value == value else None for name, value in numbers.items()}
-        yield [score for name, values in found.networks.items() for score in trial.scores(values, name, **shown)]
+        yield [
+            score
+            for name, values in found.networks.items()
+            for score in trial.scores(values, found.hits[name], name, **shown)
+        ]
 
 
 #: Evaluations that train on images.

@@ -19,6 +19,7 @@ from lowshot.neighbours import Neighbours
 from lowshot.score import Score
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Words
+from momentum_transfer.verdicts.hits import label_hash
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperatu
 
 def accuracies(
     neighbours: Neighbours, labels: np.ndarray, test_labels: np.ndarray, chosen: Preset
-) -> tuple[dict[str, float], dict[int, float]]:
-    """(top1, top5 and the mean over classes of top1; top1 of every class that is tested), in percent.
+) -> tuple[dict[str, float], dict[int, float], dict[str, np.ndarray]]:
+    """(top1, top5 and the mean over classes of top1; top1 of every class that is tested), in percent; hits [Q] bool.
 
     Args:
         labels: [N] class indices of the database. test_labels: [Q] of the queries.
@@ -86,20 +87,29 @@ def accuracies(
         "top5": 100 * float(hit.any(axis=1).mean()),
         "mean_per_class": float(np.mean(list(per_class.values()))),
     }
-    return values, per_class
+    return values, per_class, {"top1": hit[:, 0], "top5": hit.any(axis=1)}
 
 
 def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, presets: list[str]) -> Iterator[list[Score]]:
     """top1, top5 and the mean over classes of top1, for every preset; a class's own accuracy is in the details."""
+    test_set = label_hash(test.labels)
     for name in presets:
         chosen = preset(name)
         if chosen.k > neighbours.indices.shape[1]:
             raise InputError(
                 f"KNN preset {name} asks for {chosen.k} neighbours, {train.name} has {len(train)} images; leave it out"
             )
-        values, per_class = accuracies(neighbours, train.labels, test.labels, chosen)
+        values, per_class, hits = accuracies(neighbours, train.labels, test.labels, chosen)
         task = f"knn/k={chosen.k}"
         yield [
-            Score(task, metric, value, name, details={"per_class": per_class} if metric == "mean_per_class" else {})
+            Score(
+                task,
+                metric,
+                value,
+                name,
+                details={"per_class": per_class} if metric == "mean_per_class" else {},
+                items=hits.get(metric),
+                test_set=test_set,
+            )
             for metric, value in values.items()
         ]

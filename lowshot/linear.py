@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lowshot.classifier import accuracy, linear_head
+from lowshot.classifier import accuracy, in_order, linear_head
 from lowshot.features.feature_set import FeatureSet
 from lowshot.fitting import Run, fit, shared_over_processes
 from lowshot.labelled_data import LabelledData, search_split
@@ -53,6 +53,7 @@ class FeatureBatches:
         labels: [N] of the training set.
         training: stream -> (features [b, D], labels [b]) of its steps.
         held_out: rows of the training set -> (features, labels), each once. testing: the same for the test set.
+        dealt: the processes share the test set; else each has all of it.
     """
 
     dim: int
@@ -61,6 +62,7 @@ class FeatureBatches:
     training: Callable[[Stream], Iterable[tuple[Tensor, Tensor]]]
     held_out: Batches
     testing: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+    dealt: bool = True
 
 
 def from_images(data: LabelledData, network: Callable[[Tensor], Tensor], dim: int, batch: int) -> FeatureBatches:
@@ -104,16 +106,21 @@ def from_cache(train: FeatureSet, test: FeatureSet, batch: int) -> FeatureBatche
         lambda stream: (read(train, [row for _, row in places]) for places in stream),
         lambda rows: pieces(train, rows),
         lambda: pieces(test, np.arange(len(test))),
+        dealt=False,
     )
 
 
 @dataclass(frozen=True)
 class LinearResult:
-    """Fractions on the test set, and the learning rate (for the preset's batch size) that was used."""
+    """Fractions on the test set, and the learning rate (for the preset's batch size) that was used.
+
+    ``hits``: top1 and top5 to [N] bool, whether each test image was right.
+    """
 
     top1: float
     top5: float
     learning_rate: float
+    hits: dict[str, np.ndarray]
 
 
 def evaluate_linear(
@@ -140,8 +147,9 @@ def evaluate_linear(
         on_held = accuracy(heads, source.held_out(held), device)["top1"]
         best = rates[int(on_held.argmax())]
     heads = _train(source, rows, preset, (best,), batch, seed, folder / "final", device)
-    found = accuracy(heads, source.testing(), device)
-    return LinearResult(float(found["top1"][0]), float(found["top5"][0]), best)
+    kept: dict[str, list[Tensor]] = {}
+    found = accuracy(heads, source.testing(), device, kept)
+    return LinearResult(float(found["top1"][0]), float(found["top5"][0]), best, in_order(kept, source.dealt))
 
 
 def _train(

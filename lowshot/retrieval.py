@@ -7,11 +7,14 @@ those of its class (with several labels: those that share one).
 mAP and recall are means over queries.
 """
 
+from typing import Any
+
 import numpy as np
 
 from lowshot.features.feature_set import FeatureSet, chunks
 from lowshot.neighbours import Neighbours
 from lowshot.score import Score
+from momentum_transfer.verdicts.hits import label_hash
 
 
 def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, top: int) -> list[Score]:
@@ -26,9 +29,9 @@ def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, top: int
         precisions.append(average_precisions(hits))
         recalls.append(hits.sum(axis=1) / np.maximum(relevant_counts(database, queries[part]), 1))
     values = {"mAP": np.concatenate(precisions), "recall": np.concatenate(recalls)}
+    origin: dict[str, Any] = {"protocol": "eman", "details": {"top": top}, "test_set": label_hash(test.labels)}
     return [
-        Score("retrieval", metric, 100 * float(each.mean()), protocol="eman", details={"top": top})
-        for metric, each in values.items()
+        Score("retrieval", metric, 100 * float(each.mean()), items=each, **origin) for metric, each in values.items()
     ]
 
 

@@ -19,12 +19,13 @@ from lowshot.features.feature_set import FeatureSet
 from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
 from lowshot.ranges import check_settings
 from lowshot.score import Score
-from momentum_transfer import distributed
+from momentum_transfer import distributed, items
 from momentum_transfer import records as results
 from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
+from momentum_transfer.verdicts.hits import PerItem
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]
 
@@ -59,11 +60,13 @@ class Subject:
     dataset: str
     config: str
 
-    def record(self, score: Score) -> dict[str, Any]:
-        """The line of the results file."""
+    def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
+        """The line of the results file, with the items file where there is one."""
         network, details = self.network, dict(score.details)
         if score.network is not None:  # the checkpoint's network is then only where training began
             network, details["start_network"] = score.network, self.network
+        if items is not None:
+            details["items"] = items
         return results.make_record(
             score.task,
             score.metric,
@@ -171,10 +174,33 @@ def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone:
     """
     for scores in units:
         if distributed.is_main():
-            results.append(file, [subject.record(score) for score in scores])
+            written = _write_items(scores, file.parent, subject)
+            lines = [subject.record(score, written.get(_unit(score)) if score.items is not None else None)
+                     for score in scores]  # fmt: skip
+            results.append(file, lines)
         if not alone:
             distributed.barrier()
         yield from scores
+
+
+def _unit(score: Score) -> tuple[Any, ...]:
+    """The scores of one unit share an items file."""
+    return score.task, score.protocol, score.trial, score.network
+
+
+def _write_items(scores: list[Score], folder: Path, subject: Subject) -> dict[tuple[Any, ...], dict[str, str]]:
+    """Write the outcomes per test image of the scores that have them; unit -> what its records keep."""
+    units: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
+    test_sets = {_unit(score): score.test_set for score in scores}
+    for score in scores:
+        if score.items is not None:
+            units.setdefault(_unit(score), {})[score.metric] = score.items
+    written = {}
+    for unit, values in units.items():
+        task, protocol, trial, network = unit
+        name = "-".join(filter(None, (task, protocol, subject.checkpoint["name"], network, f"t{trial}")))
+        written[unit] = items.write(folder, name, PerItem(test_sets[unit], values))
+    return written
 
 
 def _show(command: str, subject: Subject, scores: list[Score], file: Path) -> None:

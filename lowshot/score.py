@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Score:
@@ -15,6 +17,8 @@ class Score:
         engine: what computed it, for example ``torch`` or ``scikit-learn``.
         trial: which repetition (a draw, a seed); the spread of the report is taken over it.
         details: what else a reader needs, such as the cost that was chosen.
+        items: [N] of which ``value`` is the mean: whether each test image was a hit, or its average precision.
+        test_set: hash of the test images in their order.
         network: that was scored, where training makes several of the checkpoint's one: FixMatch's student and teacher.
     """
 
@@ -27,3 +31,5 @@ class Score:
     seed: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
     network: str | None = None
+    items: np.ndarray | None = field(default=None, compare=False, repr=False)
+    test_set: str = ""

@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from momentum_transfer import items
 from momentum_transfer import records as results
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
@@ -47,6 +48,9 @@ def main(args: argparse.Namespace) -> None:
     known = {**origin, "sha256": origin["checkpoint"]["sha256"], "task": task}
     del known["checkpoint"]
     new = {name: value for name, value in scores.metrics.items() if not results.done(file, metric=name, **known)}
+    if new:
+        title = f"{task}-{origin['dataset']}-{origin['checkpoint']['name']}-t{args.trial}"
+        settings["items"] = items.write(file.parent, title, scores.items)
     results.append(file, [results.make_record(task, name, value, **origin, **settings) for name, value in new.items()])
     say(f"{len(new)} records appended to {file}" if new else f"these scores are in {file} already")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from momentum_transfer import items
 from momentum_transfer import records as results
 from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
@@ -17,6 +18,7 @@ from momentum_transfer.distributed import any_rank, barrier, is_main, process_gr
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
 from momentum_transfer.settings import config_hash, dump
+from momentum_transfer.verdicts.outcomes import Outcomes
 from transfer.config import is_semantic
 from transfer.data.check_datasets import check_data
 from transfer.data.datasets import get_dataset
@@ -124,7 +126,7 @@ def _trial(
     else:
 
         def main_score(predictions: Predictions) -> float:
-            _, metrics = next(iter(_scores(cfg, predictions)))
+            _, metrics, _ = next(iter(_scores(cfg, predictions)))
             return next(iter(metrics.values()))
 
         finetuned = engine.finetune(cfg, request.weights, seed, folder, resume=request.resume, score=main_score)
@@ -149,14 +151,16 @@ def _record(
 ) -> None:
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
-    for task, metrics in _scores(cfg, predictions):
+    for task, metrics, outcomes in _scores(cfg, predictions):
+        name = f"{task}-{predictions.dataset}-{checkpoint['name']}-t{trial}"
+        kept = items.write(file.parent, name, outcomes)
         table(f"{predictions.dataset}, {task}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
         for metric, value in metrics.items():
             records.append(
                 results.make_record(
                     task, metric, value, checkpoint=checkpoint, network=checkpoint["network"], trial=trial, seed=seed,
                     protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine, dataset=predictions.dataset,
-                    finetuned=finetuned,
+                    finetuned=finetuned, items=kept,
                 )
             )  # fmt: skip
     for path in _draw(cfg, predictions, folder / "visuals"):
@@ -173,13 +177,13 @@ def _draw(cfg: CfgNode, predictions: Predictions, folder: Path) -> list[Path]:
     return draw_detections(data, predictions.results, folder, cfg.TEST.VISUALS)
 
 
-def _scores(cfg: CfgNode, predictions: Predictions) -> Iterable[tuple[str, dict[str, float]]]:
+def _scores(cfg: CfgNode, predictions: Predictions) -> Iterable[tuple[str, dict[str, float], Outcomes]]:
     if is_semantic(cfg):
         labelled = get_semantic_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
         truth = predictions.results.with_name(predictions.results.name.replace("results_", "truth_", 1))
         write_truth(labelled, truth)
         found = semantic.evaluate(truth, predictions.results, labelled.classes, cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE)
-        yield "semantic", found.metrics
+        yield "semantic", found.metrics, found.items
         return
     data = get_dataset(predictions.dataset, cfg.DATASETS.ROOT or None)
     yield from score(data.kind, str(data.annotation_file), predictions, cfg.TEST.DETECTIONS_PER_IMAGE)
@@ -187,8 +191,8 @@ def _scores(cfg: CfgNode, predictions: Predictions) -> Iterable[tuple[str, dict[
 
 def score(
     kind: str, annotation_file: str, predictions: Predictions, max_dets: int
-) -> Iterable[tuple[str, dict[str, float]]]:
-    """Task and metrics (percent), for each kind of overlap the predictions hold."""
+) -> Iterable[tuple[str, dict[str, float], Outcomes]]:
+    """Task, metrics (percent) and outcomes per image, for each kind of overlap the predictions hold."""
     found = str(predictions.results)
     # A mask's size is its pixels, though the file holds boxes too: Detectron2's definition of APs, APm and APl.
     for iou_type in predictions.iou_types:
@@ -199,4 +203,4 @@ def score(
             scores = voc.evaluate(annotation_file, found, interpolation=year)  # type: ignore[arg-type]
         else:
             scores = coco.evaluate(annotation_file, found, iou_type, area_from="mask")  # type: ignore[arg-type]
-        yield f"{kind}/{iou_type}", scores.metrics
+        yield f"{kind}/{iou_type}", scores.metrics, scores.items

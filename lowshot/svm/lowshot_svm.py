@@ -29,10 +29,11 @@ from lowshot.splits import draw_shots, set_aside
 from lowshot.svm.batched import fit_batched
 from lowshot.svm.liblinear import fit_liblinear
 from lowshot.svm.problem import LinearClassifiers
-from lowshot.svm.scoring import evaluate
+from lowshot.svm.scoring import evaluate, joined
 from lowshot.svm.shots import VOC_SHOTS, draw_labelled
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import COUNT, POSITIVE, Choice, Many
+from momentum_transfer.verdicts.hits import label_hash
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,16 @@ class LowShot:
 
 @dataclass(frozen=True)
 class _Draw:
-    """One draw fitted for all costs: fractions [costs] by metric, and those that choose the cost."""
+    """One draw fitted for all costs: fractions [costs] by metric, and those that choose the cost.
+
+    ``hits``: [N, costs] bool by metric, whether each test image was right; none for mAP.
+    """
 
     index: int
     images: int
     on_test: dict[str, np.ndarray]
     deciding: np.ndarray
+    hits: dict[str, np.ndarray]
 
 
 def scores(
@@ -129,17 +134,18 @@ def scores(
     plan = {k: [draw for draw in range(setup.draws) if wanted(f"svm/k={k}", setup.name, draw)] for k in setup.shots}
     if not any(plan.values()):
         return
+    test_set = label_hash(test.labels)
     tested = FeatureSet(normalized(test.features), test.labels, test.name, test.sha256)
     held_out = FeatureSet(normalized(train.features[held]), train.labels[held], train.name, train.sha256)
     for shots, draws in plan.items():
         if setup.select_c == "heldout":
             for draw in draws:
                 found = _fit_draw(setup, train, pool, held_out, tested, shots, draw)
-                yield _scores(setup, shots, found, int(np.argmax(found.deciding)))
+                yield _scores(setup, shots, found, int(np.argmax(found.deciding)), test_set)
         elif draws:
             every = [_fit_draw(setup, train, pool, tested, tested, shots, draw) for draw in range(setup.draws)]
             best = int(np.argmax(np.mean([found.deciding for found in every], axis=0)))
-            yield [score for found in every for score in _scores(setup, shots, found, best)]
+            yield [score for found in every for score in _scores(setup, shots, found, best, test_set)]
 
 
 def _fit_draw(
@@ -159,20 +165,27 @@ def _fit_draw(
     fit: Solver = partial(fit_batched, device=setup.device) if setup.solver == "batched" else fit_liblinear
     features = normalized(train.features[labelled.rows])
     classifiers = _fit_present(fit, features, labelled.targets, setup.costs, CLASS_WEIGHTS[setup.weights])
-    on_test = evaluate(classifiers, test.features, test.labels, protocol.metrics)
+    kept: dict[str, list[np.ndarray]] = {}
+    on_test = evaluate(classifiers, test.features, test.labels, protocol.metrics, kept)
     deciding = on_test
     if choosing is not test:
         deciding = evaluate(classifiers, choosing.features, choosing.labels, protocol.metrics)
-    return _Draw(draw, len(labelled.rows), on_test, deciding[protocol.metrics[0]])
+    return _Draw(draw, len(labelled.rows), on_test, deciding[protocol.metrics[0]], joined(kept))
 
 
-def _scores(setup: LowShot, shots: int, found: _Draw, best: int) -> list[Score]:
+def _scores(setup: LowShot, shots: int, found: _Draw, best: int, test_set: str) -> list[Score]:
     """The scores of one draw at the cost of index ``best``, in percent."""
     details = {"shots": shots, "cost": setup.costs[best], "select_c": setup.select_c, "images": found.images}
     details["class_weights"] = setup.weights
     origin = (setup.name, SOLVERS[setup.solver], found.index, setup.seed, details)
+    items = {metric: hits[:, best] for metric, hits in found.hits.items()}
     return [
-        Score(f"svm/k={shots}", metric, 100 * float(values[best]), *origin) for metric, values in found.on_test.items()
+        Score(
+            *(f"svm/k={shots}", metric, 100 * float(values[best]), *origin),
+            items=items.get(metric),
+            test_set=test_set,
+        )
+        for metric, values in found.on_test.items()
     ]
 
 

@@ -9,7 +9,11 @@ from lowshot.svm.problem import LinearClassifiers
 
 
 def evaluate(
-    classifiers: LinearClassifiers, features: np.ndarray, labels: np.ndarray, metrics: Sequence[str]
+    classifiers: LinearClassifiers,
+    features: np.ndarray,
+    labels: np.ndarray,
+    metrics: Sequence[str],
+    kept: dict[str, list[np.ndarray]] | None = None,
 ) -> dict[str, np.ndarray]:
     """Fractions [costs] for every metric, from one matrix product for all costs per chunk of images.
 
@@ -18,6 +22,7 @@ def evaluate(
 
     Args:
         features: [N, D] float32, normalised. labels: [N] class indices (top1, top5) or [N, classes] 0/1 (mAP).
+        kept: gathers whether each image was right, bool [part of N, costs] for top1 and top5; mAP has no such thing.
     """
     costs, classes, dim = classifiers.weights.shape
     stacked = classifiers.weights.reshape(costs * classes, dim).astype(np.float32).T
@@ -38,10 +43,18 @@ def evaluate(
         rivals = np.count_nonzero(decisions >= own, axis=2) - 1  # other classes that are as high as the right one
         top1 += (rivals == 0).sum(axis=0)
         top5 += (rivals < 5).sum(axis=0)
+        if kept is not None:
+            kept.setdefault("top1", []).append(rivals == 0)
+            kept.setdefault("top5", []).append(rivals < 5)
     if "mAP" not in metrics:
         return {"top1": top1 / len(features), "top5": top5 / len(features)}
     scored = np.concatenate(everything)
     return {"mAP": np.array([mean_average_precision(labels, scored[:, cost]) for cost in range(costs)])}
+
+
+def joined(kept: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+    """[N, costs] by metric of what ``evaluate`` kept."""
+    return {metric: np.concatenate(parts) for metric, parts in kept.items()}
 
 
 def mean_average_precision(labels: np.ndarray, decisions: np.ndarray) -> float:

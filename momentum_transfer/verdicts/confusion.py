@@ -4,6 +4,7 @@ IoU of a class = TP / (TP + FP + FN) over the pixels of all images (Everingham e
 ratio of sums over images, so a resample of images adds up other confusion matrices.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,18 @@ class Confusions:
     image: np.ndarray
     cell: np.ndarray
     pixels: np.ndarray
+
+    @property
+    def test_set(self) -> str:
+        """Hash of the ground truth: the pixels of every class in every image, in order."""
+        truth = sparse.csr_matrix(
+            (self.pixels, (self.image, self.cell // (self.classes + 1))), shape=(self.images, self.classes)
+        )
+        truth.sum_duplicates()
+        digest = hashlib.sha256(f"{self.images} {self.classes}".encode())
+        for part in (truth.indptr, truth.indices, truth.data):
+            digest.update(part.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def total(self) -> np.ndarray:
         """[K, K + 1] pixels of all images together."""

@@ -1,11 +1,68 @@
-"""Right or wrong per image: the exact McNemar test, and the bootstrap of a mean per item."""
+"""One number per test item, right or wrong or a fraction: the exact McNemar test, and the bootstrap of their mean."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from momentum_transfer.errors import InputError
+
+
+def label_hash(labels: np.ndarray) -> str:
+    """Hash of a test set that is told by its labels in order, [N] class indices or [N, K] multi-hot."""
+    labels = np.asarray(labels)
+    digest = hashlib.sha256(repr(labels.shape).encode())
+    digest.update(labels.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PerItem:
+    """Metrics that are means over test items.
+
+    Attributes:
+        test_set: hash of the items in their order.
+        values: metric to [N]: bool (a hit) or a fraction.
+    """
+
+    test_set: str
+    values: Mapping[str, np.ndarray]
+
+    @property
+    def images(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The fields as arrays for a file; hits take a bit each."""
+        found = {"test_set": np.array(self.test_set), "count": np.array(self.images)}
+        for name, values in self.values.items():
+            found["hit " * (values.dtype == bool) + name] = np.packbits(values) if values.dtype == bool else values
+        return found
+
+    @classmethod
+    def from_arrays(cls, found: Mapping[str, Any]) -> "PerItem":
+        """What ``arrays`` gave; InputError where it is something else."""
+        try:
+            count, test_set = int(found["count"]), str(found["test_set"])
+            values = {
+                name.removeprefix("hit "): np.unpackbits(values, count=count).astype(bool)
+                if name.startswith("hit ")
+                else np.asarray(values, dtype=np.float64)
+                for name, values in found.items()
+                if name not in ("count", "test_set")
+            }
+        except (KeyError, ValueError, TypeError) as error:
+            raise InputError(f"expected outcomes per test item, found a file without {error}") from error
+        if not values or any(len(each) != count for each in values.values()):
+            raise InputError(f"expected outcomes of {count} test items for each metric, found a damaged set")
+        return cls(test_set, values)
+
+    def replicates(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Every metric, in percent, under each set of weights [B, N]."""
+        return {name: 100 * weighted_means(values, weights) for name, values in self.values.items()}
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
@@ -33,9 +90,4 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
 def weighted_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """[B] mean of ``values`` [n] under each row of integer weights [B, n]; the unit weights give NumPy's own mean."""
     values = np.asarray(values)
-    return np.array([row.mean() for row in _rows(values, weights)])
-
-
-def _rows(values: np.ndarray, weights: np.ndarray) -> Iterator[np.ndarray]:
-    for row in weights:
-        yield np.repeat(values, row)
+    return np.array([np.repeat(values, row).mean() for row in weights])

@@ -35,9 +35,11 @@ class Ranked:
         limit: [M] the first of ``limits`` that keeps the detection.
         object_image, object_category: [G]. object_areas: [G] bit a is set where the object counts in area range a.
         groups: name to the categories of a group (LVIS: r, c, f).
+        test_set: hash of the images, categories and objects; only outcomes of one test set are ever paired.
         rule: ``coco``, ``lvis``, ``voc 11-point`` or ``voc area``: how curves become numbers.
     """
 
+    test_set: str
     rule: str
     images: int
     categories: int
@@ -69,6 +71,7 @@ class Ranked:
         for number, name in enumerate(names, start=1):
             member[self.groups[name]] = number
         return {
+            "test_set": np.array(self.test_set),
             "rule": np.array(self.rule),
             "shape": np.array([self.images, self.categories, self.thresholds, self.areas], dtype=np.int64),
             "limits": np.array(self.limits, dtype=np.int64),
@@ -97,7 +100,8 @@ class Ranked:
             images, categories, thresholds, areas = (int(value) for value in found["shape"])
             names = [str(name) for name in found["group_names"]]
             ranked = cls(
-                str(found["rule"]), images, categories, thresholds, areas, tuple(int(n) for n in found["limits"]),
+                str(found["test_set"]), str(found["rule"]), images, categories, thresholds, areas,
+                tuple(int(n) for n in found["limits"]),
                 image=found["image"].astype(np.int64), starts=found["starts"].astype(np.int64), blamed=found["blamed"],
                 match=np.cumsum(found["match"].astype(np.int64)), counted=_words(found["counted"]),
                 ignored=_words(found["ignored"]), limit=found["limit"],

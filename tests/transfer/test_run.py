@@ -149,7 +149,7 @@ def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
     found = [{"score": 0.9, **{key: annotation[key] for key in keys}} for annotation in truth]
     (tmp_path / "results.json").write_text(json.dumps(found))
     predictions = Predictions(tmp_path / "results.json", data.name, ("bbox", "segm"), "torchvision")
-    scores = dict(score(data.kind, str(data.annotation_file), predictions, 300))
+    scores = {task: metrics for task, metrics, _ in score(data.kind, str(data.annotation_file), predictions, 300)}
     assert set(scores) == {"lvis/bbox", "lvis/segm"}
     assert scores["lvis/segm"]["AP"] == pytest.approx(100.0)
     assert {"APr", "APc", "APf"} <= set(scores["lvis/bbox"])
@@ -194,6 +194,6 @@ def test_a_masks_size_is_its_pixels_though_the_file_holds_boxes_too(box_side, ap
     (tmp_path / "truth.json").write_text(json.dumps(truth))
     (tmp_path / "found.json").write_text(json.dumps([wrong, entry(5, 12, score=0.8)]))
     predictions = Predictions(tmp_path / "found.json", "squares", ("bbox", "segm"), "torchvision")
-    scores = dict(score("coco", str(tmp_path / "truth.json"), predictions, 100))
+    scores = {task: found for task, found, _ in score("coco", str(tmp_path / "truth.json"), predictions, 100)}
     assert scores["coco/bbox"]["APs"] == pytest.approx(ap_small_boxes)
     assert scores["coco/segm"]["APs"] == pytest.approx(50.0)

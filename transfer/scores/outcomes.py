@@ -1,5 +1,7 @@
 """What the matcher found, kept per image: the outcomes that verdicts resample (``verdicts.ranked.Ranked``)."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,9 +61,18 @@ class Outcomes:
         columns: dict[str, Any] = {name: np.concatenate(values) for name, values in self._columns.items()}
         columns["starts"] = np.append(columns["starts"], self._detections)
         return Ranked(
-            rule, len(self.truth.images), len(self.truth.categories), thresholds, areas, self.limits, **columns,
+            self._test_set(columns), rule, len(self.truth.images), len(self.truth.categories), thresholds, areas,
+            self.limits, **columns,
             groups={name: list(chosen) for name, chosen in (groups or {}).items()},
         )  # fmt: skip
+
+    def _test_set(self, columns: Mapping[str, np.ndarray]) -> str:
+        """Hash of the ids of images and categories and of the objects that count."""
+        ids = [[entry["id"] for entry in entries] for entries in (self.truth.images, self.truth.categories)]
+        digest = hashlib.sha256(json.dumps(ids, default=str).encode())
+        for name in ("object_image", "object_category", "object_areas"):
+            digest.update(columns[name].astype("<i8").tobytes())
+        return digest.hexdigest()
 
 
 def _bits(flags: np.ndarray) -> np.ndarray:
