@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from momentum_transfer.errors import InputError
+from transfer.scores import masks
 
 _NUMBERS = (int, float, np.number)
 _FLAGS = (*_NUMBERS, np.bool_)
@@ -54,12 +55,12 @@ class Columns:
             self.fail(index, f"no {key}", f"expected the field {key} in every {self.kind}")
 
     def lookup(self, key: str, positions: Mapping[Hashable, int], whose: str) -> np.ndarray:
-        """[N] int64: the position of each entry's id ``key``; ``whose`` says in messages where the known ids stand."""
+        """[N] int32: the position of each entry's id ``key``; ``whose`` says in messages where the known ids stand."""
         ids = self.values(key)
         try:
             if not _BOOLEANS.isdisjoint(map(type, ids)):  # true is no id, though it equals 1
                 raise KeyError
-            return np.array(list(map(positions.__getitem__, ids)), dtype=np.int64)
+            return np.array(list(map(positions.__getitem__, ids)), dtype=np.int32)
         except (KeyError, TypeError):
             known = f"{len(positions)} {key.removesuffix('_id')} ids, such as {next(iter(positions), None)!r}"
             hint = f"expected one of the {known}, in {whose}"
@@ -116,6 +117,14 @@ class Columns:
                 self.fail(index, f"the {key} of an earlier {self.kind}", "expected each only once")
             seen.add(value)
         return values
+
+    def rles(self, sizes: np.ndarray) -> masks.Rles:
+        """The masks of ``segmentation`` in images of ``sizes`` [N, 2] (height, width), in any written form."""
+        try:
+            segmentations = self.values("segmentation")
+        except InputError as error:
+            raise InputError(f"{error}; to score boxes choose iou_type bbox") from error
+        return masks.read(segmentations, sizes, self.fail)
 
     def _find(self, values: list[Any], good: Callable[[Any], bool], found: Callable[[Any], str], hint: str) -> NoReturn:
         for index, value in enumerate(values):

@@ -1,7 +1,9 @@
 """COCO-form ground truth and result files as checked columns: one array per field instead of one dict per object."""
 
+import gc
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from momentum_transfer.errors import InputError
-from transfer.scores import masks
+from transfer.scores import masks, plain
 from transfer.scores.columns import Columns
+from transfer.scores.plain import Plain
+from transfer.scores.typed import Unusual
 
 IouType = Literal["bbox", "segm"]
 AreaFrom = Literal["file", "mask"]
@@ -98,8 +102,16 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
     Raises:
         InputError: it is no such file, or an entry is wrong; the entry and the file are named.
     """
-    data, where = _read_json(source, "ground truth")
-    images, categories, annotations = _sections(data, where)
+    with _paused_collector():
+        if isinstance(source, (str, Path)):
+            with suppress(Unusual):
+                return _ground_truth(plain.ground_truth(Path(source), iou_type, area), iou_type, area)
+        return _ground_truth(_sections(*_read_json(source, "ground truth")), iou_type, area)
+
+
+def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: IouType, area: bool) -> GroundTruth:
+    images, categories, annotations = sections
+    where = images.where
     if not len(categories):
         raise InputError(f"expected at least one category in {where}, found none")
     image_index, category_index = _positions(images), _positions(categories)
@@ -119,7 +131,7 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
         difficult=annotations.flags("difficult"),
         zero_id=np.array([_reads_as_zero(identity) for identity in annotations.unique("id")], dtype=bool),
         boxes=annotations.boxes() if iou_type == "bbox" else None,
-        rles=_masks(annotations, image, sorted_images, where) if iou_type == "segm" else None,
+        rles=annotations.rles(_sizes(sorted_images, where)[image]) if iou_type == "segm" else None,
     )
 
 
@@ -127,7 +139,8 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     """Read a COCO-form result file: a list of ``{image_id, category_id, score, bbox and/or segmentation}``.
 
     Args:
-        source: path, or the loaded list.
+        source: path, or the loaded list. A file in the plain form is read block by block, so that memory follows the
+            columns and not the file.
         truth: gives the known images and categories.
         iou_type: which geometry to read.
         area_from: how a detection's size is found for ``segm``. ``file``: from ``bbox`` where the entries have one, as
@@ -137,22 +150,56 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     Raises:
         InputError: it is no such list, an entry is wrong, or it names an image or category that ``truth`` lacks.
     """
-    data, where = _read_json(source, "results")
-    if not isinstance(data, list):
-        raise InputError(
-            f"expected a list of detections (COCO result format) in {where}, found {_kind(data)}; "
-            "is this the ground truth file, or another kind of output?"
-        )
-    entries = Columns(data, where, "entry")
+    sizes = _sizes(truth.images, truth.where) if iou_type == "segm" else None
+    with _paused_collector():
+        if isinstance(source, (str, Path)):
+            with suppress(Unusual):
+                blocks = plain.detections(Path(source), iou_type, area_from)
+                return _joined([_detections(*block, truth, iou_type, sizes, str(source)) for block in blocks])
+        data, where = _read_json(source, "results")
+        if not isinstance(data, list):
+            raise InputError(
+                f"expected a list of detections (COCO result format) in {where}, found {_kind(data)}; "
+                "is this the ground truth file, or another kind of output?"
+            )
+        sized_by_box = iou_type == "bbox" or (area_from == "file" and len(data) > 0 and _has_box(data[0]))
+        return _detections(Columns(data, where, "entry"), sized_by_box, truth, iou_type, sizes, where)
+
+
+def _detections(
+    entries: Columns | Plain, sized_by_box: bool, truth: GroundTruth, iou_type: IouType, sizes: np.ndarray | None,
+    where: str,
+) -> Detections:  # fmt: skip
     image = entries.lookup("image_id", truth.image_index, f"the images of {truth.where}")
     category = entries.lookup("category_id", truth.category_index, f"the categories of {truth.where}")
     score = entries.numbers("score")
-    sized_by_box = iou_type == "bbox" or (area_from == "file" and len(data) > 0 and _has_box(data[0]))
     boxes = entries.boxes() if sized_by_box else None
-    rles = _masks(entries, image, truth.images, truth.where) if iou_type == "segm" else None
+    rles = None if sizes is None else entries.rles(sizes[image])
     with np.errstate(over="ignore"):  # an infinite area lies in no range of sizes
         area = boxes[:, 2] * boxes[:, 3] if boxes is not None else rles.areas if rles is not None else np.zeros(0)
     return Detections(where, image, category, score, area, boxes if iou_type == "bbox" else None, rles)
+
+
+def _joined(blocks: list[Detections]) -> Detections:
+    """One after another; a column's blocks are let go as soon as it is whole."""
+    first, rles = blocks[0], [block.rles for block in blocks if block.rles is not None]
+    names = ("image", "category", "score", "area") + (("boxes",) if first.boxes is not None else ())
+    columns = {name: [getattr(block, name) for block in blocks] for name in names}
+    blocks.clear()
+    joined = {name: np.concatenate(columns.pop(name)) for name in names}
+    return replace(first, **joined, rles=masks.join(rles) if rles else None)
+
+
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """No garbage collection meanwhile: it would walk again and again through objects that all stay."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def _has_box(entry: dict[str, Any]) -> bool:
@@ -214,7 +261,8 @@ def _positions(entries: Columns) -> dict[Hashable, int]:
     return {identity: position for position, identity in enumerate(ordered)}
 
 
-def _masks(entries: Columns, image: np.ndarray, images: list[dict[str, Any]], where: str) -> masks.Rles:
+def _sizes(images: list[dict[str, Any]], where: str) -> np.ndarray:
+    """[I, 2] int64 height and width of the images."""
     sizes = []
     for entry in images:
         height: Any = entry.get("height")
@@ -230,8 +278,4 @@ def _masks(entries: Columns, image: np.ndarray, images: list[dict[str, Any]], wh
                 f"{masks.MOST_PIXELS}"
             )
         sizes.append([int(height), int(width)])
-    try:
-        segmentations = entries.values("segmentation")
-    except InputError as error:
-        raise InputError(f"{error}; to score boxes choose iou_type bbox") from error
-    return masks.read(segmentations, [sizes[position] for position in image.tolist()], entries.fail)
+    return np.array(sizes, dtype=np.int64).reshape(-1, 2)

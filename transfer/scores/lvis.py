@@ -103,7 +103,7 @@ def _finite(area: np.ndarray) -> np.ndarray:
 
 
 def _keys(image: np.ndarray, category: np.ndarray, truth: GroundTruth) -> np.ndarray:
-    return image * len(truth.categories) + category
+    return image.astype(np.int64) * len(truth.categories) + category
 
 
 def _listed(truth: GroundTruth, field: str) -> np.ndarray:

@@ -26,36 +26,79 @@ _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
 
 @dataclass(frozen=True)
 class Rles:
-    """N masks."""
+    """N masks as compressed codes."""
 
-    objects: list[dict[str, Any]]  # {"size": [height, width], "counts": compressed code}, as pycocotools takes them
+    codes: list[str]
+    sizes: np.ndarray  # [N, 2] int64: height, width
     areas: np.ndarray  # [N] float64, pixels
+    first: np.ndarray  # [N] int64: the first pixel that is set, counted down the columns, or one before it
+    end: np.ndarray  # [N] int64: the pixel behind the last one that is set, or one behind that
 
     def take(self, which: np.ndarray) -> "Rles":
         """The masks at the positions ``which``."""
-        return Rles([self.objects[position] for position in which.tolist()], self.areas[which])
+        codes = self.codes
+        return Rles(
+            [codes[position] for position in which.tolist()],
+            self.sizes[which], self.areas[which], self.first[which], self.end[which],
+        )  # fmt: skip
+
+    def objects(self, which: np.ndarray) -> list[dict[str, Any]]:
+        """The masks at the positions ``which`` as pycocotools takes them."""
+        codes, places = self.codes, which.tolist()
+        return [
+            {"size": size, "counts": codes[place]}
+            for size, place in zip(self.sizes[which].tolist(), places, strict=True)
+        ]
 
 
-def read(segmentations: Sequence[Any], sizes: Sequence[Size], fail: Fail) -> Rles:
+def join(parts: Sequence[Rles]) -> Rles:
+    """The masks of all parts, one after another."""
+    codes = [code for part in parts for code in part.codes]
+    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sizes", "areas", "first", "end"))
+    return Rles(codes, *columns)
+
+
+def read(segmentations: Sequence[Any], sizes: np.ndarray | Sequence[Size], fail: Fail) -> Rles:
     """Masks from their written forms: polygons, run lengths as a list, or a compressed code.
 
     Args:
         segmentations: one ``segmentation`` field per object.
-        sizes: [height, width] of each object's image.
+        sizes: [N, 2] height, width of each object's image.
         fail: called with index, what was found and a hint where a mask is malformed; it raises.
     """
-    objects = list(segmentations)
-    if not _all_compressed(objects, sizes):
-        for index, (segmentation, size) in enumerate(zip(segmentations, sizes, strict=True)):
-            problem, code = _compressed(segmentation, size)
-            if problem:
-                fail(index, problem, _EXPECTED)
-            objects[index] = {"size": size, "counts": code}
-    pixels = np.array([height * width for height, width in sizes], dtype=np.int64)
-    return Rles(objects, _checked_areas([entry["counts"] for entry in objects], pixels, fail))
+    sizes = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
+    expected: list[Size] = sizes.tolist()
+    if _all_compressed(segmentations, expected):
+        return from_codes([entry["counts"] for entry in segmentations], sizes, fail)
+    codes = []
+    for index, (segmentation, size) in enumerate(zip(segmentations, expected, strict=True)):
+        problem, code = _compressed(segmentation, size)
+        if problem:
+            fail(index, problem, _EXPECTED)
+        codes.append(code)
+    return from_codes(codes, sizes, fail)
 
 
-def _all_compressed(segmentations: list[Any], sizes: Sequence[Size]) -> bool:
+def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
+    """Masks from compressed codes, each checked to be well formed and to cover its image exactly."""
+    pixels = sizes[:, 0] * sizes[:, 1]
+    areas = np.zeros(len(codes))
+    first, end = np.zeros((2, len(codes)), dtype=np.int64)
+    block = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) // _BLOCK
+    bounds = np.flatnonzero(np.diff(block, prepend=-1, append=-1)).tolist()
+    for start, stop in pairwise(bounds):
+        here = slice(start, stop)
+        total, areas[here], first[here], end[here], good = _decode(codes[here])
+        wrong = ~good | (total != pixels[here])
+        if wrong.any():
+            place = int(wrong.argmax())
+            index = start + place
+            found = f"code of {total[place]} pixels" if good[place] else "code that cannot be decoded"
+            fail(index, f"a run-length {found} ({codes[index]!r:.40}) in an image of {pixels[index]}", _EXPECTED)
+    return Rles(codes, sizes, areas, first, end)
+
+
+def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool:
     """Whether every mask is a compressed code of the right size already, as detectors write them."""
     if set(map(type, segmentations)) != {dict}:
         return False
@@ -107,24 +150,8 @@ def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:
     return None, coco_mask.frPyObjects({"size": size, "counts": runs}, *size)["counts"].decode("ascii")
 
 
-def _checked_areas(codes: list[str], pixels: np.ndarray, fail: Fail) -> np.ndarray:
-    areas = np.zeros(len(codes))
-    block = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) // _BLOCK
-    bounds = np.flatnonzero(np.diff(block, prepend=-1, append=-1)).tolist()
-    for start, stop in pairwise(bounds):
-        total, area, good = _decode(codes[start:stop])
-        wrong = ~good | (total != pixels[start:stop])
-        if wrong.any():
-            first = int(wrong.argmax())
-            index = start + first
-            found = f"code of {total[first]} pixels" if good[first] else "code that cannot be decoded"
-            fail(index, f"a run-length {found} ({codes[index]!r:.40}) in an image of {pixels[index]}", _EXPECTED)
-        areas[start:stop] = area
-    return areas
-
-
-def _decode(codes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels in all, pixels set, and whether each code is well formed: three arrays [len(codes)]."""
+def _decode(codes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each code: pixels in all, pixels set, where these begin and end, and whether it is well formed."""
     codes = [code if code and code.isascii() else _MALFORMED for code in codes]
     last = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) - 1
     begin = np.concatenate(([0], last[:-1] + 1))
@@ -137,10 +164,13 @@ def _decode(codes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     behind = np.searchsorted(ends, last) + 1  # values up to the end of each code
     values, wide = _values(bits, ends, np.flatnonzero(~final))
     good[np.searchsorted(behind, wide, side="right")] = False
-    zeros, ones, first = _runs(values, np.diff(behind, prepend=0))
+    number = np.diff(behind, prepend=0)
+    zeros, ones, first = _runs(values, number)
     good &= np.minimum.reduceat(np.minimum(zeros, ones), first) >= 0
     area = np.add.reduceat(ones, first, dtype=np.int64)
-    return np.add.reduceat(zeros, first, dtype=np.int64) + area, area, good
+    total = np.add.reduceat(zeros, first, dtype=np.int64) + area
+    trailing = np.where(number % 2 == 1, zeros[first + (number - 1) // 2], 0)  # a code may end in zeros
+    return total, area, zeros[first], total - trailing, good
 
 
 def _values(bits: np.ndarray, ends: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

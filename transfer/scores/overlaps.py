@@ -58,14 +58,51 @@ def mask_pairs(
     detection_group: np.ndarray, object_group: np.ndarray, detections: Rles, objects: Rles,
     crowd: np.ndarray, lowest: float,
 ) -> Pairs:  # fmt: skip
-    """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is pycocotools' (C, on run lengths)."""
+    """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is pycocotools' (C, on run lengths).
+
+    Only masks that may reach it by their sizes and places are handed over (``_mask_iou_bound``).
+    """
     found = []
-    for (d0, d1), (g0, g1) in _common_groups(detection_group, object_group):
-        iou = coco_mask.iou(detections.objects[d0:d1], objects.objects[g0:g1], crowd[g0:g1].tolist())
-        d, g = np.nonzero(iou >= lowest)
-        if len(d):
-            found.append((d + d0, g + g0, iou[d, g]))
+    for d, g in _all_pairs(detection_group, object_group):
+        keep = _iou_bound(detections, objects, d, g, crowd[g]) >= lowest
+        d, g = d[keep], g[keep]
+        iou = _mask_iou(detection_group, detections, objects, d, g, crowd)
+        keep = iou >= lowest
+        found.append((d[keep], g[keep], iou[keep]))
     return _joined(found)
+
+
+def _iou_bound(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """[P] at least the IoU of each pair: the masks share no more than the smaller one, nor than where both may be."""
+    area, other = detections.areas[d], objects.areas[g]
+    both = np.minimum(detections.end[d], objects.end[g]) - np.maximum(detections.first[d], objects.first[g])
+    shared = np.minimum(np.minimum(area, other), np.maximum(both, 0))
+    union = np.where(crowd, area, area + other - shared)
+    return np.divide(shared, union, out=np.zeros(len(shared)), where=shared > 0)
+
+
+def _mask_iou(
+    group: np.ndarray, detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray
+) -> np.ndarray:
+    """[P] IoU of pairs in order of ``d``, by one call for every group: of all its masks that are in a pair."""
+    if not len(d):
+        return np.zeros(0)
+    rows, row = np.unique(d, return_inverse=True)
+    columns, column = np.unique(g, return_inverse=True)
+    starts = np.flatnonzero(np.diff(group[d], prepend=-1))  # of the groups, in the pairs
+    row_ends = np.append(row[starts[1:]], len(rows))
+    column_ends = np.maximum.reduceat(column, starts) + 1
+    row_starts, column_starts = (np.concatenate(([0], ends[:-1])) for ends in (row_ends, column_ends))
+    masks, others = detections.objects(rows), objects.objects(columns)
+    flags = crowd[columns].astype(np.uint8).tolist()
+    bounds = zip(*(ends.tolist() for ends in (row_starts, row_ends, column_starts, column_ends)), strict=True)
+    tables = [coco_mask.iou(masks[a:b], others[c:e], flags[c:e]).ravel() for a, b, c, e in bounds]
+    width = column_ends - column_starts
+    table = np.cumsum([0, *map(len, tables[:-1])])
+    which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(d))))
+    return np.concatenate(tables)[
+        table[which] + (row - row_starts[which]) * width[which] + column - column_starts[which]
+    ]
 
 
 def _joined(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Pairs:
@@ -87,16 +124,3 @@ def _all_pairs(detection_group: np.ndarray, object_group: np.ndarray) -> Iterato
         count = number[chosen]
         offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         yield np.repeat(paired[chosen], count), np.repeat(first[chosen], count) + offset
-
-
-def _common_groups(
-    detection_group: np.ndarray, object_group: np.ndarray
-) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    common = np.intersect1d(detection_group, object_group)
-    bounds = [
-        np.searchsorted(groups, common, side=side).tolist()
-        for groups in (detection_group, object_group)
-        for side in ("left", "right")
-    ]
-    for d0, d1, g0, g1 in zip(*bounds, strict=True):
-        yield (d0, d1), (g0, g1)

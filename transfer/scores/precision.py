@@ -90,14 +90,14 @@ class _Chunk:
     def __init__(self, inputs: Inputs, detections: np.ndarray, objects: np.ndarray, max_dets: Sequence[int]) -> None:
         self.inputs, self.max_dets = inputs, max_dets
         images = len(inputs.truth.images)
-        group = inputs.detections.category[detections] * images + inputs.detections.image[detections]
+        group = inputs.detections.category[detections].astype(np.int64) * images + inputs.detections.image[detections]
         # Stable: equal scores keep the order of the file, as the references' mergesort does.
         order = np.lexsort((-inputs.detections.score[detections], group))
         group = group[order]
         rank = np.arange(len(group)) - np.searchsorted(group, group, side="left")
         kept = rank < max_dets[-1]
         self.detections, self.group, self.rank = detections[order][kept], group[kept], rank[kept]
-        object_group = inputs.truth.category[objects] * images + inputs.truth.image[objects]
+        object_group = inputs.truth.category[objects].astype(np.int64) * images + inputs.truth.image[objects]
         order = np.argsort(object_group, kind="stable")
         self.objects, self.object_group = objects[order], object_group[order]
         self.object_ignored = ~in_area(inputs.truth.area[self.objects]) | inputs.ignore[self.objects]
