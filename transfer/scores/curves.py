@@ -5,6 +5,8 @@ after a point) is attained at true positives; and recall first reaches a level a
 positives is only counted, and the curve is computed at the matched detections alone.
 """
 
+from functools import cache
+
 import numpy as np
 
 from transfer.scores.matching import AREAS, RECALL_THRESHOLDS, RUNS, THRESHOLDS
@@ -45,6 +47,7 @@ def curve(
     return sampled.reshape(AREAS, THRESHOLDS, -1), recall
 
 
+@cache
 def needed(positives: int) -> np.ndarray:
     """[R] how many true positives come before the one with which recall reaches each level."""
     return np.searchsorted(np.arange(1, positives + 1) / max(positives, 1), RECALL_THRESHOLDS, side="left")

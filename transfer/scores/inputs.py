@@ -186,7 +186,7 @@ def _joined(blocks: list[Detections]) -> Detections:
     names = ("image", "category", "score", "area") + (("boxes",) if first.boxes is not None else ())
     columns = {name: [getattr(block, name) for block in blocks] for name in names}
     blocks.clear()
-    joined = {name: np.concatenate(columns.pop(name)) for name in names}
+    joined: dict[str, Any] = {name: np.concatenate(columns.pop(name)) for name in names}
     return replace(first, **joined, rles=masks.join(rles) if rles else None)
 
 

@@ -80,8 +80,7 @@ def evaluate(
     incomplete = _listed(truth, "not_exhaustive_category_ids")
     truth = truth.take(np.flatnonzero(_finite(truth.area)))
     detections = load_detections(results, truth, iou_type, area_from)
-    detections = detections.take(_top_of_image(detections, max_dets))
-    detections = detections.take(_judged(detections, truth, absent))
+    detections = detections.take(_judged(detections, _top_of_image(detections, max_dets), truth, absent))
     exempt = np.isin(_keys(detections.image, detections.category, truth), incomplete)
     crowd = np.zeros(len(truth), dtype=bool)
     largest = max(1, len(detections))  # the limit per image has been applied
@@ -136,7 +135,7 @@ def _frequency_groups(truth: GroundTruth) -> dict[str, list[int]]:
 
 def _top_of_image(detections: Detections, max_dets: int) -> np.ndarray:
     """Positions, in file order, of the ``max_dets`` best of every image; the first in the file among equals."""
-    if max_dets < 0:
+    if max_dets < 0 or not len(detections) or np.bincount(detections.image).max() <= max_dets:
         return np.arange(len(detections))
     order = np.lexsort((-detections.score, detections.image))
     image = detections.image[order]
@@ -144,8 +143,8 @@ def _top_of_image(detections: Detections, max_dets: int) -> np.ndarray:
     return np.sort(order[rank < max_dets])
 
 
-def _judged(detections: Detections, truth: GroundTruth, absent: np.ndarray) -> np.ndarray:
-    """Positions of detections about which the ground truth says something."""
+def _judged(detections: Detections, which: np.ndarray, truth: GroundTruth, absent: np.ndarray) -> np.ndarray:
+    """Those positions of ``which`` at which the ground truth says something about the detection."""
     known = np.union1d(_keys(truth.image, truth.category, truth), absent)
-    judged = np.isin(_keys(detections.image, detections.category, truth), known)
-    return np.flatnonzero(judged & _finite(detections.area))
+    judged = np.isin(_keys(detections.image[which], detections.category[which], truth), known)
+    return which[judged & _finite(detections.area[which])]

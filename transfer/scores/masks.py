@@ -28,34 +28,35 @@ _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
 class Rles:
     """N masks as compressed codes."""
 
-    codes: list[str]
-    sizes: np.ndarray  # [N, 2] int64: height, width
+    codes: list[str]  # those of all masks that were read together
+    index: np.ndarray  # [N] int32: position in ``codes``
+    sizes: np.ndarray  # [N, 2] int32: height, width
     areas: np.ndarray  # [N] float64, pixels
-    first: np.ndarray  # [N] int64: the first pixel that is set, counted down the columns, or one before it
-    end: np.ndarray  # [N] int64: the pixel behind the last one that is set, or one behind that
+    first: np.ndarray  # [N] int32: the first pixel that is set, counted down the columns, or one before it
+    end: np.ndarray  # [N] int32: the pixel behind the last one that is set, or one behind that
 
     def take(self, which: np.ndarray) -> "Rles":
         """The masks at the positions ``which``."""
-        codes = self.codes
-        return Rles(
-            [codes[position] for position in which.tolist()],
-            self.sizes[which], self.areas[which], self.first[which], self.end[which],
-        )  # fmt: skip
+        return Rles(self.codes, *(getattr(self, name)[which] for name in _COLUMNS))
 
-    def objects(self, which: np.ndarray) -> list[dict[str, Any]]:
-        """The masks at the positions ``which`` as pycocotools takes them."""
-        codes, places = self.codes, which.tolist()
+    def objects(self) -> list[dict[str, Any]]:
+        """The masks as pycocotools takes them."""
+        sizes, size = np.unique(self.sizes, axis=0, return_inverse=True)
+        known, codes = sizes.tolist(), self.codes
         return [
-            {"size": size, "counts": codes[place]}
-            for size, place in zip(self.sizes[which].tolist(), places, strict=True)
+            {"size": known[at], "counts": codes[place]}
+            for at, place in zip(size.ravel().tolist(), self.index.tolist(), strict=True)
         ]
+
+
+_COLUMNS = ("index", "sizes", "areas", "first", "end")
 
 
 def join(parts: Sequence[Rles]) -> Rles:
     """The masks of all parts, one after another."""
-    codes = [code for part in parts for code in part.codes]
-    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sizes", "areas", "first", "end"))
-    return Rles(codes, *columns)
+    codes = [part.codes[place] for part in parts for place in part.index.tolist()]
+    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS[1:])
+    return Rles(codes, np.arange(len(codes), dtype=np.int32), *columns)
 
 
 def read(segmentations: Sequence[Any], sizes: np.ndarray | Sequence[Size], fail: Fail) -> Rles:
@@ -83,7 +84,7 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
     """Masks from compressed codes, each checked to be well formed and to cover its image exactly."""
     pixels = sizes[:, 0] * sizes[:, 1]
     areas = np.zeros(len(codes))
-    first, end = np.zeros((2, len(codes)), dtype=np.int64)
+    first, end = np.zeros((2, len(codes)), dtype=np.int32)
     block = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) // _BLOCK
     bounds = np.flatnonzero(np.diff(block, prepend=-1, append=-1)).tolist()
     for start, stop in pairwise(bounds):
@@ -95,7 +96,7 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
             index = start + place
             found = f"code of {total[place]} pixels" if good[place] else "code that cannot be decoded"
             fail(index, f"a run-length {found} ({codes[index]!r:.40}) in an image of {pixels[index]}", _EXPECTED)
-    return Rles(codes, sizes, areas, first, end)
+    return Rles(codes, np.arange(len(codes), dtype=np.int32), sizes.astype(np.int32), areas, first, end)
 
 
 def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool:
@@ -152,39 +153,48 @@ def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:
 
 def _decode(codes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Of each code: pixels in all, pixels set, where these begin and end, and whether it is well formed."""
-    codes = [code if code and code.isascii() else _MALFORMED for code in codes]
-    last = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) - 1
-    begin = np.concatenate(([0], last[:-1] + 1))
+    lengths = np.fromiter(map(len, codes), np.int64, len(codes))
+    text = "".join(codes)
+    if not (text.isascii() and lengths.all()):
+        codes = [code if code and code.isascii() else _MALFORMED for code in codes]
+        return _decode(codes)
+    last = np.cumsum(lengths) - 1
     # Characters below the alphabet wrap around and lie above it.
-    bits = np.frombuffer("".join(codes).encode("ascii"), dtype=np.uint8) - np.uint8(48)
-    good = ~np.logical_or.reduceat(bits > 63, begin) & (bits[last] & 0x20 == 0)
+    bits = np.frombuffer(text.encode("ascii"), dtype=np.uint8) - np.uint8(48)
+    good = bits[last] & 0x20 == 0
+    if bits.max() > 63:
+        good &= ~np.logical_or.reduceat(bits > 63, last + 1 - lengths)
     final = bits & 0x20 == 0
     final[last] = True  # a code that promises more than it has spoils itself, not its neighbour
-    ends = np.flatnonzero(final)
-    behind = np.searchsorted(ends, last) + 1  # values up to the end of each code
-    values, wide = _values(bits, ends, np.flatnonzero(~final))
+    leading = np.flatnonzero(~final)
+    behind = last + 1 - np.searchsorted(leading, last)  # values up to the end of each code
+    values, wide = _values(bits, final, leading)
     good[np.searchsorted(behind, wide, side="right")] = False
     number = np.diff(behind, prepend=0)
     zeros, ones, first = _runs(values, number)
-    good &= np.minimum.reduceat(np.minimum(zeros, ones), first) >= 0
+    if min(zeros.min(), ones.min()) < 0:
+        good &= np.minimum.reduceat(np.minimum(zeros, ones), first) >= 0
     area = np.add.reduceat(ones, first, dtype=np.int64)
     total = np.add.reduceat(zeros, first, dtype=np.int64) + area
     trailing = np.where(number % 2 == 1, zeros[first + (number - 1) // 2], 0)  # a code may end in zeros
     return total, area, zeros[first], total - trailing, good
 
 
-def _values(bits: np.ndarray, ends: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _values(bits: np.ndarray, final: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The stored values [V], and the positions of those that are too wide to be one.
 
-    Nearly all have one character, the signed last one; ``leading`` are the places of the characters before it.
+    Nearly all have one character, the signed last one (``final``); ``leading`` are the places of the characters before.
     """
-    values = (((bits[ends] & 0x1F) ^ 0x10).view(np.int8) - np.int8(0x10)).astype(np.int32)
-    owner = np.searchsorted(ends, leading)
-    owners, first, number = np.unique(owner, return_index=True, return_counts=True)
-    digit = np.arange(len(leading)) - np.repeat(first, number)
-    fits = np.minimum(number, _WIDEST - 1), np.minimum(digit, _WIDEST - 1)
-    values[owners] <<= (5 * fits[0]).astype(np.int32)
-    np.add.at(values, owner, (bits[leading] & 0x1F).astype(np.int32) << (5 * fits[1]).astype(np.int32))
+    values = (((bits[final] & 0x1F) ^ 0x10).view(np.int8) - np.int8(0x10)).astype(np.int32)
+    if not len(leading):
+        return values, leading
+    owner = leading - np.arange(len(leading))  # as many values end before it
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    owners, number = owner[first], np.diff(first, append=len(owner))
+    digit = np.minimum(np.arange(len(leading)) - np.repeat(first, number), _WIDEST - 1)
+    low = (bits[leading] & 0x1F).astype(np.int32) << (5 * digit).astype(np.int32)
+    values[owners] <<= (5 * np.minimum(number, _WIDEST - 1)).astype(np.int32)
+    values[owners] += np.add.reduceat(low, first)
     return values, owners[number >= _WIDEST]
 
 

@@ -91,7 +91,10 @@ def match(pairs: Pairs, group: np.ndarray, ignored: np.ndarray, crowd: np.ndarra
 
 def _by_preference(pairs: Pairs) -> Pairs:
     """Order each detection's pairs by IoU, highest first, and equal ones by object, last first."""
-    order = np.lexsort((-pairs.object, -pairs.iou, pairs.detection))
+    same = pairs.detection[1:] == pairs.detection[:-1]
+    several = np.flatnonzero(np.append(same, False) | np.append(False, same))  # few detections have a choice
+    order = np.arange(len(pairs.detection))
+    order[several] = several[np.lexsort((-pairs.object[several], -pairs.iou[several], pairs.detection[several]))]
     return Pairs(pairs.detection[order], pairs.object[order], pairs.iou[order])
 
 

@@ -93,7 +93,7 @@ def _mask_iou(
     row_ends = np.append(row[starts[1:]], len(rows))
     column_ends = np.maximum.reduceat(column, starts) + 1
     row_starts, column_starts = (np.concatenate(([0], ends[:-1])) for ends in (row_ends, column_ends))
-    masks, others = detections.objects(rows), objects.objects(columns)
+    masks, others = detections.take(rows).objects(), objects.take(columns).objects()
     flags = crowd[columns].astype(np.uint8).tolist()
     bounds = zip(*(ends.tolist() for ends in (row_starts, row_ends, column_starts, column_ends)), strict=True)
     tables = [coco_mask.iou(masks[a:b], others[c:e], flags[c:e]).ravel() for a, b, c, e in bounds]

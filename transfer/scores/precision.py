@@ -70,7 +70,7 @@ def _chunks(
     detection_category: np.ndarray, object_category: np.ndarray, categories: int
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Ranges [low, high) of categories with the detections and objects in them, each in file order by category."""
-    by_category = np.argsort(detection_category, kind="stable"), np.argsort(object_category, kind="stable")
+    by_category = [_stably(np.arange(len(of)), of) for of in (detection_category, object_category)]
     ends = [
         np.concatenate(([0], np.cumsum(np.bincount(of, minlength=categories))))
         for of in (detection_category, object_category)
@@ -84,23 +84,50 @@ def _chunks(
         low = high
 
 
+def _stably(which: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """``which`` in ascending order of ``key[which]``; equal ones stay in order. Keys are ≥ 0."""
+    keys = key[which]
+    if len(keys) and keys.max() < 1 << 16:  # NumPy sorts these by radix, many times faster
+        keys = keys.astype(np.uint16)
+    return which[np.argsort(keys, kind="stable")]
+
+
 class _Chunk:
     """The categories that are worked on together."""
 
     def __init__(self, inputs: Inputs, detections: np.ndarray, objects: np.ndarray, max_dets: Sequence[int]) -> None:
         self.inputs, self.max_dets = inputs, max_dets
-        images = len(inputs.truth.images)
-        group = inputs.detections.category[detections].astype(np.int64) * images + inputs.detections.image[detections]
-        # Stable: equal scores keep the order of the file, as the references' mergesort does.
-        order = np.lexsort((-inputs.detections.score[detections], group))
-        group = group[order]
-        rank = np.arange(len(group)) - np.searchsorted(group, group, side="left")
-        kept = rank < max_dets[-1]
-        self.detections, self.group, self.rank = detections[order][kept], group[kept], rank[kept]
-        object_group = inputs.truth.category[objects].astype(np.int64) * images + inputs.truth.image[objects]
+        self.detections, self.rank, self.by_score = self._ranked(detections)
+        self.group = self._groups(inputs.detections, self.detections)
+        object_group = self._groups(inputs.truth, objects)
         order = np.argsort(object_group, kind="stable")
         self.objects, self.object_group = objects[order], object_group[order]
         self.object_ignored = ~in_area(inputs.truth.area[self.objects]) | inputs.ignore[self.objects]
+
+    def _ranked(self, detections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Detections by category, image and score, up to the limit in each image; their ranks in it; and their order by
+        category and score.
+
+        Equal scores keep the order of images and, in an image, that of the file, as with the references' mergesort.
+        """
+        columns = self.inputs.detections
+        detections = _stably(detections, columns.image)
+        detections = detections[np.argsort(-columns.score[detections], kind="stable")]
+        detections = _stably(detections, columns.category)
+        place = _stably(np.arange(len(detections)), columns.image[detections])
+        place = _stably(place, columns.category[detections])  # of each in the order by score
+        group = self._groups(columns, detections[place])
+        starts = np.flatnonzero(np.diff(group, prepend=-1))
+        rank = np.arange(len(group)) - np.repeat(starts, np.diff(starts, append=len(group)))
+        kept = rank < self.max_dets[-1]
+        place, rank = place[kept], rank[kept]
+        position = np.full(len(detections), -1)
+        position[place] = np.arange(len(place))
+        return detections[place], rank, position[position >= 0]
+
+    def _groups(self, columns: Detections | GroundTruth, which: np.ndarray) -> np.ndarray:
+        """A number for each (category, image)."""
+        return columns.category[which].astype(np.int64) * len(self.inputs.truth.images) + columns.image[which]
 
     def fill(self, tables: Tables, low: int, high: int, outcomes: Outcomes | None) -> None:
         """Write the results of the categories [low, high) into ``tables``, and the matches into ``outcomes``."""
@@ -139,8 +166,7 @@ class _Chunk:
     def _score_order(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
         """Order of the detections by category and score, and where each category begins in it."""
         category = self.inputs.detections.category[self.detections]
-        order = np.lexsort((-self.inputs.detections.score[self.detections], category))
-        return order, np.searchsorted(category[order], np.arange(low, high + 1))
+        return self.by_score, np.searchsorted(category, np.arange(low, high + 1))
 
     def _positives(self, low: int, high: int) -> np.ndarray:
         """[categories, A] objects that count."""
