@@ -17,11 +17,11 @@ from lowshot import knn as nearest
 from lowshot.features.extract import PRECISIONS, compute
 from lowshot.features.feature_set import FeatureSet, check, check_pair
 from lowshot.linear import evaluate_linear, from_cache
-from lowshot.neighbours import search
 from lowshot.presets import LINEAR
 from lowshot.svm import lowshot_svm
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import search
 from momentum_transfer.ranges import Choice
 
 

@@ -7,11 +7,11 @@ from fvcore.common.config import CfgNode
 
 from lowshot import knn, retrieval
 from lowshot.features.feature_set import FeatureSet
-from lowshot.neighbours import search
 from lowshot.score import Score
 from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import search
 
 Wanted = Callable[[str, str, int], bool]
 """(task, protocol, trial) -> whether that score is still to be computed."""

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from lowshot.features.feature_set import FeatureSet, chunks
-from lowshot.neighbours import Neighbours
+from lowshot.features.feature_set import FeatureSet
 from lowshot.score import Score
 from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import Neighbours, ranked_classes
 from momentum_transfer.ranges import Words
 from momentum_transfer.verdicts.hits import label_hash
 
@@ -43,32 +42,6 @@ def preset(name: str) -> Preset:
         return PRESETS[name]
     kind, _, k = name.partition("-")
     return Preset(int(k), 0.07 if kind == "weighted" else None)
-
-
-def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperature: float | None) -> np.ndarray:
-    """The five classes with most votes for each query, best first: [Q, min(5, classes)] int64.
-
-    Where fewer classes have a vote at all, the rest is -1: no guess. In a majority vote ties go to the class whose
-    voters are more similar in sum.
-
-    Args:
-        neighbours: at least ``k`` of them a query.
-        labels: [N] class indices of the database.
-    """
-    classes = int(labels.max()) + 1
-    ranked = []
-    for part in chunks(len(neighbours.indices), max(1, 2**24 // classes)):
-        similarities = torch.from_numpy(neighbours.similarities[part, :k].astype(np.float64))
-        voted = torch.from_numpy(labels[neighbours.indices[part, :k]])
-        if temperature is None:
-            # (sum of similarities + k) / (2k + 1) lies strictly between 0 and 1: it orders ties and nothing else
-            votes = torch.ones_like(similarities) + (similarities + 1) / (2 * k + 1)
-        else:
-            votes = ((similarities - 1) / temperature).exp()  # the factor exp(-1/τ) is common to all and avoids inf
-        ballot = torch.zeros(len(votes), classes, dtype=torch.float64).scatter_add_(1, voted, votes)
-        most, best = ballot.topk(min(5, classes), dim=1)
-        ranked.append(best.masked_fill_(most == 0, -1).numpy())
-    return np.concatenate(ranked)
 
 
 def accuracies(

@@ -5,12 +5,12 @@ from fvcore.common.config import CfgNode
 from lowshot import knn, presets
 from lowshot.features.extract import LAYERS, PRECISIONS
 from lowshot.fixmatch import STUDENTS, TEACHERS
-from lowshot.neighbours import PRECISIONS as SEARCH_PRECISIONS
 from lowshot.rand_augment import LEVELS
 from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.backbones.resnet import DEPTHS, STEMS
 from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
+from momentum_transfer.neighbours import PRECISIONS as SEARCH_PRECISIONS
 from momentum_transfer.ranges import (
     ANY_PATH,
     COUNT,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import PIL.Image
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from momentum_transfer.images.datasets import LabelledImages
+from momentum_transfer.neighbours import majority_top1
 from momentum_transfer.samplers import ordered_loader
 
 BANK = 20_000  # training images that vote; enough to compare epochs with each other
@@ -41,39 +41,20 @@ def shuffled_subset(images: EvaluationImages, count: int, seed: int) -> Dataset:
 @torch.no_grad()
 def features(
     backbone: nn.Module, images: Dataset, device: torch.device, batch: int, workers: int
-) -> tuple[Tensor, Tensor]:
-    """L2-normalised pooled features [N, C] and labels [N], in evaluation mode; the mode is put back."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pooled features [N, C] and labels [N], in evaluation mode; the mode is put back."""
     training = backbone.training
     backbone.eval()
     parts, labels = [], []
     for tensors, targets in ordered_loader(images, batch, workers=workers):
-        parts.append(F.normalize(backbone(tensors.to(device)).float(), dim=1))
-        labels.append(targets.to(device))
+        parts.append(backbone(tensors.to(device)).float().cpu())
+        labels.append(targets)
     backbone.train(training)
-    return torch.cat(parts), torch.cat(labels)
-
-
-def knn_top1(bank: Tensor, bank_labels: Tensor, queries: Tensor, labels: Tensor, k: int = 20) -> float:
-    """Percent of queries whose k nearest neighbours' majority has their label (EMAN: k 20, cosine, majority vote).
-
-    Args:
-        bank: [M, C], L2-normalised.
-        bank_labels: [M].
-        queries: [N, C], L2-normalised.
-        labels: [N].
-        k: neighbours; at most M are taken. A tie goes to the class with the smallest number.
-    """
-    classes = int(torch.cat([bank_labels, labels]).max()) + 1
-    correct = 0
-    for part, wanted in zip(queries.split(1024), labels.split(1024), strict=True):
-        nearest = (part @ bank.T).topk(min(k, len(bank)), dim=1).indices
-        votes = F.one_hot(bank_labels[nearest], classes).sum(dim=1)
-        correct += int((votes.argmax(dim=1) == wanted).sum())
-    return 100 * correct / len(labels)
+    return torch.cat(parts).numpy(), torch.cat(labels).numpy()
 
 
 class KnnMonitor:
-    """kNN top-1 of a backbone as it is now: training images vote on held-out ones.
+    """kNN top-1 of a backbone as it is now: training images vote on held-out ones, as in ``lowshot`` under preset eman.
 
     Args:
         bank: training images; at most ``BANK`` of them, drawn with a fixed seed.
@@ -91,7 +72,8 @@ class KnnMonitor:
     def top1(self, backbone: nn.Module) -> float:
         """Percent of the held-out images classified correctly."""
         bank = features(backbone, self.bank, self.device, self.batch, self.workers)
-        return knn_top1(*bank, *features(backbone, self.held_out, self.device, self.batch, self.workers))
+        held_out = features(backbone, self.held_out, self.device, self.batch, self.workers)
+        return majority_top1(*bank, *held_out, device=self.device)
 
 
 def non_finite_tensors(method: nn.Module, named: dict[str, Tensor], limit: int = 8) -> list[str]:

@@ -2,7 +2,6 @@
 
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of
+from momentum_transfer.neighbours import chunks
 
-#: Rows that are read at a time where a pass over a memory-mapped array is needed.
-CHUNK = 65536
 #: Class indices from here on are taken for something else (an image's number, a hash): tables have a place for each.
 MOST_CLASSES = 10**6
 
@@ -76,12 +74,6 @@ def read_npz(path: str | Path) -> FeatureSet:
     return result
 
 
-def chunks(count: int, size: int = CHUNK) -> Iterator[slice]:
-    """Slices that cover ``range(count)`` in order."""
-    for begin in range(0, count, size):
-        yield slice(begin, min(begin + size, count))
-
-
 def check(data: FeatureSet) -> None:
     """Raise :class:`InputError` for shapes that do not fit, NaN or infinite features, or labels that are none."""
     features, labels = data.features, data.labels
@@ -137,20 +129,3 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
             f"{', '.join(map(str, unknown[:10]))}{' …' if len(unknown) > 10 else ''}; "
             "were both splits indexed by the same list of classes?"
         )
-
-
-def normalized(features: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Rows divided by their Euclidean norm, float32; a row of zeros stays one (its cosine with anything is 0).
-
-    Args:
-        features: [N, D]. out: [N, D] float32 to write into, if not a new array.
-    """
-    rows = np.asarray(features, dtype=np.float32)
-    with np.errstate(over="ignore", under="ignore"):
-        norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))  # several times faster than numpy.linalg.norm
-    extreme = ~((norms > 1e-15) & (norms < 1e15))  # the squares leave float32's range
-    divided: np.ndarray = np.divide(rows, np.where(extreme, 1, norms)[:, None], out=out)
-    for row in np.flatnonzero(extreme):
-        exact = rows[row].astype(np.float64)
-        divided[row] = exact / max(np.linalg.norm(exact), np.finfo(np.float64).tiny)
-    return divided

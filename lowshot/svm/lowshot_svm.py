@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from lowshot.features.feature_set import FeatureSet, normalized
+from lowshot.features.feature_set import FeatureSet
 from lowshot.score import Score
 from lowshot.splits import draw_shots, set_aside
 from lowshot.svm.batched import fit_batched
@@ -32,6 +32,7 @@ from lowshot.svm.problem import LinearClassifiers
 from lowshot.svm.scoring import evaluate, joined
 from lowshot.svm.shots import VOC_SHOTS, draw_labelled
 from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import normalized
 from momentum_transfer.ranges import COUNT, POSITIVE, Choice, Many
 from momentum_transfer.verdicts.hits import label_hash
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowshot.features.feature_set import chunks
 from lowshot.svm.problem import LinearClassifiers
+from momentum_transfer.neighbours import chunks
 
 
 def evaluate(

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from lowshot import retrieval
-from lowshot.features.feature_set import FeatureSet, normalized
-from lowshot.neighbours import search
+from lowshot.features.feature_set import FeatureSet
+from momentum_transfer.neighbours import normalized, search
 
 GENERATOR = np.random.default_rng(0)
 TRAIN = FeatureSet(GENERATOR.standard_normal((200, 8)).astype(np.float32), GENERATOR.integers(0, 5, 200), "train", "0")

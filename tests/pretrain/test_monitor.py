@@ -1,29 +1,35 @@
 import numpy as np
-import pytest
 import torch
-import torch.nn.functional as F
-from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from pretrain.monitor import knn_top1, non_finite_tensors
+from lowshot import knn
+from momentum_transfer.images.datasets import ArrayImages
+from momentum_transfer.neighbours import search
+from pretrain.monitor import EvaluationImages, KnnMonitor, features, non_finite_tensors
 
 
-def test_knn_equals_scikit_learns():
+class Pooled(nn.Module):
+    def forward(self, images):
+        return images.mean(dim=(2, 3))
+
+
+def test_the_monitor_and_the_evaluator_agree_to_the_last_tie():
+    """Images of few colours, so that most similarities are equal, and labels that have nothing to do with them."""
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(4, 6))
-    labels, targets = rng.integers(4, size=300), rng.integers(4, size=1500)
-    bank = F.normalize(torch.tensor(centres[labels] + rng.normal(size=(300, 6))), dim=1)
-    queries = F.normalize(torch.tensor(centres[targets] + rng.normal(size=(1500, 6))), dim=1)
-    # on unit vectors the order by cosine is the order by Euclidean distance
-    oracle = KNeighborsClassifier(5).fit(bank, labels).score(queries, targets)
-    score = knn_top1(bank, torch.tensor(labels), queries, torch.tensor(targets), k=5)
-    assert score == pytest.approx(100 * oracle, abs=1e-9)
-    assert 40 < score < 100
+    colours = rng.integers(0, 256, (4, 3))
 
+    def images(count):
+        flat = colours[rng.integers(4, size=count)][:, None, None].repeat(2, 1).repeat(2, 2).astype(np.uint8)
+        dataset = ArrayImages(flat, rng.integers(3, size=count).tolist(), ["a", "b", "c"])
+        return EvaluationImages(dataset, lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1).float())
 
-def test_more_neighbours_than_images_take_them_all():
-    bank = F.normalize(torch.randn(3, 4), dim=1)
-    assert knn_top1(bank, torch.tensor([1, 1, 0]), bank, torch.tensor([1, 1, 1]), k=20) == 100
+    monitor = KnnMonitor(images(120), images(80), torch.device("cpu"), batch=32, workers=0)
+    bank, held_out = (features(Pooled(), part, torch.device("cpu"), 50, 0) for part in (monitor.bank, monitor.held_out))
+    neighbours = search(bank[0], held_out[0], 20)
+    values, _ = knn.accuracies(neighbours, bank[1], held_out[1], knn.PRESETS["eman"])
+    assert monitor.top1(Pooled()) == values["top1"]
+    tied = [np.unique(np.bincount(bank[1][rows], minlength=3)).size < 3 for rows in neighbours.indices]
+    assert np.mean(tied) > 0.1, "votes are tied, so the rule is put to the test"
 
 
 def test_causes_are_named_before_what_they_led_to():

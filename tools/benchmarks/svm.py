@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from sklearn.svm import LinearSVC
 
-from lowshot.features.feature_set import normalized
 from lowshot.svm.batched import fit_batched, share
 from lowshot.svm.liblinear import fit_liblinear
 from lowshot.svm.problem import LinearClassifiers, objectives, signed_targets
 from lowshot.svm.scoring import evaluate
 from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.neighbours import normalized
 
 COSTS = [2.0**power for power in range(-5, 6)]
 

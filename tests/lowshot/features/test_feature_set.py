@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from lowshot.features.feature_set import FeatureSet, check, check_pair, normalized, read_npz
+from lowshot.features.feature_set import FeatureSet, check, check_pair, read_npz
 from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import normalized
 
 
 def feature_set(labels, dim=3, name="train"):

@@ -5,13 +5,13 @@ import pytest
 import torch
 from sklearn.svm import LinearSVC
 
-from lowshot.features.feature_set import normalized
 from lowshot.svm import batched as batched_svm
 from lowshot.svm import newton as svm_newton
 from lowshot.svm.batched import fit_batched, share
 from lowshot.svm.liblinear import fit_liblinear
 from lowshot.svm.newton import Classes, Step
 from lowshot.svm.problem import LinearClassifiers, objectives, signed_targets
+from momentum_transfer.neighbours import normalized
 
 COSTS = [2.0**power for power in range(-5, 6)]
 

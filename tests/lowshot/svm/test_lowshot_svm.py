@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 from sklearn.svm import LinearSVC
 
-from lowshot.features.feature_set import FeatureSet, normalized
+from lowshot.features.feature_set import FeatureSet
 from lowshot.splits import draw_classes, draw_negatives, draw_shots, set_aside
 from lowshot.svm import lowshot_svm as svm
 from lowshot.svm.batched import fit_batched
@@ -14,6 +14,7 @@ from lowshot.svm.problem import LinearClassifiers, signed_targets
 from lowshot.svm.scoring import average_precision, evaluate, mean_average_precision
 from lowshot.svm.shots import draw_labelled
 from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import normalized
 from tests.lowshot.toy_data import clusters
 
 TRAIN, TEST = clusters(1, 400), clusters(2, 150)

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from lowshot.features.feature_set import normalized
-from lowshot.neighbours import search
 from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import Neighbours, majority_top1, normalized, ranked_classes, search
 
 DATABASE = np.random.default_rng(0).standard_normal((501, 24)).astype(np.float32)
 QUERIES = np.random.default_rng(1).standard_normal((67, 24)).astype(np.float32)
@@ -34,6 +33,44 @@ def test_neighbours_equal_those_of_faiss_flat():
     found = search(DATABASE, QUERIES, 30)
     assert np.array_equal(found.indices, rows)
     assert np.allclose(found.similarities, similarities, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("database_chunk", [7, 100, 4096])
+def test_of_equally_similar_images_the_earlier_is_nearer(precision, database_chunk):
+    rng = np.random.default_rng(2)
+    database = rng.integers(0, 2, (400, 3)).astype(np.float32)  # eight vectors, again and again
+    queries = rng.integers(0, 2, (30, 3)).astype(np.float32)
+    found = search(database, queries, 60, precision=precision, query_chunk=11, database_chunk=database_chunk)
+    similarities = np.round(normalized(queries).astype(float) @ normalized(database).astype(float).T, 6)
+    assert np.array_equal(found.indices, np.argsort(-similarities, axis=1, kind="stable")[:, :60])
+
+
+def test_classes_with_equal_votes_and_equal_sums_are_ranked_by_their_number():
+    similarities = np.array([[0.5, 0.5, 0.25, 0.25, 0.125]], np.float32)
+    found = Neighbours(similarities, np.array([[0, 1, 2, 3, 4]]))
+    for temperature in (None, 0.07):
+        assert ranked_classes(found, np.array([6, 2, 2, 6, 4]), 5, temperature).tolist() == [[2, 6, 4, -1, -1]]
+
+
+def test_majority_vote_equals_scikit_learns():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(4, 6))
+    labels, targets = rng.integers(4, size=300), rng.integers(4, size=1500)
+    bank, queries = centres[labels] + rng.normal(size=(300, 6)), centres[targets] + rng.normal(size=(1500, 6))
+    found = NearestNeighbors(n_neighbors=5, metric="cosine", algorithm="brute").fit(bank).kneighbors(queries)
+    expected = []
+    for distances, rows in zip(*found, strict=True):
+        votes = {c: (np.sum(labels[rows] == c), np.sum((1 - distances)[labels[rows] == c]), -c) for c in range(4)}
+        expected.append(max(votes, key=votes.get))
+    score = majority_top1(bank, labels, queries, targets, k=5)
+    assert score == pytest.approx(100 * np.mean(np.array(expected) == targets))
+    assert 40 < score < 100
+
+
+def test_more_neighbours_than_images_take_them_all():
+    bank = np.random.default_rng(0).normal(size=(3, 4))
+    assert majority_top1(bank, np.array([1, 1, 0]), bank, np.array([1, 1, 1]), k=20) == 100
 
 
 def test_database_on_disk_gives_the_same(tmp_path):
