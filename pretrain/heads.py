@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 NormLayer = Callable[[int], nn.Module]
@@ -22,7 +23,10 @@ def mlp(inputs: int, hidden: int, outputs: int, norm_layer: NormLayer | None) ->
 
 
 def simsiam_projector(inputs: int, hidden: int, outputs: int, norm_layer: NormLayer) -> nn.Sequential:
-    """SimSiam's three-layer projector, normalised after every linear, the output too (arXiv 2011.10566, 3)."""
+    """SimSiam's three-layer projector, normalised after every linear, the output too (arXiv 2011.10566, 3).
+
+    The output's normalisation has no scale and shift, as in the released model.
+    """
     return nn.Sequential(
         nn.Linear(inputs, hidden, bias=False),
         norm_layer(hidden),
@@ -31,5 +35,15 @@ def simsiam_projector(inputs: int, hidden: int, outputs: int, norm_layer: NormLa
         norm_layer(hidden),
         nn.ReLU(inplace=True),
         nn.Linear(hidden, outputs, bias=False),
-        norm_layer(outputs),
+        without_affine(norm_layer(outputs)),
     )
+
+
+def without_affine(layer: nn.Module) -> nn.Module:
+    """The normalisation with scale 1 and shift 0 for good: constants that are neither learned nor saved."""
+    for name, constant in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
+        values = constant(layer.get_parameter(name).detach())
+        delattr(layer, name)
+        layer.register_buffer(name, values, persistent=False)
+    layer.affine = False  # type: ignore[assignment]
+    return layer

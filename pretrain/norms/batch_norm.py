@@ -152,10 +152,10 @@ def use_fused_sync(module: nn.Module) -> None:
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, SyncBatchNorm):
-                fused = nn.SyncBatchNorm(layer.num_features, momentum=layer.momentum)
+                fused = nn.SyncBatchNorm(layer.num_features, momentum=layer.momentum, affine=layer.affine)
                 fused.load_state_dict(layer.state_dict())
                 fused.requires_grad_(layer.weight.requires_grad)
-                parent.add_module(name, fused.to(layer.weight.device))
+                parent.add_module(name, fused.to(layer.running_mean.device))
 
 
 def normalise(input: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
