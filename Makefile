@@ -1,15 +1,20 @@
-# Two commands for a newcomer: `make quickstart` and `make test`. Both set up .venv once and reuse it.
+# For a newcomer: `make demo` (a minute), `make quickstart` and `make test`. All set up .venv once and reuse it.
 PYTHON ?= python3
 OUTPUT ?= outputs/quickstart
 
-.PHONY: help quickstart test lint clean
+.PHONY: help demo quickstart test lint clean
 
 help:
+	@echo "make demo         set up .venv, then a number and a page from embedded data within a minute"
 	@echo "make quickstart   set up .venv, then pretrain, convert, fine-tune, score and report on embedded data"
 	@echo "make test         set up .venv, then run the default test suite"
 	@echo "make lint         ruff and mypy"
 	@echo "make clean        remove .venv and outputs/ (the embedded data's cache is left alone)"
 	@echo "PYTHON=python3.12 make quickstart   use another interpreter; OUTPUT=folder puts the report elsewhere"
+
+demo:
+	@$(PYTHON) tools/setup_env.py
+	@.venv/bin/python tools/demo.py
 
 quickstart:
 	@$(PYTHON) tools/setup_env.py
