@@ -1,6 +1,6 @@
 """What this is, within a minute: a backbone pretrained for a moment on embedded digits, and how far it got.
 
-    python tools/demo.py [--output outputs/demo] [--steps 150]
+    python tools/demo.py [--output outputs/demo] [--steps 400]
 
 Without labels a small ResNet learns from handwritten digits by Momentum² Teacher; then linear classifiers on 4 labelled
 images a digit say what its features are worth, beside those of the same network at random and of the raw pixels. It
@@ -25,15 +25,20 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.shipped import typed
 
 SHOTS = 4
+#: A network and batches small enough for a minute, in the place of the quickstart's.
+SMALL = ("MODEL.WIDTH", "16")
+SHORT = ("SOLVER.BATCH_SIZE", "32", "SOLVER.WARMUP_EPOCHS", "0.3")
 
 
 def commands(output: Path, steps: int) -> list[list[str]]:
     """The tools with their arguments, in order; a second demo finds what is done."""
     results = output / "results.jsonl"
     learned, random = str(output / "momentum2_digits"), str(output / "random_digits")
-    short = ["SOLVER.STEPS", str(steps), "SOLVER.WARMUP_EPOCHS", "0.3"]
-    pretrain = ["pretrain", "--config", "smoke/momentum2_digits", "--resume", "OUTPUT_DIR", learned, *short]
-    chain = [pretrain, ["pretrain", "--config", "smoke/random_digits", "--resume", "OUTPUT_DIR", random]]
+    chain = [
+        ["pretrain", "--config", "smoke/momentum2_digits", "--resume", "OUTPUT_DIR", learned, *SMALL, *SHORT,
+         "SOLVER.STEPS", str(steps)],
+        ["pretrain", "--config", "smoke/random_digits", "--resume", "OUTPUT_DIR", random, *SMALL],
+    ]  # fmt: skip
     chain += [
         ["lowshot", "svm", "--config", "smoke/lowshot_digits", "--weights", weights, "--results", str(results),
          "SVM.SHOTS", f"({SHOTS},)"]
@@ -87,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--output", default="outputs/demo", help="where everything goes (default: %(default)s)")
-    made.add_argument("--steps", type=int, default=150, help="of pretraining (default: %(default)s)")
+    made.add_argument("--steps", type=int, default=400, help="of pretraining (default: %(default)s)")
     return made
 
 

@@ -24,6 +24,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
+from momentum_transfer.files import weights_name
 from momentum_transfer.shipped import started, typed, workplace
 from momentum_transfer.suites.local import Outcome, full_command, run_local
 from momentum_transfer.suites.lock import alone
@@ -40,7 +41,8 @@ def main(args: argparse.Namespace) -> None:
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [word if word == PIXELS else str(_from_root(word)) for word in args.weights]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
-    say(f"suite {suite.name}: {len(suite.tasks)} tasks, {len(set(weights))} checkpoints; output in {output}")
+    names = ", ".join(map(weights_name, weights))
+    say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
     jobs = plan(suite, weights, output)
     given = [job for job in jobs if job.weights == PIXELS]
     if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:
