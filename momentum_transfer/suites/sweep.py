@@ -2,12 +2,12 @@
 
     pretrain:
       config: configs/smoke/momentum2_digits.yaml
-      grid: {NORM.TEACHER: [BN, MomentumBN], NORM.GROUP: [8, 16]}   # every combination; or arms, each by its name
-      arms: {slow: {SOLVER.STEPS: 100}}
+      grid: {NORM.TEACHER: [BN, MomentumBN], NORM.GROUP: [8, 16]}   # every combination
+      arms: {slow: {SOLVER.STEPS: 100}, moco: {config: other.yaml}} # each with every combination
       seeds: [0, 1, 2]
       settings: {DATA.WORKERS: 2}                                   # of all runs
 
-A run is called ``ARM_seedN``, an arm of a grid by its values (``BN-8``).
+A run is called by its arm, the grid's values and the seed: ``slow-BN-8_seed0``. An arm may have a config of its own.
 """
 
 import itertools
@@ -19,6 +19,9 @@ from typing import Any
 
 from momentum_transfer.errors import InputError
 
+#: The key of an arm that is no setting: its own config file.
+CONFIG = "config"
+
 #: Settings of one arm, by dotted key.
 Settings = Mapping[str, Any]
 
@@ -29,7 +32,7 @@ class Pretraining:
 
     Attributes:
         name: of the run and of its checkpoint in results.
-        arm: its name without the seed.
+        arm: its arm; without arms the grid's values.
         settings: what the grid or the arm sets; ``seed`` is SEED.
         command: words after ``python``, without OUTPUT_DIR.
     """
@@ -58,29 +61,38 @@ class Sweep:
 
     def runs(self) -> list[Pretraining]:
         """Every arm with every seed, the seeds of an arm together."""
-        found = []
-        for (name, settings), seed in itertools.product(self._arms().items(), self.seeds):
+        found: dict[str, Pretraining] = {}
+        arms = self.arms or {"": {}}
+        for (arm, own), (place, grid), seed in itertools.product(arms.items(), self._places(), self.seeds):
+            settings = {key: value for key, value in {**own, **grid}.items() if key != CONFIG}
             words = {**self.settings, **settings, "SEED": seed}
             overrides = [word for key, value in words.items() for word in (key, _word(value))]
-            command = (*shlex.split(self.command), "--config", self.config, "--resume", *overrides)
-            found.append(Pretraining(f"{name}_seed{seed}", name, settings, seed, command))
-        return found
+            config = str(own.get(CONFIG, self.config))
+            command = (*shlex.split(self.command), "--config", config, "--resume", *overrides)
+            name = "-".join(part for part in (arm, place) if part) + f"_seed{seed}"
+            if name in found:
+                raise InputError(f"two runs are called {name}; name them by arms in the place of grid")
+            found[name] = Pretraining(name, arm or place, settings, seed, command)
+        return list(found.values())
 
     def keys(self) -> list[str]:
         """Settings that tell the runs apart."""
-        return list(dict.fromkeys([*self.grid, *(key for arm in self.arms.values() for key in arm), "SEED"]))
+        return list(
+            dict.fromkeys([*self.grid, *(key for arm in self.arms.values() for key in arm if key != CONFIG), "SEED"])
+        )
 
-    def _arms(self) -> dict[str, Settings]:
-        if self.arms:
-            return dict(self.arms)
-        names = list(self.grid)
-        made: dict[str, Settings] = {}
-        for values in itertools.product(*self.grid.values()):
-            name = "-".join(re.sub(r"[^\w.=]+", "_", _word(value)).strip("_") or "none" for value in values)
-            if name in made:
-                raise InputError(f"two arms of the grid are called {name}; name them by arms in the place of grid")
-            made[name] = dict(zip(names, values, strict=True))
-        return made
+    def _places(self) -> list[tuple[str, Settings]]:
+        """Every combination of the grid with its name; one without name where there is no grid."""
+        combinations = itertools.product(*self.grid.values())
+        return [
+            ("-".join(_spelled(value) for value in values), dict(zip(self.grid, values, strict=True)))
+            for values in combinations
+        ]
+
+
+def _spelled(value: Any) -> str:
+    """A value as a part of a file name."""
+    return re.sub(r"[^\w.=]+", "_", _word(value)).strip("_") or "none"
 
 
 def _word(value: Any) -> str:
@@ -92,22 +104,24 @@ def read_sweep(entry: Any, where: str) -> Sweep:
     """The sweep of a suite's ``pretrain`` entry, checked.
 
     Raises:
-        InputError: an unknown key, neither or both of grid and arms, an empty list, seeds that are no whole numbers.
+        InputError: an unknown key, neither grid nor arms, no config, an empty list, seeds that are no whole numbers.
     """
     known = [field.name for field in fields(Sweep)]
-    if not isinstance(entry, dict) or not isinstance(entry.get("config"), str):
+    if not isinstance(entry, dict) or not isinstance(entry.get("config", ""), str):
         raise InputError(f"{where}: expected a mapping with the config of the pretrainings, found {entry!r}")
     if unknown := [key for key in entry if key not in known]:
         raise InputError(f"{where}: unknown key {unknown[0]!r}; expected some of {', '.join(known)}")
     grid, arms, seeds = entry.get("grid", {}), entry.get("arms", {}), entry.get("seeds", [0])
-    if bool(grid) == bool(arms):
-        raise InputError(f"{where}: expected either grid or arms, found {'both' if grid else 'neither'}")
+    if not grid and not arms:
+        raise InputError(f"{where}: expected a grid of settings, arms, or both; found neither")
     if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
         raise InputError(f"{where}: expected grid as a mapping of keys to lists of values, found {grid!r}")
     if not isinstance(arms, dict) or not all(_is_arm(name, arm) for name, arm in arms.items()):
         raise InputError(
             f"{where}: expected arms as a mapping of names (letters, digits and . = - _) to settings, found {arms!r}"
         )
+    if "config" not in entry and not (arms and all(isinstance(arm.get(CONFIG), str) for arm in arms.values())):
+        raise InputError(f"{where}: expected the config of the pretrainings, or one in every arm; found none")
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise InputError(f"{where}: expected seeds as a list of whole numbers from 0, found {seeds!r}")
     if len(set(seeds)) < len(seeds):
@@ -115,7 +129,8 @@ def read_sweep(entry: Any, where: str) -> Sweep:
     settings = entry.get("settings", {})
     if not isinstance(settings, dict):
         raise InputError(f"{where}: expected settings as a mapping of keys to values, found {settings!r}")
-    sweep = Sweep(**{**entry, "grid": grid, "arms": arms, "seeds": tuple(seeds), "settings": settings})
+    given = {"config": "", **entry, "grid": grid, "arms": arms, "seeds": tuple(seeds), "settings": settings}
+    sweep = Sweep(**given)
     try:
         sweep.runs()
     except InputError as error:

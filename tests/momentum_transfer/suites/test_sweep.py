@@ -58,6 +58,17 @@ def test_every_combination_is_trained_with_every_seed_and_then_evaluated(sweep_s
     assert json.loads((tmp_path / "out/pretrained/1-True_seed0/run.json").read_text())["count"] == 1
 
 
+def test_arms_meet_every_combination_of_the_grid_and_may_have_a_config_of_their_own():
+    arms = {"byol": {"config": "byol.yaml", "LR": 0.1}, "moco": {"config": "moco.yaml"}}
+    sweep = read_sweep({"arms": arms, "grid": {"DATA.REMOVE": [[], ["blur"]]}, "seeds": [1]}, "suite")
+    runs = {run.name: run for run in sweep.runs()}
+    assert list(runs) == ["byol-none_seed1", "byol-blur_seed1", "moco-none_seed1", "moco-blur_seed1"]
+    run = runs["byol-blur_seed1"]
+    assert run.command[1:5] == ("--config", "byol.yaml", "--resume", "LR")
+    assert (run.arm, run.settings) == ("byol", {"LR": 0.1, "DATA.REMOVE": ["blur"]})
+    assert sweep.keys() == ["DATA.REMOVE", "LR", "SEED"]
+
+
 def test_another_setting_of_one_arm_repeats_that_arm_alone(sweep_suite, tmp_path):
     def keys(value: int) -> dict[str, str]:
         suite = load_suite(sweep_suite(arms={"one": {"A.B": 1}, "two": {"A.B": value}}))
@@ -104,8 +115,9 @@ def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
     ("entry", "message"),
     [
         ("x", "expected a mapping with the config"),
-        ({"config": "c"}, "either grid or arms, found neither"),
-        ({"config": "c", "grid": {"A": [1]}, "arms": {"a": {}}}, "found both"),
+        ({"config": "c"}, "grid of settings, arms, or both; found neither"),
+        ({"arms": {"a": {"config": "c"}, "b": {}}}, "or one in every arm"),
+        ({"grid": {"A": [1]}}, "expected the config of the pretrainings"),
         ({"config": "c", "grid": {"A": []}}, "lists of values"),
         ({"config": "c", "grid": {"A": 1}}, "lists of values"),
         ({"config": "c", "arms": {"a b": {}}}, "arms as a mapping of names"),
@@ -113,7 +125,7 @@ def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
         ({"config": "c", "grid": {"A": [1]}, "seeds": [1, 1]}, "each seed once"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": [True]}, "whole numbers"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": []}, "whole numbers"),
-        ({"config": "c", "grid": {"A": ["x y", "x_y"]}}, "two arms of the grid are called x_y"),
+        ({"config": "c", "grid": {"A": ["x y", "x_y"]}}, "two runs are called x_y_seed0"),
         ({"config": "c", "grid": {"A": [1]}, "sedes": [0]}, "unknown key 'sedes'"),
         ({"config": "c", "grid": {"A": [1]}, "settings": [1]}, "settings as a mapping"),
     ],

@@ -1,0 +1,133 @@
+"""Coarse taxonomies from a hierarchy of concepts such as WordNet's: RCF, table 6 (2, 10, 79, 127 classes).
+
+The hierarchy is a text file of ``parent child`` lines (WordNet identifiers, or any names without spaces), as ImageNet's
+``wordnet.is_a.txt`` has them. RCF clusters bottom-up: in every round all concepts whose narrower concepts are classes
+become classes themselves. The rounds give decreasing numbers of classes; one of them, or a cut at one concept (RCF's
+balanced two classes, artifact and the rest), is written as a mapping for DATA.TAXONOMY.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import write_text
+
+#: A class of the mapping that holds what lies under no given concept.
+REST = "other"
+
+
+def read_hierarchy(path: str | Path) -> dict[str, list[str]]:
+    """Child -> its parents, in the order of the file.
+
+    Raises:
+        InputError: no such file, a line that is no ``parent child`` pair, a concept that is its own ancestor.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"expected a hierarchy of `parent child` lines, found no file {path}; see --help")
+    parents: dict[str, list[str]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or words[0] == words[1]:
+            raise InputError(f"{path}, line {number}: expected `parent child`, found {line.strip()!r}")
+        known = parents.setdefault(words[1], [])
+        if words[0] not in known:
+            known.append(words[0])
+    _refuse_circles(parents, path)
+    return parents
+
+
+def _refuse_circles(parents: dict[str, list[str]], path: Path) -> None:
+    done: set[str] = set()
+    for start in parents:
+        trail = [start]
+        while trail[-1] not in done and (above := parents.get(trail[-1])):
+            if above[0] in trail:
+                raise InputError(f"{path}: expected a hierarchy, found {above[0]} to be its own ancestor; correct it")
+            trail.append(above[0])
+        done.update(trail)
+
+
+def trail_of(concept: str, parents: dict[str, list[str]]) -> list[str]:
+    """A concept and its ancestors up to the root, by the first parent of each (a few have several)."""
+    trail = [concept]
+    while above := parents.get(trail[-1]):
+        trail.append(above[0])
+    return trail
+
+
+def rounds(classes: Sequence[str], parents: dict[str, list[str]]) -> list[dict[str, str]]:
+    """Mappings class -> cluster of every round of bottom-up clustering, from one class each to one class for all.
+
+    Raises:
+        InputError: a class that the hierarchy does not have.
+    """
+    _check_classes(classes, parents)
+    clusters = {name: name for name in classes}
+    found = [dict(clusters)]
+    while len(set(clusters.values())) > 1:
+        leaves = set(clusters.values())
+        inner = {ancestor for leaf in leaves for ancestor in trail_of(leaf, parents)[1:]}
+        # Concepts above nothing but leaves become leaves; what lies over another inner concept waits.
+        waiting = {trail_of(concept, parents)[1] for concept in inner if len(trail_of(concept, parents)) > 1}
+        ready = inner - waiting
+        if not ready:
+            break
+        for name, cluster in clusters.items():
+            above = trail_of(cluster, parents)[1:2]
+            clusters[name] = above[0] if above and above[0] in ready else cluster
+        if len(set(clusters.values())) < len(set(found[-1].values())):
+            found.append(dict(clusters))
+    return found
+
+
+def of_count(classes: Sequence[str], parents: dict[str, list[str]], count: int) -> dict[str, str]:
+    """The round that leaves ``count`` classes.
+
+    Raises:
+        InputError: no round leaves so many; the error names those that there are.
+    """
+    made = {len(set(mapping.values())): mapping for mapping in rounds(classes, parents)}
+    if count not in made:
+        raise InputError(
+            f"expected a number of classes that bottom-up clustering of these {len(classes)} gives "
+            f"({', '.join(map(str, sorted(made)))}), found {count}; the numbers depend on the hierarchy's version"
+        )
+    return made[count]
+
+
+def under(classes: Sequence[str], parents: dict[str, list[str]], concepts: Iterable[str]) -> dict[str, str]:
+    """Each class under the first of the given concepts that is above it, else under ``other``.
+
+    Raises:
+        InputError: a concept above none of the classes, or a class that the hierarchy does not have.
+    """
+    _check_classes(classes, parents)
+    concepts = list(concepts)
+    mapping = {}
+    for name in classes:
+        trail = trail_of(name, parents)
+        mapping[name] = next((concept for concept in concepts if concept in trail), REST)
+    if empty := [concept for concept in concepts if concept not in mapping.values()]:
+        raise InputError(f"expected concepts above some of the classes, found none below {empty[0]}; correct --under")
+    return mapping
+
+
+def _check_classes(classes: Sequence[str], parents: dict[str, list[str]]) -> None:
+    above = {parent for found in parents.values() for parent in found}
+    if not classes:
+        raise InputError("expected classes to cluster, found none; name a list or a folder of class folders")
+    missing = [name for name in classes if name not in parents and name not in above]
+    if missing:
+        raise InputError(
+            f"expected a hierarchy that has every class, found {len(missing)} of {len(classes)} missing, the first "
+            f"{missing[0]}; let the names be the hierarchy's (ImageNet: n01440764)"
+        )
+
+
+def write_mapping(path: str | Path, mapping: dict[str, str], comment: str) -> None:
+    """Write ``fine coarse`` lines for DATA.TAXONOMY, atomically."""
+    lines = [f"# {comment}", *(f"{fine}\t{coarse}" for fine, coarse in sorted(mapping.items()))]
+    write_text(path, "\n".join(lines) + "\n")
