@@ -99,6 +99,7 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.RUN.CHECKPOINT_EVERY = 1000  # steps
     cfg.RUN.KEEP = 2  # checkpoints
     cfg.RUN.LOG_EVERY = 10  # steps
+    cfg.RUN.EXPORT_EVERY = 0.0  # epochs between backbones kept in OUTPUT_DIR/exports; 0: the last one only
     cfg.RUN.KNN_EVERY = 0.0  # epochs between kNN scores on the held-out split; 0: never
     cfg.RUN.KNN_SPLIT = "val"
     cfg.RUN.CALIBRATION_BATCHES = 20  # of the random baseline

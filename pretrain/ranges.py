@@ -110,6 +110,7 @@ RULES: dict[str, Rule] = {
     "RUN.CHECKPOINT_EVERY": _count(_MANY, "steps"),
     "RUN.KEEP": _count(_MANY, "checkpoints"),
     "RUN.LOG_EVERY": _count(_MANY, "steps"),
+    "RUN.EXPORT_EVERY": Number(0, 1e9, unit="epochs", note="0: the last backbone only"),
     "RUN.KNN_EVERY": Number(0, 1e9, unit="epochs", note="0: never"),
     "RUN.KNN_SPLIT": PATH,
     "RUN.CALIBRATION_BATCHES": _count(_MANY, "batches"),

@@ -116,6 +116,7 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
             _log(run, metrics, done, figures)
             progress.advance(note=f"loss {figures['loss']:.4f}")
             _knn(run, metrics, done)
+            _export_on_the_way(run, done)
             leaving = _leaving(run, stop, done == stop_after)
             if leaving or done == plan.steps or done % cfg.RUN.CHECKPOINT_EVERY == 0:
                 _save(run, checkpoints, done)
@@ -225,9 +226,18 @@ def _calibrate(run: Run, method: RandomBackbone) -> None:
     say(f"random weights; BN statistics calibrated on {batch * count} training images")
 
 
-def _export(run: Run) -> Path:
+def _export_on_the_way(run: Run, done: int) -> None:
+    """Every RUN.EXPORT_EVERY epochs a backbone of its own name, which later evaluations tell apart (RCF, figure 7)."""
+    every = run.cfg.RUN.EXPORT_EVERY
+    count = round(done / run.plan.steps_per_epoch / every) if every else 0
+    if count and done == round(count * every * run.plan.steps_per_epoch):
+        folder = Path(run.cfg.OUTPUT_DIR)
+        _export(run, folder / "exports" / f"{folder.resolve().name}_epoch{count * every:g}.safetensors", done)
+
+
+def _export(run: Run, path: Path | None = None, steps: int | None = None) -> Path:
     cfg, network = run.cfg, run.method.network_default
-    path = Path(cfg.OUTPUT_DIR) / "backbone.safetensors"
+    path = path or Path(cfg.OUTPUT_DIR) / "backbone.safetensors"
     if distributed.is_main():
         metadata = {
             "network": network,
@@ -235,7 +245,7 @@ def _export(run: Run) -> Path:
             "norm_student": cfg.NORM.STUDENT,
             "norm_teacher": cfg.NORM.TEACHER if "teacher" in run.method.networks() else "",
             "config_hash": pretraining_hash(dump(cfg)),
-            "steps": str(run.plan.steps if cfg.METHOD.NAME != "random" else 0),
+            "steps": str((steps or run.plan.steps) if cfg.METHOD.NAME != "random" else 0),
         }
         export_backbone(path, run.method.backbone(), metadata)
         say(f"exported the {network}'s backbone to {path}")

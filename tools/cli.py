@@ -23,6 +23,7 @@ TOOLS = {
     "compare": "compare backbones on the same images: CKA, norms of weights",
     "transfer": "fine-tune a detector or segmenter from pretrained weights and score it",
     "lowshot": "probe a backbone with few labels: kNN, retrieval, SVM, linear, fine-tuning, FixMatch",
+    "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",
     "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
     "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
     "report": "make the page that says how well backbones transfer",

@@ -183,10 +183,12 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[J
     output = Path(output)
     names: dict[str, str] = {}
     jobs: list[Job] = []
-    for run in suite.sweep.runs() if suite.sweep else ():
-        pretraining = _pretraining(suite.sweep, run, output)
-        names[run.name] = str(pretraining.folder)
-        jobs += [pretraining, *_jobs(suite, str(pretraining.folder), run.name, output, pretraining)]
+    for sweep, run in [(suite.sweep, run) for run in suite.sweep.runs()] if suite.sweep else []:
+        pretraining = _pretraining(sweep, run, output)
+        jobs.append(pretraining)
+        for name, (made, _) in sweep.checkpoints(run, pretraining.folder).items():
+            names[name] = str(made)
+            jobs += _jobs(suite, str(made), name, output, pretraining)
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
         if name in names:
@@ -201,8 +203,7 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[J
     return jobs
 
 
-def _pretraining(sweep: Sweep | None, run: Pretraining, output: Path) -> Job:
-    assert sweep is not None
+def _pretraining(sweep: Sweep, run: Pretraining, output: Path) -> Job:
     folder = output / "pretrained" / run.name  # results call a checkpoint by its run's folder
     command = (*run.command, "OUTPUT_DIR", str(folder))
     task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes)

@@ -6,21 +6,26 @@
       arms: {slow: {SOLVER.STEPS: 100}, moco: {config: other.yaml}} # each with every combination
       seeds: [0, 1, 2]
       settings: {DATA.WORKERS: 2}                                   # of all runs
+      exports: {every: 50, last: 300}                               # epochs: each is a checkpoint of its own
 
 A run is called by its arm, the grid's values and the seed: ``slow-BN-8_seed0``. An arm may have a config of its own.
 """
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError
 
 #: The key of an arm that is no setting: its own config file.
 CONFIG = "config"
+#: Stands for the epoch of a checkpoint taken on the way where a plot may name a setting.
+EPOCH = "EPOCH"
 
 #: Settings of one arm, by dotted key.
 Settings = Mapping[str, Any]
@@ -53,6 +58,7 @@ class Sweep:
     arms: Mapping[str, Settings]
     seeds: tuple[int, ...]
     settings: Settings
+    exports: Mapping[str, float] = field(default_factory=dict)
     command: str = "tools/pretrain.py"
     gpu_hours: float = 0.0
     distributed: bool = False
@@ -66,6 +72,7 @@ class Sweep:
         for (arm, own), (place, grid), seed in itertools.product(arms.items(), self._places(), self.seeds):
             settings = {key: value for key, value in {**own, **grid}.items() if key != CONFIG}
             words = {**self.settings, **settings, "SEED": seed}
+            words |= {"RUN.EXPORT_EVERY": self.exports["every"]} if self.exports else {}
             overrides = [word for key, value in words.items() for word in (key, _word(value))]
             config = str(own.get(CONFIG, self.config))
             command = (*shlex.split(self.command), "--config", config, "--resume", *overrides)
@@ -75,11 +82,19 @@ class Sweep:
             found[name] = Pretraining(name, arm or place, settings, seed, command)
         return list(found.values())
 
+    def checkpoints(self, run: Pretraining, folder: Path) -> dict[str, tuple[Path, Settings]]:
+        """What of a run in ``folder`` is evaluated: name in results -> weights, and settings that plots may ask for."""
+        if not self.exports:
+            return {run.name: (folder, run.settings)}
+        every, last = self.exports["every"], self.exports["last"]
+        epochs = [every * count for count in range(1, round(last / every) + 1)]
+        files = {epoch: folder / "exports" / f"{run.name}_epoch{epoch:g}.safetensors" for epoch in epochs}
+        return {file.stem: (file, {**run.settings, EPOCH: epoch}) for epoch, file in files.items()}
+
     def keys(self) -> list[str]:
         """Settings that tell the runs apart."""
-        return list(
-            dict.fromkeys([*self.grid, *(key for arm in self.arms.values() for key in arm if key != CONFIG), "SEED"])
-        )
+        own = (key for arm in self.arms.values() for key in arm if key != CONFIG)
+        return list(dict.fromkeys([*self.grid, *own, "SEED", *([EPOCH] if self.exports else [])]))
 
     def _places(self) -> list[tuple[str, Settings]]:
         """Every combination of the grid with its name; one without name where there is no grid."""
@@ -106,7 +121,7 @@ def read_sweep(entry: Any, where: str) -> Sweep:
     Raises:
         InputError: an unknown key, neither grid nor arms, no config, an empty list, seeds that are no whole numbers.
     """
-    known = [field.name for field in fields(Sweep)]
+    known = [known.name for known in fields(Sweep)]
     if not isinstance(entry, dict) or not isinstance(entry.get("config", ""), str):
         raise InputError(f"{where}: expected a mapping with the config of the pretrainings, found {entry!r}")
     if unknown := [key for key in entry if key not in known]:
@@ -126,6 +141,12 @@ def read_sweep(entry: Any, where: str) -> Sweep:
         raise InputError(f"{where}: expected seeds as a list of whole numbers from 0, found {seeds!r}")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"{where}: expected each seed once, found {seeds!r}")
+    exports = entry.get("exports", {})
+    if exports and not (isinstance(exports, dict) and exports.keys() == {"every", "last"} and _whole_part(exports)):
+        raise InputError(
+            f"{where}: expected exports as {{every: EPOCHS, last: EPOCHS}}, of which one divides the other, found "
+            f"{exports!r}"
+        )
     settings = entry.get("settings", {})
     if not isinstance(settings, dict):
         raise InputError(f"{where}: expected settings as a mapping of keys to values, found {settings!r}")
@@ -138,10 +159,20 @@ def read_sweep(entry: Any, where: str) -> Sweep:
     return sweep
 
 
+def _whole_part(exports: Mapping[str, Any]) -> bool:
+    every, last = exports["every"], exports["last"]
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (every, last))
+    return numbers and 0 < every <= last < math.inf and abs(last / every - round(last / every)) < 1e-9
+
+
 def _is_arm(name: Any, arm: Any) -> bool:
     return isinstance(name, str) and bool(re.fullmatch(r"[\w.=-]+", name)) and isinstance(arm, dict)
 
 
 def describe(sweep: Sweep) -> dict[str, dict[str, Any]]:
-    """Run -> its arm, settings and seed, as plots need them."""
-    return {run.name: {"arm": run.arm, "settings": dict(run.settings), "seed": run.seed} for run in sweep.runs()}
+    """Checkpoint -> its run's arm, settings and seed, as plots need them."""
+    return {
+        name: {"arm": run.arm, "settings": dict(settings), "seed": run.seed}
+        for run in sweep.runs()
+        for name, (_, settings) in {run.name: (None, run.settings), **sweep.checkpoints(run, Path())}.items()
+    }

@@ -84,6 +84,18 @@ def test_four_steps_equal_two_and_two_resumed(settings, tiny_cfg, tmp_path):
     assert exported[0] == exported[1]
 
 
+def test_backbones_on_the_way_are_exported_under_names_of_their_own(tiny_cfg, tmp_path):
+    cfg = tiny_cfg({"SOLVER.BATCH_SIZE": 400, "RUN.EXPORT_EVERY": 1, "SOLVER.STEPS": 5, "RUN.CHECKPOINT_EVERY": 5})
+    exported = train(cfg)  # of 3 steps an epoch
+    (file,) = (tmp_path / "run" / "exports").iterdir()
+    assert file.name == "run_epoch1.safetensors"
+    with safetensors.safe_open(file, "pt") as opened:
+        assert opened.metadata()["steps"] == "3"
+    on_the_way, last = load_file(file), load_file(exported)
+    assert on_the_way.keys() == last.keys()
+    assert not on_the_way["conv1.weight"].equal(last["conv1.weight"])
+
+
 def test_the_share_of_a_step_spent_waiting_for_images_is_said(tiny_cfg, capsys):
     train(tiny_cfg())
     lines = metrics(tiny_cfg())

@@ -69,6 +69,19 @@ def test_arms_meet_every_combination_of_the_grid_and_may_have_a_config_of_their_
     assert sweep.keys() == ["DATA.REMOVE", "LR", "SEED"]
 
 
+def test_checkpoints_on_the_way_are_evaluated_each_under_its_own_name(sweep_suite, tmp_path):
+    suite = load_suite(sweep_suite(arms={"a": {}}, exports={"every": 0.5, "last": 1}))
+    jobs = plan(suite, [], tmp_path / "out")
+    assert [job.title for job in jobs] == ["a_seed0: pretrain", "a_seed0_epoch0.5: task0", "a_seed0_epoch1: task0"]
+    assert jobs[0].command[-4:-2] == ("RUN.EXPORT_EVERY", "0.5")
+    assert jobs[1].command[2] == str(tmp_path / "out/pretrained/a_seed0/exports/a_seed0_epoch0.5.safetensors")
+    suite.write_description(tmp_path)
+    runs = json.loads((tmp_path / "suite.json").read_text())["runs"]
+    assert {name: run["settings"] for name, run in runs.items()} == {
+        "a_seed0": {}, "a_seed0_epoch0.5": {"EPOCH": 0.5}, "a_seed0_epoch1": {"EPOCH": 1.0}
+    }  # fmt: skip
+
+
 def test_another_setting_of_one_arm_repeats_that_arm_alone(sweep_suite, tmp_path):
     def keys(value: int) -> dict[str, str]:
         suite = load_suite(sweep_suite(arms={"one": {"A.B": 1}, "two": {"A.B": value}}))
@@ -126,6 +139,9 @@ def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
         ({"config": "c", "grid": {"A": [1]}, "seeds": [True]}, "whole numbers"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": []}, "whole numbers"),
         ({"config": "c", "grid": {"A": ["x y", "x_y"]}}, "two runs are called x_y_seed0"),
+        ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 50}}, "every: EPOCHS, last: EPOCHS"),
+        ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 50, "last": 120}}, "divides the other"),
+        ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 0, "last": 100}}, "divides the other"),
         ({"config": "c", "grid": {"A": [1]}, "sedes": [0]}, "unknown key 'sedes'"),
         ({"config": "c", "grid": {"A": [1]}, "settings": [1]}, "settings as a mapping"),
     ],
