@@ -25,13 +25,13 @@ def main(args: argparse.Namespace) -> None:
     cfg = config.load(args.config, [*overrides, *args.overrides])
     weights = args.weights or cfg.MODEL.WEIGHTS
     say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
-    from transfer.data.check_datasets import check_data  # after the settings, because torch takes seconds
-    from transfer.ranges import check_settings
+    from transfer.ranges import check_settings  # after the settings, because torch takes seconds
     from transfer.run import Request, run
+    from transfer.tasks import open_task
 
     if args.check_data:
         check_settings(cfg)
-        check_data(cfg, open_pictures=True)
+        open_task(cfg).check(cfg, open_images=True)
         return
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")

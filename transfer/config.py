@@ -15,6 +15,13 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.settings import load_config
 
+#: MODEL.META_ARCHITECTURE -> its task (``transfer/tasks``), and the section of MODEL that holds the class count.
+NETWORKS = {
+    "GeneralizedRCNN": ("detection", "ROI_HEADS"),
+    "RetinaNet": ("detection", "RETINANET"),
+    "FCOS": ("detection", "FCOS"),
+    "SemanticSegmentor": ("segmentation", "SEM_SEG_HEAD"),
+}
 #: Normalisation constants of ImageNet in RGB, which every backbone here was trained with.
 PIXEL_MEAN = [123.675, 116.28, 103.53]
 PIXEL_STD = [58.395, 57.12, 57.375]
@@ -89,14 +96,13 @@ def load(file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
 
 def num_classes(cfg: CfgNode) -> tuple[str, int]:
     """The key that holds the class count of a config's network, and its value."""
-    section = {"RetinaNet": "RETINANET", "FCOS": "FCOS", "SemanticSegmentor": "SEM_SEG_HEAD"}
-    name = section.get(cfg.MODEL.META_ARCHITECTURE, "ROI_HEADS")
+    name = NETWORKS[cfg.MODEL.META_ARCHITECTURE][1]
     return f"MODEL.{name}.NUM_CLASSES", cfg.MODEL[name].NUM_CLASSES
 
 
-def is_semantic(cfg: CfgNode) -> bool:
-    """Whether a config's network gives one class per pixel."""
-    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
+def task_name(cfg: CfgNode) -> str:
+    """The name of the task that a config's network is for, ours or Detectron2's config: a key of what tasks choose."""
+    return NETWORKS[cfg.MODEL.META_ARCHITECTURE][0]
 
 
 def synchronises_on_cpu(cfg: CfgNode) -> bool:

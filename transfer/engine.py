@@ -1,4 +1,4 @@
-"""What fine-tunes and predicts: the protocol that both engines keep, and the choice between them.
+"""What fine-tunes and predicts: the protocol that both engines keep.
 
 Scoring is outside both engines, so that their numbers compare like with like.
 """
@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fvcore.common.config import CfgNode
 
 from transfer.data.annotations import file_stem
+from transfer.initial_weights import InitialWeights
+
+if TYPE_CHECKING:
+    from transfer.tasks.task import Task
+
+#: What an overlap is measured of: boxes or masks.
+IouType = Literal["bbox", "segm"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +41,13 @@ class Predictions:
     """Detections of a data set, as a file.
 
     results: a COCO result JSON (image_id, category_id, bbox, score, segmentation as RLE), or a folder of label PNGs
-    for semantic segmentation. dataset: its name. iou_types: what can be scored. engine: who predicted.
+    for semantic segmentation. dataset: its name. iou_types: what can be scored of boxes, none in label PNGs. engine:
+    who predicted.
     """
 
     results: Path
     dataset: str
-    iou_types: tuple[str, ...]
+    iou_types: tuple[IouType, ...]
     engine: str
     seconds_per_image: float = float("nan")
     notes: tuple[str, ...] = field(default=())
@@ -64,14 +72,22 @@ class Engine(Protocol):
         ...
 
     def finetune(
-        self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
+        self,
+        cfg: CfgNode,
+        task: Task[Any],
+        initial: InitialWeights,
+        seed: int,
+        out_dir: Path,
+        *,
+        resume: bool = False,
+        score: Score | None = None,
     ) -> Finetuned:
-        """Train a detector from a backbone's (or a detector's) weights; ``none`` means random initialisation.
+        """Train a network on ``task.train`` from a backbone's (or a detector's) weights.
 
         With TEST.EVAL_PERIOD and ``score`` the best detector so far is kept as ``model_best.pth``.
         """
         ...
 
-    def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
-        """Detections of every data set in DATASETS.TEST by a fine-tuned detector."""
+    def predict(self, cfg: CfgNode, task: Task[Any], detector: InitialWeights, out_dir: Path) -> list[Predictions]:
+        """Predictions for every set of ``task.test`` by a fine-tuned detector."""
         ...

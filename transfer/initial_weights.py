@@ -95,6 +95,11 @@ def read_detector(path: str | Path) -> dict[str, Tensor]:
     return state
 
 
+def read_trained(path: Path) -> InitialWeights:
+    """A detector that a training has just left, to predict with; not hashed, since records name what it began with."""
+    return InitialWeights(str(path), detector=read_detector(path))
+
+
 def match_backbone(
     shapes: Mapping[str, Sequence[int]], backbone: Mapping[str, Tensor], source: str
 ) -> tuple[dict[str, Tensor], list[str]]:

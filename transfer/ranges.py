@@ -29,6 +29,7 @@ from momentum_transfer.ranges import (
     refuse,
 )
 from momentum_transfer.settings import value_of
+from transfer.config import NETWORKS
 
 _NAME = Words(r"[\w.:/-]*", "as a name")
 _LEVELS = Many(Words(r"\w+", "such as res4 or p3"))
@@ -47,7 +48,7 @@ def _section(name: str, rules: dict[str, Rule]) -> dict[str, Rule]:
 
 
 _BACKBONE: dict[str, Rule] = {
-    "MODEL.META_ARCHITECTURE": _NAME,
+    "MODEL.META_ARCHITECTURE": Choice(NETWORKS),
     "MODEL.DEVICE": DEVICE,
     "MODEL.WEIGHTS": ANY_PATH,
     "MODEL.PIXEL_MEAN": Many(_FINITE, lengths=(3,)),

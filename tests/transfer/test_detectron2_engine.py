@@ -20,7 +20,15 @@ from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer.torchvision_engine.test_semantic import labels_config
-from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config, tiny_samples
+from tests.transfer.torchvision_engine.tiny import (
+    DETECTORS,
+    SEGMENTORS,
+    predict_tiny,
+    shapes_config,
+    tiny_config,
+    tiny_samples,
+    train_tiny,
+)
 from transfer import config
 from transfer.config import add_own_keys
 from transfer.detectron2_engine import (
@@ -34,7 +42,7 @@ from transfer.detectron2_engine import (
 from transfer.initial_weights import InitialWeights
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.semantic_run import build_segmentor
+from transfer.torchvision_engine.semantic_run import build as build_segmentor
 from transfer.torchvision_engine.weights import export_state, load_detector, names
 
 pytestmark = pytest.mark.detectron2
@@ -189,9 +197,9 @@ def test_it_trains_predicts_and_hands_over_to_the_other_engine(tmp_path):
     cfg = shapes_config("mask_rcnn", tmp_path, *SHORT, *KEEP_ALL)
     engine = Detectron2Engine()
     assert engine.unsupported(cfg) is None
-    finetuned = engine.finetune(cfg, "none", 0, tmp_path / "out")
-    theirs = engine.predict(cfg, finetuned.weights, tmp_path / "theirs")[0]
-    ours = TorchvisionEngine().predict(cfg, finetuned.weights, tmp_path / "ours")[0]
+    finetuned = train_tiny(engine, cfg, 0, tmp_path / "out")
+    theirs = predict_tiny(engine, cfg, finetuned.weights, tmp_path / "theirs")[0]
+    ours = predict_tiny(TorchvisionEngine(), cfg, finetuned.weights, tmp_path / "ours")[0]
     first, second = (json.loads(p.results.read_text()) for p in (theirs, ours))
     assert len(first) == len(second) > 0
     for one, other in zip(first, second, strict=True):
@@ -208,9 +216,9 @@ def test_its_segmentation_hands_over_to_the_other_engine(tmp_path):
     bottlenecks = ["MODEL.RESNETS.DEPTH", "50", "MODEL.RESNETS.STEM_OUT_CHANNELS", "64"]
     bottlenecks += ["MODEL.RESNETS.RES2_OUT_CHANNELS", "256"]
     cfg = labels_config("stride16", tmp_path, *bottlenecks)
-    finetuned = Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
-    theirs = Detectron2Engine().predict(cfg, finetuned.weights, tmp_path / "theirs")[0]
-    ours = TorchvisionEngine().predict(cfg, finetuned.weights, tmp_path / "ours")[0]
+    finetuned = train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out")
+    theirs = predict_tiny(Detectron2Engine(), cfg, finetuned.weights, tmp_path / "theirs")[0]
+    ours = predict_tiny(TorchvisionEngine(), cfg, finetuned.weights, tmp_path / "ours")[0]
     files = sorted(theirs.results.iterdir())
     assert len(files) == 4
     assert [(ours.results / file.name).read_bytes() for file in files] == [file.read_bytes() for file in files]
@@ -229,11 +237,11 @@ def test_a_stopped_training_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SimpleTrainer, "run_step", run_step)
     with pytest.raises(Stopped, match="after iteration 2"):
-        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
+        train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out")
     monkeypatch.setattr(SimpleTrainer, "run_step", original)
     with pytest.raises(InputError, match="--resume"):
-        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
-    finetuned = Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out", resume=True)
+        train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out")
+    finetuned = train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=True)
     assert finetuned.weights.is_file()
 
 
@@ -248,7 +256,7 @@ def _finetune_and_signal_the_group(cfg, folder):
             signal_own_group()
 
     SimpleTrainer.run_step = run_step
-    Detectron2Engine().finetune(cfg, "none", 0, folder)
+    train_tiny(Detectron2Engine(), cfg, 0, folder)
 
 
 def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(tmp_path):
@@ -293,7 +301,7 @@ def test_the_best_detector_is_kept(tmp_path):
         seen.append(predictions.engine)
         return float(len(seen) == 1)
 
-    Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out", score=score)
+    train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", score=score)
     assert len(seen) >= 2
     best = torch.load(tmp_path / "out/model_best.pth", weights_only=True)
     assert best["iteration"] == 1
@@ -302,11 +310,11 @@ def test_the_best_detector_is_kept(tmp_path):
 def test_a_loss_that_is_not_finite_stops_and_names_the_images(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "1e30", "SOLVER.WARMUP_ITERS", "0")
     with pytest.raises(InputError, match=r"not finite at iteration \d+ .* on the images \d, \d; lower SOLVER.BASE_LR"):
-        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
+        train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out")
 
 
 def test_a_picture_that_cannot_be_read_is_named(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     (tmp_path / "data/images/002.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"cannot read the image .*002\.png"):
-        Detectron2Engine().finetune(cfg, "none", 0, tmp_path / "out")
+        train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out")

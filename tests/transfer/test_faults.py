@@ -11,8 +11,7 @@ import torch
 
 from momentum_transfer import records as results
 from momentum_transfer.console import run_tool
-from tests.transfer.torchvision_engine.tiny import shapes_config
-from transfer.data.check_datasets import check_data
+from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
 from transfer.run import Request, run
 from transfer.torchvision_engine import predict as prediction
 from transfer.torchvision_engine import train
@@ -126,10 +125,10 @@ def test_checking_the_data_opens_every_picture(tmp_path, capsys):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     (tmp_path / "data/images/002.png").write_bytes(b"no picture")
     Image.new("RGB", (30, 64)).save(tmp_path / "data/images/001.png")
-    code = run_tool(argparse.ArgumentParser(), lambda _: check_data(cfg, open_pictures=True), [])
+    code = run_tool(argparse.ArgumentParser(), lambda _: check_data(cfg, open_images=True), [])
     assert code == 2
     error = capsys.readouterr().err
-    assert "2 pictures of" in error
+    assert "2 images of" in error
     assert "001.png is 30×64, not 64×64" in error
     assert "002.png: " in error
 

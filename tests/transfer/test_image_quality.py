@@ -49,7 +49,7 @@ def dataset(tmp_path: Path, kind: str = "coco") -> DetectionData:
     path = tmp_path / f"{kind}.json"
     content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "a"}]}
     path.write_text(json.dumps(content), encoding="utf-8")
-    return DetectionData("test", tmp_path, path, ("a", "b", "c"), (1, 2, 3), kind)
+    return DetectionData("test", tmp_path, path, ("a", "b", "c"), (1, 2, 3), kind, content)
 
 
 def test_best_and_worst_prefer_images_with_more_objects_and_skip_empty_ones(tmp_path: Path):

@@ -3,11 +3,14 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from momentum_transfer import records as results
+from momentum_transfer.backbones import read as backbone_reading
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
-from tests.transfer.torchvision_engine.tiny import shapes_config
-from transfer.data.check_datasets import check_data
+from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
+from transfer.data import annotations
 from transfer.engines import choose_engine
 from transfer.run import Request, identity, run
 
@@ -38,10 +41,11 @@ def test_what_the_results_hold_is_not_done_again(tmp_path, capsys):
     assert (tmp_path / "out/results.jsonl").read_text() == before
 
 
-def test_a_finished_detector_is_scored_alone(tmp_path):
+def test_a_finished_detector_is_scored_alone_without_the_training_data(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     run(cfg, Request("none"))
-    again = shapes_config("retinanet", tmp_path, *SHORT, "OUTPUT_DIR", str(tmp_path / "eval"))
+    absent = ["DATASETS.TRAIN", "('coco_2017_train',)", "DATASETS.ROOT", str(tmp_path / "nowhere")]
+    again = shapes_config("retinanet", tmp_path, *SHORT, *absent, "OUTPUT_DIR", str(tmp_path / "eval"))
     run(again, Request(str(tmp_path / "out/model_final.pth"), eval_only=True))
     assert not (tmp_path / "eval/model_final.pth").exists()
     first, second = (
@@ -49,6 +53,26 @@ def test_a_finished_detector_is_scored_alone(tmp_path):
         for folder in (tmp_path / "out", tmp_path / "eval")
     )
     assert first == second
+
+
+def test_to_evaluate_a_backbone_alone_is_refused(tmp_path):
+    backbone = tmp_path / "backbone.pth"
+    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), backbone)
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    with pytest.raises(InputError, match=r"expected a trained detector .* with --eval-only, found the backbone"):
+        run(cfg, Request(str(backbone), eval_only=True))
+
+
+def test_weights_and_data_are_read_once_for_all_trials(tmp_path, monkeypatch):
+    backbone = tmp_path / "backbone.pth"
+    torch.save(build_backbone(Architecture("resnet10", 32)).state_dict(), backbone)
+    cfg, read = shapes_config("retinanet", tmp_path, *SHORT, "TRIALS", "2"), []
+    for module, name in ((backbone_reading, "sha256_of"), (annotations, "read_annotations")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda file, original=original: read.append(file) or original(file))
+    run(cfg, Request(str(backbone)))
+    assert {r["trial"] for r in results.read(tmp_path / "out/results.jsonl")[0]} == {0, 1}
+    assert read == [backbone, tmp_path / "data/shapes.json"]
 
 
 def test_a_class_count_that_differs_from_the_datas_is_refused(tmp_path):
@@ -77,7 +101,7 @@ def test_damaged_data_stops_before_training(damage, message, tmp_path):
 
 
 def test_both_a_training_and_a_test_set_are_needed(tmp_path):
-    with pytest.raises(InputError, match=r"DATASETS.TRAIN and DATASETS.TEST"):
+    with pytest.raises(InputError, match=r"expected DATASETS.TEST to name at least one data set"):
         check_data(shapes_config("mask_rcnn", tmp_path, "DATASETS.TEST", "()"))
 
 
@@ -119,7 +143,8 @@ def test_the_best_detector_of_a_training_is_kept(tmp_path):
     run(cfg, Request("none"))
     note = json.loads((tmp_path / "out/model_best.json").read_text())
     assert note["iteration"] in (2, 4)
-    again = shapes_config("retinanet", tmp_path, *SHORT, "OUTPUT_DIR", str(tmp_path / "eval"))
+    absent = ["DATASETS.TRAIN", "('coco_2017_train',)", "DATASETS.ROOT", str(tmp_path / "nowhere")]
+    again = shapes_config("retinanet", tmp_path, *SHORT, *absent, "OUTPUT_DIR", str(tmp_path / "eval"))
     run(again, Request(str(tmp_path / "out/model_best.pth"), eval_only=True))
     value = next(r["value"] for r in results.read(tmp_path / "eval/results.jsonl")[0] if r["metric"] == "AP")
     assert value == pytest.approx(note["score"])
@@ -141,7 +166,7 @@ def test_norms_that_cannot_be_synchronised_are_refused(tmp_path, monkeypatch):
 def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
     from transfer.data.datasets import get_dataset
     from transfer.engine import Predictions
-    from transfer.run import score
+    from transfer.tasks import Detection
 
     data = get_dataset("digit_scenes_lt_val")
     truth = data.load()["annotations"]
@@ -149,7 +174,8 @@ def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
     found = [{"score": 0.9, **{key: annotation[key] for key in keys}} for annotation in truth]
     (tmp_path / "results.json").write_text(json.dumps(found))
     predictions = Predictions(tmp_path / "results.json", data.name, ("bbox", "segm"), "torchvision")
-    scores = {task: metrics for task, metrics, _ in score(data.kind, str(data.annotation_file), predictions, 300)}
+    found = Detection([], [data], detections=300).scores(predictions)
+    scores = {task: metrics for task, metrics, _ in found}
     assert set(scores) == {"lvis/bbox", "lvis/segm"}
     assert scores["lvis/segm"]["AP"] == pytest.approx(100.0)
     assert {"APr", "APc", "APf"} <= set(scores["lvis/bbox"])
@@ -173,8 +199,9 @@ def test_a_masks_size_is_its_pixels_though_the_file_holds_boxes_too(box_side, ap
     """A wrong small mask counts against the small masks even if the box beside it is a large one."""
     from pycocotools import mask as coco_mask
 
+    from transfer.data.annotations import open_dataset
     from transfer.engine import Predictions
-    from transfer.run import score
+    from transfer.tasks import Detection
 
     def entry(x, side, **more):
         bitmap = np.zeros((100, 100), np.uint8, order="F")
@@ -194,6 +221,7 @@ def test_a_masks_size_is_its_pixels_though_the_file_holds_boxes_too(box_side, ap
     (tmp_path / "truth.json").write_text(json.dumps(truth))
     (tmp_path / "found.json").write_text(json.dumps([wrong, entry(5, 12, score=0.8)]))
     predictions = Predictions(tmp_path / "found.json", "squares", ("bbox", "segm"), "torchvision")
-    scores = {task: found for task, found, _ in score("coco", str(tmp_path / "truth.json"), predictions, 100)}
+    squares = open_dataset("squares", tmp_path, tmp_path / "truth.json")
+    scores = {task: metrics for task, metrics, _ in Detection([], [squares]).scores(predictions)}
     assert scores["coco/bbox"]["APs"] == pytest.approx(ap_small_boxes)
     assert scores["coco/segm"]["APs"] == pytest.approx(50.0)

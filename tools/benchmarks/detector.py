@@ -29,7 +29,7 @@ from momentum_transfer.console import say, table
 from transfer import config
 from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_pictures
-from transfer.torchvision_engine.engine import mapper_of
+from transfer.torchvision_engine.detection_run import mapper_of
 from transfer.torchvision_engine.masks import BitMasks
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.structures import Sample

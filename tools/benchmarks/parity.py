@@ -21,11 +21,11 @@ import torch
 from momentum_transfer.console import run_tool, table
 from momentum_transfer.errors import InputError
 from transfer import config
-from transfer.config import is_semantic
+from transfer.config import task_name
 from transfer.data.datasets import get_dataset
 from transfer.data.semantic_datasets import get_semantic_dataset
 from transfer.torchvision_engine.data import read_pictures
-from transfer.torchvision_engine.engine import mapper_of
+from transfer.torchvision_engine.detection_run import mapper_of
 from transfer.torchvision_engine.semantic_data import SemanticMapper, pictures_of
 from transfer.torchvision_engine.structures import Sample
 
@@ -52,7 +52,7 @@ def settings(detector: str, depth: int, size: int) -> Any:
 def samples_of(cfg: Any, size: int) -> list[Sample]:
     """Two digit scenes: one of ``size`` pixels, one cut to sides that no stride divides (whole for DeepLab)."""
     random, mapper = np.random.default_rng(0), mapper_of(cfg, train=True)
-    if is_semantic(cfg):
+    if task_name(cfg) == "segmentation":
         data = get_semantic_dataset("digit_scenes_sem_seg_train")
         crops = SemanticMapper(mapper, (size, size))
         return [crops.train(p, data.labels(i), random) for i, p in enumerate(pictures_of(data)[:2])]
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> None:
         rows = []
         for depth in args.depth:
             cfg = settings(detector, depth, args.size)
-            if is_semantic(cfg) and depth < 50:
+            if task_name(cfg) == "segmentation" and depth < 50:
                 continue  # Detectron2's DeepLab has bottlenecks only
             samples = samples_of(cfg, args.size)
             ours, theirs = parity.random_pair(cfg, samples)

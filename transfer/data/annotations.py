@@ -1,20 +1,21 @@
-"""A detection dataset as files: a folder of images and one JSON in COCO's or LVIS's form."""
+"""A detection dataset as files: a folder of images and one JSON in COCO's or LVIS's form.
+
+This is the one reader of such files for training, checking, converting and drawing. Scoring reads the same form into
+columns of arrays (``transfer/scores/inputs.py``), because it is to be fast and to know nothing of the rest.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError
 
 KINDS = ("coco", "lvis", "voc")
-_KEPT_FILES = 2  # parsed JSON files kept in memory: training and validation
-_parsed: OrderedDict[tuple[str, int, int], dict[str, Any]] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class DetectionData:
         classes: names in ascending order of category id: class k of a model is the k-th category.
         category_ids: the ids, in the same order.
         kind: "coco", "lvis" (federated: scored only on verified classes) or "voc" (COCO's form with `difficult`).
+        content: the parsed JSON; not to be changed.
     """
 
     name: str
@@ -36,6 +38,7 @@ class DetectionData:
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
     kind: str
+    content: dict[str, Any] = field(repr=False, compare=False)
 
     def image_path(self, image: Mapping[str, Any]) -> Path:
         """The file of an entry of `images`.
@@ -49,8 +52,8 @@ class DetectionData:
         return self.images_dir.joinpath(*str(image["coco_url"]).split("/")[-2:])
 
     def load(self) -> dict[str, Any]:
-        """The parsed JSON; shared and cached, not to be changed."""
-        return read_annotations(self.annotation_file)
+        """The parsed JSON, not to be changed."""
+        return self.content
 
 
 def file_stem(dataset: str) -> str:
@@ -59,7 +62,7 @@ def file_stem(dataset: str) -> str:
 
 
 def read_annotations(path: str | Path) -> dict[str, Any]:
-    """Parse a COCO-form JSON file (cached by path, time and size).
+    """Parse a COCO-form JSON file.
 
     Raises:
         InputError: no such file, not JSON, or without the three lists.
@@ -67,14 +70,9 @@ def read_annotations(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected an annotation file (COCO JSON) at {path}, found none; check DATASETS.ROOT")
-    status = path.stat()
-    key = (str(path.resolve()), status.st_mtime_ns, status.st_size)
-    if key in _parsed:
-        _parsed.move_to_end(key)
-        return _parsed[key]
     try:
         data = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"expected a COCO JSON in {path}, found something else: {error}") from error
     for part in ("images", "annotations", "categories"):
         if not isinstance(data, dict) or not isinstance(data.get(part), list):
@@ -82,9 +80,6 @@ def read_annotations(path: str | Path) -> dict[str, Any]:
         for entry in data[part]:
             if not isinstance(entry, dict) or not isinstance(entry.get("id"), int):
                 raise InputError(f"expected entries with an integer id in {part!r} of {path}, found {str(entry)[:80]}")
-    while len(_parsed) >= _KEPT_FILES:
-        _parsed.popitem(last=False)
-    _parsed[key] = data
     return data
 
 
@@ -92,9 +87,10 @@ def open_dataset(name: str, images_dir: Path, annotation_file: Path, kind: str =
     """Read the categories and make a `DetectionData`; InputError for a missing folder, file or category list."""
     if not images_dir.is_dir():
         raise InputError(f"expected the images of dataset {name!r} in {images_dir}, found no such folder")
-    categories = sorted(read_annotations(annotation_file)["categories"], key=lambda category: category["id"])
+    content = read_annotations(annotation_file)
+    categories = sorted(content["categories"], key=lambda category: category["id"])
     if not categories or any("name" not in category for category in categories):
         raise InputError(f"expected named categories in {annotation_file}, found {str(categories)[:80]}")
     classes = tuple(str(category["name"]) for category in categories)
     ids = tuple(category["id"] for category in categories)
-    return DetectionData(name, images_dir, annotation_file, classes, ids, kind)
+    return DetectionData(name, images_dir, annotation_file, classes, ids, kind, content)

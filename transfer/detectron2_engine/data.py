@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +14,44 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.distributed import barrier, is_main
 from momentum_transfer.errors import InputError
 from momentum_transfer.samplers import leave_signals_to_the_loop
-from transfer.config import is_semantic
+from transfer.config import task_name
 from transfer.data.annotations import DetectionData
-from transfer.data.datasets import get_dataset
-from transfer.data.semantic_datasets import SemanticData, get_semantic_dataset, label_file, write_truth
+from transfer.data.semantic_datasets import SemanticData, label_file, write_truth
 from transfer.detectron2_engine.settings import data_name
+from transfer.tasks.task import Task
 from transfer.torchvision_engine.data import read_pictures, with_objects
 from transfer.torchvision_engine.semantic_data import pictures_of
 
 
-def register_data(cfg: CfgNode, out_dir: Path) -> None:
-    """Make the config's training sets known to Detectron2, under the names that ``data_name`` gives them.
+def register_data(cfg: CfgNode, task: Task[Any], out_dir: Path) -> None:
+    """Make a task's training sets known to Detectron2, under the names that ``data_name`` gives them.
 
     Label images are written to ``out_dir`` as Detectron2 wants them: classes as pixel values. Call it within the
     process group: the other processes wait for the first one's files.
     """
     from detectron2.data import DatasetCatalog, MetadataCatalog
 
-    for name in dict.fromkeys(cfg.DATASETS.TRAIN):
-        theirs = data_name(name)
-        if is_semantic(cfg):
-            labelled, folder = get_semantic_dataset(name, cfg.DATASETS.ROOT or None), out_dir / f"labels_{name}"
-            if is_main():
-                write_truth(labelled, folder)
-            if theirs in DatasetCatalog:
-                DatasetCatalog.remove(theirs)
-            DatasetCatalog.register(theirs, functools.partial(_label_dicts, labelled, folder))
-        elif theirs not in DatasetCatalog:
-            data = get_dataset(name, cfg.DATASETS.ROOT or None)
-            if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS and not with_objects(read_pictures(data).pictures):
-                raise InputError(f"no image with objects in {name}; nothing can be trained")
-            DatasetCatalog.register(theirs, functools.partial(dataset_dicts, data))
-            MetadataCatalog.get(theirs).set(thing_classes=list(data.classes))
+    for data in {data.name: data for data in task.train}.values():
+        theirs = data_name(data.name)
+        if theirs in DatasetCatalog:  # an earlier run's, perhaps of files that have changed
+            DatasetCatalog.remove(theirs)
+            MetadataCatalog.pop(theirs, None)
+        DatasetCatalog.register(theirs, _DICTS[task.name](cfg, data, out_dir))
+        MetadataCatalog.get(theirs).set(**{_CLASSES[task.name]: list(data.classes)})
     barrier()
+
+
+def _detection(cfg: CfgNode, data: DetectionData, out_dir: Path) -> Callable[[], list[dict[str, Any]]]:
+    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS and not with_objects(read_pictures(data).pictures):
+        raise InputError(f"no image with objects in {data.name}; nothing can be trained")
+    return functools.partial(dataset_dicts, data)
+
+
+def _segmentation(cfg: CfgNode, data: SemanticData, out_dir: Path) -> Callable[[], list[dict[str, Any]]]:
+    folder = out_dir / f"labels_{data.name}"
+    if is_main():
+        write_truth(data, folder)
+    return functools.partial(_label_dicts, data, folder)
 
 
 def dataset_dicts(data: DetectionData) -> list[dict[str, Any]]:
@@ -105,8 +111,7 @@ def training_loader(theirs: Any) -> Any:
     """Endless batches: Detectron2's own path, or that of its DeepLab project (resize, crop, flip)."""
     from detectron2.data import DatasetMapper, build_detection_train_loader
 
-    options = {"augmentations": _crops(theirs)} if is_semantic(theirs) else {}
-    mapper = NamingMapper(DatasetMapper(theirs, is_train=True, **options))
+    mapper = NamingMapper(DatasetMapper(theirs, is_train=True, **_OPTIONS[task_name(theirs)](theirs)))
     return build_detection_train_loader(theirs, mapper=mapper)
 
 
@@ -123,6 +128,18 @@ def _crops(theirs: Any) -> list[Any]:
     if i.RANDOM_FLIP == "horizontal":
         steps.append(T.RandomFlip())
     return steps
+
+
+#: What a task's data is in Detectron2's catalogue, what it calls the classes, and how its training path differs.
+_DICTS: dict[str, Callable[[CfgNode, Any, Path], Callable[[], list[dict[str, Any]]]]] = {
+    "detection": _detection,
+    "segmentation": _segmentation,
+}
+_CLASSES = {"detection": "thing_classes", "segmentation": "stuff_classes"}
+_OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "detection": lambda theirs: {},
+    "segmentation": lambda theirs: {"augmentations": _crops(theirs)},
+}
 
 
 def test_mapper(theirs: Any) -> NamingMapper:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -14,7 +15,7 @@ from momentum_transfer.console import say
 from momentum_transfer.devices import runs_on_cpu
 from momentum_transfer.distributed import process_group, world_size
 from momentum_transfer.errors import InputError
-from transfer.config import is_semantic, synchronises_on_cpu
+from transfer.config import synchronises_on_cpu, task_name
 from transfer.detectron2_engine.backbones import SMALL
 from transfer.detectron2_engine.data import register_data
 from transfer.detectron2_engine.models import build_model, load_initial
@@ -22,7 +23,8 @@ from transfer.detectron2_engine.predict import ENGINE, predict
 from transfer.detectron2_engine.settings import detectron2_config
 from transfer.detectron2_engine.train import train
 from transfer.engine import Finetuned, Predictions, Score
-from transfer.initial_weights import InitialWeights, read_detector, read_initial
+from transfer.initial_weights import InitialWeights
+from transfer.tasks.task import Task
 
 
 class Detectron2Engine:
@@ -34,7 +36,7 @@ class Detectron2Engine:
         """Why Detectron2 cannot run the config here, or None."""
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
-        if is_semantic(cfg) and cfg.MODEL.RESNETS.DEPTH in SMALL:
+        if task_name(cfg) == "segmentation" and cfg.MODEL.RESNETS.DEPTH in SMALL:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):
             return "SyncBN over several processes needs GPUs; use BN, or one process"
@@ -45,7 +47,15 @@ class Detectron2Engine:
         return None
 
     def finetune(
-        self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
+        self,
+        cfg: CfgNode,
+        task: Task[Any],
+        initial: InitialWeights,
+        seed: int,
+        out_dir: Path,
+        *,
+        resume: bool = False,
+        score: Score | None = None,
     ) -> Finetuned:
         """Train by Detectron2's DefaultTrainer; see ``engine.Engine``. Leaves ``model_final.pth`` and its own logs."""
         out_dir = Path(out_dir)
@@ -56,26 +66,25 @@ class Detectron2Engine:
         if not resume and (out_dir / "last_checkpoint").is_file():
             raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
         theirs = detectron2_config(cfg, seed=seed, out_dir=out_dir)
-        initial = read_initial(weights)
         with process_group(torch.device(theirs.MODEL.DEVICE)):
-            register_data(cfg, out_dir)
+            register_data(cfg, task, out_dir)
             if world_size() > 1:
                 from detectron2.utils import comm
 
                 comm.create_local_process_group(int(os.environ["LOCAL_WORLD_SIZE"]))
             evaluate = None
             if score is not None and cfg.TEST.EVAL_PERIOD > 0:
-                folder, name = out_dir / "validation", cfg.DATASETS.TEST[0]
+                folder, first = out_dir / "validation", task.test[0]
 
                 def evaluate(model: nn.Module) -> float:
-                    return score(predict(cfg, theirs, model, name, folder))
+                    return score(predict(cfg, theirs, model, first, folder))
 
             return train(theirs, initial, final, resume, evaluate)
 
-    def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
+    def predict(self, cfg: CfgNode, task: Task[Any], detector: InitialWeights, out_dir: Path) -> list[Predictions]:
         """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
         theirs = detectron2_config(cfg, seed=cfg.SEED, out_dir=Path(out_dir))
         model = build_model(theirs)
-        load_initial(model, InitialWeights(str(weights), detector=read_detector(weights)))
+        load_initial(model, detector)
         with process_group(torch.device(theirs.MODEL.DEVICE)):
-            return [predict(cfg, theirs, model, name, Path(out_dir)) for name in cfg.DATASETS.TEST]
+            return [predict(cfg, theirs, model, data, Path(out_dir)) for data in task.test]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch import nn
 from momentum_transfer.console import ProgressLine
 from momentum_transfer.distributed import barrier, rank, world_size
 from momentum_transfer.files import atomic_path
-from transfer.config import is_semantic
+from transfer.config import task_name
 from transfer.data.annotations import DetectionData
-from transfer.data.datasets import get_dataset
-from transfer.data.semantic_datasets import SemanticData, get_semantic_dataset, label_file
+from transfer.data.semantic_datasets import SemanticData, label_file
 from transfer.detectron2_engine.data import dataset_dicts, test_mapper
-from transfer.engine import Predictions, results_path
+from transfer.engine import IouType, Predictions, results_path
+from transfer.torchvision_engine.detection_run import iou_types
 from transfer.torchvision_engine.predict import result_entries, write_entries
 from transfer.torchvision_engine.semantic_data import pictures_of
 from transfer.torchvision_engine.structures import Detections
@@ -27,19 +28,20 @@ from transfer.torchvision_engine.structures import Detections
 ENGINE = "detectron2"
 
 
-def predict(cfg: CfgNode, theirs: Any, model: nn.Module, name: str, out_dir: Path) -> Predictions:
+def predict(
+    cfg: CfgNode, theirs: Any, model: nn.Module, data: DetectionData | SemanticData, out_dir: Path
+) -> Predictions:
     """Detections (or label PNGs) of one data set."""
-    path = results_path(out_dir, name)
-    if is_semantic(cfg):
-        labelled, folder = get_semantic_dataset(name, cfg.DATASETS.ROOT or None), path.with_suffix("")
-        return Predictions(folder, name, ("mIoU",), ENGINE, _labels(theirs, model, labelled, folder))
-    types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
-    seconds = _detections(theirs, model, get_dataset(name, cfg.DATASETS.ROOT or None), path)
-    return Predictions(path, name, types, ENGINE, seconds)
+    path, types, seconds = _PREDICT[task_name(cfg)](cfg, theirs, model, data, results_path(out_dir, data.name))
+    return Predictions(path, data.name, types, ENGINE, seconds)
 
 
-def _detections(theirs: Any, model: nn.Module, data: DetectionData, path: Path) -> float:
-    """Write the detections of every image, one at a time; seconds per image. Several processes share the images."""
+_Written = tuple[Path, tuple[IouType, ...], float]
+"""The file or folder, what overlaps can be scored in it, seconds per image."""
+
+
+def _detections(cfg: CfgNode, theirs: Any, model: nn.Module, data: DetectionData, path: Path) -> _Written:
+    """Write the detections of every image, one at a time. Several processes share the images."""
     mapper, pictures = test_mapper(theirs), dataset_dicts(data)[rank() :: world_size()]
     model.eval()
     entries: list[dict[str, Any]] = []
@@ -53,11 +55,12 @@ def _detections(theirs: Any, model: nn.Module, data: DetectionData, path: Path) 
             progress.advance()
     seconds = (time.monotonic() - begun) / max(len(pictures), 1)
     write_entries(entries, path)
-    return seconds
+    return path, iou_types(cfg), seconds
 
 
-def _labels(theirs: Any, model: nn.Module, data: SemanticData, folder: Path) -> float:
-    """Write one label PNG an image to ``folder``; seconds per image. Several processes share the images."""
+def _labels(cfg: CfgNode, theirs: Any, model: nn.Module, data: SemanticData, path: Path) -> _Written:
+    """Write one label PNG an image to a folder of the path's stem. Several processes share the images."""
+    folder = path.with_suffix("")
     mapper, pictures = test_mapper(theirs), pictures_of(data)[rank() :: world_size()]
     model.eval()
     begun = time.monotonic()
@@ -70,4 +73,10 @@ def _labels(theirs: Any, model: nn.Module, data: SemanticData, folder: Path) -> 
             progress.advance()
     seconds = (time.monotonic() - begun) / max(len(pictures), 1)
     barrier()
-    return seconds
+    return folder, (), seconds
+
+
+_PREDICT: dict[str, Callable[[CfgNode, Any, nn.Module, Any, Path], _Written]] = {
+    "detection": _detections,
+    "segmentation": _labels,
+}

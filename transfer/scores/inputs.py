@@ -1,4 +1,8 @@
-"""COCO-form ground truth and result files as checked columns: one array per field instead of one dict per object."""
+"""COCO-form ground truth and result files as checked columns: one array per field instead of one dict per object.
+
+Scoring's own reader, fast and independent of engines and data sets; for everything else
+``transfer/data/annotations.py`` reads the same form.
+"""
 
 import gc
 import json

@@ -9,7 +9,7 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.backbones.resnet import DEPTHS
 from momentum_transfer.devices import runs_on_cpu
 from momentum_transfer.settings import value_of
-from transfer.config import is_semantic, synchronises_on_cpu
+from transfer.config import synchronises_on_cpu, task_name
 from transfer.torchvision_engine import semantic_run
 
 C4_HEADS = ("Res5ROIHeads", "Res5ROIHeadsExtraNorm")
@@ -54,8 +54,9 @@ def unsupported(cfg: CfgNode) -> str | None:
     for key, known in WORDS.items():
         if value_of(cfg, key) not in known:
             return f"{key} is none of {', '.join(str(word) or 'the empty name' for word in known)}"
-    own = semantic_run.unsupported(cfg) if is_semantic(cfg) else next(_detector_problems(cfg), None)
-    return next(_problems(cfg), None) or own
+    of_task = {"detection": lambda: next(_detector_problems(cfg), None),
+               "segmentation": lambda: semantic_run.unsupported(cfg)}  # fmt: skip
+    return next(_problems(cfg), None) or of_task[task_name(cfg)]()
 
 
 def _problems(cfg: CfgNode) -> Iterator[str]:

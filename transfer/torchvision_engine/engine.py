@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
-from momentum_transfer import samplers
 from momentum_transfer.console import say
 from momentum_transfer.devices import choose_device
 from momentum_transfer.distributed import barrier, is_main, process_group, rank, world_size
 from momentum_transfer.errors import InputError
-from momentum_transfer.samplers import Batches, RepeatedPasses
 from momentum_transfer.schedules import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
-from transfer.config import is_semantic
-from transfer.data.datasets import get_dataset
-from transfer.engine import Finetuned, Predictions, Score, results_path
-from transfer.initial_weights import InitialWeights, read_detector, read_initial
-from transfer.torchvision_engine import semantic_run, solver, training_state
+from transfer.config import task_name
+from transfer.data.annotations import DetectionData
+from transfer.data.semantic_datasets import SemanticData
+from transfer.engine import Finetuned, IouType, Predictions, Score
+from transfer.initial_weights import InitialWeights
+from transfer.tasks.task import Task
+from transfer.torchvision_engine import detection_run, semantic_run, solver, training_state
 from transfer.torchvision_engine.best import BestKeeper
 from transfer.torchvision_engine.capabilities import unsupported
-from transfer.torchvision_engine.data import Mapper, PictureList, TrainingSamples, read_pictures, with_objects
 from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.predict import predict
-from transfer.torchvision_engine.sampling import repeat_factors
-from transfer.torchvision_engine.semantic import Segmentor
-from transfer.torchvision_engine.semantic_data import predict_labels
 from transfer.torchvision_engine.train import Training, train
 from transfer.torchvision_engine.training_state import Position
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
@@ -45,79 +39,63 @@ class TorchvisionEngine:
         return unsupported(cfg)
 
     def finetune(
-        self, cfg: CfgNode, weights: str, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
+        self,
+        cfg: CfgNode,
+        task: Task[Any],
+        initial: InitialWeights,
+        seed: int,
+        out_dir: Path,
+        *,
+        resume: bool = False,
+        score: Score | None = None,
     ) -> Finetuned:
         """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and the last checkpoint."""
         device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
         with process_group(device):
-            return _finetune(cfg, weights, seed, Path(out_dir), resume, device, score)
+            return _finetune(cfg, task, initial, seed, Path(out_dir), resume, device, score)
 
-    def predict(self, cfg: CfgNode, weights: Path, out_dir: Path) -> list[Predictions]:
+    def predict(self, cfg: CfgNode, task: Task[Any], detector: InitialWeights, out_dir: Path) -> list[Predictions]:
         """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
         device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
-        detector = build(cfg)
-        load_detector(detector, read_detector(weights), str(weights))
-        detector.to(device)
+        network = build(cfg)
+        load_detector(network, detector.detector, detector.name)
+        network.to(device)
         with process_group(device):
-            return [_predict(cfg, detector, name, Path(out_dir)) for name in cfg.DATASETS.TEST]
+            return [_predict(cfg, network, data, Path(out_dir)) for data in task.test]
 
 
-def _predict(cfg: CfgNode, detector: Detector, name: str, out_dir: Path) -> Predictions:
-    """Detections (or label PNGs) of one data set."""
-    mapper, path, workers = mapper_of(cfg, train=False), results_path(out_dir, name), cfg.DATALOADER.NUM_WORKERS
-    if isinstance(detector, Segmentor):
-        folder = path.with_suffix("")
-        seconds = predict_labels(detector, semantic_run.open_data(cfg, name), mapper, folder, workers)
-        return Predictions(folder, name, ("mIoU",), TorchvisionEngine.name, seconds)
-    types = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
-    seconds = predict(detector, _pictures(cfg, name), mapper, path, workers)
-    return Predictions(path, name, types, TorchvisionEngine.name, seconds)
+class _TaskRun(Protocol):
+    """A task's part of this engine: a module such as ``detection_run``."""
+
+    def build(self, cfg: CfgNode) -> Detector: ...
+
+    def training_loader(self, cfg: CfgNode, data: Any, seed: int, start: int) -> DataLoader[Any]: ...
+
+    def predict(
+        self, cfg: CfgNode, detector: Any, data: Any, out_dir: Path
+    ) -> tuple[Path, tuple[IouType, ...], float]: ...
+
+
+#: Task.name -> its part.
+_RUNS: dict[str, _TaskRun] = {"detection": detection_run, "segmentation": semantic_run}
 
 
 def build(cfg: CfgNode) -> Detector:
     """The freshly initialised model of a config."""
-    return semantic_run.build_segmentor(cfg) if is_semantic(cfg) else build_detector(cfg)
+    return _RUNS[task_name(cfg)].build(cfg)
 
 
-def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
-    """The data path of a config, for training or for test."""
-    return Mapper(
-        cfg.INPUT.MIN_SIZE_TRAIN if train else (cfg.INPUT.MIN_SIZE_TEST,),
-        cfg.INPUT.MAX_SIZE_TRAIN if train else cfg.INPUT.MAX_SIZE_TEST,
-        bgr=cfg.INPUT.FORMAT == "BGR",
-        mask_format=cfg.INPUT.MASK_FORMAT if cfg.MODEL.MASK_ON and train else None,
-        flip=cfg.INPUT.RANDOM_FLIP == "horizontal",
-        size_range=cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range",
-    )
-
-
-def _pictures(cfg: CfgNode, name: str) -> PictureList:
-    return read_pictures(get_dataset(name, cfg.DATASETS.ROOT or None))
-
-
-def training_loader(cfg: CfgNode, seed: int, start: int) -> DataLoader[Any]:
-    """Endless batches from iteration ``start`` on."""
+def training_loader(cfg: CfgNode, task: Task[Any], seed: int, start: int) -> DataLoader[Any]:
+    """Endless batches of ``task.train`` from iteration ``start`` on."""
     if cfg.SOLVER.IMS_PER_BATCH % world_size():
         raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
-    if is_semantic(cfg):
-        return semantic_run.training_loader(cfg, mapper_of(cfg, train=True), seed, start)
-    lists = [_pictures(cfg, name) for name in cfg.DATASETS.TRAIN]
-    pictures = [picture for one in lists for picture in one.pictures]
-    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
-        before = len(pictures)
-        pictures = with_objects(pictures)
-        say(f"training images: {len(pictures)} ({before - len(pictures)} without objects left out)")
-    if not pictures:
-        raise InputError(f"no image with objects in {', '.join(cfg.DATASETS.TRAIN)}; nothing can be trained")
-    factors = torch.ones(len(pictures))
-    if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
-        classes = [{a.category for a in p.annotations} for p in pictures]
-        factors = repeat_factors(classes, cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATALOADER.REPEAT_SQRT)
-    wide = [p.width > p.height for p in pictures] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
-    order, size = RepeatedPasses(factors, seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
-    batches = Batches(order, size, rank=rank(), world=world_size(), start=start, groups=wide)
-    samples = TrainingSamples(pictures, mapper_of(cfg, train=True), seed)
-    return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
+    return _RUNS[task.name].training_loader(cfg, task.train, seed, start)
+
+
+def _predict(cfg: CfgNode, network: Detector, data: DetectionData | SemanticData, out_dir: Path) -> Predictions:
+    """Detections (or label PNGs) of one data set."""
+    path, types, seconds = _RUNS[task_name(cfg)].predict(cfg, network, data, out_dir)
+    return Predictions(path, data.name, types, TorchvisionEngine.name, seconds)
 
 
 def initialise(detector: Detector, initial: InitialWeights) -> Position:
@@ -163,7 +141,14 @@ def schedule_of(cfg: CfgNode) -> Schedule:
 
 
 def _finetune(
-    cfg: CfgNode, weights: str, seed: int, out_dir: Path, resume: bool, device: torch.device, score: Score | None
+    cfg: CfgNode,
+    task: Task[Any],
+    initial: InitialWeights,
+    seed: int,
+    out_dir: Path,
+    resume: bool,
+    device: torch.device,
+    score: Score | None,
 ) -> Finetuned:
     out_dir.mkdir(parents=True, exist_ok=True)
     final, last = out_dir / "model_final.pth", training_state.last(out_dir)
@@ -175,16 +160,16 @@ def _finetune(
         raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
     torch.manual_seed(seed)
     detector = build(cfg)
-    position = initialise(detector, read_initial(weights)) if last is None else Position(0, (), ())
+    position = initialise(detector, initial) if last is None else Position(0, (), ())
     training = build_training(cfg, detector.to(device), position)
     torch.manual_seed(seed + rank())  # every process draws its own proposals
     if last is not None:
         training.position = training_state.resume(last, detector, training.optimizer, training.scaler, cfg, device)
         say(f"going on after iteration {training.position.step} of {last}")
-    loader = training_loader(cfg, seed, training.position.step)
+    loader = training_loader(cfg, task, seed, training.position.step)
     evaluate = None
     if score is not None and cfg.TEST.EVAL_PERIOD > 0:
-        first = cfg.DATASETS.TEST[0]
+        first = task.test[0]
         evaluate = BestKeeper(detector, lambda folder: _predict(cfg, detector, first, folder), score, out_dir)
         if last is not None:
             evaluate.catch_up(training.position, cfg.TEST.EVAL_PERIOD)

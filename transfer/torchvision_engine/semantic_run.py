@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +14,14 @@ from momentum_transfer import samplers
 from momentum_transfer.backbones.resnet import build_backbone
 from momentum_transfer.distributed import rank, world_size
 from momentum_transfer.samplers import Batches, Place, RepeatedPasses
-from transfer.data.semantic_datasets import IGNORE, SemanticData, get_semantic_dataset
+from transfer.data.semantic_datasets import IGNORE, SemanticData
+from transfer.engine import results_path
 from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
-from transfer.torchvision_engine.data import Mapper
+from transfer.torchvision_engine.detection_run import mapper_of
 from transfer.torchvision_engine.layers import norm_layer
 from transfer.torchvision_engine.models import architecture_of
 from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
-from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples
+from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples, predict_labels
 from transfer.torchvision_engine.structures import Sample
 
 
@@ -46,7 +49,7 @@ def _stride(cfg: CfgNode) -> int:
     return STRIDES["res5"] // 2**dilated
 
 
-def build_segmentor(cfg: CfgNode) -> Segmentor:
+def build(cfg: CfgNode) -> Segmentor:
     """The DeepLab-v3 of a config, freshly initialised, on the CPU, in training mode."""
     resnets, head = cfg.MODEL.RESNETS, cfg.MODEL.SEM_SEG_HEAD
     norm = norm_layer(resnets.NORM)
@@ -75,11 +78,6 @@ def build_segmentor(cfg: CfgNode) -> Segmentor:
     )
 
 
-def open_data(cfg: CfgNode, name: str) -> SemanticData:
-    """A data set of the config."""
-    return get_semantic_dataset(name, cfg.DATASETS.ROOT or None)
-
-
 class _Joined(ConcatDataset[Sample]):
     """Several training sets as one: a draw's index runs through all of them."""
 
@@ -91,12 +89,19 @@ class _Joined(ConcatDataset[Sample]):
         raise IndexError(index)
 
 
-def training_loader(cfg: CfgNode, mapper: Mapper, seed: int, start: int) -> DataLoader[Any]:
-    """Endless batches from iteration ``start`` on."""
+def training_loader(cfg: CfgNode, data: Sequence[SemanticData], seed: int, start: int) -> DataLoader[Any]:
+    """Endless batches of the training sets ``data`` from iteration ``start`` on."""
     crop = cfg.INPUT.CROP
     size = (int(crop.SIZE[0]), int(crop.SIZE[1])) if crop.ENABLED else None
-    cropping = SemanticMapper(mapper, size, crop.SINGLE_CATEGORY_MAX_AREA)
-    samples = _Joined([SemanticTrainingSamples(open_data(cfg, name), cropping, seed) for name in cfg.DATASETS.TRAIN])
+    cropping = SemanticMapper(mapper_of(cfg, train=True), size, crop.SINGLE_CATEGORY_MAX_AREA)
+    samples = _Joined([SemanticTrainingSamples(one, cropping, seed) for one in data])
     order, size = RepeatedPasses(torch.ones(len(samples)), seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
     batches = Batches(order, size, rank=rank(), world=world_size(), start=start)
     return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
+
+
+def predict(cfg: CfgNode, segmentor: Segmentor, data: SemanticData, out_dir: Path) -> tuple[Path, tuple[()], float]:
+    """Write one label PNG an image of a test set; the folder, nothing to be scored by boxes, seconds per image."""
+    folder = results_path(out_dir, data.name).with_suffix("")
+    seconds = predict_labels(segmentor, data, mapper_of(cfg, train=False), folder, cfg.DATALOADER.NUM_WORKERS)
+    return folder, (), seconds

@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from momentum_transfer import records as results
 from transfer import config
 from transfer.run import Request, run
+from transfer.tasks import open_task
 from transfer.torchvision_engine.engine import training_loader
 
 ROOT = Path(__file__).parents[3]
@@ -116,7 +117,7 @@ def test_lvis_is_trained_with_rare_images_repeated_and_scored_as_lvis(version, t
     repeated = settings(f"lvis_{version}_mask_rcnn_fpn_2x", tmp_path / "out", *overrides,
                         "DATALOADER.REPEAT_THRESHOLD", "0.75")  # fmt: skip
     seen = Counter()
-    for samples in itertools.islice(training_loader(repeated, 0, 0), 35):
+    for samples in itertools.islice(training_loader(repeated, open_task(repeated), 0, 0), 35):
         seen.update(sample.image_id for sample in samples)
     others = [seen[image] for image in range(1, 12)]
     assert seen[12] > 2 * sum(others) / len(others)
@@ -132,5 +133,9 @@ def test_voc_is_trained_in_its_own_layout_and_scored_as_voc(protocol, by_environ
     cfg = settings(protocol, tmp_path / "out", *overrides)
     run(cfg, Request("none"))
     assert metrics(tmp_path / "out") >= {("voc/bbox", "AP"), ("voc/bbox", "AP50"), ("voc/bbox", "AP75")}
-    names = {Path(s.file_name).name[:4] for batch in itertools.islice(training_loader(cfg, 0, 0), 12) for s in batch}
+    names = {
+        Path(s.file_name).name[:4]
+        for batch in itertools.islice(training_loader(cfg, open_task(cfg), 0, 0), 12)
+        for s in batch
+    }
     assert names == ({"2007"} if protocol == "voc07_c4" else {"2007", "2012"})

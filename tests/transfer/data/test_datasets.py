@@ -104,9 +104,10 @@ def test_other_json_is_refused(text: str, message: str, tmp_path: Path):
         get_dataset(f"{tmp_path}:{tmp_path / 'own.json'}")
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path):
+def test_an_opened_set_is_read_once_and_a_changed_file_when_it_is_opened_again(tmp_path: Path):
     file = write_coco(tmp_path / "own.json")
     data = get_dataset(f"{tmp_path}:{file}")
-    assert data.load() is data.load()
+    before = data.load()
     write_coco(file, file_name="another.jpg")
-    assert data.load()["images"][0]["file_name"] == "another.jpg"
+    assert data.load() is before
+    assert get_dataset(f"{tmp_path}:{file}").load()["images"][0]["file_name"] == "another.jpg"

@@ -11,9 +11,9 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.test_semantic import labels_config
-from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config
+from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, check_data, shapes_config, tiny_config
 from transfer.config import get_cfg
-from transfer.data.check_datasets import check_data
+from transfer.tasks import open_task
 from transfer.torchvision_engine.capabilities import WORDS, unsupported
 from transfer.torchvision_engine.engine import _predict, build, build_training, training_loader
 from transfer.torchvision_engine.train import train
@@ -75,14 +75,16 @@ def test_every_setting_is_read_or_refused(tmp_path):
         assert unsupported(recorder) is None
         if number == 0:
             check_data(recorder)
+        task = open_task(recorder)
         torch.manual_seed(0)
         detector = build(recorder)
         training = build_training(recorder, detector, Position(0, (), ()))
         out = tmp_path / str(number)
         out.mkdir()
         with contextlib.suppress(InputError):  # a random network's loss may be anything
-            train(training, training_loader(recorder, 0, 0), recorder, out, evaluate=lambda position: None)
-        _predict(recorder, detector.eval(), recorder.DATASETS.TEST[0], out)
+            loader = training_loader(recorder, task, 0, 0)
+            train(training, loader, recorder, out, evaluate=lambda position: None)
+        _predict(recorder, detector.eval(), task.test[0], out)
     bottlenecks = [*("MODEL.RESNETS.DEPTH", "50", "MODEL.RESNETS.STEM_OUT_CHANNELS", "64")]
     unsupported(Recorder.of(tiny_config("mask_rcnn", *bottlenecks, "MODEL.RESNETS.RES2_OUT_CHANNELS", "256")))
     sections = {key for key in Recorder.seen if key not in set(leaves(get_cfg()))}

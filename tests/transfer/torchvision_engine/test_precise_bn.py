@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.transfer.torchvision_engine.tiny import shapes_config
+from tests.transfer.torchvision_engine.tiny import shapes_config, train_tiny
 from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_image, read_pictures
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -17,7 +17,7 @@ SETTINGS += ["SOLVER.IMS_PER_BATCH", "4", "TEST.PRECISE_BN.NUM_ITER", "3"]
 
 def trained(folder, enabled):
     cfg = shapes_config("retinanet", folder, *SETTINGS, "TEST.PRECISE_BN.ENABLED", str(enabled))
-    finetuned = TorchvisionEngine().finetune(cfg, "none", 0, folder / f"precise_{enabled}")
+    finetuned = train_tiny(TorchvisionEngine(), cfg, 0, folder / f"precise_{enabled}")
     state = torch.load(finetuned.weights, weights_only=True)["model"]
     detector = build_detector(cfg)
     load_detector(detector, state, "test")

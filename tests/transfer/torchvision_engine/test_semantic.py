@@ -8,14 +8,15 @@ from PIL import Image
 
 from momentum_transfer import records as results
 from momentum_transfer.errors import InputError
-from tests.transfer.torchvision_engine.tiny import SEGMENTORS, tiny_config, tiny_samples
+from tests.transfer.torchvision_engine.tiny import SEGMENTORS, tiny_config, tiny_samples, train_tiny
 from transfer.run import Request, run
 from transfer.torchvision_engine.backbone import dilate
 from transfer.torchvision_engine.data import Mapper, Picture
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.semantic import ASPP, DeepLabHead
 from transfer.torchvision_engine.semantic_data import SemanticMapper
-from transfer.torchvision_engine.semantic_run import build_segmentor, unsupported
+from transfer.torchvision_engine.semantic_run import build as build_segmentor
+from transfer.torchvision_engine.semantic_run import unsupported
 
 SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.WARMUP_ITERS", "1", "SOLVER.BASE_LR", "0.05", "TEST.VISUALS", "0"]
 
@@ -160,8 +161,8 @@ def test_deeplab_overfits_four_images(name, tmp_path):
 def test_the_same_seed_gives_the_same_network(tmp_path):
     cfg = labels_config("stride16", tmp_path, "INPUT.RANDOM_FLIP", "horizontal", "SOLVER.CHECKPOINT_PERIOD", "2")
     engine = TorchvisionEngine()
-    whole = torch.load(engine.finetune(cfg, "none", 1, tmp_path / "a").weights, weights_only=True)["model"]
-    again = torch.load(engine.finetune(cfg, "none", 1, tmp_path / "b").weights, weights_only=True)["model"]
+    whole = torch.load(train_tiny(engine, cfg, 1, tmp_path / "a").weights, weights_only=True)["model"]
+    again = torch.load(train_tiny(engine, cfg, 1, tmp_path / "b").weights, weights_only=True)["model"]
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 

@@ -9,7 +9,7 @@ from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer.torchvision_engine.test_semantic import labels_config
-from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config
+from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, predict_tiny, shapes_config, train_tiny
 from transfer.scores import coco
 from transfer.torchvision_engine import train
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -64,14 +64,14 @@ def resumable(name, folder):
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path, stop_after):
     cfg = resumable(name, tmp_path)
     engine = TorchvisionEngine()
-    whole = engine.finetune(cfg, "none", 3, tmp_path / "whole")
+    whole = train_tiny(engine, cfg, 3, tmp_path / "whole")
     undo = stop_after(2)
     with pytest.raises(Stopped, match=r"stopped after iteration 2; .*--resume") as stopped:
-        engine.finetune(cfg, "none", 3, tmp_path / "parts")
+        train_tiny(engine, cfg, 3, tmp_path / "parts")
     assert stopped.value.exit_code == 143
     undo()
     torch.manual_seed(99)  # whatever happened in between
-    parts = engine.finetune(cfg, "none", 3, tmp_path / "parts", resume=True)
+    parts = train_tiny(engine, cfg, 3, tmp_path / "parts", resume=True)
     first, second = (torch.load(f.weights, weights_only=True)["model"] for f in (whole, parts))
     assert set(first) == set(second)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -88,7 +88,7 @@ def _finetune_and_signal_the_group(cfg, folder):
         return losses
 
     train._step = interrupt
-    TorchvisionEngine().finetune(cfg, "none", 3, folder)
+    train_tiny(TorchvisionEngine(), cfg, 3, folder)
 
 
 @pytest.mark.parametrize("name", ["retinanet", *SEGMENTORS][:2])
@@ -98,8 +98,8 @@ def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(
     cfg.DATALOADER.NUM_WORKERS = 2
     outcome = outcome_in_own_group(_finetune_and_signal_the_group, cfg, tmp_path / "parts")
     assert outcome.startswith("Stopped 143: stopped after iteration 2")
-    parts = TorchvisionEngine().finetune(cfg, "none", 3, tmp_path / "parts", resume=True)
-    whole = TorchvisionEngine().finetune(cfg, "none", 3, tmp_path / "whole")
+    parts = train_tiny(TorchvisionEngine(), cfg, 3, tmp_path / "parts", resume=True)
+    whole = train_tiny(TorchvisionEngine(), cfg, 3, tmp_path / "whole")
     first, second = (torch.load(f.weights, weights_only=True)["model"] for f in (whole, parts))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -107,7 +107,7 @@ def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(
 def test_another_seed_gives_another_detector(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.MAX_ITER", "1", "SOLVER.STEPS", "()")
     weights = [
-        torch.load(TorchvisionEngine().finetune(cfg, "none", seed, tmp_path / str(seed)).weights, weights_only=True)
+        torch.load(train_tiny(TorchvisionEngine(), cfg, seed, tmp_path / str(seed)).weights, weights_only=True)
         for seed in (0, 1)
     ]
     assert not torch.equal(*(w["model"]["head.cls_score.weight"] for w in weights))
@@ -116,32 +116,32 @@ def test_another_seed_gives_another_detector(tmp_path):
 def test_a_folder_with_a_training_is_not_overwritten(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     engine = TorchvisionEngine()
-    first = engine.finetune(cfg, "none", 0, tmp_path / "out")
+    first = train_tiny(engine, cfg, 0, tmp_path / "out")
     with pytest.raises(InputError, match="holds a training already; go on with --resume"):
-        engine.finetune(cfg, "none", 0, tmp_path / "out")
+        train_tiny(engine, cfg, 0, tmp_path / "out")
     stamp = first.weights.stat().st_mtime_ns
-    assert engine.finetune(cfg, "none", 0, tmp_path / "out", resume=True).weights.stat().st_mtime_ns == stamp
+    assert train_tiny(engine, cfg, 0, tmp_path / "out", resume=True).weights.stat().st_mtime_ns == stamp
 
 
 def test_resuming_with_other_settings_names_the_first_difference(tmp_path, stop_after):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     stop_after(1)
     with pytest.raises(Stopped):
-        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+        train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out")
     other = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "0.02")
     with pytest.raises(InputError, match=r"SOLVER.BASE_LR was 0.01 and is 0.02"):
-        TorchvisionEngine().finetune(other, "none", 0, tmp_path / "out", resume=True)
+        train_tiny(TorchvisionEngine(), other, 0, tmp_path / "out", resume=True)
 
 
 def test_a_truncated_checkpoint_is_refused(tmp_path, stop_after):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     stop_after(1)
     with pytest.raises(Stopped):
-        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+        train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out")
     checkpoint = tmp_path / "out/model_0000000.pth"
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     with pytest.raises(InputError, match=r"cannot read the checkpoint .*model_0000000.pth"):
-        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out", resume=True)
+        train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out", resume=True)
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_images(tmp_path):
@@ -149,12 +149,12 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_images(tmp_path):
     with pytest.raises(
         InputError, match=r"not finite at iteration \d \(.*\) on the images \d, \d; lower SOLVER.BASE_LR"
     ):
-        TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+        train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out")
 
 
 def test_metrics_hold_losses_rate_and_times(tmp_path):
     cfg = shapes_config("mask_rcnn", tmp_path, *SHORT)
-    finetuned = TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+    finetuned = train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert lines[0]["step"] == 1
     losses = [value for name, value in lines[0].items() if name.startswith("loss_")]
@@ -166,7 +166,7 @@ def test_metrics_hold_losses_rate_and_times(tmp_path):
 
 def test_mixed_precision_trains_in_bfloat16(tmp_path):
     cfg = shapes_config("mask_rcnn", tmp_path, *SHORT, "SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bfloat16")
-    finetuned = TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "out")
+    finetuned = train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out")
     state = torch.load(finetuned.weights, weights_only=True)["model"]
     assert {value.dtype for value in state.values()} <= {torch.float32, torch.int64}
 
@@ -181,8 +181,8 @@ def test_each_detector_overfits_four_scenes(detector, tmp_path):
         settings += ["MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "8"]
     cfg = shapes_config(detector, tmp_path, *settings, "SOLVER.WARMUP_ITERS", "10", *PRECISE)
     engine = TorchvisionEngine()
-    finetuned = engine.finetune(cfg, "none", 0, tmp_path / "out")
-    predictions = engine.predict(cfg, finetuned.weights, tmp_path / "out")[0]
+    finetuned = train_tiny(engine, cfg, 0, tmp_path / "out")
+    predictions = predict_tiny(engine, cfg, finetuned.weights, tmp_path / "out")[0]
     truth = cfg.DATASETS.TEST[0].rpartition(":")[2]
     for iou_type, wanted in zip(("bbox", "segm"), least, strict=True):
         if wanted is not None:

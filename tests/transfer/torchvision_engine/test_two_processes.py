@@ -10,12 +10,13 @@ import torch
 from momentum_transfer import records as results
 from momentum_transfer.samplers import RepeatedPasses
 from tests.transfer.torchvision_engine.test_semantic import labels_config, write_labels
-from tests.transfer.torchvision_engine.tiny import shapes_config, write_shapes
+from tests.transfer.torchvision_engine.tiny import predict_tiny, shapes_config, train_tiny, write_shapes
 from tests.transfer.torchvision_engine.two_processes import FROZEN, RESUMED, STEPS, main
 from tests.two_processes import as_torchrun
 from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_pictures
-from transfer.torchvision_engine.engine import TorchvisionEngine, mapper_of
+from transfer.torchvision_engine.detection_run import mapper_of
+from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.weights import export_state
 
@@ -68,7 +69,7 @@ def test_each_process_trains_on_its_share_and_gradients_are_averaged(name, folde
 
 def test_the_joined_batch_of_both_gives_the_same_network(folder, tmp_path):
     cfg = labels_config("stride16", tmp_path, *STEPS, *FROZEN)
-    alone = model(TorchvisionEngine().finetune(cfg, "none", 0, tmp_path / "alone").weights)
+    alone = model(train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "alone").weights)
     together = model(folder / "joined/model_final.pth")
     for key, value in alone.items():
         torch.testing.assert_close(
@@ -88,7 +89,7 @@ def test_each_image_is_predicted_once_and_each_record_written_once(folder, tmp_p
     cfg = shapes_config("mask_rcnn", folder, *STEPS, "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0")
     file = next((folder / "scored").glob("results_*.json"))
     together = json.loads(file.read_text())
-    alone = TorchvisionEngine().predict(cfg, folder / "scored/model_final.pth", tmp_path)[0]
+    alone = predict_tiny(TorchvisionEngine(), cfg, folder / "scored/model_final.pth", tmp_path)[0]
     assert together == json.loads(alone.results.read_text())
     assert {entry["image_id"] for entry in together} == {1, 2, 3, 4}
     assert list((folder / "scored").glob("*.part*")) == []

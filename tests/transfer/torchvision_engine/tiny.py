@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
 from transfer import config
+from transfer.engine import Engine, Finetuned, Predictions
+from transfer.initial_weights import InitialWeights, read_trained
+from transfer.tasks import open_task
 from transfer.torchvision_engine.masks import BitMasks
 from transfer.torchvision_engine.structures import Sample, Target
 
@@ -130,3 +134,18 @@ def shapes_config(detector: str, folder: Path, *overrides: str) -> CfgNode:
     )
     data = ["DATASETS.TRAIN", repr((name,)), "DATASETS.TEST", repr((name,)), "OUTPUT_DIR", str(folder / "out")]
     return tiny_config(detector, *data, "TEST.VISUALS", "0", *overrides)
+
+
+def train_tiny(engine: Engine, cfg: CfgNode, seed: int, folder: Path, **options: Any) -> Finetuned:
+    """Train from a random start on the data of a config."""
+    return engine.finetune(cfg, open_task(cfg), InitialWeights("none"), seed, folder, **options)
+
+
+def predict_tiny(engine: Engine, cfg: CfgNode, weights: Path, folder: Path) -> list[Predictions]:
+    """Predict for the test sets of a config with a trained network."""
+    return engine.predict(cfg, open_task(cfg, training=False), read_trained(weights), folder)
+
+
+def check_data(cfg: CfgNode, **options: Any) -> None:
+    """Look through the data of a config."""
+    open_task(cfg).check(cfg, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from momentum_transfer import distributed
 from momentum_transfer.console import Stopped
 from tests.transfer.torchvision_engine.test_semantic import labels_config
-from tests.transfer.torchvision_engine.tiny import shapes_config
+from tests.transfer.torchvision_engine.tiny import shapes_config, train_tiny
 from transfer.run import Request, run
 from transfer.torchvision_engine import train
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -39,12 +39,12 @@ def main(folder: Path) -> None:
     engine = TorchvisionEngine()
     for name in ("mask_rcnn", "retinanet"):
         cfg = shapes_config(name, folder, *RESUMED)
-        engine.finetune(cfg, "none", 3, folder / name / "whole")
+        train_tiny(engine, cfg, 3, folder / name / "whole")
         stop_the_second_process()
         with contextlib.suppress(Stopped):
-            engine.finetune(cfg, "none", 3, folder / name / "parts")
-        engine.finetune(cfg, "none", 3, folder / name / "parts", resume=True)
-    engine.finetune(labels_config("stride16", folder / "labels", *STEPS, *FROZEN), "none", 0, folder / "joined")
+            train_tiny(engine, cfg, 3, folder / name / "parts")
+        train_tiny(engine, cfg, 3, folder / name / "parts", resume=True)
+    train_tiny(engine, labels_config("stride16", folder / "labels", *STEPS, *FROZEN), 0, folder / "joined")
     out = str(folder / "scored")
     scored = [*STEPS, "ENGINE", "torchvision", "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "OUTPUT_DIR", out]
     run(shapes_config("mask_rcnn", folder, *scored), Request("none"))

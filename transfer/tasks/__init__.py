@@ -1,0 +1,42 @@
+"""The task of a config, with its data sets opened."""
+
+from __future__ import annotations
+
+from fvcore.common.config import CfgNode
+
+from momentum_transfer.errors import InputError
+from transfer.config import task_name
+from transfer.data.datasets import get_dataset
+from transfer.data.semantic_datasets import get_semantic_dataset
+from transfer.tasks.detection import Detection
+from transfer.tasks.segmentation import Segmentation
+from transfer.tasks.task import Task
+
+__all__ = ["Detection", "Segmentation", "Task", "open_task"]
+
+
+def open_task(cfg: CfgNode, *, training: bool = True) -> Task:
+    """Open the data sets that a config names, each once, and make the task that its network is for.
+
+    Args:
+        training: without it the training sets need not be on disk, and are not looked for.
+
+    Raises:
+        InputError: no set is named, an unknown name, a missing folder or file.
+    """
+    names = {"TRAIN": list(cfg.DATASETS.TRAIN) if training else [], "TEST": list(cfg.DATASETS.TEST)}
+    for split in ("TRAIN", "TEST") if training else ("TEST",):
+        if not names[split]:
+            raise InputError(f"expected DATASETS.{split} to name at least one data set, found none; name one")
+    root = cfg.DATASETS.ROOT or None
+    every = dict.fromkeys([*names["TRAIN"], *names["TEST"]])
+    if task_name(cfg) == "segmentation":
+        labelled = {name: get_semantic_dataset(name, root) for name in every}
+        train, test = ([labelled[name] for name in names[split]] for split in ("TRAIN", "TEST"))
+        return Segmentation(train, test, ignore=cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE)
+    opened = {name: get_dataset(name, root) for name in every}
+    return Detection(
+        [opened[name] for name in names["TRAIN"]],
+        [opened[name] for name in names["TEST"]],
+        detections=cfg.TEST.DETECTIONS_PER_IMAGE,
+    )

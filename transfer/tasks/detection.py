@@ -1,0 +1,100 @@
+"""Detection and instance segmentation: COCO-form data sets, scored by their own rules (COCO, LVIS or VOC)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+from PIL import Image
+
+from momentum_transfer.console import say, track, warn
+from momentum_transfer.distributed import is_main
+from momentum_transfer.errors import InputError
+from momentum_transfer.verdicts.outcomes import Outcomes
+from transfer.data.annotations import DetectionData
+from transfer.data.check_annotations import NAMED, check
+from transfer.data.overview import write_overview
+from transfer.engine import Predictions
+from transfer.scores import coco, lvis, voc
+from transfer.tasks.task import Task, check_count
+from transfer.visuals import draw_detections
+
+
+class Detection(Task[DetectionData]):
+    """Boxes, and masks where the network has them.
+
+    Args:
+        detections: how many an image may have, as LVIS scores them (TEST.DETECTIONS_PER_IMAGE).
+    """
+
+    name = "detection"
+
+    def __init__(self, train: Sequence[DetectionData], test: Sequence[DetectionData], *, detections: int = 100) -> None:
+        super().__init__(train, test)
+        self.detections = detections
+
+    def check(self, cfg: CfgNode, *, open_images: bool = False) -> None:
+        """See ``Task.check``."""
+        sets, scored = self.sets(), {data.name for data in self.test}
+        for data in sets:
+            check_count(cfg, data)
+            for problem in check(data, masks=cfg.MODEL.MASK_ON, scored=data.name in scored):
+                warn(f"{data.name}: {problem}")
+            if open_images:
+                _open_images(data)
+            say(f"{data.name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
+            if is_main() and cfg.TEST.VISUALS:
+                for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
+                    say(f"  {path}")
+        _check_same_classes(sets)
+
+    def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
+        """See ``Task.scores``."""
+        data, found = self.tested(predictions.dataset), str(predictions.results)
+        truth = str(data.annotation_file)
+        # A mask's size is its pixels, though the file holds boxes too: Detectron2's definition of APs, APm and APl.
+        for iou_type in predictions.iou_types:
+            scores: coco.CocoScores | lvis.LvisScores | voc.VocScores
+            if data.kind == "lvis":
+                scores = lvis.evaluate(truth, found, iou_type, self.detections, area_from="mask")
+            elif data.kind == "voc":
+                scores = voc.evaluate(truth, found, interpolation="area" if "2012" in data.name else "11-point")
+            else:
+                scores = coco.evaluate(truth, found, iou_type, area_from="mask")
+            yield f"{data.kind}/{iou_type}", scores.metrics, scores.items
+
+    def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
+        """See ``Task.draw``."""
+        return draw_detections(self.tested(predictions.dataset), predictions.results, folder, count)
+
+
+def _check_same_classes(sets: Sequence[DetectionData]) -> None:
+    """Class k is the same thing in every set; otherwise a score would compare cats with dogs."""
+    first = sets[0]
+    for data in sets[1:]:
+        if data.classes != first.classes:
+            pairs = enumerate(zip(first.classes, data.classes, strict=True))
+            place = next(k for k, pair in pairs if pair[0] != pair[1])
+            raise InputError(
+                f"expected the classes of {first.name} in {data.name} too, found {data.classes[place]!r} in the place "
+                f"of {first.classes[place]!r}; give both the same categories"
+            )
+
+
+def _open_images(data: DetectionData) -> None:
+    """InputError with the first images that cannot be opened or have another size than the annotations say."""
+    bad = []
+    for image in track(data.load()["images"], f"{data.name}: images"):
+        path = data.image_path(image)
+        try:
+            with Image.open(path) as opened:
+                opened.verify()
+                # An image may be stored turned, with an EXIF note; both orders are one size here.
+                if sorted(opened.size) != sorted((image["width"], image["height"])):
+                    bad.append(f"{path} is {opened.width}×{opened.height}, not {image['width']}×{image['height']}")
+        except (OSError, SyntaxError, ValueError) as error:
+            bad.append(f"{path}: {error}")
+    if bad:
+        more = ", …" if len(bad) > NAMED else ""
+        raise InputError(f"{len(bad)} images of {data.name} are unusable: {'; '.join(bad[:NAMED])}{more}")

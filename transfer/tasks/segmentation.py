@@ -1,0 +1,96 @@
+"""Semantic segmentation: images with a class per pixel, scored by mIoU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from fvcore.common.config import CfgNode
+from numpy.typing import NDArray
+
+from momentum_transfer.console import say
+from momentum_transfer.distributed import is_main
+from momentum_transfer.errors import InputError
+from momentum_transfer.verdicts.outcomes import Outcomes
+from transfer.data.semantic_datasets import SemanticData, write_truth
+from transfer.data.semantic_overview import draw_label_predictions, write_label_overview
+from transfer.engine import Predictions
+from transfer.scores import semantic
+from transfer.tasks.task import Task, check_count
+from transfer.torchvision_engine.data import Picture, output_size
+from transfer.torchvision_engine.semantic_data import pictures_of
+
+
+class Segmentation(Task[SemanticData]):
+    """A class per pixel.
+
+    Args:
+        ignore: the label that is left out.
+    """
+
+    name = "segmentation"
+
+    def __init__(self, train: Sequence[SemanticData], test: Sequence[SemanticData], *, ignore: int = 255) -> None:
+        super().__init__(train, test)
+        self.ignore = ignore
+
+    def check(self, cfg: CfgNode, *, open_images: bool = False) -> None:
+        """See ``Task.check``; label files are all read, images are opened for their size in any case."""
+        for data in self.sets():
+            check_count(cfg, data)
+            counts = self._read_labels(cfg, data)[:, : len(data.classes)]
+            if not counts.any():
+                raise InputError(f"every pixel of {data.name} is labelled to be ignored; nothing is left to learn")
+            say(f"{data.name}: {len(data.pairs)} images, {len(data.classes)} classes, checked")
+            if is_main() and cfg.TEST.VISUALS:
+                folder = Path(cfg.OUTPUT_DIR) / "data"
+                for path in write_label_overview(data, counts, folder, cfg.TEST.VISUALS):
+                    say(f"  {path}")
+
+    def _read_labels(self, cfg: CfgNode, data: SemanticData) -> NDArray[np.int64]:
+        """Pixels of each value in each image, [images, 256]; InputError names a bad label file."""
+        counts = np.zeros((len(data.pairs), 256), dtype=np.int64)
+        trained, tested = (any(other.name == data.name for other in sets) for sets in (self.train, self.test))
+        for index, picture in enumerate(pictures_of(data)):
+            labels = data.labels(index)
+            if labels.shape != (picture.height, picture.width):
+                raise InputError(
+                    f"expected labels of {picture.width}×{picture.height} pixels as {picture.file} has, found "
+                    f"{labels.shape[1]}×{labels.shape[0]} in {data.pairs[index][1]}"
+                )
+            counts[index] = np.bincount(labels.ravel(), minlength=256)
+            if cfg.INPUT.CROP.ENABLED:
+                _check_crop(cfg, picture, trained, tested)
+        return counts
+
+    def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
+        """See ``Task.scores``."""
+        data = self.tested(predictions.dataset)
+        truth = predictions.results.with_name(predictions.results.name.replace("results_", "truth_", 1))
+        write_truth(data, truth)
+        found = semantic.evaluate(truth, predictions.results, data.classes, self.ignore)
+        yield "semantic", found.metrics, found.items
+
+    def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
+        """See ``Task.draw``."""
+        return draw_label_predictions(self.tested(predictions.dataset), predictions.results, folder, count)
+
+
+def _check_crop(cfg: CfgNode, picture: Picture, trained: bool, tested: bool) -> None:
+    """DeepLab pools over windows of a crop's size: crops must fit into images, and test images hold whole ones."""
+    i, stride = cfg.INPUT, cfg.MODEL.SEM_SEG_HEAD.COMMON_STRIDE
+    if trained:
+        size = output_size(picture.height, picture.width, min(i.MIN_SIZE_TRAIN), i.MAX_SIZE_TRAIN)
+        if any(side < crop for side, crop in zip(size, i.CROP.SIZE, strict=True)):
+            raise InputError(
+                f"INPUT.CROP.SIZE {list(i.CROP.SIZE)} does not fit into {picture.file} resized to {list(size)}; raise "
+                "INPUT.MIN_SIZE_TRAIN, or lower the crop"
+            )
+    if tested:
+        size = output_size(picture.height, picture.width, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
+        if any(-(-side // stride) % (crop // stride) for side, crop in zip(size, i.CROP.SIZE, strict=True)):
+            raise InputError(
+                f"{picture.file} resized to {list(size)} is no multiple of INPUT.CROP.SIZE {list(i.CROP.SIZE)}, over "
+                "which DeepLab pools; choose INPUT.MIN_SIZE_TEST so, or set INPUT.CROP.ENABLED False"
+            )

@@ -1,0 +1,69 @@
+"""What a network is trained and scored for: its data sets, and what is done with them outside of engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from fvcore.common.config import CfgNode
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.verdicts.outcomes import Outcomes
+from transfer.config import num_classes
+from transfer.data.annotations import DetectionData
+from transfer.data.semantic_datasets import SemanticData
+from transfer.engine import Predictions
+
+Data = TypeVar("Data", bound=DetectionData | SemanticData)
+
+
+class Task(ABC, Generic[Data]):
+    """A task: its data, looked through, scored and drawn.
+
+    Attributes:
+        name: "detection" or "segmentation"; engines choose their parts by it.
+        train, test: opened data sets; ``train`` is empty where nothing is to be trained.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, train: Sequence[Data], test: Sequence[Data]) -> None:
+        self.train: tuple[Data, ...] = tuple(train)
+        self.test: tuple[Data, ...] = tuple(test)
+
+    def sets(self) -> list[Data]:
+        """Every data set once."""
+        return list({data.name: data for data in (*self.train, *self.test)}.values())
+
+    def tested(self, name: str) -> Data:
+        """The test set of that name."""
+        return next(data for data in self.test if data.name == name)
+
+    @abstractmethod
+    def check(self, cfg: CfgNode, *, open_images: bool = False) -> None:
+        """Look through every data set; what is wrong but bearable is said, what is not raises InputError.
+
+        An overview of each (class counts, example images) goes to OUTPUT_DIR/data.
+
+        Args:
+            open_images: also open every image and compare its size with the annotations'; takes some milliseconds an
+                image, so that training leaves it to the moment when an image's turn comes.
+        """
+
+    @abstractmethod
+    def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
+        """What records call the task, metrics in percent and outcomes per image, for each kind of overlap there is."""
+
+    @abstractmethod
+    def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
+        """Draw predictions on images of their data set; the files written."""
+
+
+def check_count(cfg: CfgNode, data: DetectionData | SemanticData) -> None:
+    """InputError where a network has another number of classes than its data."""
+    key, count = num_classes(cfg)
+    if count != len(data.classes):
+        found = len(data.classes)
+        raise InputError(f"{key} is {count}, but {data.name} has {found} classes; set {key} {found}")
