@@ -1,0 +1,54 @@
+"""Tools answer --help without what takes seconds to import, and score needs none of it at all."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from momentum_transfer.backbones import norm_rescale
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LIGHT = """
+import importlib, sys, time
+slow = {"torch", "torchvision", "scipy", "sklearn", "matplotlib", "pandas"}
+began = time.process_time()
+for name in sys.argv[1].split(","):
+    parser = importlib.import_module(f"tools.{name}").parser()
+    assert len(parser.format_help()) > 100, name
+    assert not slow & set(sys.modules), (name, slow & set(sys.modules))
+from momentum_transfer.console import run_tool
+import tools.score
+code = run_tool(tools.score.parser(), tools.score.main, sys.argv[2:])
+assert not slow & set(sys.modules), slow & set(sys.modules)
+sys.exit(code or time.process_time() - began > 2.0)  # all of them; of this process's own time
+"""
+
+
+def test_no_help_and_no_score_of_detections_imports_torch(tmp_path: Path):
+    box = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 6, 6]}
+    truth = {"images": [{"id": 1, "height": 9, "width": 9}], "categories": [{"id": 1, "name": "cat"}],
+             "annotations": [{"id": 1, "area": 36, "iscrowd": 0, **box}]}  # fmt: skip
+    for name, content in (("gt.json", truth), ("found.json", [{**box, "score": 0.9}])):
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    names = [path.stem for path in sorted((ROOT / "tools").glob("*.py")) if "def parser()" in path.read_text("utf-8")]
+    assert {"pretrain", "convert", "compare", "transfer", "lowshot", "score", "evaluate", "report"} <= set(names)
+    words = ["coco", str(tmp_path / "gt.json"), str(tmp_path / "found.json")]
+    ran = subprocess.run([sys.executable, "-c", LIGHT, ",".join(names), *words], cwd=ROOT, capture_output=True,
+                         text=True, check=False)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "records appended" in ran.stdout
+
+
+def test_convert_offers_the_scopes_that_there_are():
+    convert = importlib.import_module("tools.convert")
+    assert convert.SCOPES == norm_rescale.SCOPES
+    assert convert.DEFAULT_SCOPE == norm_rescale.DEFAULT_SCOPE
+
+
+def test_every_tool_has_its_line_in_the_commands_help():
+    cli = importlib.import_module("tools.cli")
+    tools = {path.stem for path in (ROOT / "tools").glob("*.py")} - {"__init__", "cli", "setup_env"}
+    assert tools == set(cli.TOOLS)
+    assert all(f"  {name} " in cli.usage() for name in tools)
