@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from momentum_transfer.errors import InputError
 
@@ -36,6 +35,8 @@ class Confusions:
     @property
     def test_set(self) -> str:
         """Hash of the ground truth: the pixels of every class in every image, in order."""
+        from scipy import sparse  # here, because it takes half a second and scoring imports this module
+
         truth = sparse.csr_matrix(
             (self.pixels, (self.image, self.cell // (self.classes + 1))), shape=(self.images, self.classes)
         )
@@ -80,6 +81,8 @@ class Confusions:
 
 def replicates(confusions: Confusions, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric of ``metrics``, in percent, under each set of weights [B, images]."""
+    from scipy import sparse
+
     shape = (confusions.images, confusions.classes * (confusions.classes + 1))
     per_image = sparse.csr_matrix((confusions.pixels, (confusions.image, confusions.cell)), shape=shape).T.tocsr()
     rows = []

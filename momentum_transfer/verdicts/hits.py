@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from momentum_transfer.errors import InputError
 
@@ -84,6 +83,8 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
     only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
     if only_first + only_second == 0:
         return 0, 0, 1.0
+    from scipy import stats  # here, because it takes a second and writing outcomes needs none of it
+
     return only_first, only_second, float(stats.binomtest(only_first, only_first + only_second).pvalue)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.verdicts import average_precision, confusion
+from momentum_transfer.verdicts import confusion
 from momentum_transfer.verdicts.confusion import Confusions
 from momentum_transfer.verdicts.hits import PerItem
 from momentum_transfer.verdicts.ranked import Ranked
@@ -36,6 +36,10 @@ def from_arrays(found: Mapping[str, Any]) -> Outcomes:
 def replicates(outcomes: Outcomes, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric that the outcomes hold, in percent, under each set of item weights [B, items]."""
     if isinstance(outcomes, Ranked):
+        from momentum_transfer.verdicts import (
+            average_precision,  # here: it takes scipy, which writing outcomes does not
+        )
+
         return average_precision.replicates(outcomes, weights)
     if isinstance(outcomes, Confusions):
         return confusion.replicates(outcomes, weights)
