@@ -1,5 +1,6 @@
 """The training loop that linear, finetune and fixmatch share: step, schedule, checkpoint, resume, stop."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from momentum_transfer import distributed
 from momentum_transfer.checkpoint_folder import FORMAT, CheckpointFolder, load
 from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
 from momentum_transfer.errors import InputError
+from momentum_transfer.metrics import Metrics
 from momentum_transfer.schedules import learning_rate
 
 Loss = Callable[[Any], tuple[Tensor, dict[str, float]]]
@@ -31,6 +33,7 @@ class Run:
         groups: parameter groups of SGD, each with its ``lr`` at the end of the warm-up.
         total: steps.
         after_step: called with the step's number when the optimiser has moved (FixMatch's teacher follows there).
+        metrics: folder of a metrics.jsonl that gets a line a step; None for none.
     """
 
     modules: dict[str, nn.Module]
@@ -42,7 +45,7 @@ class Run:
     weight_decay: float = 0.0
     after_step: Callable[[int], None] = lambda step: None
     checkpoint_every: int = 1000
-    log: Callable[[int, dict[str, float]], None] = lambda step, numbers: None
+    metrics: Path | None = None
     optimizer: SGD = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,7 +106,11 @@ def fit(run: Run, batches: Callable[[int], Iterable[Any]], loss_of: Loss, descri
         say(f"{description}: going on after step {begin} of {run.total}")
     if begin >= run.total:
         return
-    with stop_signals() as stop, ProgressLine(description, run.total, begin) as line:
+    with (
+        stop_signals() as stop,
+        Metrics(run.metrics, begin) if run.metrics else contextlib.nullcontext() as metrics,
+        ProgressLine(description, run.total, begin) as line,
+    ):
         for step, batch in enumerate(batches(begin), start=begin):
             run.set_rates(step)
             loss, numbers = loss_of(batch)
@@ -114,9 +121,10 @@ def fit(run: Run, batches: Callable[[int], Iterable[Any]], loss_of: Loss, descri
             loss.backward()
             run.optimizer.step()
             run.after_step(step)
-            run.log(step, {"loss": value, **numbers})
-            line.advance(note=f"loss {value:.3f}")
             done = step + 1
+            if metrics is not None:
+                metrics.write(done, {"loss": value, **numbers, "lr": run.optimizer.param_groups[0]["lr"]})
+            line.advance(note=f"loss {value:.3f}")
             stopping = distributed.any_rank(bool(stop), loss.device)
             if stopping or done == run.total or done % run.checkpoint_every == 0:
                 run.save(done)

@@ -1,6 +1,5 @@
 """A whole FixMatch training: streams of labelled and unlabelled images, schedule, log, score."""
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from lowshot.fixmatch import FixMatch, build_method
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream, steps_of, training_batches
 from lowshot.presets import FixMatchPreset, Schedule
-from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.views import sample_seed
+from momentum_transfer.metrics import read
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,10 @@ def evaluate_fixmatch(
     others = _unlabelled_rows(len(data.train), rows, unlabelled_batch)
     method = build_method(build(), data.num_classes, preset, seed, device)
     total = setting.steps or steps_of(setting.schedule.epochs, len(others), unlabelled_batch)
-    log = _Log(folder / "metrics.jsonl")
-    run = _run_of(method, setting, total, folder / "checkpoints", log)
+    run = _run_of(method, setting, total, folder)
     outer = shared_over_processes(method, device)
 
     def batches(start: int) -> Iterable[Any]:
-        log.cut(start)
         labelled = data.training(Stream(rows, batch, total, seed, start))
         stream = Stream(others, unlabelled_batch, total, seed + 1, start)
         unlabelled = training_batches(data.train, views, stream, data.workers)
@@ -99,7 +96,7 @@ def evaluate_fixmatch(
         on_test = accuracy(network.eval(), data.testing(batch), device, kept)
         found[name] = {metric: float(value) for metric, value in on_test.items()}
         hits[name] = in_order(kept)
-    return FixMatchResult(found, *log.end(max(1, total // 100)), hits)
+    return FixMatchResult(found, *_end(folder / "metrics.jsonl", max(1, total // 100)), hits)
 
 
 def _unlabelled_rows(count: int, rows: np.ndarray, batch: int) -> np.ndarray:
@@ -115,7 +112,7 @@ def _unlabelled_rows(count: int, rows: np.ndarray, batch: int) -> np.ndarray:
     return others
 
 
-def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path, log: "_Log") -> Run:
+def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path) -> Run:
     preset = setting.preset
     rate = setting.rate * setting.batch_size / preset.batch_size
     return Run(
@@ -123,40 +120,17 @@ def _run_of(method: FixMatch, setting: FixMatchSetting, total: int, folder: Path
         groups=[{"params": list(method.student.parameters()), "lr": rate}],
         schedule=setting.schedule,
         total=total,
-        folder=folder,
+        folder=folder / "checkpoints",
         nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,
         after_step=lambda step: method.update_teacher(),
-        log=log.write,
+        metrics=folder,
     )
 
 
-class _Log:
-    """metrics.jsonl, one JSON object a step; a resumed run first removes the steps that it will do again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def _lines(self) -> list[dict[str, Any]]:
-        if not self.path.is_file():
-            return []
-        return [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
-
-    def cut(self, start: int) -> None:
-        if distributed.is_main():
-            kept = [json.dumps(line) + "\n" for line in self._lines() if line["step"] < start]
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text("".join(kept))
-
-    def write(self, step: int, numbers: dict[str, float]) -> None:
-        if distributed.is_main():
-            finite = {name: value if value == value else None for name, value in numbers.items()}
-            with self.path.open("a") as stream:
-                stream.write(json.dumps({"step": step, **finite}) + "\n")
-
-    def end(self, count: int) -> tuple[float, float]:
-        """Means of coverage and pseudo-label accuracy over the last ``count`` steps."""
-        lines = self._lines()[-count:]
-        right = [line["pseudo_accuracy"] for line in lines if line["pseudo_accuracy"] is not None]
-        coverage = [line["coverage"] for line in lines]
-        return float(np.mean(coverage or [np.nan])), float(np.mean(right or [np.nan]))
+def _end(file: Path, count: int) -> tuple[float, float]:
+    """Means of coverage and pseudo-label accuracy over the last ``count`` steps of a metrics.jsonl."""
+    lines = read(file)[-count:] if file.is_file() else []
+    right = [line["pseudo_accuracy"] for line in lines if line["pseudo_accuracy"] is not None]
+    coverage = [line["coverage"] for line in lines]
+    return float(np.mean(coverage or [np.nan])), float(np.mean(right or [np.nan]))

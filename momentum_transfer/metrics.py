@@ -1,8 +1,12 @@
-"""Figures of a run: one JSON object a line in ``metrics.jsonl``, and TensorBoard where it is installed."""
+"""Figures of a training: one JSON object a line in ``metrics.jsonl``, and TensorBoard where it is installed.
+
+``step`` is the number of steps that are done, in every loop.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,10 +40,11 @@ class Metrics:
         self._board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first_step)
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Writes the figures of a step as one whole line."""
+        """Writes the figures after ``step`` steps as one whole line; NaN and infinities, which JSON lacks, as null."""
         if self._stream is None:
             return
-        self._stream.write(json.dumps({"step": step, **figures}) + "\n")
+        line = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        self._stream.write(json.dumps({"step": step, **line}) + "\n")
         self._stream.flush()
         if self._board is not None:
             for name, value in figures.items():

@@ -11,6 +11,7 @@ from lowshot.fitting import Run, fit
 from lowshot.presets import LinearPreset, Schedule
 from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
+from momentum_transfer.metrics import read
 from tests.two_processes import in_two_processes
 
 CPU = torch.device("cpu")
@@ -68,17 +69,33 @@ def test_kill_between_checkpoints_repeats_steps_and_ends_the_same(tmp_path):
 
 def test_finished_run_is_loaded_and_not_trained_again(tmp_path):
     whole = train(tmp_path)
-    steps = []
-    again = train(tmp_path, log=lambda step, numbers: steps.append(step))
-    assert not steps
+    again = train(tmp_path, metrics=tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
 def test_log_sees_every_step_with_its_numbers(tmp_path):
-    seen = {}
-    train(tmp_path, log=lambda step, numbers: seen.update({step: numbers}))
-    assert list(seen) == list(range(6))
-    assert all(set(numbers) == {"loss", "norm"} for numbers in seen.values())
+    train(tmp_path, metrics=tmp_path)
+    lines = read(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert all(set(line) == {"step", "loss", "norm", "lr"} for line in lines)
+    assert lines[1]["lr"] == pytest.approx(0.1)  # the second step is the first after the warm-up
+
+
+def test_log_of_a_killed_run_is_cut_where_it_goes_on(tmp_path):
+    train(tmp_path / "whole", metrics=tmp_path / "whole")
+
+    def die(step):
+        if step == 4:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(tmp_path / "killed", after_step=die, metrics=tmp_path / "killed")
+    with open(tmp_path / "killed/metrics.jsonl", "a") as stream:
+        stream.write('{"step": 5, "loss": 9.0}\n{"step": 6, "lo')
+    train(tmp_path / "killed", metrics=tmp_path / "killed")
+    whole, resumed = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "killed"))
+    assert resumed == whole
 
 
 def test_rates_warm_up_then_follow_the_cosine(tmp_path):

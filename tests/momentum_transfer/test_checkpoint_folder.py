@@ -111,3 +111,11 @@ def test_exported_state_loads_into_a_plain_backbone():
     exported = backbone_state(teacher)
     build_backbone(architecture).load_state_dict(exported, strict=True)
     assert not any("pending" in name or name.endswith("alpha") for name in exported)
+
+
+def test_files_may_have_another_suffix(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1, suffix=".pth")
+    for step in (1, 2):
+        folder.save(step, state(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_0000002.pth"]
+    assert load(folder.last())["step"] == 2

@@ -245,6 +245,13 @@ def test_a_stopped_training_goes_on(tmp_path, monkeypatch):
     assert finetuned.weights.is_file()
 
 
+def test_a_training_of_the_torchvision_engine_is_not_begun_anew(tmp_path):
+    (tmp_path / "out/checkpoints").mkdir(parents=True)
+    (tmp_path / "out/checkpoints/last").write_text("step_0000002.pth")
+    with pytest.raises(InputError, match="found one of the torchvision engine; resume with ENGINE torchvision"):
+        train_tiny(Detectron2Engine(), shapes_config("retinanet", tmp_path, *SHORT), 0, tmp_path / "out", resume=True)
+
+
 def _finetune_and_signal_the_group(cfg, folder):
     from detectron2.engine import SimpleTrainer
 

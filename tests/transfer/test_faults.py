@@ -52,7 +52,7 @@ def uninterrupted(tmp_path):
 @pytest.mark.parametrize(
     ("owner", "name", "says"),
     [
-        (train.Metrics, "add", "stopped after iteration 1; go on with the same command and --resume"),
+        (train.Log, "add", "stopped after iteration 1; go on with the same command and --resume"),
         (train, "update_bn_stats", "stopped by SIGTERM"),
         (prediction, "result_entries", "stopped by SIGTERM"),
     ],
@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(uninterrupted, tmp_path, m
         patch.setattr(torch, "save", save_half)
         assert tool(cfg) == 1
     assert "no space left on the disk" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.pth")) == ["model_0000001.pth"]
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.pth")) == ["step_0000002.pth"]
     assert tool(cfg, resume=True) == 0
     whole, resumed = weights(uninterrupted), weights(tmp_path / "out")
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
@@ -97,13 +97,13 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(uninterrupted, tmp_path, m
 def test_a_kill_while_saving_leaves_nothing_behind_after_the_resumption(tmp_path, monkeypatch):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     with monkeypatch.context() as patch:
-        patch.setattr(train.Metrics, "add", with_signal_before(train.Metrics.add))
+        patch.setattr(train.Log, "add", with_signal_before(train.Log.add))
         assert tool(cfg) == 143
-    (tmp_path / "out/.model_0000001.k3jh2.pth").write_bytes(b"half")
+    (tmp_path / "out/checkpoints/.step_0000001.k3jh2.pth").write_bytes(b"half")
     with open(tmp_path / "out/metrics.jsonl", "a") as stream:
         stream.write(json.dumps({"step": 3, "loss": 1.0}) + '\n{"step": 4, "lo')  # written after the last checkpoint
     assert tool(cfg, resume=True) == 0
-    assert not list((tmp_path / "out").glob(".model*"))
+    assert not list((tmp_path / "out/checkpoints").glob(".step*"))
     steps = [json.loads(line)["step"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert steps == [1]
 

@@ -65,6 +65,11 @@ class Detectron2Engine:
             return Finetuned(final)
         if not resume and (out_dir / "last_checkpoint").is_file():
             raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
+        if (out_dir / "checkpoints" / "last").is_file():
+            raise InputError(
+                f"expected no training or one of Detectron2 in {out_dir}, found one of the torchvision engine; resume "
+                "with ENGINE torchvision, or choose another OUTPUT_DIR"
+            )
         theirs = detectron2_config(cfg, seed=seed, out_dir=out_dir)
         with process_group(torch.device(theirs.MODEL.DEVICE)):
             register_data(cfg, task, out_dir)

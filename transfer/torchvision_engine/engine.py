@@ -49,7 +49,7 @@ class TorchvisionEngine:
         resume: bool = False,
         score: Score | None = None,
     ) -> Finetuned:
-        """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and the last checkpoint."""
+        """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and ``checkpoints/``."""
         device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
         with process_group(device):
             return _finetune(cfg, task, initial, seed, Path(out_dir), resume, device, score)

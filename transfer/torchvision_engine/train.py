@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
-from momentum_transfer.distributed import any_rank, is_distributed, is_main
+from momentum_transfer.distributed import any_rank, is_distributed
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
+from momentum_transfer.metrics import Metrics
 from transfer.torchvision_engine import training_state
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.solver import GradientClipper
@@ -68,9 +67,13 @@ def train(
         ids = [detector.device.index] if detector.device.type == "cuda" else None
         model = DistributedDataParallel(detector, device_ids=ids, broadcast_buffers=False)
     position, total = training.position, cfg.SOLVER.MAX_ITER
-    log, stream = Metrics(out_dir, position), iter(batches)
-    begun, first = time.monotonic(), position.step
-    with stop_signals() as stop, ProgressLine("train", total, start=first) as progress:
+    stream, begun, first = iter(batches), time.monotonic(), position.step
+    with (
+        stop_signals() as stop,
+        Metrics(out_dir, first) as metrics,
+        ProgressLine("train", total, start=first) as progress,
+    ):
+        log = Log(metrics, position)
         for step in range(first, total):
             before = time.monotonic()
             samples = next(stream)
@@ -134,20 +137,13 @@ def _diverged(step: int, samples: Sequence[Sample], what: str) -> InputError:
     )
 
 
-class Metrics:
-    """metrics.jsonl: every ``METRICS_PERIOD`` iterations the means since the last line.
+class Log:
+    """Every ``METRICS_PERIOD`` iterations one line of metrics.jsonl: the means since the last one."""
 
-    Lines beyond ``position`` are of a training that was killed after its last checkpoint: they are cut off.
-    """
-
-    def __init__(self, out_dir: Path, position: Position) -> None:
-        self.path = out_dir / "metrics.jsonl"
+    def __init__(self, metrics: Metrics, position: Position) -> None:
+        self.metrics = metrics
         self.loss = float("nan")
         self._since: list[dict[str, float]] = list(position.window)
-        if is_main() and self.path.is_file():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= position.step]
-            write_text(self.path, "".join(kept))
 
     @property
     def window(self) -> tuple[dict[str, float], ...]:
@@ -162,7 +158,4 @@ class Metrics:
             return
         means = {key: sum(entry[key] for entry in self._since) / len(self._since) for key in self._since[0]}
         self._since.clear()
-        if is_main():
-            line = {"step": step + 1, "lr": lr, **means}
-            with open(self.path, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
+        self.metrics.write(step + 1, {"lr": lr, **means})

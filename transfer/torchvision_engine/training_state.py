@@ -12,16 +12,15 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from momentum_transfer.checkpoint_folder import write_archive
+from momentum_transfer.checkpoint_folder import CheckpointFolder, read_archive, write_archive
 from momentum_transfer.console import say
 from momentum_transfer.distributed import all_gather_tensor, barrier, is_main, rank, world_size
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import atomic_path, write_text
+from momentum_transfer.files import atomic_path
 from momentum_transfer.settings import dump
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.weights import export_state, load_detector, own_state
 
-LAST = "last_checkpoint"  # Detectron2's name for the pointer
 #: Settings that may change between a training and its resumption.
 _FREE = ("OUTPUT_DIR", "TEST", "DATALOADER.NUM_WORKERS", "DATASETS.ROOT", "DATASETS.TEST", "TRIALS", "ENGINE",
          "MODEL.DEVICE", "MODEL.WEIGHTS", "SOLVER.CHECKPOINT_PERIOD", "PROTOCOL", "SEED")  # fmt: skip
@@ -43,12 +42,11 @@ class Position:
 
 def save(
     folder: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, position: Position, cfg: CfgNode
-) -> Path:
-    """Write ``model_<step>.pth`` and point ``last_checkpoint`` to it; the one before is removed only then.
+) -> None:
+    """Write ``checkpoints/step_<step>.pth`` of a run's folder and point ``last`` to it; then remove the one before.
 
     Every process has to call this: each has its own generators and moving averages. The first one writes.
     """
-    path = folder / f"model_{position.step - 1:07d}.pth"
     content = {
         "model": export_state(detector),
         "own": {name: _of_all(value, detector.device) for name, value in own_state(detector).items()},
@@ -64,14 +62,8 @@ def save(
     if detector.device.type == "cuda":
         content["random_cuda"] = _of_all(torch.cuda.get_rng_state(detector.device), detector.device)
     if is_main():
-        with atomic_path(path) as temporary:
-            write_archive(temporary, content)
-        before = last(folder)
-        write_text(folder / LAST, path.name)
-        if before is not None and before != path:
-            before.unlink(missing_ok=True)
+        _checkpoints(folder).save(position.step, content)
     barrier()
-    return path
 
 
 def _of_all(value: Tensor, device: torch.device) -> Tensor:
@@ -79,10 +71,23 @@ def _of_all(value: Tensor, device: torch.device) -> Tensor:
     return all_gather_tensor(value[None].to(device)).cpu()
 
 
+def _checkpoints(folder: Path) -> CheckpointFolder:
+    return CheckpointFolder(folder / "checkpoints", keep=1, suffix=".pth")
+
+
 def last(folder: Path) -> Path | None:
-    """The newest checkpoint of a folder, or None."""
-    pointer = folder / LAST
-    return folder / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
+    """The newest checkpoint of a run's folder, or None.
+
+    Raises:
+        InputError: the folder holds a training that this engine cannot go on with.
+    """
+    newest = _checkpoints(folder).last()
+    if newest is None and (folder / "last_checkpoint").is_file():
+        raise InputError(
+            f"expected no training or one of the torchvision engine in {folder}, found a last_checkpoint of Detectron2 "
+            "(or of a version before 2026-11-22); resume with the engine that wrote it, or choose another OUTPUT_DIR"
+        )
+    return newest
 
 
 def resume(
@@ -109,20 +114,12 @@ def resume(
         torch.set_rng_state(content["random"][mine].clone())  # torch ignores where in its storage a state begins
         if device.type == "cuda" and "random_cuda" in content:
             torch.cuda.set_rng_state(content["random_cuda"][mine].clone(), device)
-    for half_written in path.parent.glob(".model_*.pth"):  # of a process that was killed while it saved
-        if is_main():
-            half_written.unlink(missing_ok=True)
     loaded, new = tuple(content["loaded"]), tuple(content["new"])
     return Position(content["iteration"] + 1, loaded, new, tuple(content["window"]))
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for damaged files
-        raise InputError(
-            f"cannot read the checkpoint {path} ({type(error).__name__}); remove it and start anew"
-        ) from error
+    content = read_archive(path)
     needed = {"model", "own", "optimizer", "scaler", "iteration", "random", "config", "loaded", "new", "window"}
     if not isinstance(content, dict) or not needed <= set(content):
         raise InputError(

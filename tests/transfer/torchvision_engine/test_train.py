@@ -10,6 +10,7 @@ from momentum_transfer.errors import InputError
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, predict_tiny, shapes_config, train_tiny
+from transfer.initial_weights import read_initial
 from transfer.scores import coco
 from transfer.torchvision_engine import train
 from transfer.torchvision_engine.engine import TorchvisionEngine
@@ -33,15 +34,15 @@ def stop_after(monkeypatch):
     """Sends SIGTERM to this process at the end of an iteration."""
 
     def arrange(iteration):
-        original = train.Metrics.add
+        original = train.Log.add
 
         def add(self, step, *rest):
             original(self, step, *rest)
             if step + 1 == iteration:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        monkeypatch.setattr(train.Metrics, "add", add)
-        return lambda: monkeypatch.setattr(train.Metrics, "add", original)
+        monkeypatch.setattr(train.Log, "add", add)
+        return lambda: monkeypatch.setattr(train.Log, "add", original)
 
     return arrange
 
@@ -133,14 +134,34 @@ def test_resuming_with_other_settings_names_the_first_difference(tmp_path, stop_
         train_tiny(TorchvisionEngine(), other, 0, tmp_path / "out", resume=True)
 
 
+def test_a_training_of_detectron2_or_of_an_earlier_version_is_not_begun_anew(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/last_checkpoint").write_text("model_0000001.pth")
+    with pytest.raises(InputError, match=r"found a last_checkpoint of Detectron2 .* resume with the engine that wrote"):
+        train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out", resume=True)
+
+
+def test_a_checkpoint_on_the_way_is_a_detector_that_either_engine_reads(tmp_path, stop_after):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    stop_after(1)
+    with pytest.raises(Stopped):
+        train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out")
+    checkpoint = tmp_path / "out/checkpoints/step_0000001.pth"
+    assert (checkpoint.parent / "last").read_text() == "step_0000001.pth\n"
+    initial = read_initial(str(checkpoint))
+    assert initial.name == "out"
+    assert "head.cls_score.weight" in initial.detector
+
+
 def test_a_truncated_checkpoint_is_refused(tmp_path, stop_after):
     cfg = shapes_config("retinanet", tmp_path, *SHORT)
     stop_after(1)
     with pytest.raises(Stopped):
         train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out")
-    checkpoint = tmp_path / "out/model_0000000.pth"
+    checkpoint = tmp_path / "out/checkpoints/step_0000001.pth"
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    with pytest.raises(InputError, match=r"cannot read the checkpoint .*model_0000000.pth"):
+    with pytest.raises(InputError, match=r"expected a whole checkpoint, found .*step_0000001.pth truncated"):
         train_tiny(TorchvisionEngine(), cfg, 0, tmp_path / "out", resume=True)
 
 

@@ -81,7 +81,7 @@ def test_the_joined_batch_of_both_gives_the_same_network(folder, tmp_path):
 def test_stopping_one_process_stops_both_and_resuming_equals_uninterrupted_bit_for_bit(name, folder):
     whole, parts = (model(folder / name / part / "model_final.pth") for part in ("whole", "parts"))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
-    state = torch.load(folder / name / "parts/model_0000001.pth", weights_only=True)
+    state = torch.load(folder / name / "parts/checkpoints/step_0000002.pth", weights_only=True)
     assert not torch.equal(state["random"][0], state["random"][1])
 
 

@@ -24,15 +24,15 @@ FROZEN = ["MODEL.RESNETS.NORM", "FrozenBN", "MODEL.SEM_SEG_HEAD.NORM", "GN", "MO
 
 def stop_the_second_process() -> None:
     """SIGTERM reaches only one process, at the end of its first iteration."""
-    original = train.Metrics.add
+    original = train.Log.add
 
-    def add(self: train.Metrics, step: int, *rest: object) -> None:
+    def add(self: train.Log, step: int, *rest: object) -> None:
         original(self, step, *rest)  # type: ignore[arg-type]
         if distributed.rank() == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        train.Metrics.add = original  # type: ignore[method-assign]
+        train.Log.add = original  # type: ignore[method-assign]
 
-    train.Metrics.add = add  # type: ignore[method-assign]
+    train.Log.add = add  # type: ignore[method-assign]
 
 
 def main(folder: Path) -> None:
