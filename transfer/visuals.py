@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from pycocotools import mask as coco_mask
 
 from momentum_transfer.files import atomic_path
 from transfer.data.annotations import DetectionData
+from transfer.data.run_lengths import decode_mask
 from transfer.image_quality import best_and_worst
 
 #: Detections below this score are not drawn.
@@ -61,7 +61,8 @@ def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mappin
     ordered = sorted(entries, key=lambda entry: entry["score"])
     for entry in ordered:
         if "segmentation" in entry:
-            canvas = _tint(canvas, coco_mask.decode(entry["segmentation"]), colour_of(entry["category_id"]))
+            mask = decode_mask(entry["segmentation"], *entry["segmentation"]["size"])
+            canvas = _tint(canvas, mask, colour_of(entry["category_id"]))
     pen = ImageDraw.Draw(canvas)
     font = ImageFont.load_default(size=max(13, min(canvas.size) // 18))
     for entry in ordered:

@@ -290,7 +290,7 @@ def test_a_compiled_run_learns_the_same(tiny_cfg, tmp_path):
 
 
 def test_knn_monitor_writes_its_score(tiny_cfg):
-    cfg = tiny_cfg({"RUN.KNN_EVERY": 0.01, "METHOD.NAME": "simsiam"})
+    cfg = tiny_cfg({"RUN.KNN_EVERY": 0.01, "METHOD.NAME": "simsiam", "DATA.SAMPLE_FRACTION": 0.1})
     train(cfg)
     scores = [line.get("knn_top1") for line in metrics(cfg)]
     assert sum(score is not None and 0 <= score <= 100 for score in scores) >= 1

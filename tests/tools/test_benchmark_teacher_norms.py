@@ -3,6 +3,7 @@
 from tests.tools.in_process import run_tool
 
 TINY = ["DATA.IMAGE_SIZE", "16", "MODEL.WIDTH", "4", "HEAD.HIDDEN", "16", "HEAD.OUTPUT", "8"]
+TINY += ["DATA.SAMPLE_FRACTION", "0.1"]
 
 
 def test_every_teacher_has_a_mean_and_a_spread(tmp_path):

@@ -12,12 +12,11 @@ import matplotlib.figure
 import numpy as np
 import PIL.Image
 import PIL.ImageDraw
-from numpy.typing import NDArray
-from pycocotools import mask as coco_mask
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
 from transfer.data.annotations import DetectionData, file_stem
+from transfer.data.run_lengths import decode_mask
 
 # Distinct hues by golden-ratio steps, so that neighbours in a picture differ.
 _COLOURS = [tuple(int(255 * c) for c in matplotlib.colormaps["hsv"](k * 0.618 % 1)[:3]) for k in range(32)]
@@ -29,15 +28,6 @@ def class_histogram(data: DetectionData) -> list[tuple[str, int, int]]:
     instances = Counter(annotation["category_id"] for annotation in kept)
     shown = Counter(category for _, category in {(a["image_id"], a["category_id"]) for a in kept})
     return [(name, shown[k], instances[k]) for name, k in zip(data.classes, data.category_ids, strict=True)]
-
-
-def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
-    """Mask [height, width] of a COCO segmentation: polygons, or (un)compressed run lengths."""
-    if isinstance(segmentation, list):
-        segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
-    elif isinstance(segmentation["counts"], list):
-        segmentation = coco_mask.frPyObjects(segmentation, height, width)
-    return coco_mask.decode(segmentation).astype(bool)
 
 
 def draw_example(data: DetectionData, image: Mapping[str, Any], least_side: int = 384) -> PIL.Image.Image:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from pycocotools import mask as coco_mask
 from torch.utils.data import Dataset
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.samplers import Place
 from transfer.data.annotations import DetectionData
+from transfer.data.run_lengths import decode_mask
 from transfer.torchvision_engine.boxes import nonempty
 from transfer.torchvision_engine.masks import BitMasks, PolygonMasks, polygons_to_bitmap
 from transfer.torchvision_engine.structures import Sample, Target
@@ -219,10 +219,7 @@ def _move_segmentation(
             f"expected a mask for every object of {picture.file}, found one without; "
             "set MODEL.MASK_ON False to train boxes only"
         )
-    runs = segmentation
-    if isinstance(runs["counts"], list):
-        runs = coco_mask.frPyObjects(runs, *runs["size"])
-    bitmap = coco_mask.decode(runs)
+    bitmap = decode_mask(segmentation, *segmentation["size"]).astype(np.uint8)
     bitmap = np.asarray(Image.fromarray(bitmap).resize((size[1], size[0]), Image.Resampling.NEAREST)).astype(bool)
     return bitmap[:, ::-1].copy() if flip else bitmap
 

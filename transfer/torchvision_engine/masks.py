@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pycocotools import mask as coco_mask
 from torch import Tensor
 from torchvision.ops import roi_align
 
+from transfer.data.run_lengths import decode_mask
 from transfer.torchvision_engine import boxes as box_ops
 from transfer.torchvision_engine.structures import Detections
 
@@ -19,8 +19,7 @@ def polygons_to_bitmap(polygons: Sequence[np.ndarray], height: int, width: int) 
     """Union of polygons (each x0 y0 x1 y1 …) as bool [height, width], by pycocotools."""
     if not polygons:
         return np.zeros((height, width), dtype=bool)
-    runs = coco_mask.frPyObjects([p.tolist() for p in polygons], height, width)
-    return coco_mask.decode(coco_mask.merge(runs)).astype(bool)
+    return decode_mask([p.tolist() for p in polygons], height, width)
 
 
 class BitMasks:

@@ -11,7 +11,8 @@ import pytest
 from momentum_transfer.errors import InputError
 from transfer.data.annotations import DetectionData
 from transfer.data.datasets import get_dataset
-from transfer.data.overview import class_histogram, decode_mask, draw_example, write_overview
+from transfer.data.overview import class_histogram, draw_example, write_overview
+from transfer.data.run_lengths import decode_mask
 
 
 @pytest.fixture
