@@ -60,7 +60,7 @@ class LARS(Optimizer):
         if group["weight_decay"]:
             updates = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         else:
-            updates = list(torch._foreach_clone(grads)) if group["adapt"] else grads
+            updates = [grad.clone() for grad in grads] if group["adapt"] else grads
         if group["adapt"]:
             torch._foreach_mul_(updates, self._trust_ratios(params, updates, group["eta"]))
         for p in params:

@@ -1,9 +1,10 @@
 """The whole chain on embedded data: pretrain, convert, detect, probe, report; in minutes on two cores.
 
-    python tools/quickstart.py [--output outputs/quickstart] [--fresh] [--dry-run]
+    python tools/quickstart.py [--output outputs/quickstart] [--fresh] [--jobs N] [--dry-run]
 
 It runs the commands that you would type, and prints each: for a Momentum² Teacher backbone, and for the same
-architecture at random initialisation with calibrated BN statistics. A killed quickstart goes on where it was.
+architecture at random initialisation with calibrated BN statistics. Where there are two cores, two commands run side by
+side, each line of theirs after its title. A killed quickstart goes on where it was.
 """
 
 import argparse
@@ -11,10 +12,11 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -26,71 +28,125 @@ from momentum_transfer.shipped import started, typed, workplace
 
 BACKBONES = ("momentum2_digits", "random_digits")
 LOWSHOT = "configs/smoke/lowshot_digits.yaml"
+_AGAIN = "the finished steps are kept; run the same command again to go on"
 
 
-def steps(output: Path) -> list[tuple[str, list[str]]]:
-    """(title, arguments) of every command of the chain, in order; each resumes by itself."""
+@dataclass(frozen=True)
+class Step:
+    """One command of the chain, and the titles of those whose files it reads."""
+
+    title: str
+    command: list[str]
+    needs: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What a finished step is remembered by: its command."""
+        return sha256_of_text(json.dumps(self.command))[:12]
+
+
+def steps(output: Path) -> list[Step]:
+    """Every command of the chain in an order that may be kept as it is; the long ones early. Each resumes by itself."""
     results = ["--results", f"{output}/results.jsonl"]
-    chain: list[tuple[str, list[str]]] = []
+    chain: list[Step] = []
     for name in BACKBONES:
         run = f"{output}/{name}"
         weights = f"{run}/backbone.pkl"
-        probe = ["--config", LOWSHOT, "--weights", run, *results]
+        pretrain = ["tools/pretrain.py", "--config", f"configs/smoke/{name}.yaml", "--resume", "OUTPUT_DIR", run]
+        convert = ["tools/convert.py", run, weights, "--report", f"{run}/conversion.json"]
+        detect = ["tools/transfer.py", "--config", "configs/smoke/mask_rcnn_digits.yaml", "--weights", weights]
+        detect += ["--engine", "torchvision", "--resume", *results, "OUTPUT_DIR", f"{run}/mask_rcnn"]
+        trained, converted = f"{name}: pretrain", f"{name}: convert to Detectron2 weights"
         chain += [
-            (
-                f"{name}: pretrain",
-                ["tools/pretrain.py", "--config", f"configs/smoke/{name}.yaml", "--resume", "OUTPUT_DIR", run],
-            ),
-            (
-                f"{name}: convert to Detectron2 weights",
-                ["tools/convert.py", run, weights, "--report", f"{run}/conversion.json"],
-            ),
-            (f"{name}: kNN", ["tools/lowshot.py", "knn", *probe]),
-            (f"{name}: low-shot SVM", ["tools/lowshot.py", "svm", *probe]),
-            (
-                f"{name}: fine-tune Mask R-CNN",
-                [
-                    *("tools/transfer.py", "--config", "configs/smoke/mask_rcnn_digits.yaml", "--weights", weights),
-                    *("--engine", "torchvision", "--resume", *results, "OUTPUT_DIR", f"{run}/mask_rcnn"),
-                ],
-            ),
+            Step(trained, pretrain),
+            Step(converted, convert, (trained,)),
+            Step(f"{name}: fine-tune Mask R-CNN", detect, (converted,)),
+            *_probes(name, ["--config", LOWSHOT, "--weights", run, *results], (trained,)),
         ]
-    pixels = ["--config", LOWSHOT, "--weights", "pixels", *results]
-    chain += [
-        ("raw pixels: kNN", ["tools/lowshot.py", "knn", *pixels]),
-        ("raw pixels: low-shot SVM", ["tools/lowshot.py", "svm", *pixels]),
-    ]
+    chain += _probes("raw pixels", ["--config", LOWSHOT, "--weights", "pixels", *results], ())
     runs = [f"{output}/{name}" for name in BACKBONES]
-    chain.append(
-        (
-            "report",
-            ["tools/report.py", f"{output}/results.jsonl", "--runs", *runs, "--out", f"{output}/report.html"],
-        )
-    )
-    return chain
+    report = ["tools/report.py", f"{output}/results.jsonl", "--runs", *runs, "--out", f"{output}/report.html"]
+    return [*chain, Step("report", report, tuple(step.title for step in chain))]
 
 
-def run_chain(output: Path) -> None:
-    """Run what is not yet done; remember each finished step, so that a second call goes on."""
+def _probes(name: str, arguments: list[str], needs: tuple[str, ...]) -> list[Step]:
+    nearest = Step(f"{name}: kNN", ["tools/lowshot.py", "knn", *arguments], needs)
+    return [nearest, Step(f"{name}: low-shot SVM", ["tools/lowshot.py", "svm", *arguments], (nearest.title,))]
+
+
+def run_chain(chain: list[Step], output: Path, jobs: int) -> None:
+    """Run what is not yet done, at most ``jobs`` steps at a time; remember each finished one for a second call.
+
+    Raises:
+        InputError: a step failed; those beside it are ended, after they saved.
+        Stopped: by a signal, which the steps got too.
+    """
     memory = output / "quickstart.json"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the running step too, see _run
     finished = _finished(memory)
-    begun = time.monotonic()
-    chain = steps(output)
-    for number, (title, command) in enumerate(chain, start=1):
-        key = sha256_of_text(json.dumps(command))[:12]
-        if key in finished and title != "report":
-            say(f"[{number}/{len(chain)}] {title}: done before")
-            continue
-        say(f"[{number}/{len(chain)}] {title}\n  $ {typed(command)}")
-        began = time.monotonic()
-        _run(command, title)
-        finished[key] = round(time.monotonic() - began, 1)
-        write_text(memory, json.dumps(finished, indent=1))
-        say(f"  {finished[key]} s\n")
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (2**20 if sys.platform != "darwin" else 2**30)
-    say(f"quickstart took {time.monotonic() - begun:.0f} s; the largest process held {peak:.2f} GiB")
-    say(f"report: {(output / 'report.html').resolve()}  (Markdown beside it; numbers in results.jsonl)")
+    done = {step.title for step in chain if step.key in finished and step.title != "report"}
+    for title in (step.title for step in chain if step.title in done):
+        say(f"{title}: done before")
+    waiting, running = [step for step in chain if step.title not in done], list[_Running]()
+    try:
+        while waiting or running:
+            for step in [step for step in waiting if done.issuperset(step.needs)][: jobs - len(running)]:
+                waiting.remove(step)
+                say(f"[{len(chain) - len(waiting)}/{len(chain)}] {step.title}\n  $ {typed(step.command)}")
+                running.append(_Running(step, jobs))
+            time.sleep(0.05)
+            for ended in [one for one in running if one.process.poll() is not None]:
+                running.remove(ended)
+                finished[ended.step.key] = ended.seconds()
+                write_text(memory, json.dumps(finished, indent=1))
+                done.add(ended.step.title)
+    except KeyboardInterrupt:  # the terminal sent it to the steps too, which save and leave
+        _wait(running)
+        raise Stopped(f"stopped during {', '.join(one.step.title for one in running)}; {_AGAIN}", 130) from None
+    finally:
+        for one in running:
+            one.process.terminate()
+        _wait(running)
+
+
+class _Running:
+    """A step's process; a thread says its lines, each after the title."""
+
+    def __init__(self, step: Step, jobs: int) -> None:
+        self.step, self._began = step, time.monotonic()
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // jobs)))
+        self.process = subprocess.Popen(
+            [sys.executable, *started(step.command)], cwd=workplace(), env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        self.lines = threading.Thread(target=self._say_lines, daemon=True)
+        self.lines.start()
+
+    def _say_lines(self) -> None:
+        for line in self.process.stdout or ():
+            say(f"{self.step.title} | {line.rstrip()}")
+
+    def seconds(self) -> float:
+        """How long the process, which has ended, took; raises where it did not end well."""
+        self.lines.join()
+        code, taken = self.process.returncode, round(time.monotonic() - self._began, 1)
+        if code in (130, 143):
+            raise Stopped(f"stopped during {self.step.title}; {_AGAIN}", code)
+        if code:
+            raise InputError(f"the step {self.step.title} ended with exit code {code} (see above); {_AGAIN}")
+        say(f"{self.step.title}: {taken} s")
+        return taken
+
+
+def _wait(running: list[_Running]) -> None:
+    for one in running:
+        one.process.wait()
+        one.lines.join()
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _finished(memory: Path) -> dict[str, float]:
@@ -103,37 +159,24 @@ def _finished(memory: Path) -> dict[str, float]:
     return {str(key): float(value) for key, value in loaded.items()}
 
 
-def _run(command: list[str], title: str) -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen([sys.executable, *started(command)], cwd=workplace(), env=environment)
-    again = "the finished steps are kept; run the same command again to go on"
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:  # the terminal sent it to the step too, which saves and leaves
-        process.wait()
-        raise Stopped(f"stopped during {title}; {again}", 130) from None
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    if code in (130, 143):
-        raise Stopped(f"stopped during {title}; {again}", code)
-    if code:
-        raise InputError(f"the step {title} ended with exit code {code} (see above); {again}")
-
-
 def main(args: argparse.Namespace) -> None:
     """Run, or with --dry-run only print, the chain."""
+    if args.jobs < 1:
+        raise InputError(f"expected --jobs of at least 1, found {args.jobs}")
     output = Path(os.path.relpath(args.output, workplace()))  # where the steps run
     if args.dry_run:
-        for _, command in steps(output):
-            say(typed(command))
+        for step in steps(output):
+            say(typed(step.command))
         return
     os.chdir(workplace())
     if args.fresh and output.exists():
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)
-    run_chain(output)
+    begun = time.monotonic()
+    run_chain(steps(output), output, args.jobs)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (2**20 if sys.platform != "darwin" else 2**30)
+    say(f"quickstart took {time.monotonic() - begun:.0f} s; the largest process held {peak:.2f} GiB")
+    say(f"report: {(output / 'report.html').resolve()}  (Markdown beside it; numbers in results.jsonl)")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,6 +184,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--output", default="outputs/quickstart", help="where everything goes (default: %(default)s)")
     made.add_argument("--fresh", action="store_true", help="delete the output folder first")
+    jobs = min(2, _cores())
+    made.add_argument("--jobs", type=int, default=jobs, metavar="N", help="steps side by side (here: %(default)s)")
     made.add_argument("--dry-run", action="store_true", help="print the commands only")
     return made
 
