@@ -6,7 +6,7 @@ Written so that Python 3.6 can parse it: an old one is told that it is too old.
 import sys
 
 PYTHON = (3, 10)
-TORCH = (2, 11)  # as in pyproject.toml
+TORCH = (2, 4)  # as in pyproject.toml
 
 
 def check_python():  # type: ignore[no-untyped-def]

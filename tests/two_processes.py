@@ -47,7 +47,8 @@ def _in_group(work: Work, *arguments: Any) -> Any:
 
 def _member(rank: int, port: int, results: Any, work: Work, arguments: tuple[Any, ...]) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     results.put((rank, work(*arguments)))
 
 
