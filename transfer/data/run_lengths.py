@@ -26,12 +26,14 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
-def run_lengths(code: str | bytes) -> NDArray[np.int64]:
+def run_lengths(code: Any) -> NDArray[np.int64]:
     """Lengths of the runs of zeros, ones, zeros, …, column after column, from COCO's compressed code.
 
     A character minus 48 holds five bits of a number, lowest first, and in its sixth whether more follow; the last one's
     fifth bit is the sign. From the fourth number on each is a difference from the one two before (maskApi.c).
     """
+    if not isinstance(code, str | bytes):
+        raise ValueError(f"expected compressed run lengths, found {code!r:.40}")
     bits = np.frombuffer(code if isinstance(code, bytes) else code.encode("latin-1"), dtype=np.uint8) - np.uint8(48)
     ends = np.flatnonzero(bits & 0x20 == 0)
     digits = np.diff(ends, prepend=-1)

@@ -39,7 +39,7 @@ def test_polygons_are_drawn_as_pycocotools_does():
         assert coco_mask.encode(np.asfortranarray(drawn.astype(np.uint8)))["counts"] == code["counts"]
 
 
-@pytest.mark.parametrize("counts", ["", "P", "o", "00000000", [3, 4], [-1, 13], "\xff1", "ooooooo0"])
+@pytest.mark.parametrize("counts", ["", "P", "o", "00000000", [3, 4], [-1, 13], "\xff1", "ooooooo0", 7])
 def test_codes_of_another_size_or_none_at_all_are_refused(counts):
     with pytest.raises(ValueError, match="run lengths"):
         decode_mask({"size": [3, 4], "counts": counts}, 3, 4)
