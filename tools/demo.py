@@ -1,6 +1,6 @@
 """What this is, within a minute: a backbone pretrained for a moment on embedded digits, and how far it got.
 
-    python tools/demo.py [--output outputs/demo] [--steps 500]
+    python tools/demo.py [--output outputs/demo] [--steps 400]
 
 Without labels a small ResNet learns from handwritten digits by Momentum² Teacher; then linear classifiers on 4 labelled
 images a digit say what its features are worth, beside those of the same network at random and of the raw pixels. It
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--output", default="outputs/demo", help="where everything goes (default: %(default)s)")
-    made.add_argument("--steps", type=int, default=500, help="of pretraining (default: %(default)s)")
+    made.add_argument("--steps", type=int, default=400, help="of pretraining (default: %(default)s)")
     return made
 
 
