@@ -15,8 +15,8 @@ from momentum_transfer.errors import InputError
 
 _HERE = Path(__file__).resolve().parent
 
-#: The checkout that these packages are imported from; None for an installed wheel.
-CHECKOUT = _HERE.parent if (_HERE.parent / "configs").is_dir() and (_HERE.parent / "tools").is_dir() else None
+#: The checkout that these packages are imported from; None for an installed wheel, which alone has configs in here.
+CHECKOUT = None if (_HERE / "configs").is_dir() else _HERE.parent
 CONFIGS = CHECKOUT / "configs" if CHECKOUT else _HERE / "configs"
 TOOLS = CHECKOUT / "tools" if CHECKOUT else _HERE.parent / "momentum_transfer_tools"
 
