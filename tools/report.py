@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> None:
 
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     command = typed(["tools/report.py", *sys.argv[1:]])
-    report = make_report(args.results, args.runs, command=command, title=args.title)
+    report = make_report(args.results, args.runs, command=command, title=args.title, resamples=args.resamples)
     write_report(report, out)
     for verdict in report.verdicts:
         say(verdict)
@@ -32,12 +32,24 @@ def main(args: argparse.Namespace) -> None:
     say(f"wrote {out} ({out.stat().st_size / 1e6:.2f} MB), and beside it {out.stem}.md and {out.stem}.csv")
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or 0 < int(text) < 100:
+        raise argparse.ArgumentTypeError(f"expected 0 or at least 100 resamples, found {text}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
     made.add_argument("--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, pictures, conversion")
     made.add_argument("--out", metavar="FILE.html", help="default: report.html beside the first results file")
+    made.add_argument(
+        "--resamples",
+        type=_count,
+        default=1000,
+        help="of the test images for intervals (default: %(default)s; 0: none)",
+    )
     made.add_argument("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
     return made
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name
 from momentum_transfer.report.analyses import is_analysis
 from momentum_transfer.report.notices import (
@@ -46,11 +47,14 @@ class Measure(NamedTuple):
 class Cell:
     """The trials of one measure for one checkpoint; values in percent, keyed by trial number.
 
-    ``configs`` are the hashes of the settings they were measured with.
+    ``configs`` are the hashes of the settings they were measured with; ``seeds`` and ``items`` are, by trial, its seed
+    and where its outcomes per test item are, as far as records say.
     """
 
     values: Mapping[int, float]
     configs: frozenset[str] = frozenset()
+    seeds: Mapping[int, int] = field(default_factory=dict)
+    items: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -137,7 +141,10 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
                 notices.append(mixed_settings(measure.task, measure.metric, measure.protocol, label, configs))
             finite = {trial: value for trial, value in values.items() if value is not None}
             if finite:
-                cells.setdefault(measure, {})[label] = Cell(finite, frozenset(configs))
+                newest = {trial: _newest(trials[trial]) for trial in finite}
+                seeds = {trial: record["seed"] for trial, record in newest.items() if record.get("seed") is not None}
+                kept = {t: record["items"] for t, record in newest.items() if isinstance(record.get("items"), Mapping)}
+                cells.setdefault(measure, {})[label] = Cell(finite, frozenset(configs), seeds, kept)
             if len(finite) < len(values):
                 undefined[measure][label] = [trial for trial, value in values.items() if value is None]
     order = sorted(by_checkpoint, key=_column_order)
@@ -149,6 +156,35 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
         *mixed_versions(records),
     ]
     return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices, unlike)
+
+
+def check_strangers(records: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse records of several files that would share a row though they were measured in unlike ways.
+
+    Within one results file other settings are shown beside each other and marked; files of strangers are not merged.
+
+    Args:
+        records: with the key ``file``, where each was read.
+
+    Raises:
+        InputError: one measure has other settings in one file than in another; both are named.
+    """
+    seen: dict[Measure, dict[str, tuple[str, str]]] = {}
+    for record in records:
+        config = str(record.get("config") or "")
+        if is_analysis(record) or not config:
+            continue
+        measure, file = _measure(record), str(record.get("file", ""))
+        known = seen.setdefault(measure, {})
+        known.setdefault(file, (config, _identity(record)[0]))
+        for other, (settings, name) in known.items():
+            if other != file and settings != config:
+                raise InputError(
+                    f"expected one protocol in a row, found {measure.task} {measure.metric} "
+                    f"({measure.protocol or 'no protocol'}) of {name} in {other} with the settings {settings} and of "
+                    f"{_identity(record)[0]} in {file} with {config}; evaluate both alike, or give them protocols of "
+                    "other names, or make two reports"
+                )
 
 
 def _unlike(row: Mapping[str, Cell], order: Sequence[str]) -> frozenset[str]:

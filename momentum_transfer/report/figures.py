@@ -2,16 +2,17 @@
 
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from momentum_transfer.report import analyses, plots
 from momentum_transfer.report.aggregate import Measure, Results, is_baseline
-from momentum_transfer.report.differences import difference
+from momentum_transfer.report.agreement import Pair
+from momentum_transfer.report.differences import AHEAD, BEHIND, Comparisons
 from momentum_transfer.report.runs import Curve
-from momentum_transfer.report.tables import compared, headline_order, short_labels
+from momentum_transfer.report.tables import compared, headline_order, one_of_each_family_first, short_labels
 from momentum_transfer.report.views import TableView
 
 #: Lines in the slope chart; more would not be told apart. The tables hold them all.
@@ -48,10 +49,18 @@ class Plot:
     tall: bool = False
 
 
-def summary_figures(results: Results, colours: Mapping[str, int]) -> list[Plot]:
+def summary_figures(
+    comparisons: Comparisons, colours: Mapping[str, int], agreements: Sequence[Pair] = ()
+) -> list[Plot]:
     """Gains over the first baseline, the slope chart, and accuracies over amounts of labels."""
+    results = comparisons.results
     shown = _shown(results)
-    return [*_gains(results, colours, shown), *_slopes(results, colours, shown), *_few_labels(results, colours, shown)]
+    return [
+        *_gains(comparisons, colours, shown),
+        *_slopes(results, colours, shown),
+        *_few_labels(results, colours, shown),
+        *_agreement(agreements),
+    ]
 
 
 def _shown(results: Results) -> list[str]:
@@ -69,7 +78,8 @@ def _left_out(results: Results, shown: Sequence[str]) -> str:
     return "" if len(shown) == total else f" {len(shown)} of {total} checkpoints; the tables have all."
 
 
-def _gains(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
+def _gains(comparisons: Comparisons, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
+    results = comparisons.results
     pairs = compared(results)
     if not pairs:
         return []
@@ -80,27 +90,31 @@ def _gains(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -
         for measure in headline_order(results)
         if base in results.cells[measure] and any(name in results.cells[measure] for name in names)
     ]
-    kept = set(_one_of_each_family_first(common)[:GAINS])
-    rows: dict[str, dict[str, tuple[float, float | None, bool]]] = {}
+    kept = set(one_of_each_family_first(common)[:GAINS])
+    rows: dict[str, dict[str, plots.Gain]] = {}
+    words = {name: comparisons.words(name, base) for name in names}
     for measure, label in short_labels([measure for measure in common if measure in kept]).items():
-        cells = results.cells[measure]
-        changes = {name: difference(cells[name], cells[base]) for name in names if name in cells}
-        rows[label] = {name: (change.mean, change.std, change.clear) for name, change in changes.items()}
+        changes = {name: change for name in names if (change := comparisons.of(measure, name, base))}
+        if changes:
+            rows[label] = {
+                name: (change.value, change.low, change.high, words[name].get(measure) in (AHEAD, BEHIND))
+                for name, change in changes.items()
+            }
     if not rows:
         return []
     more = f" {len(rows)} of {len(common)} measures." if len(rows) < len(common) else ""
     more += _left_out(results, shown)
     who = f"{names[0]} − {base}" if len(names) == 1 else f"each minus {base}"
     caption = (
-        f"{who}, in points; right of the line pretraining helps. Filled: a clear difference (above twice the spread "
-        f"over trials); whiskers are ±1 standard deviation of the difference, where there are several trials.{more}"
+        f"{who}, in points; right of the line pretraining helps. Filled: ahead or behind by the rule; whiskers are 95 "
+        f"% intervals over trials and test images, none where there is one trial and nothing to resample.{more}"
     )
     return [Plot(f"What is gained over {base}", caption, plots.gain_plot(rows, colours), tall=True)]
 
 
 def _slopes(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
     measures = [m for m in headline_order(results) if sum(name in results.cells[m] for name in shown) > 1]
-    chosen = _one_of_each_family_first(measures)[:SLOPES]
+    chosen = one_of_each_family_first(measures)[:SLOPES]
     rows = {
         label: {name: (cell.mean, cell.std) for name, cell in results.cells[measure].items() if name in shown}
         for measure, label in short_labels(chosen).items()
@@ -115,17 +129,6 @@ def _slopes(results: Results, colours: Mapping[str, int], shown: Sequence[str]) 
         f"trials.{more}"
     )
     return [Plot("From baseline to pretrained", caption, plots.slope_plot(order, rows, colours, caption))]
-
-
-def _one_of_each_family_first(measures: Sequence[Measure]) -> list[Measure]:
-    """Detection, low-shot, … each once before any of them twice; a stable order."""
-    seen: Counter[str] = Counter()
-    turns = []
-    for measure in measures:
-        family = measure.task.split("/")[0]
-        turns.append((seen[family], measure))
-        seen[family] += 1
-    return [measure for _, measure in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _few_labels(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
@@ -160,6 +163,20 @@ def _few_labels(results: Results, colours: Mapping[str, int], shown: Sequence[st
             svg = plots.few_labels_plot(lines, colours, "share of the labels, %")
             drawn.append(Plot(f"{_SHARES[family]} with few labels", caption, svg))
     return drawn
+
+
+def _agreement(made: Sequence[Pair]) -> list[Plot]:
+    """Rank correlations of pairs of measures, where there are enough checkpoints."""
+    if not made:
+        return []
+    rows = {f"{pair.first} → {pair.second}": (pair.found.tau, *pair.found.tau_interval) for pair in made[:GAINS]}
+    more = f" {len(rows)} of {len(made)} pairs." if len(rows) < len(made) else ""
+    caption = (
+        "Kendall's τ_b of two measures over checkpoints: 1 where both order them alike, 0 where one says nothing of "
+        "the other. Pairs of a cheap and a costly measure first; whiskers are 95 % intervals over the "
+        f"{made[0].found.n} checkpoints.{more}"
+    )
+    return [Plot("Which measure predicts which", caption, plots.agreement_plot(rows))]
 
 
 def _amount(task: str) -> float | None:

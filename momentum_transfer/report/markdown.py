@@ -8,9 +8,16 @@ from momentum_transfer.report.views import TableView
 
 def render_markdown(report: Report) -> str:
     """All tables, curves' ends, provenance and notices."""
-    lines = [f"# {escape(report.title)}", "", *(f"- {escape(verdict)}" for verdict in report.verdicts), ""]
+    lines = [
+        f"# {escape(report.title)}",
+        "",
+        *(f"- {escape(verdict)}" for verdict in report.verdicts),
+        "",
+        escape(report.rule),
+        "",
+    ]
     lines += _table(report.summary)
-    for table in (*report.details, *report.analysis_tables, *report.conversions):
+    for table in (*report.overall, *report.evidence, *report.details, *report.analysis_tables, *report.conversions):
         lines += _table(table)
     if report.curves:
         lines += ["## Training", "", *(f"- {escape(f'{plot.title}: {plot.caption}')}" for plot in report.curves), ""]

@@ -13,9 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from momentum_transfer import records as records_file
 from momentum_transfer.errors import InputError
-from momentum_transfer.report.aggregate import Results, aggregate, is_baseline
+from momentum_transfer.report.aggregate import Results, aggregate, check_strangers, is_baseline
+from momentum_transfer.report.agreement import agreement_table, pairs
 from momentum_transfer.report.conversion import conversion_table
+from momentum_transfer.report.differences import ABOUT, RESAMPLES, RULE, Comparisons
+from momentum_transfer.report.evidence import evidence_tables
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
+from momentum_transfer.report.overall import overall_table
 from momentum_transfer.report.pictures import Gallery, galleries
 from momentum_transfer.report.provenance import Provenance, provenance
 from momentum_transfer.report.reference import Published, load_tables, published
@@ -37,6 +41,9 @@ class Report:
     balances: tuple[Balance, ...]
     colours: Mapping[str, int]
     summary: TableView
+    rule: str
+    overall: tuple[TableView, ...]
+    evidence: tuple[TableView, ...]
     plots: tuple[Plot, ...]
     details: tuple[TableView, ...]
     curves: tuple[Plot, ...]
@@ -61,6 +68,10 @@ def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], lis
     problems: list[str] = []
     for path in dict.fromkeys(Path(path).resolve() for path in paths):
         found, wrong = records_file.read(path)
+        for record in found:
+            record["file"] = str(path)
+            if isinstance(record.get("items"), dict):
+                record["items"]["folder"] = str(path.parent)
         records += found
         problems += wrong
     if not records:
@@ -81,23 +92,33 @@ def build(
     command: str = "",
     title: str = "Does it transfer?",
     suites: Sequence[Mapping[str, Any]] = (),
+    resamples: int = RESAMPLES,
 ) -> Report:
     """Turn records (and what run folders hold) into the report."""
     runs = runs or RunFiles()
     results = aggregate(records)
+    comparisons = Comparisons(results, resamples)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
     found = galleries(runs.pictures, notices)
     drawn, tables = analysis_figures(records)
+    agreements = pairs(results)
+    overall = [table for table in (overall_table(results, colours), agreement_table(agreements)) if table]
+    judged: dict[str, Any] = {
+        "verdicts": tuple(verdicts(comparisons)),
+        "summary": summary_table(comparisons),
+        "overall": tuple(overall),
+        "evidence": tuple(evidence_tables(comparisons)),
+        "balances": tuple(balances(comparisons)),
+        "plots": (*sweep_figures(suites, results, runs.curves), *summary_figures(comparisons, colours, agreements)),
+        "details": tuple(detail_tables(comparisons, reference, colours)),
+    }  # before the notices: what cannot be compared is told there
     return Report(
         results=results,
         title=title,
-        verdicts=tuple(verdicts(results)),
         colours=colours,
-        summary=summary_table(results),
-        balances=tuple(balances(results)),
-        plots=(*sweep_figures(suites, results, runs.curves), *summary_figures(results, colours)),
-        details=tuple(detail_tables(results, reference, colours)),
+        rule=f"{RULE} {ABOUT}",
+        **judged,
         curves=tuple(training_figures(runs.curves, colours)),
         analyses=tuple(drawn),
         analysis_tables=tuple(tables),
@@ -105,7 +126,7 @@ def build(
         conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
         provenance=tuple(provenance(results)),
         unfinished=tuple(runs.unfinished),
-        notices=(*runs.unfinished, *problems, *results.notices, *runs.notices, *notices),
+        notices=(*runs.unfinished, *problems, *results.notices, *runs.notices, *notices, *comparisons.notices),
         sources=tuple(sources),
         command=command,
     )
@@ -133,13 +154,16 @@ def make_report(
     reference_dir: str | Path | None = None,
     command: str = "",
     title: str = "Does it transfer?",
+    resamples: int = RESAMPLES,
 ) -> Report:
     """Read everything from disk and build the report.
 
     Raises:
-        InputError: a results file or run folder is missing, there is no record, or a reference table is damaged.
+        InputError: a results file or run folder is missing, there is no record, a reference table is damaged, or the
+            records of several files do not belong in one row.
     """
     records, problems = read_records(results)
+    check_strangers(records)
     tables = load_tables(reference_dir) if reference_dir is not None else load_tables()
     return build(
         records,
@@ -150,4 +174,5 @@ def make_report(
         command=command,
         title=title,
         suites=read_suites(results),
+        resamples=resamples,
     )

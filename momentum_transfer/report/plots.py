@@ -22,24 +22,29 @@ from momentum_transfer.report.runs import Curve
 Spread = tuple[float, float | None]
 
 
+#: Difference in points, ends of its 95 % interval where it has one, whether the rule says ahead or behind.
+Gain = tuple[float, float | None, float | None, bool]
+
+
 @styled
-def gain_plot(rows: Mapping[str, Mapping[str, tuple[float, float | None, bool]]], colours: Mapping[str, int]) -> str:
-    """Differences from a baseline, one line a measure; filled where the difference is clear.
+def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]) -> str:
+    """Differences from a baseline with their intervals, one line a measure; filled where the rule tells it.
 
     Args:
-        rows: measure to checkpoint to (difference in points, standard deviation or None, clear).
+        rows: measure to checkpoint to its gain.
         colours: checkpoint to series number.
     """
     figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(rows)))
     names = list(dict.fromkeys(name for cells in rows.values() for name in cells))
     axes.axvline(0, color=INK, linewidth=1)
     for place, cells in enumerate(rows.values()):
-        for name, (gain, std, clear) in cells.items():
+        for name, (gain, low, high, told) in cells.items():
             shift = 0.5 * (names.index(name) + 0.5) / len(names) - 0.25
             colour = series_colour(colours[name])
             axes.errorbar(
-                gain, place + shift, xerr=std or 0, color=colour, marker=MARKERS[colours[name] % len(MARKERS)],
-                markersize=6.5, markerfacecolor=colour if clear else PAPER, markeredgewidth=1.6, capsize=2.5,
+                gain, place + shift, xerr=_arms(gain, low, high), color=colour,
+                marker=MARKERS[colours[name] % len(MARKERS)], markersize=6.5,
+                markerfacecolor=colour if told else PAPER, markeredgewidth=1.6, capsize=2.5,
             )  # fmt: skip
     axes.set_yticks(range(len(rows)), [short_label(label, 46) for label in rows], fontsize=9.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -49,6 +54,33 @@ def gain_plot(rows: Mapping[str, Mapping[str, tuple[float, float | None, bool]]]
         handles = [axes.plot([], [], color=series_colour(colours[name]), label=short_label(name))[0] for name in names]
         axes.legend(handles=handles, frameon=False, labelcolor="linecolor", fontsize=10)
     return to_svg(figure, "gain", "Difference from the baseline for each measure, in points")
+
+
+@styled
+def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
+    """Rank correlations with their intervals.
+
+    Args:
+        rows: pair of measures to (τ_b, low, high).
+    """
+    figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(rows)))
+    axes.axvline(0, color=INK, linewidth=1)
+    for place, (tau, low, high) in enumerate(rows.values()):
+        arms = _arms(tau, low, high)
+        axes.errorbar(tau, place, xerr=arms, color=series_colour(0), marker=MARKERS[0], markersize=6.5, capsize=2.5)
+    axes.set_yticks(range(len(rows)), [short_label(label, 60) for label in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(-1.05, 1.05)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("Kendall's τ_b over checkpoints")
+    return to_svg(figure, "agreement", "Rank correlation of pairs of measures over checkpoints")
+
+
+def _arms(value: float, low: float | None, high: float | None) -> list[list[float]]:
+    """Lengths of a whisker to either side; an interval of BCa need not hold the value."""
+    if low is None or high is None or low != low:
+        return [[0.0], [0.0]]
+    return [[max(0.0, value - low)], [max(0.0, high - value)]]
 
 
 @styled

@@ -3,18 +3,27 @@
 import itertools
 from collections.abc import Sequence
 
-from momentum_transfer.report.aggregate import Measure, Results
-from momentum_transfer.report.differences import mean_ranks
+from momentum_transfer.report.aggregate import Measure
+from momentum_transfer.report.differences import RULE, Comparisons, mean_ranks
 from momentum_transfer.report.tables import (
     FAMILIES,
     cell_views,
-    change_of,
     compared,
     difference_view,
     headline_order,
     measure_label,
 )
 from momentum_transfer.report.views import CellView, RowView, TableView
+
+HOW = (
+    "A difference is in points, with its 95 % interval in brackets (for that number alone, before Holm). Where both "
+    "sides share their trials (draws of labelled images, seeds of training) it is Student's t over the differences "
+    "trial by trial, otherwise Welch's. Where records keep the outcome of every test image, the images are resampled "
+    "too, with the same weights on both sides, and their variance is added; with one trial the interval is over images "
+    "alone (BCa; McNemar's exact test where an image is right or wrong) and speaks of the networks as they were "
+    "trained. The spread of one checkpoint (±) is the sample standard deviation over its trials. No interval covers "
+    "the seed of pretraining where a checkpoint was pretrained once."
+)
 
 #: More columns of differences than these are left to the detail tables.
 SUMMARY_DIFFERENCES = 4
@@ -23,8 +32,9 @@ SUMMARY_DIFFERENCES = 4
 _CONTEXT = (2, 3, 4)
 
 
-def summary_table(results: Results) -> TableView:
+def summary_table(comparisons: Comparisons) -> TableView:
     """One row a headline measure, one column a checkpoint, then the differences from random and supervised."""
+    results = comparisons.results
     pairs = compared(results)
     if len(pairs) > SUMMARY_DIFFERENCES:
         pairs = []  # the detail tables have them all
@@ -32,7 +42,7 @@ def summary_table(results: Results) -> TableView:
     counts = {cell.trials for m in measures for cell in results.cells[m].values() if cell.trials > 1}
     rows = []
     for family, same in itertools.groupby(measures, key=lambda measure: measure.task.split("/")[0]):
-        rows += _summary_group(results, FAMILIES.get(family, family), list(same), pairs, len(counts) > 1)
+        rows += _summary_group(comparisons, FAMILIES.get(family, family), list(same), pairs, len(counts) > 1)
     ranks = mean_ranks(results)
     if ranks:
         rank_cells = [
@@ -49,24 +59,22 @@ def summary_table(results: Results) -> TableView:
         "task",
         (*results.checkpoints, *(f"{name} − {base}" for name, base in pairs)),
         tuple(rows),
-        reading="Trials are draws of labelled images or seeds of fine-tuning; the weights are pretrained once, so no ± "
-        "covers the seed of pretraining. A difference is in points; it is clear, and coloured, where it exceeds twice "
-        "the larger standard deviation of its two sides (single trials have none, and are never clear); its own ± is "
-        "over trials, pair by pair where both sides have the same ones.",
+        reading=f"{RULE} {HOW}",
     )
 
 
 def _summary_group(
-    results: Results, title: str, measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], counted: bool
+    comparisons: Comparisons, title: str, measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], counted: bool
 ) -> list[RowView]:
     """A heading with the data, protocol and engine that all rows share, and the rows with what tells them apart."""
+    results = comparisons.results
+    words = {pair: comparisons.words(*pair) for pair in pairs}
     shared = [len({measure[place] for measure in measures}) == 1 for place in _CONTEXT]
     common = [measures[0][place] for place, same in zip(_CONTEXT, shared, strict=True) if same]
     rows = [RowView(title, "group", (), note=" · ".join(part for part in common if part))]
     for measure in measures:
-        cells = results.cells[measure]
         views = cell_views(results, measure, results.checkpoints, counted)
-        views += [difference_view(change_of(cells, name, base)) for name, base in pairs]
+        views += [difference_view(comparisons.of(measure, *pair), words[pair].get(measure)) for pair in pairs]
         own = [measure[place] for place, same in zip(_CONTEXT, shared, strict=True) if not same]
         rows.append(
             RowView(measure_label(measure), "ours", tuple(views), note=" · ".join(part for part in own if part))

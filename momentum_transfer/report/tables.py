@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results, baseline
-from momentum_transfer.report.differences import Difference, difference
+from momentum_transfer.report.differences import AHEAD, ALPHA, BEHIND, Comparisons
 from momentum_transfer.report.published_rows import published_rows
 from momentum_transfer.report.reference import Published
 from momentum_transfer.report.views import CellView, RowView, TableView, number
+from momentum_transfer.verdicts.comparison import Comparison
 
 #: Baselines that are not themselves compared with one.
-NOT_COMPARED = ("random", "pixels", "none")
+BASELINES_ONLY = ("random", "pixels", "none")
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -54,14 +55,20 @@ def cell_views(results: Results, measure: Measure, names: Sequence[str], counted
     return [cell_view(cells.get(name), name in top, counted, name in unlike) for name in names]
 
 
-def difference_view(change: Difference | None) -> CellView:
-    """A difference with its sign; up and down are told only where it is clear."""
+def difference_view(change: Comparison | None, word: str | None = None) -> CellView:
+    """A difference with its sign and its 95 % interval, and the word of the summary.
+
+    Without a word, up and down are told where p is at most 5 % for this number alone.
+    """
     if change is None:
-        return CellView()
-    sign = "+" if change.mean >= 0 else ""
-    tone = ("up" if change.mean > 0 else "down") if change.clear else ""
-    spread = f"± {number(change.std)}" if change.std is not None else ""
-    return CellView(sign + number(change.mean), spread, tone=tone)
+        return CellView(note=word or "")
+    sign = "+" if change.value >= 0 else ""
+    told = word in (AHEAD, BEHIND) if word else change.p is not None and change.p <= ALPHA and change.value != 0
+    tone = ("up" if change.value > 0 else "down") if told else ""
+    spread = (
+        f"[{number(change.low)}, {number(change.high)}]" if change.low is not None and change.high is not None else ""
+    )
+    return CellView(sign + number(change.value), spread, tone=tone, note=word or "")
 
 
 def compared(results: Results) -> list[tuple[str, str]]:
@@ -71,15 +78,8 @@ def compared(results: Results) -> list[tuple[str, str]]:
         (name, base)
         for base in bases
         for name in results.checkpoints
-        if name != base and not name.lower().startswith(NOT_COMPARED)
+        if name != base and not name.lower().startswith(BASELINES_ONLY)
     ]
-
-
-def change_of(cells: Mapping[str, Cell], name: str, base: str) -> Difference | None:
-    """The difference of two checkpoints in a measure, if both have it."""
-    if name not in cells or base not in cells:
-        return None
-    return difference(cells[name], cells[base])
 
 
 def _best(cells: Mapping[str, Cell]) -> set[str]:
@@ -93,6 +93,17 @@ def _best(cells: Mapping[str, Cell]) -> set[str]:
 def headline_order(results: Results) -> list[Measure]:
     """The main measures in the order of the page."""
     return sorted(results.headlines(), key=_measure_order)
+
+
+def one_of_each_family_first(measures: Sequence[Measure]) -> list[Measure]:
+    """Detection, low-shot, … each once before any of them twice; a stable order."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for measure in measures:
+        family = measure.task.split("/")[0]
+        turns.append((seen[family], measure))
+        seen[family] += 1
+    return [measure for _, measure in sorted(turns, key=lambda turn: turn[0])]
 
 
 def short_labels(measures: Sequence[Measure]) -> dict[Measure, str]:
@@ -131,8 +142,11 @@ def _natural(task: str) -> tuple[str, float]:
     return (stem, float(count)) if stem and count.isdigit() else (task, 0.0)
 
 
-def detail_tables(results: Results, published: Sequence[Published], colours: Mapping[str, int]) -> list[TableView]:
+def detail_tables(
+    comparisons: Comparisons, published: Sequence[Published], colours: Mapping[str, int]
+) -> list[TableView]:
     """One table for every (family, dataset, protocol, engine); detection has one for boxes and one for masks."""
+    results = comparisons.results
     groups: dict[tuple[str, ...], list[Measure]] = {}
     for measure in sorted(results.cells, key=_measure_order):
         family = measure.task.split("/")[0]
@@ -144,7 +158,7 @@ def detail_tables(results: Results, published: Sequence[Published], colours: Map
         title = _title(measures[0].task)
         if titles[title] > 1 and measures[0].protocol:
             title = f"{title} · {measures[0].protocol}"
-        tables.append(_detail_table(results, title, _in_columns(measures), published, colours))
+        tables.append(_detail_table(comparisons, title, _in_columns(measures), published, colours))
     return tables
 
 
@@ -157,12 +171,13 @@ def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
 
 
 def _detail_table(
-    results: Results,
+    comparisons: Comparisons,
     title: str,
     measures: Sequence[Measure],
     published: Sequence[Published],
     colours: Mapping[str, int],
 ) -> TableView:
+    results = comparisons.results
     columns, groups = _headings(measures)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
     counts = {cell.trials for m in measures for cell in results.cells[m].values()}
@@ -172,7 +187,7 @@ def _detail_table(
         for name, cells in zip(present, zip(*columns_of_cells, strict=True), strict=True)
     ]
     for name, base in compared(results):
-        changes = [change_of(results.cells[m], name, base) if m.metric not in DESCRIPTIVE else None for m in measures]
+        changes = [comparisons.of(measure, name, base) for measure in measures]
         if any(changes):
             rows.append(RowView(f"{name} − {base}", "difference", tuple(difference_view(c) for c in changes)))
     beside, left_out = published_rows(measures, published)

@@ -25,6 +25,8 @@ class Agreement:
 def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000, seed: int = 0) -> Agreement:
     """Rank correlations over checkpoints, with percentile bootstrap intervals (checkpoints are resampled).
 
+    With more than 60 checkpoints fewer resamples are taken, down to 100.
+
     Resamples in which a side is constant have no rank correlation and are left out. With few checkpoints such intervals
     are too narrow rather than too wide; they are to warn, not to prove.
 
@@ -41,6 +43,7 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000, seed
         )
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise InputError("expected finite scores of every checkpoint, found one missing; leave the checkpoint out")
+    resamples = max(100, min(resamples, 2**22 // len(a) ** 2))  # pairs of checkpoints are n² numbers a resample
     picks = np.random.default_rng(seed).integers(0, len(a), (resamples, len(a)))
     taus, rhos = kendall(a[picks], b[picks]), spearman(a[picks], b[picks])
     return Agreement(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from momentum_transfer.records import make_record
 from momentum_transfer.report.aggregate import Cell, Measure, aggregate, baseline
-from momentum_transfer.report.differences import difference, mean_ranks
+from momentum_transfer.report.differences import mean_ranks
 
 
 def record(name: str, value: float, *, task: str = "svm/k=4", metric: str = "top1", trial: int = 0, **more) -> dict:
@@ -166,26 +166,6 @@ def test_a_checkpoint_measured_with_other_settings_than_its_row_is_told():
     assert notice.startswith("svm/k=4, imagenet/heldout: a measured with other settings than the columns beside")
     assert aggregate([record("a", 1.0, config="c2"), record("random", 1.0, config="c1")]).unlike == {SVM4: {"a"}}
     assert not aggregate([record("a", 1.0, config="c1"), record("random", 1.0)]).unlike  # not told is not other
-
-
-def test_difference_of_the_same_trials_is_paired():
-    change = difference(Cell({0: 50.0, 1: 60.0}), Cell({0: 40.0, 1: 52.0}))
-    assert (change.mean, change.paired) == (9.0, True)
-    assert change.std == pytest.approx(math.sqrt(2))  # of the differences 10 and 8
-    assert change.spread == pytest.approx(np.std([40, 52], ddof=1))
-    assert not change.clear  # 9 < 2 · 8.49
-
-
-def test_difference_of_other_trials_adds_variances():
-    change = difference(Cell({0: 50.0, 1: 60.0}), Cell({0: 40.0, 1: 40.0, 2: 43.0}))
-    assert not change.paired
-    assert change.std == pytest.approx(math.hypot(np.std([50, 60], ddof=1), np.std([40, 40, 43], ddof=1)))
-
-
-def test_a_single_trial_is_never_a_clear_difference():
-    assert not difference(Cell({0: 90.0}), Cell({0: 10.0})).clear
-    assert not difference(Cell({0: 90.0, 1: 91.0}), Cell({0: 10.0})).clear
-    assert difference(Cell({0: 90.0, 1: 91.0}), Cell({0: 10.0, 1: 11.0})).clear
 
 
 def test_headline_is_the_main_metric_of_each_task():

@@ -1,0 +1,129 @@
+"""One difference between two checkpoints, judged by what there is: trials, test items, or both.
+
+- Both sides have two trials or more: the t interval of ``trials`` (paired where they share their trials, else Welch).
+- Outcomes per item besides: their bootstrap variance is added, V = s²/n + V_items, with Satterthwaite's degrees of
+  freedom. Chance that trials and items share is in both parts, so the interval is rather too wide than too narrow.
+- One trial, but outcomes per item: BCa interval over items; p by the exact McNemar test where the outcomes are hits,
+  else by the normal with the bootstrap's standard error. It speaks of the trained networks at hand, not of another
+  training.
+- One trial and no outcomes: no verdict.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from momentum_transfer.verdicts import power, trials
+from momentum_transfer.verdicts.bootstrap import bca_interval
+from momentum_transfer.verdicts.hits import mcnemar
+from momentum_transfer.verdicts.trials import satterthwaite, t_estimate
+
+
+@dataclass(frozen=True)
+class ItemEvidence:
+    """Means over each side's trials of the score, resampled with the same item weights on both sides.
+
+    Attributes:
+        items: number of test items.
+        first, second: [B] replicates in points. first_left_out, second_left_out: [G] with a group of items left out.
+        hits: where each side has one trial and its outcomes are hits: bool [items] of both.
+    """
+
+    items: int
+    first: np.ndarray
+    second: np.ndarray
+    first_left_out: np.ndarray
+    second_left_out: np.ndarray
+    hits: tuple[np.ndarray, np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference, in points, and how sure it is.
+
+    Attributes:
+        low, high: 95 % interval; None, as p, se and df, where nothing can be said.
+        p: two-sided p of "no difference". exact_p: of the sign-flip test over up to 12 shared trials.
+        n: trials of both sides. items: test items that were resampled (0: none). paired: judged trial by trial.
+        item_share: share of the variance that the test items have, where trials have the rest.
+        std: over trials, of the differences where ``paired``, else of a side. floor: standard error from items alone.
+    """
+
+    value: float
+    n: tuple[int, int]
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    se: float | None = None
+    df: float = math.inf
+    items: int = 0
+    paired: bool = False
+    exact_p: float | None = None
+    item_share: float | None = None
+    std: float | None = None
+    floor: float = 0.0
+
+    @property
+    def source(self) -> str:
+        """``trials``, ``items``, ``trials and items`` or ``nothing``."""
+        parts = ["trials"] * (self.p is not None and min(self.n) > 1) + ["items"] * (self.items > 0)
+        return " and ".join(parts) or "nothing"
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true difference that this design shows in 80 % of cases, at 5 %."""
+        return None if self.se is None else power.detectable(self.se, self.df)
+
+    @property
+    def needed(self) -> int | None:
+        """Trials that would show the observed difference in 80 % of cases; None where no number does."""
+        if self.std is None or not self.value:
+            return None
+        return power.trials_needed(self.value, self.std, self.paired, floor=self.floor)
+
+
+def compare(
+    first: Mapping[int, float], second: Mapping[int, float], shared: bool = True, evidence: ItemEvidence | None = None
+) -> Comparison:
+    """``first`` minus ``second``.
+
+    Args:
+        first, second: scores by trial, at least one of each side.
+        shared: trials of one number are the same draws or seeds on both sides.
+        evidence: outcomes per test item of the same scores.
+    """
+    a, b = [first[trial] for trial in sorted(first)], [second[trial] for trial in sorted(second)]
+    n, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
+    if min(n) < 2:
+        return _by_items(value, n, evidence) if evidence else Comparison(value, n)
+    paired = shared and set(first) == set(second)
+    found = trials.paired(a, b) if paired else trials.welch(a, b)
+    std = found.se * math.sqrt(n[0]) if paired else math.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 2)
+    made = Comparison(
+        value, n, found.low, found.high, found.p, found.se, found.df, paired=paired, exact_p=found.exact_p, std=std
+    )
+    if evidence is None:
+        return made
+    floor = float(np.nanstd(evidence.first - evidence.second, ddof=1))
+    variances = found.se**2, floor**2
+    total = sum(variances)
+    df = satterthwaite(variances, (found.df, evidence.items - 1))
+    low, high, p = t_estimate(value, math.sqrt(total), df)
+    share = variances[1] / total if total else None
+    return replace(
+        made, low=low, high=high, p=p, se=math.sqrt(total), df=df, items=evidence.items, item_share=share, floor=floor
+    )
+
+
+def _by_items(value: float, n: tuple[int, int], evidence: ItemEvidence) -> Comparison:
+    differences = evidence.first - evidence.second
+    se = float(np.nanstd(differences, ddof=1))
+    low, high = bca_interval(value, differences, evidence.first_left_out - evidence.second_left_out)
+    if evidence.hits is not None:
+        p = mcnemar(*evidence.hits)[2]
+    else:
+        p = float(2 * stats.norm.sf(abs(value) / se)) if se > 0 else float(value == 0)
+    return Comparison(value, n, low, high, p, se, items=evidence.items)
