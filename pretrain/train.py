@@ -242,6 +242,7 @@ def _export(run: Run, path: Path | None = None, steps: int | None = None) -> Pat
         metadata = {
             "network": network,
             "method": cfg.METHOD.NAME,
+            "optimizer": cfg.SOLVER.OPTIMIZER,
             "norm_student": cfg.NORM.STUDENT,
             "norm_teacher": cfg.NORM.TEACHER if "teacher" in run.method.networks() else "",
             "config_hash": pretraining_hash(dump(cfg)),

@@ -1,7 +1,7 @@
 """Run a suite of evaluations on checkpoints, side by side; skips what is done, goes on after a failed task.
 
     python tools/evaluate.py --weights outputs/momentum2 outputs/random --suite configs/suites/quick.yaml
-    python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run
+    python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run       (--preset m2: as Momentum²)
     python tools/evaluate.py --suite configs/suites/momentum2_table4_digits.yaml     (a sweep: it pretrains first)
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --sbatch partition=gpu
 
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> None:
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     names = ", ".join(map(weights_name, weights))
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
-    jobs = plan(suite, weights, output)
+    jobs = plan(suite, weights, output, args.preset)
     given = [job for job in jobs if job.weights == PIXELS]
     if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
@@ -154,6 +154,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--weights", nargs="+", default=[], metavar="CKPT",
                       help="checkpoints, run folders, pixels; a suite with pretrainings needs none")  # fmt: skip
     made.add_argument("--suite", required=True, metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
+    made.add_argument(
+        "--preset",
+        nargs="+",
+        default=[],
+        metavar="[CKPT=]NAME",
+        help="another paper's settings than the checkpoint's own, for all or one (suites with presets)",
+    )
     made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     made.add_argument("--dry-run", action="store_true", help="print the plan with the expected GPU hours")
     made.add_argument("--jobs", type=_positive, default=1, help="tasks at a time on this machine (default: 1)")

@@ -25,7 +25,7 @@ from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of
-from momentum_transfer.learned_settings import pretraining_hash
+from momentum_transfer.learned_settings import learned_settings, pretraining_hash
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
            "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip
@@ -161,4 +161,8 @@ def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
         if isinstance(tree.get("config"), str):
             with contextlib.suppress(InputError):  # no settings: the backbone is readable all the same
                 carried["config_hash"] = pretraining_hash(tree["config"])
+                settings = learned_settings(tree["config"])
+                carried["optimizer"] = str(settings.get("SOLVER.OPTIMIZER", ""))
+                with_teacher = any(str(name).startswith("teacher.") for name in tree.get("model") or ())
+                carried["norm_teacher"] = str(settings.get("NORM.TEACHER", "")) if with_teacher else ""
     return carried

@@ -8,7 +8,8 @@
 
 In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{folder}`` the task's own output
 folder and ``{results}`` the records of the whole suite. ``needs`` names tasks of the same checkpoint that come before.
-A suite may make its checkpoints itself (``pretrain``: ``sweep.py``) and ask for plots (``plots``: ``plots.py``).
+A suite may make its checkpoints itself (``pretrain``: ``sweep.py``), ask for plots (``plots``: ``plots.py``), and have
+words that depend on the checkpoint's paper (``presets``: ``presets.py``).
 """
 
 import contextlib
@@ -29,6 +30,7 @@ from momentum_transfer.files import sha256_of, sha256_of_text, weights_name, wri
 from momentum_transfer.settings import config_files
 from momentum_transfer.shipped import CONFIGS, find_config, tool_file, workplace
 from momentum_transfer.suites.plots import PlotRequest, read_plots
+from momentum_transfer.suites.presets import Presets, read_choices, read_presets, words_of
 from momentum_transfer.suites.sweep import Pretraining, Sweep, describe, read_sweep
 
 #: Weights that are no file: the raw pixels, which only the low-shot evaluations take.
@@ -110,6 +112,7 @@ class Suite:
     path: Path = field(default=Path())
     sweep: Sweep | None = None
     plots: tuple[PlotRequest, ...] = ()
+    presets: Presets = field(default_factory=dict)
 
     def write_description(self, output: str | Path) -> None:
         """Write ``suite.json`` beside the records: what each pretraining was and which plots the report draws."""
@@ -131,14 +134,16 @@ def load_suite(path: str | Path) -> Suite:
         raise InputError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("tasks"), list) or not content["tasks"]:
         raise InputError(f"{path}: expected a name and a list of tasks; see configs/suites/smoke.yaml")
+    presets = read_presets(content["presets"], str(path), _PLACES) if "presets" in content else {}
+    known = (*_PLACES, *next(iter(presets.values()), ()))
     tasks: list[Task] = []
     for number, entry in enumerate(content["tasks"], start=1):
-        tasks.append(_task(entry, f"{path}, task {number}", {task.name for task in tasks}))
+        tasks.append(_task(entry, f"{path}, task {number}", {task.name for task in tasks}, known))
     sweep = read_sweep(content["pretrain"], f"{path}, pretrain") if "pretrain" in content else None
     if any(task.name == PRETRAIN for task in tasks) and sweep:
         raise InputError(f"{path}: expected tasks of other names beside pretrain, found a task called {PRETRAIN}")
     plots = read_plots(content.get("plots", []), str(path), dict.fromkeys(sweep.keys() if sweep else ()))
-    return Suite(str(content.get("name", path.stem)), tuple(tasks), path, sweep, plots)
+    return Suite(str(content.get("name", path.stem)), tuple(tasks), path, sweep, plots, presets)
 
 
 def _suite_file(name: str | Path) -> Path:
@@ -150,7 +155,7 @@ def _suite_file(name: str | Path) -> Path:
     raise InputError(f"suite not found: {name}; configs/suites holds {known}")
 
 
-def _task(entry: Any, where: str, earlier: set[str]) -> Task:
+def _task(entry: Any, where: str, earlier: set[str], places: Sequence[str]) -> Task:
     known = [f.name for f in fields(Task)]
     if not isinstance(entry, dict) or not {"name", "command"} <= entry.keys():
         raise InputError(f"{where}: expected at least name and command, found {entry!r}")
@@ -166,16 +171,19 @@ def _task(entry: Any, where: str, earlier: set[str]) -> Task:
         if need not in earlier:
             raise InputError(f"{where}: needs {need!r}, which is no task before it")
     for place in re.findall(r"{(\w*)}", task.command):
-        if place not in _PLACES:
-            raise InputError(f"{where}: unknown place {{{place}}}; expected one of {', '.join(_PLACES)}")
+        if place not in places:
+            raise InputError(f"{where}: unknown place {{{place}}}; expected one of {', '.join(places)}")
     script = shlex.split(task.command)[0]
     if not tool_file(script).is_file():
         raise InputError(f"{where}: the command begins with {script}, which is no file of this repository")
     return task
 
 
-def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[Job]:
+def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
     """The jobs of the suite's own pretrainings and of every checkpoint; tasks that raw pixels cannot do are left out.
+
+    Args:
+        presets: ``PRESET`` or ``CHECKPOINT=PRESET`` in the place of the checkpoint's own.
 
     Raises:
         InputError: a checkpoint or a config file is missing, two checkpoints have the same name, or there are none.
@@ -183,12 +191,14 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[J
     output = Path(output)
     names: dict[str, str] = {}
     jobs: list[Job] = []
-    for sweep, run in [(suite.sweep, run) for run in suite.sweep.runs()] if suite.sweep else []:
-        pretraining = _pretraining(sweep, run, output)
+    made = _trained(suite, output)
+    swept = [name for _, checkpoints_of_run in made for name in checkpoints_of_run]
+    chosen = read_choices(presets, suite.presets, [*swept, *map(weights_name, checkpoints)])
+    for pretraining, checkpoints_of_run in made:
         jobs.append(pretraining)
-        for name, (made, _) in sweep.checkpoints(run, pretraining.folder).items():
-            names[name] = str(made)
-            jobs += _jobs(suite, str(made), name, output, pretraining)
+        for name, weights in checkpoints_of_run.items():
+            names[name] = weights
+            jobs += _jobs(suite, weights, name, output, chosen, pretraining)
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
         if name in names:
@@ -197,10 +207,21 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path) -> list[J
                 "under another name"
             )
         names[name] = weights
-        jobs += _jobs(suite, weights, name, output)
+        jobs += _jobs(suite, weights, name, output, chosen)
     if not jobs:
         raise InputError(f"expected --weights CHECKPOINT…: the suite {suite.name} pretrains none itself")
     return jobs
+
+
+def _trained(suite: Suite, output: Path) -> list[tuple[Job, dict[str, str]]]:
+    """The suite's own pretrainings, each with its checkpoints by name."""
+    if not suite.sweep:
+        return []
+    jobs = [(run, _pretraining(suite.sweep, run, output)) for run in suite.sweep.runs()]
+    return [
+        (job, {name: str(made) for name, (made, _) in suite.sweep.checkpoints(run, job.folder).items()})
+        for run, job in jobs
+    ]
 
 
 def _pretraining(sweep: Sweep, run: Pretraining, output: Path) -> Job:
@@ -211,9 +232,18 @@ def _pretraining(sweep: Sweep, run: Pretraining, output: Path) -> Job:
     return Job(run.name, task, command, folder, (), key, output / "results.jsonl")
 
 
-def _jobs(suite: Suite, weights: str, name: str, output: Path, pretraining: Job | None = None) -> list[Job]:
+def _jobs(
+    suite: Suite,
+    weights: str,
+    name: str,
+    output: Path,
+    chosen: Mapping[str, str],
+    pretraining: Job | None = None,
+) -> list[Job]:
     """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
     digest = pretraining.key if pretraining else _hash_of(weights)
+    readable = pretraining is None and weights != PIXELS
+    worded = words_of(suite.presets, weights if readable else None, name, chosen)
     made: dict[str, Job] = {}
     for task in suite.tasks:
         if weights == PIXELS and ("{converted}" in task.command or any(need not in made for need in task.needs)):
@@ -225,7 +255,7 @@ def _jobs(suite: Suite, weights: str, name: str, output: Path, pretraining: Job 
             "folder": str(folder),
             "results": str(output / "results.jsonl"),
         }
-        command = tuple(_fill(word, places) for word in shlex.split(task.command))
+        command = tuple(_fill(word, places) for word in shlex.split(_fill(task.command, worded)))
         needs = (*([pretraining] if pretraining else []), *(made[need] for need in task.needs))
         key = sha256_of_text(json.dumps([command, digest, _config_hashes(command), [need.key for need in needs]]))[:16]
         made[task.name] = Job(name, task, command, folder, needs, key, output / "results.jsonl")
@@ -233,7 +263,8 @@ def _jobs(suite: Suite, weights: str, name: str, output: Path, pretraining: Job 
 
 
 def _fill(word: str, places: Mapping[str, str]) -> str:
-    return re.sub(r"{(\w+)}", lambda found: places[found.group(1)], word)
+    """The word with its places filled; those of other mappings stay."""
+    return re.sub(r"{(\w+)}", lambda found: places.get(found.group(1), found.group(0)), word)
 
 
 def _hash_of(weights: str) -> str:

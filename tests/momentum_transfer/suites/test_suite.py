@@ -1,5 +1,6 @@
 """Suites: plans from YAML, refusals, what is done stays done, a failure stops only what needs it, kill and resume."""
 
+import itertools
 import os
 import signal
 import sys
@@ -219,7 +220,9 @@ def test_shipped_configs_load_with_the_settings_of_their_command(path: Path, tmp
         "tools/transfer.py": transfer.config.load,
         "tools/pretrain.py": lambda *given: load_config(pretrain.config.get_cfg(), *given),
     }
-    for job in plan(load_suite(path), weights[:1], tmp_path / "out"):
+    suite = load_suite(path)
+    choices = [[name] for name in suite.presets] or [[]]
+    for job in itertools.chain(*(plan(suite, weights[:1], tmp_path / "out", choice) for choice in choices)):
         if job.command[0] == "tools/convert.py":
             continue
         first = job.command.index("--resume") + 1 if job.task.name == PRETRAIN else None
@@ -233,7 +236,7 @@ def test_shipped_configs_load_with_the_settings_of_their_command(path: Path, tmp
 
 def test_the_full_suite_has_every_kind_of_evaluation(tmp_path: Path, weights):
     """Low-shot, linear, FixMatch, detectors, LVIS, VOC and segmentation; and every dense task that the papers print."""
-    jobs = plan(load_suite(ROOT / "configs" / "suites" / "full.yaml"), weights[:1], tmp_path / "out")
+    jobs = plan(load_suite(ROOT / "configs" / "suites" / "full.yaml"), weights[:1], tmp_path / "out", ["m2"])
     assert {job.command[1] for job in jobs if job.command[0] == "tools/lowshot.py"} == {
         "retrieval", "svm", "linear", "finetune", "fixmatch"
     }  # fmt: skip

@@ -1,0 +1,124 @@
+"""Presets of a suite: the words of a command that depend on the paper which a checkpoint is of.
+
+    presets:
+      m2: {linear: configs/lowshot/momentum2_linear.yaml, rates: ""}    # the first is for checkpoints of no paper here
+      eman-byol: {linear: configs/lowshot/eman_table2_linear_100.yaml, rates: "LINEAR.LEARNING_RATES [0.2,0.4,0.8]"}
+    tasks:
+      - name: linear
+        command: tools/lowshot.py linear --config {linear} --weights {weights} --results {results} {rates}
+
+A checkpoint's preset is that of the method in its metadata, else of the family it was read as; both can be overridden.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from momentum_transfer.console import say
+from momentum_transfer.errors import InputError
+
+#: Preset -> place -> words.
+Presets = Mapping[str, Mapping[str, str]]
+
+#: Families of published files -> preset. EMAN's MoCo writes MoCo's names and cannot be told from it; RCF's files do not
+#: say whether LARS trained them.
+OF_FAMILY = {
+    "momentum2": "m2",
+    "rcf": "rcf-sgd",
+    "moco": "rcf-sgd",
+    "eman-byol": "eman-byol",
+    "eman-fixmatch": "eman-moco",
+}
+
+
+def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
+    """(preset, why) of a checkpoint; the preset is "" where it is of none of the papers.
+
+    Args:
+        family: rule that read the file. metadata: what a pretraining of this project left in it.
+    """
+    method, norm, optimizer = (metadata.get(key, "") for key in ("method", "norm_teacher", "optimizer"))
+    if method == "momentum2":
+        return "m2", "method momentum2"
+    if method in ("byol", "moco"):
+        if norm == "EMAN":
+            return f"eman-{method}", f"method {method} with EMAN"
+        return "rcf-lars" if optimizer == "lars" else "rcf-sgd", f"method {method}, optimizer {optimizer or 'unknown'}"
+    if method:
+        return "", f"method {method} has none of its own"
+    return OF_FAMILY.get(family, ""), f"family {family}"
+
+
+def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[str, str]) -> Mapping[str, str]:
+    """The words of a checkpoint's preset; says which it is and why.
+
+    Args:
+        weights: the checkpoint; None where there is none to read (yet).
+        name: in results. chosen: as :func:`read_choices` gives it.
+    """
+    if not presets:
+        return {}
+    preset, why = chosen.get(name, chosen.get("", "")), "asked for"
+    if not preset:
+        why = "no checkpoint yet that could tell"
+        if weights is not None:
+            from momentum_transfer.backbones.read import load_backbone  # imports torch, which takes seconds
+
+            try:
+                source = load_backbone(weights)
+                preset, why = preset_of(source.family, source.metadata)
+            except InputError as error:  # what cannot be read stops its own tasks, not the plan of all
+                why = str(error).partition("\n")[0]
+    if preset not in presets:
+        preset, why = next(iter(presets)), f"{why}: the suite's first"
+    say(f"{name}: preset {preset} ({why}); --preset {name}=NAME takes another")
+    return presets[preset]
+
+
+def read_presets(content: Any, where: str, taken: Collection[str]) -> Presets:
+    """The ``presets`` of a suite's file, checked: each gives words for the same places.
+
+    Args:
+        taken: places that mean something else.
+
+    Raises:
+        InputError: no such mapping, or presets whose places differ or are taken.
+    """
+    entries = list(content.values()) if isinstance(content, dict) else []
+    if not entries or not all(isinstance(entry, dict) and entry for entry in entries):
+        raise InputError(f"{where}: expected presets as names with their places and words, found {content!r}")
+    places = set(entries[0])
+    for name, entry in content.items():
+        if set(entry) != places:
+            found = f"{_listed(entry)} in {name}"
+            raise InputError(f"{where}: expected the places {_listed(places)} in every preset, found {found}")
+        if wrong := [word for word in entry.values() if not isinstance(word, str)]:
+            raise InputError(f"{where}: expected words in preset {name}, found {wrong[0]!r}; put them in quotes")
+    if wrong := sorted(str(place) for place in places if place in taken or not re.fullmatch(r"\w+", str(place))):
+        raise InputError(f"{where}: expected places of letters and _ other than {_listed(taken)}, found {wrong[0]!r}")
+    return {str(name): dict(entry) for name, entry in content.items()}
+
+
+def read_choices(words: Sequence[str], presets: Presets, checkpoints: Collection[str]) -> dict[str, str]:
+    """Words ``PRESET`` (for all) or ``CHECKPOINT=PRESET`` -> preset by checkpoint, "" standing for all.
+
+    Raises:
+        InputError: a preset that the suite lacks, or a checkpoint that is not evaluated.
+    """
+    chosen: dict[str, str] = {}
+    for word in words:
+        name, _, preset = word.rpartition("=")
+        if not presets:
+            raise InputError(f"expected no --preset for a suite without presets, found {word}; leave it out")
+        if preset not in presets:
+            raise InputError(f"expected --preset of {', '.join(presets)}, found {preset!r}")
+        if name and name not in checkpoints:
+            raise InputError(f"expected --preset CHECKPOINT={preset} of {', '.join(checkpoints)}, found {name!r}")
+        chosen[name] = preset
+    return chosen
+
+
+def _listed(names: Collection[Any]) -> str:
+    return ", ".join(sorted(map(str, names)))
