@@ -86,6 +86,8 @@ FINETUNE = {
     # The paper names one rate for all, and recomputes (section 4.6). Nesterov without decay is from SimCLR's recipe
     # (arXiv 2002.05709, appendix B.5), which it follows.
     "m2": FinetunePreset((20, 15), (0.08,), None, batch_size=1024, nesterov=True, recompute=True),
+    # from random weights (--weights scratch): torchvision's schedule; its ResNet-50 is EMAN's table 2, Supervised
+    "supervised": FinetunePreset((90, 90), (0.1,), None, 256, "step", (1 / 3, 2 / 3), weight_decay=1e-4),
     # weight decay and plain momentum are those of the published runs; the paper does not print them
     "eman": FinetunePreset((50, 50), (1e-4, 1e-3, 1e-2), (1.0, 0.1), 256, "step", (0.6, 0.8), weight_decay=1e-4),
 }

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lowshot import inputs
+from lowshot.augment import SMALL_SQUARES
 from lowshot.config import EVALUATIONS, get_cfg
 from lowshot.evaluations import ON_FEATURES
 from lowshot.features.feature_set import FeatureSet
@@ -42,6 +43,12 @@ def test_header_names_paper_table_score_command_and_runtime(path):
     if path in PAPERS:
         assert "# Expected:" in text
         assert "# Runtime:" in text
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_views_that_no_paper_prints_are_stated_as_a_choice(path):
+    trained = load_config(get_cfg(), path).DATASETS.NAME in SMALL_SQUARES and command_of(path) in ON_IMAGES
+    assert trained == bool(re.search(r"# +View: .*The paper does not say; a choice\.", header(path)))
 
 
 def reference(path):

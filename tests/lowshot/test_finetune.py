@@ -38,6 +38,16 @@ def test_presets_are_those_of_the_papers():
     assert (m2.weight_decay, m2.nesterov, m2.recompute) == (0.0, True, True)
 
 
+def test_supervised_row_is_trained_at_supervised_rates():
+    """Rate .1 at batch 256 for weights and classifier alike, times .1 after 30 and 60 of 90 epochs."""
+    preset = FINETUNE["supervised"]
+    assert (preset.learning_rates, preset.batch_size, preset.rate_of_head(0.1, 1.0)) == ((0.1,), 256, 0.1)
+    assert (preset.weight_decay, preset.nesterov, preset.recompute) == (1e-4, False, False)
+    schedule = preset.schedule(1.0)
+    assert [share * schedule.epochs for share in schedule.milestones] == pytest.approx([30, 60])
+    assert (schedule.epochs, schedule.shape, schedule.warmup) == (90, "step", 0)
+
+
 def test_finetuning_learns_and_takes_the_rate_that_does(tmp_path):
     preset = FinetunePreset((8, 8), (1e-9, 0.05), (1e-9, 0.05), batch_size=8)
     found = evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, tmp_path, CPU)

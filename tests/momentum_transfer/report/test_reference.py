@@ -40,7 +40,7 @@ SHAPES = {
     ("rcf", 7): (6, 9),
     ("rcf", 8): (5, 7),
     ("eman", 1): (7, 6),
-    ("eman", 2): (17, 8),
+    ("eman", 2): (17, 9),
     ("eman", 3): (11, 7),
     ("eman", 4): (11, 5),
     ("eman", 5): (19, 10),
@@ -331,7 +331,8 @@ def test_every_dense_column_is_a_measure_that_its_config_gives(tables):
     [
         ("linear/1%", "eman", "top1", 8),
         ("linear", "eman", "top5", 8),
-        ("finetune", "eman", "top1", 9),
+        ("finetune", "eman", "top1", 8),
+        ("finetune", "supervised", "top1", 1),
         ("fixmatch/10%", "fixmatch-1x", "top1", 4),
         ("fixmatch/1%", "eman-3x", "top1", 5),
         ("linear", "rcf-lars", "top1", 2),
