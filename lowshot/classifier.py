@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer import distributed
+from momentum_transfer.backbones.resnet import ResNet
 
 
 def linear_head(features: int, classes: int, seed: int) -> nn.Linear:
@@ -27,10 +28,10 @@ class Classifier(nn.Module):
         backbone: a ``momentum_transfer.backbones.resnet.ResNet``.
     """
 
-    def __init__(self, backbone: nn.Module, classes: int, seed: int) -> None:
+    def __init__(self, backbone: ResNet, classes: int, seed: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.fc = linear_head(int(backbone.num_features), classes, seed)  # type: ignore[arg-type]
+        self.fc = linear_head(backbone.num_features, classes, seed)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.fc(self.backbone(images))

@@ -22,6 +22,7 @@ from lowshot.labelled_data import LabelledData, search_split
 from lowshot.labelled_stream import Stream, steps_of
 from lowshot.presets import FinetunePreset
 from momentum_transfer import distributed
+from momentum_transfer.backbones.resnet import ResNet
 
 #: Batches over which the BN statistics are computed again, at most.
 PRECISE_BN_BATCHES = 200
@@ -42,7 +43,7 @@ class FinetuneResult:
 
 def evaluate_finetune(
     data: LabelledData,
-    build: Callable[[], nn.Module],
+    build: Callable[[], ResNet],
     rows: np.ndarray,
     fraction: float,
     preset: FinetunePreset,
@@ -78,7 +79,7 @@ def evaluate_finetune(
 
 def _train(
     data: LabelledData,
-    build: Callable[[], nn.Module],
+    build: Callable[[], ResNet],
     rows: np.ndarray,
     fraction: float,
     preset: FinetunePreset,

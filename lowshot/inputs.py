@@ -104,7 +104,8 @@ def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
     where = choose_device()
     if source is None:
         return Source(Pixels().to(where), sha256_of_text(PIXELS), "raw pixels")
-    network = StageFeatures(source.build(), cfg.FEATURES.LAYER).to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = StageFeatures(source.build(), cfg.FEATURES.LAYER).to(where)
+    network.to(memory_format=torch.channels_last)
     weights = sha256_of_text(f"{source.sha256} {source.network}")
     return Source(network, weights, f"{source.network} of {source.path}")
 

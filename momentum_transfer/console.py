@@ -148,7 +148,7 @@ class ProgressLine:
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
     """Iterate over ``iterable`` and show progress. ``total`` is its length where ``len()`` does not tell."""
-    count = total if total is not None else len(iterable)  # type: ignore[arg-type]
+    count = total if total is not None else len(iterable)  # type: ignore[arg-type]  # without a total it has a length
     with ProgressLine(description, count) as line:
         for item in iterable:
             yield item

@@ -193,7 +193,7 @@ class Many(Rule):
     Attributes:
         lengths: how many are allowed; () for any number from ``least`` on.
         ascending: each above the one before.
-        nested: an element may itself be a list of such values.
+        nested: the elements may all be lists of such values.
     """
 
     rule: Rule
@@ -207,14 +207,9 @@ class Many(Rule):
             return False
         if self.lengths and len(value) not in self.lengths:
             return False
-        if not all(self._fits(element) for element in value):
-            return False
-        return not self.ascending or ascending(value)
-
-    def _fits(self, element: Any) -> bool:
-        if self.nested and isinstance(element, (list, tuple)):
-            return bool(element) and all(self.rule.holds(inner) for inner in element)
-        return self.rule.holds(element)
+        if self.nested and value and all(isinstance(element, (list, tuple)) for element in value):
+            return all(element and all(map(self.rule.holds, element)) for element in value)
+        return all(map(self.rule.holds, value)) and (not self.ascending or ascending(value))
 
     def _what(self) -> str:
         count = " or ".join(map(str, self.lengths)) or ("one or more" if self.least == 1 else str(self.least or ""))

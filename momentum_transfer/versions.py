@@ -9,7 +9,7 @@ PYTHON = (3, 10)
 TORCH = (2, 4)  # as in pyproject.toml
 
 
-def check_python():  # type: ignore[no-untyped-def]
+def check_python():
     """Leave with one line where Python is too old: nothing of the project could be imported."""
     if sys.version_info[:2] < PYTHON:
         found = ".".join(str(part) for part in sys.version_info[:3])
@@ -19,7 +19,7 @@ def check_python():  # type: ignore[no-untyped-def]
         )
 
 
-def check_torch():  # type: ignore[no-untyped-def]
+def check_torch():
     """Raise where the torch that is installed is too old. It is not imported, which takes seconds.
 
     Raises:

@@ -45,5 +45,5 @@ def without_affine(layer: nn.Module) -> nn.Module:
         values = constant(layer.get_parameter(name).detach())
         delattr(layer, name)
         layer.register_buffer(name, values, persistent=False)
-    layer.affine = False  # type: ignore[assignment]
+    layer.affine = False  # type: ignore[assignment]  # torch types every attribute as a tensor or module
     return layer

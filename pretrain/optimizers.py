@@ -42,7 +42,7 @@ class LARS(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # overloaded
         """One update of every parameter that has a gradient."""
         loss = None
         if closure is not None:

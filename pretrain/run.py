@@ -75,7 +75,7 @@ def prepare(cfg: CfgNode, device: torch.device) -> Run:
     else:
         keep_freed_memory()
     if cfg.RUN.CHANNELS_LAST:
-        method = method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types .to(memory_format) for tensors only
+        method = method.to(memory_format=torch.channels_last)
     torch.manual_seed(cfg.SEED + 1 + distributed.rank())
     solver = cfg.SOLVER
     optimizer = build_optimizer(

@@ -149,6 +149,15 @@ def test_every_tool_finds_the_packages_and_says_what_it_is():
     assert not [name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))]
 
 
+def test_what_the_type_checker_is_told_to_ignore_says_why():
+    silent = []
+    for path in python_files(*GROUND, *FIRST, *ROOF):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if "# type: ignore" in line and not re.search(r"# type: ignore\[[\w, -]+\]  # \w", line):
+                silent.append(f"{relative(path)}:{number}")
+    assert not silent
+
+
 def test_no_file_is_called_utils():
     assert not [relative(path) for path in python_files(*GROUND, *FIRST, *ROOF, "tests") if path.stem == "utils"]
 

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, Subset
 from lowshot.features.cache import About, Entry
 from lowshot.features.feature_set import FeatureSet, check
 from momentum_transfer import distributed
+from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.console import say, track
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
@@ -52,15 +53,14 @@ class StageFeatures(nn.Module):
         layer: "pooled" (the average of res5) or "res2" … "res5".
     """
 
-    def __init__(self, backbone: nn.Module, layer: str = "pooled") -> None:
+    def __init__(self, backbone: ResNet, layer: str = "pooled") -> None:
         super().__init__()
         Choice(LAYERS).require("FEATURES.LAYER", layer)
         self.backbone = backbone.eval().requires_grad_(False)
         self.stage = "res5" if layer == "pooled" else layer
 
     def forward(self, images: Tensor) -> Tensor:
-        stages: dict[str, Tensor] = self.backbone.stages(images)  # type: ignore[operator]
-        return stages[self.stage].float().mean(dim=(2, 3))
+        return self.backbone.stages(images)[self.stage].float().mean(dim=(2, 3))
 
 
 class Pixels(nn.Module):

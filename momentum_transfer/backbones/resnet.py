@@ -79,7 +79,7 @@ class ResNet(TorchvisionResNet):
         self.bn1 = norm_layer(width)
         self.relu = nn.ReLU(inplace=True)
         pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if architecture.stem == "imagenet" else nn.Identity()
-        self.maxpool = pool  # type: ignore[assignment]
+        self.maxpool = pool
         self.layer1 = self._make_layer(block, width, depths[0])
         self.layer2 = self._make_layer(block, width * 2, depths[1], stride=2)
         self.layer3 = self._make_layer(block, width * 4, depths[2], stride=2)

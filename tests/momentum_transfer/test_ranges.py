@@ -43,7 +43,7 @@ from momentum_transfer.ranges import (
         (Many(COUNT), [[], (1, 2)], [1, [0], [[1]], "11", None]),
         (Many(COUNT, least=1, ascending=True), [[1, 2]], [[], [2, 1], [1, 1]]),
         (Many(UNIT, lengths=(0, 2)), [[], [1, 0]], [[1]]),
-        (Many(POSITIVE, nested=True), [[1], [[1, 2], [3]]], [[[]], [[[1]]], [[0]]]),
+        (Many(POSITIVE, nested=True), [[1], [[1, 2], [3]]], [[[]], [[[1]]], [[0]], [1, [2]]]),
     ],
     ids=lambda value: str(value) if isinstance(value, ranges.Rule) else "",
 )

@@ -59,7 +59,7 @@ def measure(way: str, checkpoint: Path, out: Path) -> tuple[float, float, float]
     script = _MEASURE.format(root=str(ROOT), imports=imports, work=work)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     line = next(line for line in ran.stdout.splitlines() if line.startswith("MEASURED"))
-    return tuple(json.loads(line.removeprefix("MEASURED")))  # type: ignore[return-value]
+    return tuple(json.loads(line.removeprefix("MEASURED")))
 
 
 def main(argv: list[str] | None = None) -> int:

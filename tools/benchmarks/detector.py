@@ -76,7 +76,7 @@ def contestant(name: str, cfg: Any, samples: list[Sample]) -> tuple[nn.Module, L
     torch.manual_seed(0)
     ours = build_detector(cfg).to(device).train()
     if name == OURS:
-        return ours, lambda: ours(samples)  # type: ignore[return-value]
+        return ours, lambda: ours(samples)
     from transfer import detectron2_engine as engine
 
     with tempfile.TemporaryDirectory() as folder:

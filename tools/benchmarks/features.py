@@ -33,7 +33,8 @@ def main(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     where = choose_device()
     plain = build_backbone(Architecture(args.arch)).eval().to(where)
-    shipped = StageFeatures(build_backbone(Architecture(args.arch))).to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    shipped = StageFeatures(build_backbone(Architecture(args.arch))).to(where)
+    shipped.to(memory_format=torch.channels_last)
     shipped.backbone.load_state_dict(plain.state_dict())
     images = torch.randn(args.batch, 3, args.image_size, args.image_size)
 

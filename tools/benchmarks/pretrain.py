@@ -74,8 +74,9 @@ def branch(architecture: Architecture, hidden: int, norm: Any, vectors: Any, pre
 
 def placed(module: nn.Module, device: torch.device) -> Any:
     """On the device; on a GPU with channels last, as ``RUN.CHANNELS_LAST`` does."""
-    module = module.to(device)
-    return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module  # type: ignore[call-overload]
+    if device.type == "cuda":
+        module.to(memory_format=torch.channels_last)
+    return module.to(device)
 
 
 def our_step(architecture: Architecture, hidden: int, views: list[Tensor], autocast: Any) -> Step:

@@ -50,6 +50,7 @@ def pyramid(source: str, cfg: Any, input_shape: Any) -> nn.Module:
     bottom_up, settings = resnet(cfg, input_shape), cfg.MODEL.FPN
     top: nn.Module = LastLevelMaxPool()
     if source:
-        inputs = bottom_up.output_shape()["res5"].channels if source == "res5" else settings.OUT_CHANNELS  # type: ignore[operator]
+        shape: Any = bottom_up.output_shape  # Detectron2's Backbone, which is untyped here
+        inputs = shape()["res5"].channels if source == "res5" else settings.OUT_CHANNELS
         top = LastLevelP6P7(inputs, settings.OUT_CHANNELS, source)
     return FPN(bottom_up, settings.IN_FEATURES, settings.OUT_CHANNELS, norm=settings.NORM, top_block=top)

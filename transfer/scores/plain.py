@@ -102,7 +102,8 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
         **({"area": float} if area else {}),
         **({"bbox": typed.Box} if iou_type == "bbox" else {"segmentation": typed.RAW}),
     )
-    sections = typed.struct("Sections", images=typed.RAW, categories=typed.RAW, annotations=list[annotation])  # type: ignore[valid-type]
+    objects = list[annotation]  # type: ignore[valid-type]  # a type made at run time
+    sections = typed.struct("Sections", images=typed.RAW, categories=typed.RAW, annotations=objects)
     found = typed.document(path, sections)
     images, categories = (json.loads(bytes(section).decode()) for section in (found.images, found.categories))
     if not isinstance(images, list) or not isinstance(categories, list):

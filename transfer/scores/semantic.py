@@ -163,7 +163,7 @@ def pairs(ground_truth: Labels, predictions: Labels) -> list[tuple[Path, Path]]:
         InputError: a side is no folder and no list of label images, is empty, or does not fit the other.
     """
     if all(isinstance(side, (str, Path)) and Path(side).is_dir() for side in (ground_truth, predictions)):
-        return _pairs_of_folders(Path(ground_truth), Path(predictions))  # type: ignore[arg-type]
+        return _pairs_of_folders(Path(ground_truth), Path(predictions))  # type: ignore[arg-type]  # asked above
     sides = [_listed(side) for side in (ground_truth, predictions)]
     if len(sides[0]) != len(sides[1]):
         raise InputError(

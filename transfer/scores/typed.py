@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 try:
     import msgspec
 except ImportError:  # a Python for which it has no build: the general reader reads everything
-    msgspec = None  # type: ignore[assignment]
+    msgspec = None  # type: ignore[assignment, unused-ignore]  # an extra that may be missing
 
 _BLOCK = 1 << 22  # bytes of a file that are decoded at a time
 _SPACE = b" \t\r\n"
@@ -37,7 +37,7 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
     Raises:
         Unusual: the file is no list of such objects, or not in the plain form.
     """
-    decoder = _decoder(list[kind])  # type: ignore[valid-type]
+    decoder = _decoder(list[kind])  # type: ignore[valid-type]  # a type made at run time
     opening, rest = b"", b""  # the first block has the file's own bracket
     try:
         with open(path, "rb") as file:

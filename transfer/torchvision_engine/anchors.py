@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +33,8 @@ def cell_anchors(sizes: Sequence[float], aspect_ratios: Sequence[float]) -> Tens
 
 def per_level(values: Sequence[Sequence[float]] | Sequence[float], levels: int) -> list[list[float]]:
     """One list a level; a single list serves all levels, as in Detectron2's configs."""
-    nested = [list(v) if isinstance(v, (list, tuple)) else [float(v)] for v in values]  # type: ignore[arg-type]
-    if not isinstance(values[0], (list, tuple)):
-        nested = [[float(v) for v in values]]  # type: ignore[arg-type]
+    given: list[Any] = list(values)
+    nested = [list(v) for v in given] if isinstance(given[0], (list, tuple)) else [[float(v) for v in given]]
     if len(nested) == 1:
         nested = nested * levels
     if len(nested) != levels:

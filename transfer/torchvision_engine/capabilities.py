@@ -114,5 +114,6 @@ def _level_problems(cfg: CfgNode) -> Iterator[str]:
         return
     for key in ("SIZES", "ASPECT_RATIOS"):
         given = model.ANCHOR_GENERATOR[key]
+        given = given if isinstance(given[0], (list, tuple)) else [given]
         if len(given) not in (1, len(levels)) or len({len(one) for one in given}) != 1:
             yield f"MODEL.ANCHOR_GENERATOR.{key} is not one list, or {len(levels)} lists of one length"

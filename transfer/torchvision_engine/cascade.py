@@ -42,13 +42,13 @@ class CascadeRoIHeads(StandardRoIHeads):
         self.thresholds = list(thresholds)
 
     def _predictor(self, stage: int) -> BoxPredictor:
-        return self.box_predictor[stage]  # type: ignore[index,return-value]
+        return self.box_predictor[stage]  # type: ignore[index]  # a ModuleList of predictors
 
     def _stage(self, stage: int, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> tuple[Tensor, Tensor]:
         pooled = self.box_pooler(maps, [p.boxes for p in proposals])
         if self.training:
             pooled = ScaleGradient.apply(pooled, 1.0 / len(self.thresholds))
-        return self._predictor(stage)(self.box_head[stage](pooled))  # type: ignore[index]
+        return self._predictor(stage)(self.box_head[stage](pooled))  # type: ignore[index]  # a ModuleList too
 
     def _next(self, stage: int, offsets: Tensor, proposals: Sequence[Proposals]) -> list[Proposals]:
         """The boxes of ``stage`` as proposals of the next. At test empty ones stay, so that scores can be averaged."""

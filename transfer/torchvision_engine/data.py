@@ -230,7 +230,7 @@ class TrainingSamples(Dataset[Sample]):
     def __init__(self, pictures: Sequence[Picture], mapper: Mapper, seed: int) -> None:
         self.pictures, self.mapper, self.seed = pictures, mapper, seed
 
-    def __getitem__(self, place: Place) -> Sample:  # type: ignore[override]
+    def __getitem__(self, place: Place) -> Sample:
         position, index = place
         return self.mapper.train(self.pictures[index], np.random.default_rng((self.seed, position)))
 

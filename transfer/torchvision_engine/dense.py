@@ -141,7 +141,7 @@ class RetinaNet(DenseHeads):
         thresholds: Sequence[float], labels: Sequence[int], alpha: float, gamma: float, box_loss: str,
         smooth_l1_beta: float, **inference: float
     ) -> None:  # fmt: skip
-        super().__init__(levels, head.num_classes, **inference)  # type: ignore[arg-type]
+        super().__init__(levels, head.num_classes, **inference)  # type: ignore[arg-type]  # the base's own types
         self.head, self.anchors = head, anchors
         self.coder = box_ops.OffsetCoder(coder_weights)
         self.thresholds, self.labels = list(thresholds), list(labels)

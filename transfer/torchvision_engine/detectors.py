@@ -72,7 +72,7 @@ class RCNN(Detector):
     """Two stages: region proposals, then RoI heads."""
 
     def __init__(self, backbone: FPN | SingleScale, rpn: RPN, roi_heads: nn.Module, **pixels: Sequence[float]) -> None:
-        super().__init__(backbone, **pixels)  # type: ignore[arg-type]
+        super().__init__(backbone, **pixels)
         self.proposal_generator, self.roi_heads = rpn, roi_heads
 
     def run(
@@ -87,7 +87,7 @@ class OneStage(Detector):
     """RetinaNet and FCOS. ``heads.head`` holds the parameters, named ``head`` in Detectron2's files."""
 
     def __init__(self, backbone: FPN, heads: RetinaNet | FCOS, **pixels: Sequence[float]) -> None:
-        super().__init__(backbone, **pixels)  # type: ignore[arg-type]
+        super().__init__(backbone, **pixels)
         self.heads = heads
 
     def run(

@@ -24,7 +24,9 @@ class FCOSHead(RetinaNetHead):
         self.ctrness = nn.Conv2d(channels, 1, 3, padding=1)
         normal_fill(self.ctrness, std=0.01)
 
-    def forward(self, features: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:  # type: ignore[override]
+    def forward(  # type: ignore[override]  # centre-ness besides
+        self, features: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Logits [N, H·W, classes], distances [N, H·W, 4] and centre-ness logits [N, H·W, 1] of each level."""
         logits = [flatten_cells(self.cls_score(self.cls_subnet(x)), self.num_classes) for x in features]
         towers = [self.bbox_subnet(x) for x in features]
@@ -44,7 +46,7 @@ class FCOS(DenseHeads):
         self, levels: Sequence[str], head: FCOSHead, points: AnchorGenerator, *, radius: float, alpha: float,
         gamma: float, **inference: float
     ) -> None:  # fmt: skip
-        super().__init__(levels, head.num_classes, **inference)  # type: ignore[arg-type]
+        super().__init__(levels, head.num_classes, **inference)  # type: ignore[arg-type]  # the base's own types
         self.head, self.points = head, points
         self.coder: box_ops.DistanceCoder = box_ops.DistanceCoder()
         self.radius, self.alpha, self.gamma = radius, alpha, gamma

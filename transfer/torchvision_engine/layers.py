@@ -74,21 +74,21 @@ class ConvNorm(nn.Conv2d):
 
 def msra_fill(layer: nn.Module) -> None:
     """Initialisation of layers followed by ReLU: He et al., arXiv 1502.01852, eq. 10 (fan out)."""
-    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # type: ignore[arg-type]
+    nn.init.kaiming_normal_(layer.get_parameter("weight"), mode="fan_out", nonlinearity="relu")
     if isinstance(layer.bias, Tensor):
         nn.init.zeros_(layer.bias)
 
 
 def xavier_fill(layer: nn.Module) -> None:
     """Caffe2's XavierFill, for FPN and the fully connected box head: uniform in ±sqrt(3 / fan in)."""
-    nn.init.kaiming_uniform_(layer.weight, a=1)  # type: ignore[arg-type]
+    nn.init.kaiming_uniform_(layer.get_parameter("weight"), a=1)
     if isinstance(layer.bias, Tensor):
         nn.init.zeros_(layer.bias)
 
 
 def normal_fill(layer: nn.Module, std: float, bias: float = 0.0) -> None:
     """Weights from a zero-mean Gaussian, a constant bias."""
-    nn.init.normal_(layer.weight, std=std)  # type: ignore[arg-type]
+    nn.init.normal_(layer.get_parameter("weight"), std=std)
     if isinstance(layer.bias, Tensor):
         nn.init.constant_(layer.bias, bias)
 
@@ -102,5 +102,5 @@ class ScaleGradient(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.scale, None

@@ -124,11 +124,11 @@ class StandardRoIHeads(nn.Module):
     def _box_losses(
         self, maps: Sequence[Tensor], drawn: Sequence[Proposals], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]
+        predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this
         return predictor.losses(*self._predict(maps, drawn), drawn)
 
     def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
-        predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]
+        predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this
         logits, offsets = self._predict(maps, proposals)
         boxes, scores = predictor.decode(offsets, proposals), predictor.probabilities(logits, proposals)
         return [predictor.detect(b, s, p.image_size) for b, s, p in zip(boxes, scores, proposals, strict=True)]

@@ -42,8 +42,9 @@ class ASPP(nn.Module):
         for conv in convs:
             xavier_fill(conv)
         pooling: nn.Module = nn.AdaptiveAvgPool2d(1) if pool is None else nn.AvgPool2d(pool, stride=1)
-        convs.append(nn.Sequential(pooling, ConvNorm(inputs, channels, 1, relu=True)))  # no norm: one pixel an image
-        xavier_fill(convs[-1][1])  # type: ignore[index]
+        pooled = ConvNorm(inputs, channels, 1, relu=True)  # no norm: one pixel an image
+        xavier_fill(pooled)
+        convs.append(nn.Sequential(pooling, pooled))
         self.convs = nn.ModuleList(convs)
         self.project = ConvNorm(channels * len(convs), channels, 1, norm=norm, relu=True)
         xavier_fill(self.project)
@@ -100,7 +101,9 @@ class Segmentor(Detector):
         super().__init__(backbone, pixel_mean, pixel_std)
         self.sem_seg_head = head
 
-    def forward(self, samples: Sequence[Sample]) -> dict[str, Tensor] | list[Tensor]:  # type: ignore[override]
+    def forward(  # type: ignore[override]  # label maps, not detections
+        self, samples: Sequence[Sample]
+    ) -> dict[str, Tensor] | list[Tensor]:
         """Loss ``loss_sem_seg`` in training; in evaluation int64 [height, width] for each sample."""
         x, sizes = self.batch([sample.image for sample in samples])
         logits = self.sem_seg_head(self.backbone(x)["res5"])

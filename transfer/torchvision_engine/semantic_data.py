@@ -82,7 +82,7 @@ class SemanticTrainingSamples(Dataset[Sample]):
     def __init__(self, data: SemanticData, mapper: SemanticMapper, seed: int) -> None:
         self.data, self.mapper, self.seed, self.pictures = data, mapper, seed, pictures_of(data)
 
-    def __getitem__(self, place: Place) -> Sample:  # type: ignore[override]
+    def __getitem__(self, place: Place) -> Sample:
         position, index = place
         random = np.random.default_rng((self.seed, position))
         return self.mapper.train(self.pictures[index], self.data.labels(index), random)

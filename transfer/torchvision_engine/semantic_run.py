@@ -81,11 +81,11 @@ def build(cfg: CfgNode) -> Segmentor:
 class _Joined(ConcatDataset[Sample]):
     """Several training sets as one: a draw's index runs through all of them."""
 
-    def __getitem__(self, place: Place) -> Sample:  # type: ignore[override]
+    def __getitem__(self, place: Place) -> Sample:
         position, index = place
         for part, end in zip(self.datasets, self.cumulative_sizes, strict=True):
             if index < end:
-                return part[(position, index - end + len(part))]  # type: ignore[arg-type,index]
+                return part[(position, index - end + len(part))]  # type: ignore[arg-type]  # parts take places
         raise IndexError(index)
 
 

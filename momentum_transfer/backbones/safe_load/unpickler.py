@@ -192,7 +192,8 @@ class InertUnpickler(pickle._Unpickler):
     append: Callable[[Any], None]
 
     def __init__(self, stream: IO[bytes], size: int, path: Path) -> None:
-        super().__init__(BoundedStream(stream, size), encoding="latin1")  # type: ignore[arg-type]
+        bounded: Any = BoundedStream(stream, size)  # it has the methods that pickle calls, not all of a file's
+        super().__init__(bounded, encoding="latin1")
         self.path = path
         self.storages: dict[str, FileStorage] = {}
 
@@ -219,35 +220,35 @@ class InertUnpickler(pickle._Unpickler):
     def load_setitem(self) -> None:
         """SETITEM."""
         _check_keys(self.stack[-2:-1])
-        super().load_setitem()  # type: ignore[misc]
+        super().load_setitem()  # type: ignore[misc]  # typeshed leaves it out
 
     dispatch[pickle.SETITEM[0]] = load_setitem
 
     def load_setitems(self) -> None:
         """SETITEMS."""
         _check_keys(self.stack[::2])
-        super().load_setitems()  # type: ignore[misc]
+        super().load_setitems()  # type: ignore[misc]  # typeshed leaves it out
 
     dispatch[pickle.SETITEMS[0]] = load_setitems
 
     def load_dict(self) -> None:
         """DICT."""
         _check_keys(self.stack[::2])
-        super().load_dict()  # type: ignore[misc]
+        super().load_dict()  # type: ignore[misc]  # typeshed leaves it out
 
     dispatch[pickle.DICT[0]] = load_dict
 
     def load_additems(self) -> None:
         """ADDITEMS."""
         _check_keys(self.stack)
-        super().load_additems()  # type: ignore[misc]
+        super().load_additems()  # type: ignore[misc]  # typeshed leaves it out
 
     dispatch[pickle.ADDITEMS[0]] = load_additems
 
     def load_frozenset(self) -> None:
         """FROZENSET."""
         _check_keys(self.stack)
-        super().load_frozenset()  # type: ignore[misc]
+        super().load_frozenset()  # type: ignore[misc]  # typeshed leaves it out
 
     dispatch[pickle.FROZENSET[0]] = load_frozenset
 
