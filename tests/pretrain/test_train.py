@@ -18,6 +18,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
 from pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
 from pretrain.train import train
+from tests.process_group import outcome_in_own_group, signal_own_group
 
 
 def last_state(cfg):
@@ -202,6 +203,29 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny_cfg, monkeypatch):
         train(tiny_cfg())
     assert stopped.value.exit_code == 143
     assert last_state(tiny_cfg())["step"] == 1
+
+
+def _train_and_signal_the_group(cfg):
+    log = train_module._log
+
+    def interrupt(run, metrics, done, figures):
+        log(run, metrics, done, figures)
+        if done == 2:
+            signal_own_group()
+
+    train_module._log = interrupt
+    train(cfg)
+
+
+def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(tiny_cfg, tmp_path):
+    """As timeout, schedulers and containers send it: the workers get the signal as well."""
+    whole, parts = (tiny_cfg({"OUTPUT_DIR": tmp_path / name, "DATA.WORKERS": 2}) for name in ("whole", "parts"))
+    outcome = outcome_in_own_group(_train_and_signal_the_group, parts)
+    assert outcome.startswith("Stopped 143: saved after step 2")
+    train(parts, resuming=True)
+    train(whole)
+    one, other = last_state(whole)["model"], last_state(parts)["model"]
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_loss_that_is_not_finite_stops_naming_step_and_tensors(tiny_cfg, monkeypatch):
