@@ -8,7 +8,6 @@ weights (precise BN, arXiv 2105.07576), as Momentum² Teacher section 4.6 does.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -110,7 +109,7 @@ def _train(
         images, labels = inputs[0].to(device), inputs[1].to(device)
         return cross_entropy(outer(images), labels), {}
 
-    def batches(start: int) -> Any:
+    def batches(start: int) -> Iterable[tuple[Tensor, Tensor]]:
         return data.training(Stream(rows, batch, run.total, seed, start))
 
     model.train()

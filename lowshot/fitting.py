@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.metrics import Metrics
 from momentum_transfer.schedules import learning_rate
 
-Loss = Callable[[Any], tuple[Tensor, dict[str, float]]]
+Batch = TypeVar("Batch")
+Loss = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 """A batch -> (loss, further numbers for the log)."""
 
 
@@ -90,7 +91,7 @@ class Run:
             )
 
 
-def fit(run: Run, batches: Callable[[int], Iterable[Any]], loss_of: Loss, description: str) -> None:
+def fit(run: Run, batches: Callable[[int], Iterable[Batch]], loss_of: Loss[Batch], description: str) -> None:
     """Train to the end, from where the folder's newest checkpoint stands.
 
     Args:

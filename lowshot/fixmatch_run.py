@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +52,11 @@ class FixMatchSetting:
     steps: int | None = None
 
 
+_Pair = tuple[torch.Tensor, torch.Tensor]
+_Step = tuple[int, _Pair, tuple[_Pair, torch.Tensor]]
+"""Step, (labelled images, labels), ((weak, strong views), hidden labels)."""
+
+
 def evaluate_fixmatch(
     data: LabelledData,
     views: WeakAndStrong,
@@ -77,13 +81,13 @@ def evaluate_fixmatch(
     run = _run_of(method, setting, total, folder)
     outer = shared_over_processes(method, device)
 
-    def batches(start: int) -> Iterable[Any]:
+    def batches(start: int) -> Iterable[_Step]:
         labelled = data.training(Stream(rows, batch, total, seed, start))
         stream = Stream(others, unlabelled_batch, total, seed + 1, start)
         unlabelled = training_batches(data.train, views, stream, data.workers)
         return zip(range(start, total), labelled, unlabelled, strict=True)
 
-    def loss_of(inputs: Any) -> Any:
+    def loss_of(inputs: _Step) -> tuple[torch.Tensor, dict[str, float]]:
         step, (images, labels), ((weak, strong), hidden) = inputs
         torch.manual_seed(sample_seed(seed, step, 0))  # ShuffleBN draws an order: the same when a run is resumed
         losses = outer(*(tensor.to(device) for tensor in (images, labels, weak, strong, hidden)))

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -13,6 +12,8 @@ from torch.utils.data import DataLoader
 from lowshot.labelled_stream import Stream, evaluation_batches, training_batches
 from lowshot.splits import balanced_fraction, from_file_list, set_aside
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.labelled_images import FileImages, LabelledImages
+from momentum_transfer.images.subsets import Selected
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class LabelledData:
         augment: PIL image -> random training view. plain: PIL image -> the evaluation's view.
     """
 
-    train: Any
-    test: Any
+    train: LabelledImages
+    test: LabelledImages
     augment: Callable[[PIL.Image.Image], Tensor]
     plain: Callable[[PIL.Image.Image], Tensor]
     workers: int = 0
@@ -66,17 +67,17 @@ class LabelledData:
             raise InputError(f"split file {split_file} names images of one class only; expected at least two")
         return rows
 
-    def training(self, stream: Stream) -> DataLoader[Any]:
+    def training(self, stream: Stream) -> DataLoader[tuple[Tensor, int]]:
         return training_batches(self.train, self.augment, stream, self.workers)
 
-    def held_out(self, rows: np.ndarray, batch: int) -> DataLoader[Any]:
+    def held_out(self, rows: np.ndarray, batch: int) -> DataLoader[tuple[Tensor, int]]:
         return evaluation_batches(self.train, self.plain, rows, batch, self.workers)
 
-    def testing(self, batch: int) -> DataLoader[Any]:
+    def testing(self, batch: int) -> DataLoader[tuple[Tensor, int]]:
         return evaluation_batches(self.test, self.plain, np.arange(len(self.test)), batch, self.workers)
 
 
-def check_classes(train: Any, test: Any) -> None:
+def check_classes(train: LabelledImages, test: LabelledImages) -> None:
     """Raise :class:`InputError` where both splits name their classes and number them differently.
 
     Folders and lists number the classes of each split by itself, in the order of their names; a class that one of them
@@ -91,12 +92,12 @@ def check_classes(train: Any, test: Any) -> None:
             )
 
 
-def file_names(dataset: Any) -> list[str] | None:
+def file_names(dataset: LabelledImages) -> list[str] | None:
     """Paths of the images of a data set of files, in order; None for one in memory."""
-    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+    if isinstance(dataset, Selected):
         inner = file_names(dataset.dataset)
         return None if inner is None else [inner[index] for index in dataset.indices]
-    return [os.fsdecode(path) for path in dataset.paths] if hasattr(dataset, "paths") else None
+    return [os.fsdecode(path) for path in dataset.paths] if isinstance(dataset, FileImages) else None
 
 
 def search_split(labels: np.ndarray, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """Batches of transformed images as a pure function of (seed, step), so that a resumed run sees what the first would."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -10,19 +10,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from momentum_transfer import distributed
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.views import sample_seed
 from momentum_transfer.samplers import Batches, Place, ordered_loader, shuffled_rows, training_loader
 
-Transform = Callable[[PIL.Image.Image], Any]
+View = TypeVar("View")  # a tensor, or FixMatch's pair of them
+Transform = Callable[[PIL.Image.Image], View]
 
 
-class SeededImages(Dataset[tuple[Any, int]]):
+class SeededImages(Dataset[tuple[View, int]], Generic[View]):
     """``self[epoch, row] -> (transformed image, label)``; the transform's randomness depends on (seed, epoch, row)."""
 
-    def __init__(self, dataset: Any, transform: Transform, seed: int) -> None:
+    def __init__(self, dataset: LabelledImages, transform: Transform[View], seed: int) -> None:
         self.dataset, self.transform, self.seed = dataset, transform, seed
 
-    def __getitem__(self, place: Place) -> tuple[Any, int]:
+    def __getitem__(self, place: Place) -> tuple[View, int]:
         epoch, row = place
         image, label = self.dataset[row]
         with torch.random.fork_rng(devices=[]):
@@ -59,27 +61,29 @@ def steps_of(epochs: float, images: int, batch: int) -> int:
     return max(1, round(epochs * images / batch))
 
 
-def training_batches(dataset: Any, transform: Transform, stream: Stream, workers: int) -> DataLoader[Any]:
+def training_batches(
+    dataset: LabelledImages, transform: Transform[View], stream: Stream, workers: int
+) -> DataLoader[tuple[View, int]]:
     """(transformed images, labels [b]) for every step of the stream."""
     images, pinned = SeededImages(dataset, transform, stream.seed), torch.cuda.is_available()
     return training_loader(images, stream, workers=workers, seed=stream.seed, pin_memory=pinned)
 
 
-class _Rows(Dataset[tuple[Any, int]]):
-    def __init__(self, dataset: Any, transform: Transform, rows: np.ndarray) -> None:
+class _Rows(Dataset[tuple[View, int]], Generic[View]):
+    def __init__(self, dataset: LabelledImages, transform: Transform[View], rows: np.ndarray) -> None:
         self.dataset, self.transform, self.rows = dataset, transform, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[View, int]:
         image, label = self.dataset[int(self.rows[index])]
         return self.transform(image), label
 
 
 def evaluation_batches(
-    dataset: Any, transform: Transform, rows: np.ndarray, batch: int, workers: int
-) -> DataLoader[Any]:
+    dataset: LabelledImages, transform: Transform[View], rows: np.ndarray, batch: int, workers: int
+) -> DataLoader[tuple[View, int]]:
     """(images, labels) of this process's share of ``rows``, each once, in order."""
     own = rows[distributed.rank() :: distributed.world_size()]
     images, pinned = _Rows(dataset, transform, own), torch.cuda.is_available()

@@ -11,7 +11,6 @@ called ``<preset>/cached``, since the numbers are others.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +91,7 @@ def from_images(data: LabelledData, network: Callable[[Tensor], Tensor], dim: in
 def from_cache(train: FeatureSet, test: FeatureSet, batch: int) -> FeatureBatches:
     """Stored features, read from the memory map as they are needed."""
 
-    def read(source: FeatureSet, rows: Any) -> tuple[Tensor, Tensor]:
+    def read(source: FeatureSet, rows: np.ndarray | list[int]) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(source.features[rows].astype(np.float32)), torch.from_numpy(source.labels[rows])
 
     def pieces(source: FeatureSet, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:

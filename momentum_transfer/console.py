@@ -281,7 +281,10 @@ def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namesp
 
 _AGAIN = "what was written is whole; run the same command again (with --resume where the tool offers it)"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRONG_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+_WRONG_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 def _explain(error: OSError) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice
 
 OPTIMIZERS = ("sgd", "lars", "adamw")
 
@@ -98,8 +98,7 @@ def build_optimizer(
         lr, momentum, weight_decay, eta: of the optimiser; AdamW has no momentum, only LARS an eta.
         fixed_lr: parameters whose name contains this keep their rate (group key ``fixed``): SimSiam's predictor.
     """
-    if name not in OPTIMIZERS:
-        raise InputError(f"expected SOLVER.OPTIMIZER of {', '.join(OPTIMIZERS)}, found {name!r}; correct the config")
+    Choice(OPTIMIZERS).require("SOLVER.OPTIMIZER", name)
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for key, parameter in module.named_parameters():
         if parameter.requires_grad:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -23,6 +22,8 @@ from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.console import say, track
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.labelled_images import LabelledImages
+from momentum_transfer.images.subsets import Selected
 from momentum_transfer.ranges import Choice
 from momentum_transfer.samplers import ordered_loader
 
@@ -70,7 +71,7 @@ class Pixels(nn.Module):
         return images.float().mean(dim=1).flatten(1)
 
 
-def data_hash(dataset: Any) -> str:
+def data_hash(dataset: LabelledImages) -> str:
     """Hash of which images a data set lists, in order, with their labels.
 
     Files count by their path, images in memory by their content; so replacing a file's content under the same name
@@ -78,7 +79,7 @@ def data_hash(dataset: Any) -> str:
     """
     digest = sha256(np.ascontiguousarray(dataset.labels).tobytes())
     inner = dataset
-    while hasattr(inner, "indices") and hasattr(inner, "dataset"):
+    while isinstance(inner, Selected):
         digest.update(np.ascontiguousarray(inner.indices).tobytes())
         inner = inner.dataset
     for name in ("paths", "images", "glyphs"):
@@ -91,7 +92,7 @@ def data_hash(dataset: Any) -> str:
 class _Transformed(Dataset[Tensor]):
     """Index -> transformed image; the labels are known without reading images."""
 
-    def __init__(self, dataset: Any, transform: Callable[[PIL.Image.Image], Tensor]) -> None:
+    def __init__(self, dataset: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor]) -> None:
         self.dataset, self.transform = dataset, transform
 
     def __getitem__(self, index: int) -> Tensor:
@@ -103,7 +104,7 @@ class _Transformed(Dataset[Tensor]):
 
 def extract(
     source: Source,
-    dataset: Any,
+    dataset: LabelledImages,
     transform: Callable[[PIL.Image.Image], Tensor],
     about: About,
     cache: Path,

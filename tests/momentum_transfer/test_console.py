@@ -38,6 +38,7 @@ def test_a_full_disk_is_readable(capsys):
 
 
 @pytest.mark.parametrize("error", [NotADirectoryError(errno.ENOTDIR, "Not a directory", "f/out"),
+                                   OSError(errno.ENAMETOOLONG, "File name too long", "f/out"),
                                    PermissionError(errno.EACCES, "Permission denied", "f/out")])  # fmt: skip
 def test_a_path_that_cannot_be_used_is_one_line(capsys, error):
     assert run(raiser(error)) == 2
