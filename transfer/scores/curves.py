@@ -29,25 +29,27 @@ def curve(
         before: [A, N] detections up to and including this one that would be false positives if unmatched.
         positives: [A] objects that count.
     """
-    true = np.cumsum(counted, axis=2)
-    matched = np.cumsum((counted | ignored) * blamed[:, None], axis=2)
+    true = np.cumsum(counted, axis=2, dtype=np.int32)
+    matched = np.cumsum((counted | ignored) * blamed[:, None], axis=2, dtype=np.int32)
     false = before[:, None] - matched
     precision = true / (false + true + np.spacing(1))
-    envelope = np.maximum.accumulate(precision[:, :, ::-1], axis=2)[:, :, ::-1].reshape(RUNS, -1)
+    envelope = np.maximum.accumulate(precision[:, :, ::-1], axis=2)[:, :, ::-1]
     found = counted.sum(axis=2)
     recall = found / np.maximum(positives, 1)[:, None]
-    # Place of the j-th true positive of each run: row by row in the flattened table.
-    run, place = np.nonzero(counted.reshape(RUNS, -1))
-    first = np.searchsorted(run, np.arange(RUNS))
-    wanted = np.repeat(np.stack([needed(int(n)) for n in positives]), THRESHOLDS, axis=0)
-    reached = wanted < found.reshape(RUNS, 1)
-    sampled = np.zeros(wanted.shape)
-    rows, levels = np.nonzero(reached)
-    sampled[rows, levels] = envelope[rows, place[first[rows] + wanted[rows, levels]]]
-    return sampled.reshape(AREAS, THRESHOLDS, -1), recall
+    # The envelope at the true positives, run by run, and where those of each run begin.
+    points = np.append(envelope.ravel()[np.flatnonzero(counted)], 0.0)
+    first = (np.cumsum(found) - found.ravel()).reshape(AREAS, THRESHOLDS, 1)
+    wanted = _wanted(tuple(positives.tolist()))
+    reached = wanted < found[:, :, None]
+    return points[np.where(reached, first + wanted, -1)], recall
 
 
 @cache
+def _wanted(positives: tuple[int, ...]) -> np.ndarray:
+    """[A, 1, R] ``needed`` for the objects of each area range."""
+    return np.stack([needed(number) for number in positives])[:, None]
+
+
 def needed(positives: int) -> np.ndarray:
     """[R] how many true positives come before the one with which recall reaches each level."""
     return np.searchsorted(np.arange(1, positives + 1) / max(positives, 1), RECALL_THRESHOLDS, side="left")

@@ -31,23 +31,26 @@ class Plain:
 
     def values(self, key: str) -> list[Any]:
         """The field ``key`` of every entry."""
-        return list(map(attrgetter(key), self.entries))
+        return list(self._each(key))
+
+    def _each(self, key: str) -> Iterator[Any]:
+        return map(attrgetter(key), self.entries)
 
     def lookup(self, key: str, positions: Mapping[Hashable, int], whose: str) -> np.ndarray:
         """[N] int32: the position of each entry's id ``key``."""
         try:
-            return np.fromiter(map(positions.__getitem__, self.values(key)), np.int32, len(self))
+            return np.fromiter(map(positions.__getitem__, self._each(key)), np.int32, len(self))
         except KeyError as error:
             raise Unusual from error
 
     def numbers(self, key: str) -> np.ndarray:
         """[N] float64 of a numeric field."""
-        return np.fromiter(self.values(key), np.float64, len(self))
+        return np.fromiter(self._each(key), np.float64, len(self))
 
     def boxes(self) -> np.ndarray:
         """[N, 4] float64 of ``bbox``."""
         try:
-            return np.fromiter(chain.from_iterable(self.values("bbox")), np.float64, 4 * len(self)).reshape(-1, 4)
+            return np.fromiter(chain.from_iterable(self._each("bbox")), np.float64, 4 * len(self)).reshape(-1, 4)
         except TypeError as error:  # some have none
             raise Unusual from error
 

@@ -134,29 +134,30 @@ class _Chunk:
         order, first = self._score_order(low, high)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        matches = self._match()
-        matches = matches.take(np.argsort(place[matches.detection]))
-        bounds = np.searchsorted(place[matches.detection], first)
+        found = self._match()
+        found = found.take(np.argsort(place[found.detection]))
+        # From here on detections are known by their places in that order.
+        matches = Matches(place[found.detection], found.counted, found.ignored)
+        bounds = np.searchsorted(matches.detection, first)
         positives = self._positives(low, high)
         # A detection in range is a false positive if nothing matches it.
-        blamed = in_area(self.inputs.detections.area[self.detections]) & ~self.inputs.exempt[self.detections]
+        ordered, rank = self.detections[order], self.rank[order]
+        blamed = in_area(self.inputs.detections.area[ordered]) & ~self.inputs.exempt[ordered]
         if outcomes is not None:
-            placed = Matches(place[matches.detection], matches.counted, matches.ignored)
-            image = self.inputs.detections.image[self.detections[order]]
-            outcomes.add(image, first, blamed[:, order], self.rank[order], placed, self.objects, ~self.object_ignored)
+            image = self.inputs.detections.image[ordered]
+            outcomes.add(image, first, blamed, rank, matches, self.objects, ~self.object_ignored)
+        # [A, D + 1]: how many detections before a place would be blamed if unmatched.
+        before = np.zeros((AREAS, len(order) + 1), dtype=np.int32)
         for m, limit in enumerate(self.max_dets):
-            within = self.rank < limit
-            # [A, D + 1]: how many detections before a place would be blamed if unmatched.
-            before = np.zeros((AREAS, len(order) + 1), dtype=np.int64)
-            np.cumsum((blamed & within)[:, order], axis=1, out=before[:, 1:])
+            np.cumsum((blamed & (rank < limit)).view(np.uint8), axis=1, dtype=np.int32, out=before[:, 1:])
             for k in np.flatnonzero(positives.any(axis=1)).tolist():
                 mine = matches.take(np.arange(bounds[k], bounds[k + 1]))
-                mine = mine.take(np.flatnonzero(within[mine.detection]))
+                mine = mine.take(np.flatnonzero(rank[mine.detection] < limit))
                 precision, recall = curve(
                     unpack(mine.counted),
                     unpack(mine.ignored),
                     blamed[:, mine.detection],
-                    before[:, place[mine.detection] + 1] - before[:, first[k], None],
+                    before[:, mine.detection + 1] - before[:, first[k], None],
                     positives[k],
                 )
                 seen = positives[k] > 0

@@ -29,7 +29,7 @@ class Unusual(Exception):
 
 
 def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
-    """The objects of the list in a file, as instances of a msgspec ``Struct``, in blocks of some megabytes.
+    """The objects of the list in a file, as instances of a msgspec ``Struct``, in blocks.
 
     The file is cut where an object ends and another begins. A cut inside an object or a string leaves a bracket or a
     quotation mark open, so what decodes on both sides of it is what the file says.
@@ -38,17 +38,17 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
         Unusual: the file is no list of such objects, or not in the plain form.
     """
     decoder = _decoder(list[kind])  # type: ignore[valid-type]  # a type made at run time
-    opening, rest = b"", b""  # the first block has the file's own bracket
+    opening, rest, size = b"", b"", _BLOCK  # the first block has the file's own bracket
     try:
-        with open(path, "rb") as file:
-            while block := file.read(_BLOCK):
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(size):
                 rest += block
                 cut = _last_end_of_object(rest)
                 if cut:
-                    yield _decode(decoder, b"%b%b]" % (opening, rest[:cut]))
-                    opening, rest = b"[", rest[cut + 1 :]
-                elif len(rest) > 2 * _BLOCK:
-                    raise Unusual
+                    yield _decode(decoder, b"".join((opening, memoryview(rest)[:cut], b"]")))
+                    opening, rest, size = b"[", rest[cut + 1 :], _BLOCK
+                else:  # one object is larger than that
+                    size *= 2
     except OSError as error:
         raise Unusual from error
     last = _decode(decoder, opening + rest)
