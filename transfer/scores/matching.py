@@ -42,7 +42,7 @@ class Matches:
     counted: np.ndarray  # [M] runs in which the object counts: a true positive
     ignored: np.ndarray  # [M] runs in which the object is to be ignored: neither true nor false
 
-    def take(self, which: np.ndarray) -> "Matches":
+    def take(self, which: np.ndarray | slice) -> "Matches":
         """The matches at the positions ``which``."""
         return Matches(self.detection[which], self.counted[which], self.ignored[which])
 

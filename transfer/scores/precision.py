@@ -87,7 +87,9 @@ def _chunks(
 def _stably(which: np.ndarray, key: np.ndarray) -> np.ndarray:
     """``which`` in ascending order of ``key[which]``; equal ones stay in order. Keys are ≥ 0."""
     keys = key[which]
-    if len(keys) and keys.max() < 1 << 16:  # NumPy sorts these by radix, many times faster
+    if (keys[1:] >= keys[:-1]).all():  # as where a file goes image by image
+        return which
+    if keys.max() < 1 << 16:  # NumPy sorts these by radix, many times faster
         keys = keys.astype(np.uint16)
     return which[np.argsort(keys, kind="stable")]
 
@@ -151,8 +153,9 @@ class _Chunk:
         for m, limit in enumerate(self.max_dets):
             np.cumsum((blamed & (rank < limit)).view(np.uint8), axis=1, dtype=np.int32, out=before[:, 1:])
             for k in np.flatnonzero(positives.any(axis=1)).tolist():
-                mine = matches.take(np.arange(bounds[k], bounds[k + 1]))
-                mine = mine.take(np.flatnonzero(rank[mine.detection] < limit))
+                mine = matches.take(slice(bounds[k], bounds[k + 1]))
+                if limit < self.max_dets[-1]:
+                    mine = mine.take(np.flatnonzero(rank[mine.detection] < limit))
                 precision, recall = curve(
                     unpack(mine.counted),
                     unpack(mine.ignored),

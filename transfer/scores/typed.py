@@ -15,7 +15,7 @@ try:
 except ImportError:  # a Python for which it has no build: the general reader reads everything
     msgspec = None  # type: ignore[assignment, unused-ignore]  # an extra that may be missing
 
-_BLOCK = 1 << 22  # bytes of a file that are decoded at a time
+_BLOCK = 1 << 18  # bytes of a file that are decoded at a time: the objects stay in the processor's cache
 _SPACE = b" \t\r\n"
 
 Box = tuple[float, float, float, float]
