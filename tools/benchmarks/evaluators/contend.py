@@ -155,7 +155,7 @@ def main(args: argparse.Namespace) -> None:
         )
     times.append(time.process_time())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-    np.savez(args.tables, **result)  # type: ignore[arg-type]
+    np.savez(args.tables, **result)  # type: ignore[arg-type]  # the stubs take these for its options
     version = "" if args.name == "ours" else importlib.metadata.version(distribution)
     print(json.dumps({"load": times[1] - times[0], "evaluate": times[2] - times[1], "peak": peak, "version": version}))
 
