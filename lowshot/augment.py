@@ -5,10 +5,12 @@ of the side, and a flip: the habit on CIFAR, and a choice, since Momentum² Teac
 the view of their linear classifiers. Digits: the shift alone, because a mirrored digit is another sign.
 """
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import PIL.Image
+import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -29,6 +31,22 @@ def weak_view(dataset: str, size: int) -> Callable[[PIL.Image.Image], Tensor]:
     """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see."""
     view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), Normalise(MEAN, STD)])
     return view
+
+
+class SeededView:
+    """PIL image -> one random view of it, the same every time: drawn by the seed and the image's own pixels."""
+
+    def __init__(self, view: Callable[[PIL.Image.Image], Tensor], seed: int) -> None:
+        self.view, self.seed = view, seed
+
+    def __call__(self, image: PIL.Image.Image) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            # torch's generator reads 32 bits of a seed
+            torch.default_generator.manual_seed(zlib.crc32(image.tobytes(), self.seed))
+            return self.view(image)
+
+    def __repr__(self) -> str:
+        return f"SeededView({self.view}, seed={self.seed})"
 
 
 def strong_view(dataset: str, size: int, levels: str = "eman") -> Callable[[PIL.Image.Image], Tensor]:

@@ -3,7 +3,7 @@
 from fvcore.common.config import CfgNode
 
 #: Names of the evaluations: of features (evaluations.py), and those that train on images (image_evaluations.py).
-EVALUATIONS = ("knn", "retrieval", "svm", "linear", "finetune", "fixmatch")
+EVALUATIONS = ("knn", "retrieval", "svm", "diagnostics", "linear", "finetune", "fixmatch")
 
 
 def get_cfg() -> CfgNode:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from lowshot import knn, retrieval
+from lowshot import diagnostics, knn, retrieval
 from lowshot.features.feature_set import FeatureSet
 from lowshot.score import Score
 from lowshot.svm import lowshot_svm as svm
@@ -109,6 +109,23 @@ def _low_shot(cfg: CfgNode) -> svm.LowShot:
     )
 
 
+def evaluate_diagnostics(
+    cfg: CfgNode,
+    train: FeatureSet,
+    test: FeatureSet,
+    wanted: Wanted,
+    views: tuple[FeatureSet, FeatureSet] | None = None,
+) -> Iterator[list[Score]]:
+    """Label-free diagnostics of the test images; alignment where there are features of two views of them."""
+    if wanted("diagnostics", "test", 0):
+        yield diagnostics.scores(test, None if views is None else (views[0].features, views[1].features))
+
+
 #: Evaluations of frozen features, and what each asks of settings and labels.
-ON_FEATURES: dict[str, Evaluation] = {"knn": evaluate_knn, "retrieval": evaluate_retrieval, "svm": evaluate_svm}
+ON_FEATURES: dict[str, Evaluation] = {
+    "knn": evaluate_knn,
+    "retrieval": evaluate_retrieval,
+    "svm": evaluate_svm,
+    "diagnostics": evaluate_diagnostics,
+}
 CHECKS: dict[str, Check] = {"knn": check_knn, "retrieval": check_retrieval, "svm": check_svm}

@@ -5,10 +5,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import torch
 from fvcore.common.config import CfgNode
+from torch import Tensor
 
-from lowshot.augment import weak_view
+from lowshot.augment import SeededView, weak_view
 from lowshot.features.cache import About
 from lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
 from lowshot.features.feature_set import FeatureSet, check_pair, read_npz
@@ -27,6 +29,7 @@ from momentum_transfer.settings import config_hash
 
 #: The weights that are no weights: the image's own grey values.
 PIXELS = "pixels"
+RAW_PIXELS = "raw pixels"
 #: No pretraining: a network drawn at random (linear, finetune, fixmatch).
 SCRATCH = "scratch"
 
@@ -103,7 +106,7 @@ def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
     """The frozen network whose outputs are the features."""
     where = choose_device()
     if source is None:
-        return Source(Pixels().to(where), sha256_of_text(PIXELS), "raw pixels")
+        return Source(Pixels().to(where), sha256_of_text(PIXELS), RAW_PIXELS)
     network = StageFeatures(source.build(), cfg.FEATURES.LAYER).to(where)
     network.to(memory_format=torch.channels_last)
     weights = sha256_of_text(f"{source.sha256} {source.network}")
@@ -121,40 +124,47 @@ def feature_sets(
     Args:
         check_labels: (labels of the training set, its name): may raise before anything is computed.
     """
-    network = feature_network(cfg, source)
-    data = cfg.DATASETS
-    transform = eval_transform(data.NAME, cfg.INPUT.IMAGE_SIZE)
-    cache = Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
+    network, data = feature_network(cfg, source), cfg.DATASETS
     check_classes(images.train, images.test)
     check_labels(images.train.labels, f"{data.NAME} {data.TRAIN}")
-    sets = []
-    for split, part in (("TRAIN", images.train), ("TEST", images.test)):
-        drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
-        about = About(
-            weights=network.weights,
-            data=f"{data.NAME} {data[split]}{drawn} {data_hash(part)}",
-            transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
-            layer=cfg.FEATURES.LAYER if source else PIXELS,
-            precision=cfg.FEATURES.PRECISION,
-        )
-        name = f"{data.NAME} {data[split]}"
-        size, workers = cfg.FEATURES.BATCH_SIZE, cfg.FEATURES.WORKERS
-        sets.append(
-            extract(
-                network,
-                part,
-                transform,
-                about,
-                cache,
-                name=name,
-                batch_size=size,
-                workers=workers,
-                device=choose_device(),
-            )
-        )
-    train, test = sets
+    transform = eval_transform(data.NAME, cfg.INPUT.IMAGE_SIZE)
+    train, test = (_features(cfg, network, images, split, transform) for split in ("TRAIN", "TEST"))
     check_pair(train, test)
     return train, test
+
+
+def view_features(cfg: CfgNode, source: SourceBackbone | None, images: Images) -> tuple[FeatureSet, FeatureSet]:
+    """Features of two random views of every test image, from the cache or computed; the same views every time."""
+    network, view = feature_network(cfg, source), weak_view(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE)
+    first, second = (_features(cfg, network, images, "TEST", SeededView(view, cfg.SEED + n)) for n in (0, 1))
+    return first, second
+
+
+def _features(
+    cfg: CfgNode, network: Source, images: Images, split: str, transform: Callable[[PIL.Image.Image], Tensor]
+) -> FeatureSet:
+    """Features of one split, TRAIN or TEST."""
+    data = cfg.DATASETS
+    part = images.train if split == "TRAIN" else images.test
+    drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
+    about = About(
+        weights=network.weights,
+        data=f"{data.NAME} {data[split]}{drawn} {data_hash(part)}",
+        transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
+        layer=cfg.FEATURES.LAYER if network.description != RAW_PIXELS else PIXELS,
+        precision=cfg.FEATURES.PRECISION,
+    )
+    return extract(
+        network,
+        part,
+        transform,
+        about,
+        Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features",
+        name=f"{data.NAME} {data[split]}",
+        batch_size=cfg.FEATURES.BATCH_SIZE,
+        workers=cfg.FEATURES.WORKERS,
+        device=choose_device(),
+    )
 
 
 def labelled_data(cfg: CfgNode, images: Images, workers: int) -> LabelledData:

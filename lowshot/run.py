@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 
 from lowshot import inputs
 from lowshot.config import EVALUATIONS
-from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted
+from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
 from lowshot.features.feature_set import FeatureSet
 from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
 from lowshot.ranges import check_settings
@@ -150,6 +150,9 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     if request.command == "features":
         say(f"{len(train)} + {len(test)} features of {train.features.shape[1]} numbers")
         return subject, lambda wanted: iter(())
+    if request.command == "diagnostics":
+        views = inputs.view_features(cfg, source, images)
+        return subject, partial(evaluate_diagnostics, cfg, train, test, views=views)
     return subject, partial(ON_FEATURES[request.command], cfg, train, test)
 
 

@@ -3,6 +3,7 @@
     python tools/evaluate.py --weights outputs/momentum2 outputs/random --suite configs/suites/quick.yaml
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run       (--preset m2: as Momentum²)
     python tools/evaluate.py --suite configs/suites/momentum2_table4_digits.yaml     (a sweep: it pretrains first)
+    python tools/evaluate.py --plan --detect 0.3 --sigma 0.2        (how many seeds show a difference of 0.3 points?)
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --sbatch partition=gpu
 
 Records of all tasks go to OUTPUT/results.jsonl, the page to OUTPUT/report.html. Exit code 1 when a task failed.
@@ -36,7 +37,14 @@ SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.
 
 
 def main(args: argparse.Namespace) -> None:
-    """Plan, run (or with --dry-run only show), tell how each task ended, report."""
+    """Plan, run (or with --dry-run only show), tell how each task ended, report; or with --plan count seeds."""
+    if args.plan:
+        show_seeds(args)
+        return
+    if args.detect is not None or args.sigma is not None:
+        raise InputError("expected --detect and --sigma together with --plan, found them without it")
+    if not args.suite:
+        raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [word if word == PIXELS else str(_from_root(word)) for word in args.weights]
@@ -135,6 +143,41 @@ def _sbatch_options(args: argparse.Namespace) -> dict[str, str]:
     return options
 
 
+def show_seeds(args: argparse.Namespace) -> None:
+    """How many seeds find a difference of --detect points in 80 % of cases, where scores spread by --sigma."""
+    from momentum_transfer.verdicts.power import detectable, trials_needed
+
+    if args.detect is None or args.sigma is None:
+        missing = "--detect" if args.detect is None else "--sigma"
+        raise InputError(f"expected --plan with --detect POINTS and --sigma POINTS, found no {missing}")
+    said = []
+    ways = {
+        False: "seeds of each checkpoint, compared by Welch's t",
+        True: f"shared trials, where differences trial by trial spread by {args.sigma:g}",
+    }
+    for paired, how in ways.items():
+        needed = trials_needed(args.detect, args.sigma, paired)
+        said.append(f"{needed or 'more than 100000'} {how}")
+    say(f"to show a difference of {args.detect:g} points in 80 % of cases (two-sided 5 %) where scores spread by "
+        f"{args.sigma:g} over seeds: {said[0]}; or {said[1]}")  # fmt: skip
+    rows = []
+    for n in (2, 3, 5, 10, 20):
+        welch, paired_t = args.sigma * (2 / n) ** 0.5, args.sigma / n**0.5
+        rows.append([n, f"{detectable(welch, 2 * n - 2):.2f}", f"{detectable(paired_t, n - 1):.2f}"])
+    table("detectable difference, points", ["seeds", "unpaired", "in pairs"], rows)
+    say("several measures at once need more: Holm's correction divides 5 % among them")
+
+
+def _positive_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return number
+
+
 def _positive(text: str) -> int:
     if _count(text) == 0:
         raise argparse.ArgumentTypeError("expected at least 1, found 0")
@@ -153,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--weights", nargs="+", default=[], metavar="CKPT",
                       help="checkpoints, run folders, pixels; a suite with pretrainings needs none")  # fmt: skip
-    made.add_argument("--suite", required=True, metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
+    made.add_argument("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
     made.add_argument(
         "--preset",
         nargs="+",
@@ -163,6 +206,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     made.add_argument("--dry-run", action="store_true", help="print the plan with the expected GPU hours")
+    made.add_argument("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")
+    made.add_argument("--detect", type=_positive_number, metavar="POINTS", help="true difference that is to be shown")
+    made.add_argument(
+        "--sigma", type=_positive_number, metavar="POINTS", help="standard deviation of a score over seeds"
+    )
     made.add_argument("--jobs", type=_positive, default=1, help="tasks at a time on this machine (default: 1)")
     made.add_argument("--gpus", type=_count, help="GPUs to use; with --slurm those of a node (default: those found)")
     made.add_argument("--slurm", action="store_true", help="one Slurm job a task, through submitit")

@@ -27,7 +27,10 @@ from momentum_transfer.report.notices import (
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
 
 #: Metrics that describe a run rather than score it; they are shown, but never ranked.
-DESCRIPTIVE = ("cost", "loss", "seconds", "lr")
+DESCRIPTIVE = (
+    "cost", "loss", "seconds", "lr",
+    "rankme", "effective_rank", "uniformity", "alignment", "dead_features", "norm_mean", "norm_std",
+)  # fmt: skip
 
 #: A checkpoint whose name begins so is a baseline, in the order in which the columns stand.
 BASELINES = ("supervised", "random", "pixels", "none")

@@ -29,6 +29,7 @@ FAMILIES = {
     "linear": "Linear classification",
     "finetune": "Fine-tuning with few labels",
     "fixmatch": "FixMatch",
+    "diagnostics": "Label-free diagnostics of the features",
 }
 
 

@@ -84,3 +84,18 @@ def test_wrong_words_are_one_line_and_exit_code_2(tmp_path: Path, words: tuple[s
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_plan_says_how_many_seeds_a_difference_needs():
+    done = evaluate("--plan", "--detect", "0.3", "--sigma", "0.2")
+    assert done.returncode == 0
+    assert "9 seeds of each checkpoint, compared by Welch's t; or 6 shared trials" in done.stdout.replace("\n", " ")
+    for words, message in (
+        (("--plan", "--detect", "0.3"), "expected --plan with --detect POINTS and --sigma POINTS, found no --sigma"),
+        (("--detect", "0.3", "--sigma", "1"), "together with --plan"),
+        ((), "expected --suite YAML, found none"),
+        (("--plan", "--detect", "0", "--sigma", "1"), "expected a number above 0, found '0'"),
+    ):
+        refused = evaluate(*words)
+        assert refused.returncode == 2
+        assert message in refused.stderr

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from momentum_transfer import items
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from tests.tools.in_process import run_tool
 from tests.two_processes import in_two_processes
@@ -62,6 +63,27 @@ def test_given_features_need_no_weights_and_every_score_is_recorded(lowshot, npz
     assert {("knn/k=20", "top1", 0), ("retrieval", "mAP", 0), ("svm/k=4", "top1", 1)} <= found
     assert all(record["checkpoint"]["name"] == "train.npz" for record in records(tmp_path))
     assert all(0 <= record["value"] <= 100 for record in records(tmp_path))
+
+
+def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot, npz, tmp_path):
+    assert lowshot("retrieval", *npz, "KNN.PRESETS", "['eman']") == 0
+    assert lowshot("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[4]") == 0
+    found = [record for record in records(tmp_path) if record["metric"] != "mean_per_class"]
+    assert len(found) == 2 + 2 + 4  # top1 and top5 by kNN, mAP and recall, two draws of top1 and top5
+    for record in found:
+        outcomes = items.read(tmp_path, record["items"])
+        assert 100 * outcomes.values[record["metric"]].mean() == pytest.approx(record["value"], rel=1e-12)
+        assert outcomes.images == 50
+
+
+def test_diagnostics_are_recorded_with_alignment_where_there_are_images(lowshot, npz, weights, tmp_path):
+    assert lowshot("diagnostics", *npz) == 0
+    assert lowshot("diagnostics", "--weights", weights, "FEATURES.CACHE", tmp_path / "cache") == 0
+    given, network = (
+        [r["metric"] for r in records(tmp_path) if (r["dataset"] == "test.npz") == n] for n in (True, False)
+    )
+    assert "alignment" not in given
+    assert {*given, "alignment"} == set(network)
 
 
 def test_second_run_skips_what_is_recorded(lowshot, npz, tmp_path, capsys):

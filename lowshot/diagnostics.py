@@ -1,0 +1,113 @@
+"""Label-free diagnostics of frozen features: how many directions they use, how they spread, what is dead.
+
+    rankme: exp of the entropy of the singular values' shares (Garrido et al., "RankMe", arXiv 2210.02885, equation 1),
+        between 1 and the number of features; it follows downstream accuracy within a method, not across methods.
+    effective_rank: the same of the centred features, so without the direction that all images share (Roy and Vetterli,
+        "The effective rank", EUSIPCO 2007).
+    uniformity: log of the mean over pairs of images of exp(−2‖x − y‖²), of L2-normalised features; lower is more
+        uniform, 0 is collapse (Wang and Isola, arXiv 2005.10242, section 4.1.2).
+    alignment: mean squared distance of the L2-normalised features of two random views of an image; lower is more
+        invariant, and collapse has 0 too, so the two are read together (the same, section 4.1.1).
+    dead_features: percent of features that are the same for all images (within 1e-6 of the features' root mean square).
+    norm_mean, norm_std: of the features' 2-norm over images.
+
+None of these is a score: they are shown, never ranked.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lowshot.features.feature_set import FeatureSet, chunks
+from lowshot.score import Score
+from momentum_transfer.errors import InputError
+from momentum_transfer.neighbours import normalized
+
+#: Images of whose pairs the uniformity is taken, evenly spaced over the set.
+MOST_IMAGES = 10_000
+
+METRICS = (
+    "rankme", "effective_rank", "uniformity", "alignment", "dead_features", "norm_mean", "norm_std",
+)  # fmt: skip
+
+
+def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None) -> list[Score]:
+    """All diagnostics of the test images' features.
+
+    Args:
+        views: [N, D] features of two random views of every image; without them there is no alignment.
+
+    Raises:
+        InputError: there are fewer than two images, or a feature vector is zero throughout the set.
+    """
+    if len(test) < 2:
+        raise InputError(f"expected at least two images for diagnostics, found {len(test)} in {test.name}")
+    if not np.any(test.features):
+        raise InputError(f"expected features that are not all 0 for diagnostics, found only 0 in {test.name}")
+    lowest, highest, square, norms = _moments(test.features)
+    mean = _mean(test.features)
+    values = {
+        "rankme": effective_rank(test.features),
+        "effective_rank": effective_rank(test.features, mean),
+        "uniformity": uniformity(normalized(test.features[:: -(-len(test) // MOST_IMAGES)])),
+        "dead_features": 100 * float(np.mean(highest - lowest <= 1e-6 * np.sqrt(square))),
+        "norm_mean": float(norms.mean()),
+        "norm_std": float(norms.std()),
+    }
+    if views is not None:
+        values["alignment"] = alignment(normalized(views[0]), normalized(views[1]))
+    details = {"images": len(test), "features": test.features.shape[1]}
+    return [Score("diagnostics", name, values[name], "test", details=details) for name in METRICS if name in values]
+
+
+def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
+    """exp(−Σ p·log p) with p = σ / Σσ + ε, σ the singular values of ``features`` − ``mean``; 1 where all are 0.
+
+    Args:
+        features: [N, D]. mean: [D], to centre. epsilon: as RankMe has it.
+    """
+    gram = np.zeros((features.shape[1],) * 2)
+    for part in chunks(len(features), 4096):
+        block = np.asarray(features[part], dtype=np.float64) - mean
+        gram += block.T @ block
+    values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))[::-1][: min(features.shape)]
+    if not values.sum() > 0:
+        return 1.0
+    share = values / values.sum() + epsilon
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def uniformity(features: np.ndarray, t: float = 2.0) -> float:
+    """log of the mean over pairs i < j of exp(−t‖xᵢ − xⱼ‖²), ``features`` [N, D] L2-normalised."""
+    total = 0.0
+    for part in chunks(len(features), 1024):
+        distances = np.maximum(2.0 - 2.0 * (features[part] @ features.T).astype(np.float64), 0.0)
+        total += float(np.exp(-t * distances).sum())
+    count = len(features)
+    own = sum(float(np.exp(-t * max(0.0, 2.0 - 2.0 * float(row @ row)))) for row in features)
+    return float(np.log((total - own) / (count * (count - 1))))
+
+
+def alignment(first: np.ndarray, second: np.ndarray) -> float:
+    """Mean of ‖xᵢ − yᵢ‖² over images, both [N, D] L2-normalised features of two views."""
+    return float(np.mean(((first - second).astype(np.float64) ** 2).sum(axis=1)))
+
+
+def _mean(features: np.ndarray) -> np.ndarray:
+    return np.asarray(sum(np.asarray(p, dtype=np.float64).sum(axis=0) for p in _parts(features)) / len(features))
+
+
+def _moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
+    """[D] smallest and largest value of each feature, mean square of all, [N] norms."""
+    lowest, highest = np.full(features.shape[1], np.inf), np.full(features.shape[1], -np.inf)
+    norms = []
+    for part in _parts(features):
+        lowest, highest = np.minimum(lowest, part.min(axis=0)), np.maximum(highest, part.max(axis=0))
+        norms.append(np.linalg.norm(part.astype(np.float64), axis=1))
+    found = np.concatenate(norms)
+    return lowest, highest, float((found**2).sum() / features.size), found
+
+
+def _parts(features: np.ndarray) -> Iterator[np.ndarray]:
+    for part in chunks(len(features), 4096):
+        yield np.asarray(features[part])
