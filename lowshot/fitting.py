@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from lowshot.presets import Schedule
 from momentum_transfer import distributed
 from momentum_transfer.checkpoint_folder import FORMAT, CheckpointFolder, load
 from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
 from momentum_transfer.errors import InputError
+from momentum_transfer.lars import LARS
 from momentum_transfer.metrics import Metrics
 from momentum_transfer.schedules import learning_rate
 
@@ -31,7 +32,7 @@ class Run:
 
     Attributes:
         modules: everything whose state a resumed run needs, by name.
-        groups: parameter groups of SGD, each with its ``lr`` at the end of the warm-up.
+        groups: parameter groups of the optimizer, each with its ``lr`` at the end of the warm-up.
         total: steps.
         after_step: called with the step's number when the optimiser has moved (FixMatch's teacher follows there).
         metrics: folder of a metrics.jsonl that gets a line a step; None for none.
@@ -44,15 +45,19 @@ class Run:
     folder: Path
     nesterov: bool = False
     weight_decay: float = 0.0
+    optimizer_name: str = "sgd"
     after_step: Callable[[int], None] = lambda step: None
     checkpoint_every: int = 1000
     metrics: Path | None = None
-    optimizer: SGD = field(init=False)
+    optimizer: Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.optimizer = SGD(
-            self.groups, momentum=0.9, nesterov=self.nesterov, weight_decay=self.weight_decay, foreach=True
-        )
+        if self.optimizer_name == "lars":
+            self.optimizer = LARS(self.groups, lr=0.0, momentum=0.9, weight_decay=self.weight_decay)
+        else:
+            self.optimizer = SGD(
+                self.groups, momentum=0.9, nesterov=self.nesterov, weight_decay=self.weight_decay, foreach=True
+            )
         self.rates = [group["lr"] for group in self.groups]
 
     def resume(self) -> int:

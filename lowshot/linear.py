@@ -173,6 +173,7 @@ def _train(
         total=steps_of(preset.schedule.epochs, len(rows), batch),
         folder=folder,
         nesterov=preset.nesterov,
+        optimizer_name=preset.optimizer,
     )
     outer = shared_over_processes(heads, device)
 

@@ -31,6 +31,7 @@ class LinearPreset:
 
     Attributes:
         learning_rates: more than one are searched on held-out labelled images.
+        optimizer: "sgd" or "lars", which then adapts weights and biases alike.
         normalized: BatchNorm1d on the logits, after the linear layer; under torchrun over each process's own images.
     """
 
@@ -39,6 +40,7 @@ class LinearPreset:
     batch_size: int = 256
     nesterov: bool = False
     normalized: bool = False
+    optimizer: str = "sgd"
 
 
 LINEAR = {
@@ -50,6 +52,9 @@ LINEAR = {
     "rcf-lars": LinearPreset(Schedule(80), (0.8,), batch_size=1024, nesterov=True),
     # the rates are MoCo's; for BYOL: LINEAR.LEARNING_RATES [0.2, 0.4, 0.8]
     "eman": LinearPreset(Schedule(50, "step", (0.6, 0.8)), (15.0, 30.0, 60.0)),
+    # SimSiam (arXiv 2011.10566), the peer of Momentum² Teacher's table 5: LARS, .02 x 4096/256. Others report that the
+    # paper's rate needs to be 1.6 for its accuracy: LINEAR.LEARNING_RATES [1.6]
+    "simsiam": LinearPreset(Schedule(90), (0.32,), batch_size=4096, optimizer="lars"),
 }
 
 

@@ -27,6 +27,7 @@ from momentum_transfer.report.runs import RunFiles, read_runs
 from momentum_transfer.report.summary import summary_table
 from momentum_transfer.report.sweeps import read_suites, sweep_figures
 from momentum_transfer.report.tables import detail_tables
+from momentum_transfer.report.times import published_times, time_tables
 from momentum_transfer.report.verdicts import Balance, balances, verdicts
 from momentum_transfer.report.views import TableView, number
 
@@ -93,6 +94,7 @@ def build(
     title: str = "Does it transfer?",
     suites: Sequence[Mapping[str, Any]] = (),
     resamples: int = RESAMPLES,
+    times: Sequence[tuple[str, str, float]] = (),
 ) -> Report:
     """Turn records (and what run folders hold) into the report."""
     runs = runs or RunFiles()
@@ -121,7 +123,7 @@ def build(
         **judged,
         curves=tuple(training_figures(runs.curves, colours)),
         analyses=tuple(drawn),
-        analysis_tables=tuple(tables),
+        analysis_tables=(*time_tables(runs.curves, times), *tables),
         galleries=tuple(found),
         conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
         provenance=tuple(provenance(results)),
@@ -175,4 +177,5 @@ def make_report(
         title=title,
         suites=read_suites(results),
         resamples=resamples,
+        times=published_times(tables),
     )

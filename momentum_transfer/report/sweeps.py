@@ -63,9 +63,13 @@ def _setting(runs: Mapping[str, Any], name: str, key: str) -> str:
 
 
 def _values(results: Results, measure: str) -> dict[str, float]:
-    """Checkpoint -> mean over trials of ``TASK METRIC``, of the data set and protocol that most checkpoints have."""
-    task, metric = measure.split()
-    rows = [cells for found, cells in results.cells.items() if (found.task, found.metric) == (task, metric)]
+    """Checkpoint -> mean over trials of ``TASK METRIC [@ DATASET]``, of the protocol that most checkpoints have."""
+    name, _, dataset = (part.strip() for part in measure.partition("@"))
+    rows = [
+        cells
+        for found, cells in results.cells.items()
+        if [found.task, found.metric] == name.split() and dataset in ("", found.dataset)
+    ]
     best = max(rows, key=len, default={})
     return {name: cell.mean for name, cell in best.items()}
 

@@ -5,8 +5,9 @@
       - {title: "Linear and long-tailed accuracy", y: finetune top1, x: linear top1, by: METHOD.NAME}
       - {title: "kNN while training", curve: knn_top1, by: arm}
 
-``y`` and ``x`` name a measure as ``TASK METRIC``, ``x`` and ``by`` a setting of the sweep, or ``arm``; ``curve`` is a
-key of the runs' metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line a ``by``.
+``y`` and ``x`` name a measure as ``TASK METRIC``, or ``TASK METRIC @ DATASET`` where there are several data sets; ``x``
+and ``by`` name a setting of the sweep, or ``arm``. ``curve`` is a key of the runs' metrics.jsonl over ``x``: step or
+seconds. A measure over another gets a regression line for each ``by``.
 """
 
 import re
@@ -95,5 +96,6 @@ def _read(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
 
 
 def _check_measure(word: str, key: str, where: str) -> None:
-    if len(word.split()) != 2:
-        raise InputError(f"{where}: expected {key} as TASK METRIC, for example svm/k=16 top1, found {word!r}")
+    measure, _, dataset = word.partition("@")
+    if len(measure.split()) != 2 or ("@" in word and not dataset.strip()):
+        raise InputError(f"{where}: expected {key} as TASK METRIC [@ DATASET], such as svm/k=16 top1, found {word!r}")

@@ -6,8 +6,9 @@
         command: tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}
         gpu_hours: 0.01
 
-In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{folder}`` the task's own output
-folder and ``{results}`` the records of the whole suite. ``needs`` names tasks of the same checkpoint that come before.
+In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{rescaled}`` those under
+NormRescale, ``{folder}`` the task's own output folder and ``{results}`` the records of the whole suite. ``needs`` names
+tasks of the same checkpoint that come before. ``include`` names another suite, whose tasks come first.
 A suite may make its checkpoints itself (``pretrain``: ``sweep.py``), ask for plots (``plots``: ``plots.py``), and have
 words that depend on the checkpoint's paper (``presets``: ``presets.py``).
 """
@@ -39,7 +40,7 @@ PIXELS = "pixels"
 #: The task that makes a checkpoint of the suite's own.
 PRETRAIN = "pretrain"
 
-_PLACES = ("weights", "converted", "folder", "results")
+_PLACES = ("weights", "converted", "rescaled", "folder", "results")
 
 
 @dataclass(frozen=True)
@@ -132,18 +133,30 @@ def load_suite(path: str | Path) -> Suite:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("tasks"), list) or not content["tasks"]:
+    entries = content.get("tasks", [] if "include" in content else None) if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(entries, list) or not (entries or "include" in content):
         raise InputError(f"{path}: expected a name and a list of tasks; see configs/suites/smoke.yaml")
     presets = read_presets(content["presets"], str(path), _PLACES) if "presets" in content else {}
     known = (*_PLACES, *next(iter(presets.values()), ()))
-    tasks: list[Task] = []
-    for number, entry in enumerate(content["tasks"], start=1):
+    tasks = list(_included(content.get("include"), path))
+    for number, entry in enumerate(entries, start=1):
         tasks.append(_task(entry, f"{path}, task {number}", {task.name for task in tasks}, known))
     sweep = read_sweep(content["pretrain"], f"{path}, pretrain") if "pretrain" in content else None
     if any(task.name == PRETRAIN for task in tasks) and sweep:
         raise InputError(f"{path}: expected tasks of other names beside pretrain, found a task called {PRETRAIN}")
     plots = read_plots(content.get("plots", []), str(path), dict.fromkeys(sweep.keys() if sweep else ()))
     return Suite(str(content.get("name", path.stem)), tuple(tasks), path, sweep, plots, presets)
+
+
+def _included(name: Any, path: Path) -> tuple[Task, ...]:
+    if name is None:
+        return ()
+    if not isinstance(name, str):
+        raise InputError(f"{path}: expected include as the name of a suite, found {name!r}")
+    other = _suite_file(name)
+    if other.resolve() == path.resolve() or "include:" in other.read_text(encoding="utf-8"):
+        raise InputError(f"{path}: expected include of a suite that includes none itself, found {name}")
+    return load_suite(other).tasks
 
 
 def _suite_file(name: str | Path) -> Path:
@@ -246,12 +259,14 @@ def _jobs(
     worded = words_of(suite.presets, weights if readable else None, name, chosen)
     made: dict[str, Job] = {}
     for task in suite.tasks:
-        if weights == PIXELS and ("{converted}" in task.command or any(need not in made for need in task.needs)):
+        detector = any(place in task.command for place in ("{converted}", "{rescaled}"))
+        if weights == PIXELS and (detector or any(need not in made for need in task.needs)):
             continue
         folder = output / name / task.name
         places = {
             "weights": weights,
             "converted": str(output / name / "backbone.pkl"),  # a name that results leave out: weights_name
+            "rescaled": str(output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
             "folder": str(folder),
             "results": str(output / "results.jsonl"),
         }

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lowshot import linear
+from lowshot import fitting, linear
 from lowshot.classifier import accuracy
 from lowshot.features.extract import StageFeatures
 from lowshot.features.feature_set import FeatureSet
@@ -164,3 +164,16 @@ def test_accuracy_of_several_heads_equals_counting(tmp_path):
     expected = (logits.argmax(-1) == torch.from_numpy(TEST.labels)).float().mean(1)
     assert torch.allclose(found["top1"], expected)
     assert torch.equal(found["top5"], torch.ones(3))
+
+
+def test_simsiams_preset_trains_by_lars_at_its_own_rate(tmp_path):
+    preset = LINEAR["simsiam"]
+    assert (preset.schedule.epochs, preset.schedule.shape, preset.batch_size) == (90, "cosine", 4096)
+    assert preset.learning_rates == (pytest.approx(0.02 * 4096 / 256),)
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    run = fitting.Run({}, [{"params": [weight], "lr": 0.5}], preset.schedule, 10, tmp_path, optimizer_name="lars")
+    run.set_rates(0)
+    weight.grad = torch.tensor([0.0, 2.0])
+    run.optimizer.step()
+    # |w| = 5, |g| = 2: the trust ratio .001 x 5/2 scales the step
+    torch.testing.assert_close(weight.detach(), torch.tensor([3.0, 4.0 - 0.5 * 0.001 * 2.5 * 2.0]))

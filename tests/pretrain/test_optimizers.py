@@ -4,8 +4,9 @@ from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
+from momentum_transfer.lars import LARS
 from pretrain.heads import mlp
-from pretrain.optimizers import LARS, build_optimizer, set_learning_rate
+from pretrain.optimizers import build_optimizer, set_learning_rate
 
 
 def naive_lars(weights, grads_of_steps, lr, momentum, decay, eta, adapt):

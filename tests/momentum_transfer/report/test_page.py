@@ -149,7 +149,7 @@ def test_a_published_number_of_another_protocol_is_marked_in_every_output():
     (svm,) = [table for table in report.details if "SVM" in table.title]
     (heading,) = [row for row in svm.rows if row.kind == "source"]
     assert heading.label == "published: EMAN table 5"
-    assert heading.note == "≠ other protocol: imagenet/test, other data: ImageNet"
+    assert heading.note == "≠ other protocol: imagenet/test/vissl, other data: ImageNet"
     beside = [row for row in svm.rows if row.kind == "published"]
     assert beside
     assert not any(cell.mark for row in beside for cell in row.cells)  # the paper's own rows before quoted ones

@@ -72,6 +72,13 @@ def test_a_measure_over_another_has_scipys_regression_for_each_group(drawn):
     assert "n = 9" in plot.caption
 
 
+def test_a_measure_may_name_its_data_set(drawn):
+    lines = [{**record("BN-8_seed0", "linear", value), "dataset": name} for name, value in (("A", 1.0), ("B", 2.0))]
+    plot = PlotRequest("t", y="linear top1 @ B", x="GROUP")
+    sweeps.sweep_figures([{"runs": RUNS, "plots": [plot]}], aggregate(lines), ())
+    assert [point.mean for point in drawn[0][0][""]] == [2.0]
+
+
 def test_curves_are_means_over_seeds_and_seconds_add_up(drawn):
     names = ["BN-8_seed0", "BN-8_seed1"]
     curves = [Curve(name, "knn_top1", (10, 20), (50.0 + i, 60.0 + i)) for i, name in enumerate(names)]

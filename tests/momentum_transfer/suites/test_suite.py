@@ -192,8 +192,9 @@ def test_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path):
 def test_shipped_suites_name_files_that_are_there(path: Path, tmp_path: Path, weights):
     shipped = load_suite(path)
     jobs = plan(shipped, weights, tmp_path / "out")
-    runs = len(shipped.sweep.runs()) if shipped.sweep else 0
-    assert len(jobs) == (2 + runs) * len(shipped.tasks) + runs
+    runs = shipped.sweep.runs() if shipped.sweep else []
+    made = sum(len(shipped.sweep.checkpoints(run, tmp_path)) for run in runs)
+    assert len(jobs) == (2 + made) * len(shipped.tasks) + len(runs)
     assert shipped.name == path.stem
 
 
