@@ -157,7 +157,7 @@ def test_linear_evaluation_takes_the_layer_that_is_asked_for(folder, monkeypatch
     cfg.FEATURES.LAYER, cfg.FEATURES.PRECISION, cfg.OUTPUT_DIR = layer, "fp32", str(folder / "out")
     cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM = "resnet10", 4, "small"
     cfg.LINEAR.BATCH_SIZE, cfg.LINEAR.WORKERS = 4, 0
-    scores = LinearResult(1.0, 1.0, 0.1, {})
+    scores = LinearResult(1.0, 1.0, 0.1, dict.fromkeys(("top1", "top5"), np.ones(8, bool)))
     monkeypatch.setattr(image_evaluations, "evaluate_linear", lambda source, *_: dims.append(source.dim) or scores)
     list(image_evaluations.linear(cfg, None, Images(cfg), lambda *_: True))
     assert dims == [channels]
