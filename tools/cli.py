@@ -1,4 +1,4 @@
-"""The command ``momentum-transfer``: pretrain backbones, move them to detectors, probe them with few labels, report.
+"""The command momentum-transfer: pretrain backbones, move them to detectors, probe them with few labels, report.
 
 momentum-transfer NAME [OPTIONS …]      runs the tool of that name, as python tools/NAME.py does in a checkout
 momentum-transfer NAME --help           its options
