@@ -121,7 +121,9 @@ def svm(
     setup = lowshot_svm.LowShot(shots=tuple(shots), draws=trials, **chosen)
     found: dict[int, list[float]] = {k: [] for k in shots}
     for scores in lowshot_svm.scores(setup, *pair, wanted=lambda *_: True):
-        found[scores[0].details["shots"]].append(scores[0].value)  # the first metric: top1 or mAP
+        for score in scores:
+            if score.metric in ("top1", "mAP"):
+                found[score.details["shots"]].append(score.value)
     return found
 
 
