@@ -1,0 +1,111 @@
+"""Pages that the code itself writes while the site is built: commands, settings, the Python API.
+
+A MkDocs hook: ``commands.md`` from the tools' parsers, ``settings.md`` from the rooms' defaults and rules, ``api.md`` from
+the public names of ``momentum_transfer``.
+"""
+
+import contextlib
+import importlib
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """MkDocs calls this once it has found the pages of docs/."""
+    for name, text in (("commands.md", commands()), ("settings.md", settings()), ("api.md", api())):
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def commands() -> str:
+    """The help of every command."""
+    from tools.cli import TOOLS
+
+    parts = [
+        "# Commands\n\n`momentum-transfer NAME …`, or `python tools/NAME.py …` in a checkout. Pretraining, `transfer` and "
+        "`lowshot` run under `torchrun` too.\n"
+    ]
+    for name, line in TOOLS.items():
+        parts.append(f"## {name}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{help_of(name)}\n```\n")
+    return "\n".join(parts)
+
+
+def help_of(name: str) -> str:
+    """What ``momentum-transfer NAME --help`` prints; a tool without options of its own shows its docstring."""
+    path = list(sys.path)
+    module = importlib.import_module(f"tools.{name}")
+    sys.path[:] = path
+    if not hasattr(module, "parser"):
+        return str(module.__doc__).strip()
+    parser = module.parser()
+    parser.prog = f"momentum-transfer {name}"
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        parser.print_help()
+    return out.getvalue().strip()
+
+
+def settings() -> str:
+    """Every key of the three rooms: default, what it may be, what its comment says."""
+    import lowshot.config
+    import lowshot.ranges
+    import pretrain.config
+    import pretrain.ranges
+    import transfer.config
+    import transfer.ranges
+
+    rooms = (("pretrain", pretrain), ("transfer", transfer), ("lowshot", lowshot))
+    parts = ["# Settings\n\nKeys of the YAML files, given as `KEY VALUE` words after the options too.\n"]
+    for name, room in rooms:
+        rules, comments = room.ranges.RULES, comments_of(Path(str(room.config.__file__)))
+        rows = [
+            f"| `{key}` | `{value!r}` | {cell(rules[key]) if key in rules else ''} | {cell(comments.get(key, ''))} |"
+            for key, value in leaves(room.config.get_cfg())
+        ]
+        head = f"## {name}\n\n| key | default | may be | notes |\n|---|---|---|---|\n"
+        parts.append(head + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys with their defaults."""
+    for key, value in node.items():
+        if hasattr(value, "items"):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def comments_of(file: Path) -> dict[str, str]:
+    """Key -> the comment behind its default in the source."""
+    found = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        code, mark, comment = line.partition("  # ")
+        words = code.split("=")[0].strip()
+        if mark and words.startswith(("cfg.", "_C.")):
+            found[words.partition(".")[2]] = comment.strip()
+    return found
+
+
+def cell(value: Any) -> str:
+    """Words that do not end a table's cell."""
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def api() -> str:
+    """The public names of the library, by mkdocstrings."""
+    import momentum_transfer
+
+    places = dict(sorted(momentum_transfer._PUBLIC.items()))
+    entries = [f"## mt.{name}\n\n::: {place.replace(':', '.')}\n" for name, place in places.items()]
+    return (
+        "# Python API\n\n`import momentum_transfer as mt`; [The library](library.md) shows the names at work.\n\n"
+        + ("\n".join(entries))
+    )

@@ -1,0 +1,42 @@
+"""docs/protocols.md covers every results table and figure, and names only configs that load."""
+
+import re
+from pathlib import Path
+
+from momentum_transfer.report.reference import load_tables
+from momentum_transfer.suites.suite import load_suite
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPERS = {"momentum2": "Momentum²", "eman": "EMAN", "rcf": "RCF"}
+#: Figures with results.
+FIGURES = {"momentum2": {3}, "eman": {3}, "rcf": {2, 3, 4, 5, 6, 7, 8}}
+
+
+def sections() -> dict[str, str]:
+    text = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8")
+    parts = re.split(r"^## ", text, flags=re.M)[1:]
+    return {key: next(part for part in parts if part.startswith(name)) for key, name in PAPERS.items()}
+
+
+def named(kind: str, section: str) -> set[int]:
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
+    return {int(number) for row in rows for number in re.findall(rf"\b{kind} (\d+)", row)}
+
+
+def test_every_transcribed_table_and_every_figure_has_a_row():
+    tables = {key: {table.number for table in load_tables() if table.paper == key} for key in PAPERS}
+    pages = sections()
+    assert sum(map(len, tables.values())) == 27
+    assert {key: named("table", pages[key]) for key in PAPERS} == tables
+    assert {key: named("figure", pages[key]) for key in PAPERS} == FIGURES
+
+
+def test_every_row_names_what_runs_it_and_all_of_it_exists():
+    for section in sections().values():
+        rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| what")]
+        for row in rows:
+            files = re.findall(r"`((?:configs|tools)/[\w./-]+\.(?:yaml|py))`", row)
+            assert files or "the same two suites" in row, row
+            assert not [file for file in files if not (ROOT / file).is_file()], row
+            for suite in (file for file in files if file.startswith("configs/suites/")):
+                assert load_suite(ROOT / suite).tasks
