@@ -1,7 +1,7 @@
 """Pages that the code itself writes while the site is built: commands, settings, the Python API.
 
-A MkDocs hook: ``commands.md`` from the tools' parsers, ``settings.md`` from the rooms' defaults and rules, ``api.md`` from
-the public names of ``momentum_transfer``.
+A MkDocs hook: ``commands.md`` from the tools' parsers, ``settings.md`` from the rooms' defaults and rules, ``api.md``
+from the public names of ``momentum_transfer``.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ def commands() -> str:
     from tools.cli import TOOLS
 
     parts = [
-        "# Commands\n\n`momentum-transfer NAME …`, or `python tools/NAME.py …` in a checkout. Pretraining, `transfer` and "
-        "`lowshot` run under `torchrun` too.\n"
+        "# Commands\n\n`momentum-transfer NAME …`, or `python tools/NAME.py …` in a checkout. Pretraining, `transfer` "
+        "and `lowshot` run under `torchrun` too.\n"
     ]
     for name, line in TOOLS.items():
         parts.append(f"## {name}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{help_of(name)}\n```\n")
