@@ -137,10 +137,14 @@ def _one_file(file: Path) -> dict[str, Any]:
     try:
         loaded = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
-        detail = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        detail = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+            detail = f"{error.problem} (line {error.problem_mark.line + 1})"
         if isinstance(error, RecursionError):
             detail = "it is nested too deeply"
-        raise InputError(f"expected a YAML mapping in {file}, but it cannot be read: {detail[:400]}") from error
+        raise InputError(
+            f"expected a YAML mapping in {file}, but it cannot be read: {detail[:400]}; correct it"
+        ) from error
     if loaded is None:
         raise InputError(f"expected a YAML mapping of settings in {file}, found an empty file; write KEY: value lines")
     if not isinstance(loaded, dict):
