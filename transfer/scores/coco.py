@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.verdicts.ap_metrics import coco_metrics, percent
+from momentum_transfer.verdicts.ap_metrics import coco_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 from transfer.scores.inputs import AreaFrom, IouType, check_iou_type, load_detections, load_ground_truth
 from transfer.scores.matching import AREA_NAMES, AREAS, THRESHOLDS
@@ -103,8 +103,9 @@ def evaluate(
 
 def per_class(precision: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """AP in percent of each category from precision [T, R, K]."""
-    by_class = np.moveaxis(precision, -1, 0).copy()  # [K, T, R]: each class's entries side by side
-    return {name: percent(table) for name, table in zip(names, by_class, strict=True)}
+    rows = np.moveaxis(precision, -1, 0).copy().reshape(len(names), -1)  # a class's entries: all defined, or none
+    values = (float(np.mean(row)) * 100 if row[0] > -1 else float("nan") for row in rows)
+    return dict(zip(names, values, strict=True))
 
 
 def _limits(max_dets: int | Sequence[int]) -> tuple[int, ...]:

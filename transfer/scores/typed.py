@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 try:
     import msgspec
 except ImportError:  # a Python for which it has no build: the general reader reads everything
-    msgspec = None  # type: ignore[assignment, unused-ignore]  # an extra that may be missing
+    msgspec = None  # type: ignore[assignment, unused-ignore]  # a Python without a build of it
 
 _BLOCK = 1 << 18  # bytes of a file that are decoded at a time: the objects stay in the processor's cache
 _SPACE = b" \t\r\n"
