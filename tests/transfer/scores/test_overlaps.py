@@ -61,3 +61,16 @@ def test_mask_pairs_are_those_of_a_double_loop(seed: int):
 def test_without_a_common_group_there_are_no_pairs():
     pairs = overlaps.box_pairs(np.array([1]), np.array([2]), np.ones((1, 4)), np.ones((1, 4)), np.array([False]), 0.5)
     assert len(pairs.detection) == len(pairs.object) == len(pairs.iou) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_pair_of_masks_overlaps_more_than_its_bound(seed: int):
+    _, boxes, crowd = grouped(seed)
+    codes = [[rectangle(*map(int, values), striped=n % 3 == 0) for n, values in enumerate(side)] for side in boxes]
+    detections, objects = (masks.read(side, [[HEIGHT, WIDTH]] * len(side), lambda *_: None) for side in codes)
+    d, g = (index.ravel() for index in np.meshgrid(np.arange(60), np.arange(25), indexing="ij"))
+    exact = coco_mask.iou(*codes, crowd.tolist())
+    bound = overlaps._iou_bound(detections, objects, d, g, crowd[g]).reshape(60, 25)
+    assert (bound >= exact).all()
+    assert (bound[exact == 0] == 0).any(), "it tells some that do not touch"
+    assert (bound < 0.5).mean() > 0.3, "it spares work"

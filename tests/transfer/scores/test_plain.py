@@ -165,3 +165,19 @@ def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path):
     with pytest.raises(InputError):
         loaded(files, "bbox")
     assert gc.isenabled()
+
+
+def test_a_result_file_is_never_held_as_a_whole(tmp_path: Path, small_blocks, monkeypatch: pytest.MonkeyPatch):
+    truth, results = coco_set(3)
+    files = written(tmp_path, truth, results * 5)
+    decode, lengths = typed._decode, []
+
+    def note(decoder, text: bytes):
+        lengths.append(len(text))
+        return decode(decoder, text)
+
+    loaded_truth = inputs.load_ground_truth(files[0], "bbox")
+    monkeypatch.setattr(typed, "_decode", note)
+    assert len(inputs.load_detections(files[1], loaded_truth, "bbox")) == 5 * len(results)
+    assert sum(lengths) >= files[1].stat().st_size
+    assert max(lengths) < 3 * 500

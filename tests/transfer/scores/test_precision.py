@@ -29,3 +29,15 @@ def test_no_chunk_is_larger_than_asked_unless_one_category_alone_is(monkeypatch:
         assert len(of_detections) <= 10 or high == low + 1
         np.testing.assert_array_equal(np.sort(of_detections), np.flatnonzero((detections >= low) & (detections < high)))
         np.testing.assert_array_equal(np.sort(of_objects), np.flatnonzero((objects >= low) & (objects < high)))
+
+
+@pytest.mark.parametrize("largest", [3, 1 << 16, 1 << 20])
+def test_sorting_by_key_is_stable_whatever_the_range_of_keys(largest: int):
+    random = np.random.default_rng(0)
+    key = random.integers(0, largest, 500).astype(np.int32)
+    key[0] = largest - 1
+    which = random.permutation(500)[:300]
+    expected = sorted(which.tolist(), key=lambda index: key[index])
+    assert precision._stably(which, key).tolist() == expected
+    assert precision._stably(np.array(expected), key).tolist() == expected
+    assert precision._stably(which[:0], key).tolist() == []
