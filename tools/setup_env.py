@@ -91,7 +91,8 @@ def install(extras):
     print(
         "installing %s into .venv: about 3 GB to download the first time; log in .venv/install.log" % target, flush=True
     )
-    command = [python_of_venv(), "-m", "pip", "install", "--disable-pip-version-check", "--editable", target]
+    command = [python_of_venv(), "-m", "pip", "install", "--disable-pip-version-check"]
+    command += ["--no-compile", "--editable", target]  # Python compiles what is imported, then
     with open(LOG, "w") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
