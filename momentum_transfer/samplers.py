@@ -171,7 +171,7 @@ def leave_signals_to_the_loop(worker: int = 0) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # this thread; _Loader: the others too
         threading.Thread(target=_end_when_the_parent_says, daemon=True).start()
     else:  # macOS
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -181,6 +181,20 @@ def _end_when_the_parent_says() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
+
+
+class _Loader(DataLoader[Any]):
+    """Starts its workers with SIGTERM blocked, so that all their threads inherit that.
+
+    torch has started one before ``worker_init_fn``; a signal to the process would go to any thread that takes it.
+    """
+
+    def __iter__(self) -> Any:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def training_loader(
@@ -201,7 +215,7 @@ def training_loader(
         collate: items -> batch; None stacks tensors.
         pin_memory: for copies to a CUDA device.
     """
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
@@ -222,7 +236,7 @@ def ordered_loader(
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
     """Every item of the data set once, in order; a loop that evaluates draws no random number by it."""
-    return DataLoader(
+    return _Loader(
         dataset,
         batch,
         num_workers=workers,

@@ -161,10 +161,20 @@ class Pids(Dataset):
         return os.getpid()
 
 
+@pytest.fixture
+def two_threads():
+    """As a user has them: then torch starts a thread in every worker, which a signal could reach."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("loader", [
     lambda: training_loader(Pids(), Batches(whole_steps(2, 2, 0), 2), workers=1),
     lambda: ordered_loader(Pids(), 2, workers=1),
 ])  # fmt: skip
+@pytest.mark.usefixtures("two_threads")
 def test_workers_survive_signals_of_others_and_end_at_their_parents(loader):
     before = torch.random.get_rng_state()
     batches = iter(loader())

