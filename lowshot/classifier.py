@@ -1,4 +1,4 @@
-"""A backbone with a linear classifier, and how often it is right."""
+"""A backbone with a linear classifier, and its top-1 and top-5 accuracy."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Each command by name: settings and features in, scores out. Settings stop here: evaluators take plain arguments."""
+"""Registry of the evaluators on frozen features: settings and features in, scores out.
+
+Settings stop here: evaluators take plain arguments.
+"""
 
 from collections.abc import Callable, Iterator
 

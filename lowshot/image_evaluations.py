@@ -1,4 +1,4 @@
-"""linear, finetune and fixmatch by name: settings, weights and images in, scores out, one trial at a time."""
+"""Registry of the evaluators that train on images (linear, finetune, fixmatch): scores, one trial at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One number of one evaluation, before anybody writes it down."""
+"""Score: one number of one evaluation, with its task, metric, protocol and trial."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: lines, progress, tables, errors; the same for every tool.
+"""Terminal output of all tools: lines, progress, tables, errors, signals.
 
 All of it goes through the logger ``momentum_transfer``: silent for callers of the library (``logging.basicConfig`` with
 level INFO shows it, raising the logger's level silences it), printed by :func:`run_tool`, which speaks for the tools.

@@ -1,4 +1,4 @@
-"""Memory that a step on the CPU frees and asks for again."""
+"""Tells glibc to keep freed memory, so that training steps on the CPU do not fault the same pages in again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one exception that a user can cause; everything else is a bug."""
+"""InputError: the exception for mistakes in a user's input; any other exception is a bug."""
 
 import reprlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and the hashes by which results name them."""
+"""Atomic file writes, file hashes, and the names that results give to weights."""
 
 import contextlib
 import hashlib

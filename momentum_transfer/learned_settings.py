@@ -1,4 +1,4 @@
-"""Which settings of a pretraining change what is learned, and the hash that names them."""
+"""Settings of a pretraining that change what is learned, and their hash."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is watched during training: features by kNN on a held-out split, and where a NaN came from."""
+"""kNN monitor on a held-out split, and a finder of the first non-finite tensor."""
 
 from __future__ import annotations
 

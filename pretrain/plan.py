@@ -1,4 +1,4 @@
-"""What the settings come to on these images and processes: steps, micro-batches, scaled rates; checked before work."""
+"""Steps, micro-batches and scaled rates from config, data set and world size, checked before any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a step depends on, taken out of a run and put back, so that 2 + 2 steps are 4 bit for bit."""
+"""Captures and restores the training state, bit-exact: 2 + 2 steps equal 4."""
 
 from __future__ import annotations
 

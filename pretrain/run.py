@@ -1,4 +1,4 @@
-"""A run's parts, made from its settings: images, plan, method, optimiser, on the device and among the processes."""
+"""Builds a run from its settings: images, plan, method and optimizer, on the device and among the processes."""
 
 from __future__ import annotations
 

@@ -75,7 +75,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch-statistics", action="store_true",
                       help="BatchNorm normalises by each batch, as fine-tuning does: for NormRescale")  # fmt: skip
     made.add_argument(
-        "--which", choices=("student", "teacher"), help="network to take; default: what the paper evaluates"
+        "--network",
+        "--which",
+        dest="which",
+        choices=("student", "teacher"),
+        help="network to take; default: what the paper evaluates",
     )
     made.add_argument("--labels", nargs="+", help="names for the plots, one a checkpoint")
     made.add_argument(

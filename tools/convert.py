@@ -61,7 +61,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("checkpoint", help="a checkpoint file, or an output folder of tools/pretrain.py")
     made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's names)")
     made.add_argument(
-        "--which", choices=("student", "teacher"), help="network to take; default: what the paper evaluates"
+        "--network",
+        "--which",
+        dest="which",
+        choices=("student", "teacher"),
+        help="network to take; default: what the paper evaluates",
     )
     made.add_argument(
         "--family", choices=sorted(BY_NAME), help="layout of the checkpoint; default: the one that fits best"

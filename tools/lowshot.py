@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("command", choices=("features", *EVALUATIONS))
     made.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
     made.add_argument("--weights", default="", help='checkpoint or run folder, or "pixels", or "scratch"')
-    made.add_argument("--which", choices=("teacher", "student"), help="network of the checkpoint")
+    made.add_argument(
+        "--network", "--which", dest="which", choices=("teacher", "student"), help="network of the checkpoint"
+    )
     made.add_argument("--family", help="kind of a foreign checkpoint, if it is not recognised")
     made.add_argument("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
     made.add_argument("--test-features", metavar="TEST.npz", default="")

@@ -1,1 +1,1 @@
-"""Dense transfer: conversion to Detectron2 weights, detectors and segmenters, scores, results and the report."""
+"""Dense transfer: detectors and segmenters in two engines, their data and their scores."""

@@ -1,4 +1,4 @@
-"""What fine-tunes and predicts: the protocol that both engines keep.
+"""Engine: the protocol of both engines for fine-tuning and prediction.
 
 Scoring is outside both engines, so that their numbers compare like with like.
 """

@@ -1,4 +1,4 @@
-"""The choice between the engines."""
+"""Chooses the engine that runs a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well a detector did on one image, to show its best and its worst; not a score that anything is compared by.
+"""Ranks images by how well a detector did on them, to draw the best and the worst; not a score.
 
 The measure is F1 at IoU 0.5 of the boxes at or above a score: what a person sees when the boxes are drawn. AP of a
 single image would count boxes that nobody draws.

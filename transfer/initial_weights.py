@@ -1,4 +1,4 @@
-"""What a detector starts from: a pretrained backbone of any known form, a whole detector, or nothing (said aloud)."""
+"""Initial weights of a detector: a pretrained backbone of any known form, a whole detector, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features on disk: what an entry of the cache is, how it grows, and how a killed extraction finds it again.
+"""Feature cache on disk: the format of an entry, appending to it, and resuming a killed extraction.
 
 An entry is a folder ``<key>/`` with ``features.npy`` [N, D] float32, ``labels.npy`` and ``about.json``; the key is the
 hash of all that determines the numbers. The rows are written into ``features.partial.npy`` as they come, with a

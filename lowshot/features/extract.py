@@ -1,4 +1,4 @@
-"""Frozen features of a data set: computed once, streamed to disk, kept by the hash of all that determines them.
+"""Extraction of frozen features: computed once, streamed to disk, cached under the hash of all inputs.
 
 Under torchrun every process fills its own range of rows, which needs a file system that all of them see. What lies on
 disk is described in lowshot/features/cache.py.

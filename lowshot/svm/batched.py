@@ -1,4 +1,4 @@
-"""All classes and all costs of a low-shot draw solved together: the same problem as liblinear's, many times faster.
+"""Batched SVM solver: all classes and costs of one low-shot trial at once; the problem is liblinear's.
 
 The problem is that of :mod:`lowshot.svm.problem`, for n images and features x extended by a constant 1 (the bias is
 regularised, so it is one more weight). What the classes and costs of a draw share is computed once:

@@ -1,4 +1,4 @@
-"""The labelled images of one draw, and what each class makes of them.
+"""Labelled images of one low-shot trial, and the targets of each one-vs-rest classifier.
 
 One class an image: k images of every class, each a negative of all other classes. Where images carry several labels,
 there are two published ways:

@@ -1,4 +1,4 @@
-"""Where a file keeps tensors: the dicts that the family rules name, and everything beside them."""
+"""Checkpoint containers: finds the dicts of tensors that the family rules name, and lists everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where published checkpoints keep their backbone: one rule a family, as data.
+"""Checkpoint families: where each published project keeps its backbone, one rule a family, as data.
 
 Names are compared after wrapper components (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed.
 Families that write exactly the same names share one rule: a file cannot tell them apart, and nothing hangs on it.

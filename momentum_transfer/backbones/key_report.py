@@ -1,4 +1,4 @@
-"""What became of every key of a checkpoint, as data and as a table."""
+"""Key report: which keys of a checkpoint were used, dropped (with the reason) or missing, as data and as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How code bases name the same ResNet: tables of name components, torchvision's on the right, inverses derived."""
+"""Name layouts of ResNets: tables from other code bases' names to torchvision's; inverses are derived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family rule applied to a file, scored, and the best one chosen.
+"""Family detection: applies every family rule to a file, scores the results and chooses the best.
 
 The score is the number of backbone tensors found with the right shape, then the number of keys explained.
 """

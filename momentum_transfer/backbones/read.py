@@ -1,4 +1,4 @@
-"""Any checkpoint in, one backbone out, every key accounted for.
+"""Reads a backbone from any known checkpoint and accounts for every key.
 
 The layouts are rules in ``backbones.families``; ``backbones.matching`` scores all of them on the file. The best wins, a
 tie is an error.

@@ -1,4 +1,4 @@
-"""What is no ResNet backbone, and why: each refused in one line before any rule is tried."""
+"""Refusals: files that hold no ResNet backbone, recognised before any family rule, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ResNet a set of tensor names and shapes is, and which tensors that ResNet has."""
+"""Architecture from tensor shapes: identifies the ResNet, and lists the tensors that it has."""
 
 from __future__ import annotations
 

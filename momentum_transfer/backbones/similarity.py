@@ -1,4 +1,4 @@
-"""How alike two backbones are: linear CKA of their features, block by block, and the norms of their weights.
+"""Similarity of two backbones: linear CKA of their features by block, and the norms of their weights.
 
 CKA: Kornblith et al., "Similarity of Neural Network Representations Revisited" (arXiv 1905.00414), linear kernel:
 ``CKA = HSIC(K, L) / sqrt(HSIC(K, K) · HSIC(L, L))``, K = X X^T, L = Y Y^T. Estimated from mini-batches as in Nguyen et

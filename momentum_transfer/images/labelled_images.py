@@ -1,4 +1,4 @@
-"""What a labelled dataset is, and its two kinds: files that may be damaged, and arrays in memory."""
+"""Labelled data sets: the protocol, and its two kinds, image files (possibly damaged) and arrays in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records to numbers: one row a measure, one column a checkpoint, mean and standard deviation over trials.
+"""Aggregates records: one row a measure, one column a checkpoint, mean and standard deviation over trials.
 
 The standard deviation is that of the sample (divided by n−1) over the trials of one cell: draws of the labelled
 examples for low-shot tasks, repetitions with another seed for training ones. It is not the error of the mean.

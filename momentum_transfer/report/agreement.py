@@ -1,4 +1,4 @@
-"""Which cheap measure predicts the costly one: rank correlations of every pair of tasks over checkpoints."""
+"""Rank correlations of every pair of tasks over checkpoints: which cheap measure predicts a costly one."""
 
 import itertools
 from collections.abc import Sequence

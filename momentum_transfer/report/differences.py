@@ -1,4 +1,4 @@
-"""Checkpoints against each other: every difference with its interval, the words by rule, mean ranks."""
+"""Differences between checkpoints: intervals, the words by rule, mean ranks."""
 
 import statistics
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What stands behind the words: numbers of trials and images, standard errors, power, where the variance comes from."""
+"""Evidence behind a verdict: numbers of trials and images, standard errors, power, sources of variance."""
 
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.tables import compared, headline_order, short_labels

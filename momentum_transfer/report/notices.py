@@ -1,4 +1,4 @@
-"""What the reader must know where one number of the page stands on records that do not quite belong together."""
+"""Warnings for cells that mix files, settings or versions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

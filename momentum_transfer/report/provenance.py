@@ -1,4 +1,4 @@
-"""Where the numbers came from: one block a checkpoint, enough to run each number again."""
+"""Provenance: one block a checkpoint, enough to run each number again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

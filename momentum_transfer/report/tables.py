@@ -1,4 +1,4 @@
-"""Cells to tables of text: what the HTML page and the Markdown show, decided once.
+"""Builds the report's tables as text, once for the HTML page and the Markdown.
 
 A detail table has the papers' orientation: one row a checkpoint, one column a metric; below them the differences from
 the baselines, and the nearest published rows, each marked where its protocol or data are not those of our rows.

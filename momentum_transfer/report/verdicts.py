@@ -1,4 +1,4 @@
-"""The answer for each checkpoint: on how many measures it is ahead of each baseline, by the rule of ``differences``.
+"""Verdict for each checkpoint: on how many measures it is ahead of each baseline, by the rule of ``differences``.
 
 Told twice: as a sentence, for the terminal and for readers, and as the counts that the page draws as a bar.
 """

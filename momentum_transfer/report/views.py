@@ -1,4 +1,4 @@
-"""What a table looks like, as text: shared by the HTML page and the Markdown."""
+"""Table view: cells, rows and headings as text, shared by the HTML page and the Markdown."""
 
 from dataclasses import dataclass, field
 

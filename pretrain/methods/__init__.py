@@ -1,4 +1,4 @@
-"""The methods, and the one place where settings become modules."""
+"""Builders of the methods: the one place where settings become modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the methods without a teacher share: one network, the student, and the moments at which the loop calls them."""
+"""Base of the methods without a teacher: one network, the student."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method with a teacher shares: two branches, the teacher's two momenta, when it moves."""
+"""Base of the methods with a teacher: two branches, the teacher's momenta for weights and statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a detection dataset what its JSON says? Asked before training: a wrong box or id otherwise shows as a low score.
+"""Checks a detection data set before training: a wrong box or id would otherwise show as a low score.
 
 Fatal are entries that cannot be trained on or that show the files do not belong together. The published COCO and LVIS
 files hold a few boxes without area and rounded corners, so these are reported and left out of training, not refused.

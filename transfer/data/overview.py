@@ -1,4 +1,4 @@
-"""What a detection dataset looks like: a class histogram and example pictures, written into a run's folder."""
+"""Overview of a detection data set: a class histogram and example images, written into a run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a semantic segmentation set holds, and what a network made of it: class counts and tinted pictures."""
+"""Overview of a segmentation data set and of predictions on it: class counts and tinted images."""
 
 from __future__ import annotations
 

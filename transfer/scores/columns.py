@@ -1,4 +1,4 @@
-"""A list of JSON objects as arrays, one field at a time, each value checked.
+"""Columns: a list of JSON objects as arrays, one field at a time, each value checked.
 
 The checks are vectorised; only when one fails is the offending entry looked for, so that the message can name it and
 its file.

@@ -1,4 +1,4 @@
-"""What a network is trained and scored for: its data sets, and what is done with them outside of engines."""
+"""Task: what a network is trained and scored for, with its opened data sets."""
 
 from __future__ import annotations
 

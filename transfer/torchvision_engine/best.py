@@ -1,4 +1,4 @@
-"""The best detector of a training by its score on the first test set, looked at every TEST.EVAL_PERIOD iterations.
+"""Keeps the best detector of a training by its score on the first test set, every TEST.EVAL_PERIOD iterations.
 
 BN uses its running statistics here; exact ones are computed at the end of the training only.
 """

@@ -1,4 +1,4 @@
-"""What the torchvision engine can run: a setting that it does not know is refused, never silently without effect."""
+"""Config key → values that the torchvision engine implements; others are refused."""
 
 from __future__ import annotations
 

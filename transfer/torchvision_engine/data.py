@@ -1,4 +1,4 @@
-"""Detectron2's data path: COCO-format files to samples; resizing, flipping, crowds and empty images as there."""
+"""Training and test samples from COCO-form files as Detectron2 makes them: resizing, flips, crowds, empty images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torchvision engine: Detectron2's computation from torchvision's parts, wherever PyPI reaches."""
+"""The torchvision engine: Detectron2's computation from torchvision's parts, without Detectron2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks at one region: the box head, the box predictor with its losses and its inference, the mask head."""
+"""Region heads: box head, box predictor with losses and inference, mask head."""
 
 from __future__ import annotations
 

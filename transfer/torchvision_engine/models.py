@@ -1,4 +1,4 @@
-"""Detectors from settings: the only file of the engine's models that knows the config."""
+"""Builders of detectors: the only file of the engine's models that reads the config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flows through a detector: a sample with its target on the way in, detections on the way out."""
+"""Data structures of detectors: samples with their targets, and detections."""
 
 from __future__ import annotations
 

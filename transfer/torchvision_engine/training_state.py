@@ -1,4 +1,4 @@
-"""Checkpoints of a detector's training: whole or absent, and enough to go on bit for bit, in one process or several."""
+"""Training state of a detector: captured and restored bit-exact, in one process or several."""
 
 from __future__ import annotations
 

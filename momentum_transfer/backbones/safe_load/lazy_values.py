@@ -1,4 +1,4 @@
-"""What a pickle describes, kept as plain data until it is checked: storages, tensors, arrays, dtypes, unknown objects.
+"""Lazy values of a pickle (storages, tensors, arrays, dtypes, unknown objects): plain data until they are checked.
 
 Nothing here trusts a number of the file: sizes are compared with the bytes that are really there before anything is
 allocated or mapped.
