@@ -36,6 +36,8 @@ class Run:
         total: steps.
         after_step: called with the step's number when the optimiser has moved (FixMatch's teacher follows there).
         metrics: folder of a metrics.jsonl that gets a line a step; None for none.
+        evaluate, evaluate_every: numbers to log besides every so many steps and at the end; 0 for never. It must leave
+            the modules and the random numbers as they were.
     """
 
     modules: dict[str, nn.Module]
@@ -49,6 +51,8 @@ class Run:
     after_step: Callable[[int], None] = lambda step: None
     checkpoint_every: int = 1000
     metrics: Path | None = None
+    evaluate: Callable[[], dict[str, float]] = dict
+    evaluate_every: int = 0
     optimizer: Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +132,8 @@ def fit(run: Run, batches: Callable[[int], Iterable[Batch]], loss_of: Loss[Batch
             run.optimizer.step()
             run.after_step(step)
             done = step + 1
+            if run.evaluate_every and (done % run.evaluate_every == 0 or done == run.total):
+                numbers = {**numbers, **run.evaluate()}
             if metrics is not None:
                 metrics.write(done, {"loss": value, **numbers, "lr": run.optimizer.param_groups[0]["lr"]})
             line.advance(note=f"loss {value:.3f}")

@@ -43,6 +43,7 @@ class FixMatchSetting:
     Attributes:
         rate: learning rate for the preset's batch of labelled images.
         steps: instead of the schedule's epochs of unlabelled images, if not None.
+        eval_every: steps between accuracies on the test set in metrics.jsonl (EMAN, figure 3 a); 0 for none.
     """
 
     preset: FixMatchPreset
@@ -50,6 +51,7 @@ class FixMatchSetting:
     rate: float
     batch_size: int
     steps: int | None = None
+    eval_every: int = 0
 
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -81,6 +83,12 @@ def evaluate_fixmatch(
     run = _run_of(method, setting, total, folder)
     outer = shared_over_processes(method, device)
 
+    def test_accuracy() -> dict[str, float]:
+        found = _test_accuracy(method, data, batch, device)
+        return {f"{name}_top1": 100 * each["top1"] for name, each in found.items()}  # percent, as records have it
+
+    run.evaluate, run.evaluate_every = test_accuracy, setting.eval_every
+
     def batches(start: int) -> Iterable[_Step]:
         labelled = data.training(Stream(rows, batch, total, seed, start))
         stream = Stream(others, unlabelled_batch, total, seed + 1, start)
@@ -94,13 +102,29 @@ def evaluate_fixmatch(
         return losses.total, losses.numbers()
 
     fit(run, batches, loss_of, f"FixMatch ({preset.teacher or 'no'} teacher)")
-    found, hits = {}, {}
-    for name, network in method.networks().items():
-        kept: dict[str, list[torch.Tensor]] = {}
-        on_test = accuracy(network.eval(), data.testing(batch), device, kept)
-        found[name] = {metric: float(value) for metric, value in on_test.items()}
-        hits[name] = in_order(kept)
+    hits: dict[str, dict[str, np.ndarray]] = {}
+    found = _test_accuracy(method, data, batch, device, hits)
     return FixMatchResult(found, *_end(folder / "metrics.jsonl", max(1, total // 100)), hits)
+
+
+@torch.no_grad()
+def _test_accuracy(
+    method: FixMatch,
+    data: LabelledData,
+    batch: int,
+    device: torch.device,
+    hits: dict[str, dict[str, np.ndarray]] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Top-1 and top-5 of each network on the test set, in evaluation mode; ``hits`` gathers those of each image."""
+    found = {}
+    for name, network in method.networks().items():
+        training, kept = network.training, {}  # type: bool, dict[str, list[torch.Tensor]]
+        on_test = accuracy(network.eval(), data.testing(batch), device, kept)
+        network.train(training)
+        found[name] = {metric: float(value) for metric, value in on_test.items()}
+        if hits is not None:
+            hits[name] = in_order(kept)
+    return found
 
 
 def _unlabelled_rows(count: int, rows: np.ndarray, batch: int) -> np.ndarray:

@@ -66,7 +66,9 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
     if len(rates) > 1:
         raise InputError(f"expected one value in FIXMATCH.LEARNING_RATES, found {rates}; nothing is searched here")
     schedule = _lasting(presets.FIXMATCH_SCHEDULES[node.SCHEDULE][node.FRACTION > 0.01], node.EPOCHS)
-    return FixMatchSetting(preset, schedule, rates[0], node.BATCH_SIZE or preset.batch_size, node.STEPS or None)
+    return FixMatchSetting(
+        preset, schedule, rates[0], node.BATCH_SIZE or preset.batch_size, node.STEPS or None, node.EVAL_EVERY
+    )
 
 
 def _norms(node: CfgNode) -> dict[str, Any]:

@@ -88,6 +88,7 @@ RULES: dict[str, Rule] = {
     "FIXMATCH.STUDENT_NORM": Choice(("", *STUDENTS)),
     "FIXMATCH.TEACHER_NORM": Choice(("", *TEACHERS)),
     "FIXMATCH.STRONG_LEVELS": Choice(("", *LEVELS)),
+    "FIXMATCH.EVAL_EVERY": Number(0, whole=True, unit="steps", note="0: at the end only"),
     "FIXMATCH.STEPS": Number(0, whole=True, unit="steps", note="0: the schedule's epochs"),
     "FIXMATCH.UNLABELLED_RATIO": Number(0, whole=True, note=_PRESETS),
     "FIXMATCH.WEIGHT": Number(0, note=_PRESETS),

@@ -18,6 +18,7 @@ from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.views import eval_transform
+from momentum_transfer.metrics import read
 from pretrain.norms import Norm
 from tests.lowshot.toy_data import bright_or_dark
 from tests.process_group import outcome_in_own_group, signal_own_group
@@ -290,8 +291,8 @@ DATA = LabelledData(bright_or_dark(60, 0), bright_or_dark(20, 1), weak_view("dig
 PRESET = replace(FIXMATCH["eman"], unlabelled_ratio=2, weight=1.0, momentum=0.5, threshold=0.6)
 
 
-def train(folder, steps, preset=PRESET, rows=10, workers=0, rate=3.0):
-    setting = FixMatchSetting(preset, Schedule(1), rate=rate, batch_size=4, steps=steps)
+def train(folder, steps, preset=PRESET, rows=10, workers=0, rate=3.0, eval_every=0):
+    setting = FixMatchSetting(preset, Schedule(1), rate=rate, batch_size=4, steps=steps, eval_every=eval_every)
     data, views = replace(DATA, workers=workers), WeakAndStrong("digits", 16)
     return evaluate_fixmatch(data, views, backbone, np.arange(rows), setting, 0, folder, CPU)
 
@@ -373,6 +374,19 @@ def test_log_holds_coverage_and_pseudo_label_accuracy(tmp_path):
     assert all(line["coverage"] == 1 and 0 <= line["pseudo_accuracy"] <= 1 for line in lines)
     assert found.coverage == 1
     assert all(math.isfinite(line["loss_unlabelled"]) for line in lines)
+
+
+@pytest.mark.parametrize("preset", ["eman", "ema-bn", "fixmatch"])
+def test_accuracy_on_the_way_is_logged_and_changes_nothing(tmp_path, preset):
+    settings = replace(FIXMATCH[preset], unlabelled_ratio=2)
+    plain, watched = (train(tmp_path / str(every), 5, settings, eval_every=every) for every in (0, 2))
+    np.testing.assert_equal(watched.networks, plain.networks)
+    lines = read(tmp_path / "2" / "metrics.jsonl")
+    key = "student_top1"
+    assert [line["step"] for line in lines if key in line] == [2, 4, 5]
+    assert lines[-1][key] == 100 * plain.networks["student"]["top1"]
+    assert ("teacher_top1" in lines[-1]) == (preset != "fixmatch")
+    assert not any(key in line for line in read(tmp_path / "0" / "metrics.jsonl"))
 
 
 def test_streams_and_run_follow_the_setting(tmp_path, monkeypatch):
