@@ -18,12 +18,16 @@ from momentum_transfer.shipped import typed
 def main(args: argparse.Namespace) -> None:
     """Read, build, write the three files."""
     say(f"reading {', '.join(args.results)}")
+    from momentum_transfer.report.methods import parse
     from momentum_transfer.report.page import make_report  # here, because matplotlib takes a second
     from momentum_transfer.report.write import page_name, write_report
 
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     command = typed(["tools/report.py", *sys.argv[1:]])
-    report = make_report(args.results, args.runs, command=command, title=args.title, resamples=args.resamples)
+    methods = parse(args.method)
+    report = make_report(
+        args.results, args.runs, command=command, title=args.title, resamples=args.resamples, methods=methods
+    )
     write_report(report, out)
     for verdict in report.verdicts:
         say(verdict)
@@ -49,6 +53,13 @@ def parser() -> argparse.ArgumentParser:
         type=_count,
         default=1000,
         help="of the test images for intervals (default: %(default)s; 0: none)",
+    )
+    made.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="NAME=CKPT,CKPT",
+        help="pretrainings of one method, as one column",
     )
     made.add_argument("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
     return made

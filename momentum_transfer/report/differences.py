@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,14 @@ ABOUT = (
     "Where a checkpoint was pretrained once, this is about the checkpoint, not about its method: another seed of "
     "pretraining would give another one."
 )
+
+
+def about(methods: Mapping[str, Sequence[str]]) -> str:
+    """What verdicts are about; ``methods``: those whose trials are pretrainings, with their checkpoints."""
+    if not methods:
+        return ABOUT
+    listed = ", ".join(f"{name} ({len(checkpoints)} pretrainings)" for name, checkpoints in methods.items())
+    return f"Trials are pretrainings, so that verdicts are about methods, for {listed}. {ABOUT}"
 
 
 @dataclass

@@ -16,9 +16,10 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.report.aggregate import Results, aggregate, check_strangers, is_baseline
 from momentum_transfer.report.agreement import agreement_table, pairs
 from momentum_transfer.report.conversion import conversion_table
-from momentum_transfer.report.differences import ABOUT, RESAMPLES, RULE, Comparisons
+from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
 from momentum_transfer.report.evidence import evidence_tables
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
+from momentum_transfer.report.methods import merged
 from momentum_transfer.report.overall import overall_table
 from momentum_transfer.report.pictures import Gallery, galleries
 from momentum_transfer.report.provenance import Provenance, provenance
@@ -95,9 +96,12 @@ def build(
     suites: Sequence[Mapping[str, Any]] = (),
     resamples: int = RESAMPLES,
     times: Sequence[tuple[str, str, float]] = (),
+    methods: Mapping[str, Sequence[str]] | None = None,
 ) -> Report:
-    """Turn records (and what run folders hold) into the report."""
+    """Turn records (and what run folders hold) into the report; ``methods``: see ``methods.merged``."""
     runs = runs or RunFiles()
+    if methods:
+        records = merged(records, methods)
     results = aggregate(records)
     comparisons = Comparisons(results, resamples)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
@@ -119,7 +123,7 @@ def build(
         results=results,
         title=title,
         colours=colours,
-        rule=f"{RULE} {ABOUT}",
+        rule=f"{RULE} {about(methods or {})}",
         **judged,
         curves=tuple(training_figures(runs.curves, colours)),
         analyses=tuple(drawn),
@@ -157,6 +161,7 @@ def make_report(
     command: str = "",
     title: str = "Does it transfer?",
     resamples: int = RESAMPLES,
+    methods: Mapping[str, Sequence[str]] | None = None,
 ) -> Report:
     """Read everything from disk and build the report.
 
@@ -178,4 +183,5 @@ def make_report(
         suites=read_suites(results),
         resamples=resamples,
         times=published_times(tables),
+        methods=methods,
     )
