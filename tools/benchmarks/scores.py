@@ -1,6 +1,7 @@
 """Scores beside the public evaluators: the same files, one core, one run.
 
 python tools/benchmark.py scores boxes|masks|lvis|lvis-val|coco-20k|all [--images N] [--repeats 3] [--without NAME …]
+    [--keep FOLDER]
 
 Time is what a user waits for: reading both files + evaluating = total, in CPU seconds of one core (imports excluded),
 the least of ``--repeats`` runs in turn; the references, which take minutes, run once. Peak memory is that of the whole
@@ -72,7 +73,8 @@ def compete(title: str, workload: Workload, repeats: int, without: list[str], fo
     """Run all evaluators of a workload on the same files and print them side by side."""
     sizes = [str(size) for size in (workload.images, workload.classes, workload.detections)]
     options = ["--segm"] * workload.segm + ["--federated"] * workload.federated
-    subprocess.run([sys.executable, str(HERE / "synthetic.py"), str(folder), *sizes, *options], check=True)
+    if not (folder / "ground_truth.json").exists():  # it is written last
+        subprocess.run([sys.executable, str(HERE / "synthetic.py"), str(folder), *sizes, *options], check=True)
     chosen = [name for name in workload.evaluators if name not in without]
     present = [name for name in chosen if _installed(DISTRIBUTIONS.get(name, name))]
     best: dict[str, dict[str, Any]] = {}
@@ -142,8 +144,10 @@ def main(args: argparse.Namespace) -> None:
         workload = WORKLOADS[name]
         if args.images:
             workload = Workload(**{**vars(workload), "images": args.images})
-        with tempfile.TemporaryDirectory() as folder:
-            compete(name, workload, args.repeats, args.without, Path(folder))
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) if args.keep is None else args.keep / name
+            folder.mkdir(parents=True, exist_ok=True)
+            compete(name, workload, args.repeats, args.without, folder)
 
 
 if __name__ == "__main__":
@@ -152,4 +156,5 @@ if __name__ == "__main__":
     parser.add_argument("--images", type=int, help="instead of the workload's own number")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
     parser.add_argument("--without", nargs="*", default=[], metavar="NAME", help="evaluators that are left out")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the files there, or use those that are")
     sys.exit(run_tool(parser, main))
