@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lowshot import finetune
-from lowshot.classifier import Classifier, accuracy
+from lowshot.classifier import Classifier, accuracy, in_order
 from lowshot.finetune import evaluate_finetune, recompute_statistics
 from lowshot.labelled_data import LabelledData
 from lowshot.presets import FINETUNE, FinetunePreset, Schedule
@@ -155,11 +155,24 @@ def _finetuned(folder):
     preset = FinetunePreset((2, 2), (0.05,), (0.05, 0.05), batch_size=8)
     found = evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, folder, CPU)
     state = torch.load(next((folder / "final").glob("step_*.pt")), weights_only=True)["modules"]["model"]
-    return found.top1, state["fc.weight"].numpy()
+    return found.top1, state["fc.weight"].numpy(), found.hits["top1"]
 
 
 def test_two_processes_agree_on_the_network_and_its_score(tmp_path):
     """Each normalises with its own half of a batch, as per-GPU BN does, so the score is not exactly one process's."""
-    (top1, weight), (other_top1, other_weight) = in_two_processes(_finetuned, tmp_path)
+    (top1, weight, hits), (other_top1, other_weight, other_hits) = in_two_processes(_finetuned, tmp_path)
     assert top1 == other_top1 > 0.5
     assert np.array_equal(weight, other_weight)
+    assert np.array_equal(hits, other_hits)
+    assert len(hits) == len(DATA.test)
+    assert hits.mean() == pytest.approx(top1)
+
+
+def _dealt(total):
+    own = torch.arange(total)[distributed.rank() :: distributed.world_size()] % 3 == 0
+    return in_order({"top1": list(own[None].split(2, dim=1))})["top1"]
+
+
+def test_hits_that_processes_had_in_turn_come_back_in_the_test_sets_order():
+    for found in in_two_processes(_dealt, 7):
+        assert np.array_equal(found, np.arange(7) % 3 == 0)
