@@ -6,7 +6,7 @@ their trials (the same draws) the differences trial by trial are judged, by Stud
 
 Assumption: trials are independent and the (differences of) scores are roughly normal. False alarms at the 5 % level,
 from the slow test of this module: 5.0 % in the paired case at 2, 3, 5 and 10 trials; Welch is on the safe side where
-trials are few (2.3 % at 2, 3.5 % at 3, 4.4 % at 5, 4.9 % at 10), because it must also hold where the variances differ.
+trials are few (2.2 % at 2, 3.3 % at 3, 4.2 % at 5, 4.6 % at 10), because it must also hold where the variances differ.
 """
 
 import math
