@@ -4,15 +4,19 @@ A MkDocs hook: ``commands.md`` from the tools' parsers, ``settings.md`` from the
 from the public names of ``momentum_transfer``.
 """
 
+from __future__ import annotations
+
+import ast
 import contextlib
 import importlib
 import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -20,6 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 def on_files(files: Files, config: Any) -> Files:
     """MkDocs calls this once it has found the pages of docs/."""
+    from mkdocs.structure.files import File
+
     for name, text in (("commands.md", commands()), ("settings.md", settings()), ("api.md", api())):
         files.append(File.generated(config, name, content=text))
     return files
@@ -84,13 +90,40 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def comments_of(file: Path) -> dict[str, str]:
-    """Key -> the comment behind its default in the source."""
-    found = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        code, mark, comment = line.partition("  # ")
-        words = code.split("=")[0].strip()
-        if mark and words.startswith(("cfg.", "_C.")):
-            found[words.partition(".")[2]] = comment.strip()
+    """Dotted key -> the comment behind its default in the source.
+
+    Keys are set on ``cfg`` with their sections, or on the ``node`` of a function that ``cfg.SECTION = …()`` calls.
+    """
+    text = file.read_text(encoding="utf-8")
+    functions = {part.name: part for part in ast.parse(text).body if isinstance(part, ast.FunctionDef)}
+    found: dict[str, str] = {}
+    for function in functions.values():
+        if not any(variable == "node" for variable, *_ in _assigned(function)):
+            found |= _comments_in(function, functions, text.splitlines())
+    return found
+
+
+def _comments_in(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef], lines: list[str]) -> dict[str, str]:
+    """Key -> comment, for the keys that a function sets or has others set."""
+    found: dict[str, str] = {}
+    for _, key, statement in _assigned(function):
+        value = statement.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in functions:
+            inside = _comments_in(functions[ast.unparse(value.func)], functions, lines)
+            found |= {f"{key}.{name}".lstrip("."): comment for name, comment in inside.items()}
+        _, mark, comment = lines[(statement.end_lineno or 1) - 1].partition("  # ")
+        if mark and key:
+            found[key] = comment.strip()
+    return found
+
+
+def _assigned(function: ast.FunctionDef) -> list[tuple[str, str, ast.Assign]]:
+    """(``cfg`` or ``node``, dotted key, statement) of a function's assignments to settings."""
+    found = []
+    for statement in function.body:
+        if isinstance(statement, ast.Assign):
+            variable, _, key = ast.unparse(statement.targets[0]).partition(".")
+            found += [(variable, key, statement)] if variable in ("cfg", "_C", "node") else []
     return found
 
 

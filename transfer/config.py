@@ -30,17 +30,14 @@ PIXEL_STD = [58.395, 57.12, 57.375]
 def add_own_keys(cfg: CfgNode) -> CfgNode:
     """Add the keys that Detectron2 does not know (in place, and returned).
 
-    ENGINE: auto, detectron2 or torchvision. TRIALS: seeds to repeat with. PROTOCOL: name of the preset, kept in every
-    record. DATASETS.ROOT: folder of the datasets ("": $DETECTRON2_DATASETS or ./datasets). TEST.VISUALS: pictures with
-    detections to draw. SOLVER.AMP.PRECISION: float16 or bfloat16. MODEL.FCOS: Detectron2 has FCOS, but no keys for it.
-    DeepLab's keys are those of its project in Detectron2.
+    Detectron2 has FCOS, but no keys for it. DeepLab's keys are those of its project in Detectron2.
     """
-    cfg.ENGINE = "auto"
-    cfg.TRIALS = 1
-    cfg.PROTOCOL = ""
-    cfg.DATASETS.ROOT = ""
-    cfg.TEST.VISUALS = 4
-    cfg.SOLVER.AMP.PRECISION = "float16"
+    cfg.ENGINE = "auto"  # detectron2 where it imports, else torchvision; or the one named
+    cfg.TRIALS = 1  # seeds to repeat with: SEED, SEED + 1, …
+    cfg.PROTOCOL = ""  # name of the preset, kept in every record
+    cfg.DATASETS.ROOT = ""  # folder of the data sets; "": $DETECTRON2_DATASETS or ./datasets
+    cfg.TEST.VISUALS = 4  # test images to draw with their detections
+    cfg.SOLVER.AMP.PRECISION = "float16"  # or bfloat16
     _deeplab_keys(cfg)
     cfg.MODEL.FCOS = type(cfg)()  # Detectron2 insists on its own kind of CfgNode
     cfg.MODEL.FCOS.NUM_CLASSES = 80
