@@ -20,8 +20,7 @@ from momentum_transfer.files import weights_name
 def main(args: argparse.Namespace) -> None:
     """Load, compare, print, record, plot."""
     say(f"reading {args.reference} and {len(args.others)} more")
-    import torch  # here, because it takes seconds and --help needs none of it
-
+    # Here, because they import torch, which takes seconds, and --help needs none of it.
     from momentum_transfer.backbones.comparison import (
         ImageBatches,
         add_records,
@@ -33,13 +32,13 @@ def main(args: argparse.Namespace) -> None:
     )
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.backbones.similarity import weight_norms
+    from momentum_transfer.devices import choose_device
 
     paths = [args.reference, *args.others]
     labels = args.labels or [weights_name(path) for path in paths]
     if len(labels) != len(paths):
         raise InputError(f"expected {len(paths)} --labels, one a checkpoint, found {len(labels)}; give each a name")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    batches = ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, device)
+    batches = ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, choose_device())
     sources = [load_backbone(path, which=args.which, trust_pickle=args.trust_pickle) for path in paths]
     comparisons = [compare(sources[0], other, batches, batch_statistics=args.batch_statistics) for other in sources[1:]]
     stages = list(comparisons[0].stages())

@@ -40,8 +40,9 @@ class ImageBatches:
     """
 
     def __init__(
-        self, images: str, image_size: int, batch_size: int, count: int = 0, seed: int = 0, device: str = "cpu"
-    ) -> None:
+        self, images: str, image_size: int, batch_size: int, count: int = 0, seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:  # fmt: skip
         for option, value, least in (("image-size", image_size, 1), ("batch-size", batch_size, MIN_BATCH),
                                      ("count", count, 0)):  # fmt: skip
             if value < least:

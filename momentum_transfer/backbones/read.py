@@ -22,6 +22,7 @@ from momentum_transfer.backbones.refusals import refuse_other_models, refuse_val
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
+from momentum_transfer.checkpoint_folder import CheckpointFolder
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of
@@ -97,19 +98,13 @@ def checkpoint_file(path: Path) -> Path:
     """``path`` itself, or for a run folder the checkpoint that its ``last`` pointer names, else its exported backbone.
 
     Raises:
-        InputError: the folder holds neither.
+        InputError: the folder holds neither, or ``last`` names a file that is not there.
     """
     if not path.is_dir():
         return path
     for folder in (path / "checkpoints", path):
-        pointer = folder / "last"
-        if pointer.is_file():
-            name = pointer.read_text(encoding="utf-8").strip()
-            if Path(name).name != name or not (folder / name).is_file():
-                raise InputError(
-                    f"expected {pointer} to name a checkpoint beside it, found {name!r}; correct or delete it"
-                )
-            return folder / name
+        if (newest := CheckpointFolder(folder).last()) is not None:
+            return newest
     exported = path / "backbone.safetensors"
     if exported.is_file():
         return exported

@@ -21,6 +21,7 @@ import PIL.Image
 import torch
 
 from momentum_transfer.console import say, table
+from momentum_transfer.devices import choose_device
 from momentum_transfer.images.augmentations import RECIPES
 from momentum_transfer.images.datasets import FileImages, LabelledImages, build_dataset
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
@@ -99,7 +100,7 @@ def part_rows(data: FileImages, size: int, counts: list[int]) -> list[list[str]]
 
 def device_rows(data: FileImages, size: int) -> list[list[str]]:
     """Rows (recipe, images/s, ms per batch) of the batched path on the device there is, canvases being at hand."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     canvases = CanvasDataset(data, round(size * 16 / 7), seed=0)
     items = [canvases.at(0, index) for index in range(min(BATCH, len(data)))]
     batch = torch.stack([item[0] for item in items]).to(device)

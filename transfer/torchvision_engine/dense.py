@@ -85,16 +85,19 @@ class MovingCount(nn.Module):
     """Moving average of the foreground count, by which dense losses are divided: one batch's own count varies too much.
 
     A buffer, so that a resumed training goes on with it; Detectron2 keeps it outside its files and starts anew.
+
+    Args:
+        momentum: weight of the new count (Detectron2 writes 1 - m = .9; the difference is exact, so its bits are ours).
     """
 
-    def __init__(self, start: float, momentum: float = 0.9) -> None:
+    def __init__(self, start: float, momentum: float = 1 - 0.9) -> None:
         super().__init__()
         self.momentum = momentum
         self.value: Tensor
         self.register_buffer("value", torch.tensor(start, dtype=torch.float64))
 
     def update(self, count: int) -> float:
-        self.value.mul_(self.momentum).add_(max(count, 1) * (1 - self.momentum))
+        self.value.mul_(1 - self.momentum).add_(max(count, 1) * self.momentum)
         return float(self.value)
 
 
