@@ -9,8 +9,8 @@ from momentum_transfer.errors import InputError
 EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard"}
 
 #: modules that come with the project itself
-REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "numpy", "safetensors", "rich", "matplotlib",
-            "jinja2", "PIL", "yaml")  # fmt: skip
+REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "scipy", "numpy", "safetensors", "rich",
+            "matplotlib", "jinja2", "PIL", "yaml")  # fmt: skip
 
 
 def extra(module: str, purpose: str) -> ModuleType:

@@ -1,7 +1,7 @@
 """How well does a backbone do with few labels? Frozen features, linear classifiers, fine-tuning, FixMatch.
 
-python tools/lowshot.py features|knn|retrieval|svm|linear|finetune|fixmatch --config configs/smoke/lowshot_digits.yaml
-    --weights outputs/run [KEY VALUE …]
+python tools/lowshot.py features|knn|retrieval|svm|diagnostics|linear|finetune|fixmatch
+    --config configs/smoke/lowshot_digits.yaml --weights outputs/run [KEY VALUE …]
 
 --weights takes a checkpoint, a run's folder, or a word: "pixels" (no backbone: the image itself; features, knn,
 retrieval, svm) or "scratch" (a random start; linear, finetune, fixmatch). knn, retrieval and svm also take features

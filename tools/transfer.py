@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
     made.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
     made.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
-    made.add_argument("--check-data", action="store_true", help="only look through data and pictures")
+    made.add_argument("--check-data", action="store_true", help="only look through data and images")
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return made
 

@@ -167,6 +167,6 @@ def _record(
                 )
             )  # fmt: skip
     for path in task.draw(predictions, folder / "visuals", cfg.TEST.VISUALS):
-        say(f"picture: {path}")
+        say(f"wrote {path}")
     results.append(file, records)
     say(f"{len(records)} records appended to {file}")

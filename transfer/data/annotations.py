@@ -43,7 +43,7 @@ class DetectionData:
     def image_path(self, image: Mapping[str, Any]) -> Path:
         """The file of an entry of `images`.
 
-        LVIS v1 names pictures by `coco_url`, whose last two parts are folder and file; v0.5 has names of COCO 2014
+        LVIS v1 names images by `coco_url`, whose last two parts are folder and file; v0.5 has names of COCO 2014
         (`COCO_val2014_000000000001.jpg`), of which COCO 2017 kept the number.
         """
         if "file_name" in image:

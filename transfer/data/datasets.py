@@ -17,7 +17,7 @@ __all__ = ["DetectionData", "Problem", "check", "dataset_names", "get_dataset", 
 _PUBLISHED = {
     "coco_2017_train": ("coco/train2017", "coco/annotations/instances_train2017.json", "coco"),
     "coco_2017_val": ("coco/val2017", "coco/annotations/instances_val2017.json", "coco"),
-    # LVIS v1 mixes pictures of train2017 and val2017, so its folder is the one above them.
+    # LVIS v1 mixes images of train2017 and val2017, so its folder is the one above them.
     "lvis_v1_train": ("coco", "lvis/lvis_v1_train.json", "lvis"),
     "lvis_v1_val": ("coco", "lvis/lvis_v1_val.json", "lvis"),
     "lvis_v0.5_train": ("coco/train2017", "lvis/lvis_v0.5_train.json", "lvis"),

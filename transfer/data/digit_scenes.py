@@ -191,7 +191,7 @@ def _profile(recipe: SceneRecipe, split: str) -> NDArray[np.float64]:
 
 
 def _write_split(recipe: SceneRecipe, split: str, folder: Path) -> dict[str, Any]:
-    """Draw a split, write its pictures and label maps, and return its COCO JSON."""
+    """Draw a split, write its images and label maps, and return its COCO JSON."""
     glyphs, labels = load_glyphs(split)
     number = SPLITS.index(split)
     profile = _profile(recipe, split)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from momentum_transfer.backbones.safe_load.lazy_values import FileStorage, resolve
-from momentum_transfer.backbones.safe_load.unpickler import InertUnpickler, plain_key
+from momentum_transfer.backbones.safe_load.unpickler import RestrictedUnpickler, plain_key
 from momentum_transfer.errors import InputError
 
 #: torch's legacy streams start with this number, pickled (torch.serialization.MAGIC_NUMBER).
@@ -221,7 +221,7 @@ def _read_zip_restricted(path: Path) -> Any:
         if order != "little":
             raise InputError(f"expected little-endian tensors, found {order}: {path}; save it again on this machine")
         with archive.open(places["data.pkl"]) as stream:
-            unpickler = InertUnpickler(stream, places["data.pkl"].file_size, path)
+            unpickler = RestrictedUnpickler(stream, places["data.pkl"].file_size, path)
             tree = unpickler.load()
         for key, storage in unpickler.storages.items():
             record = places.get(f"data/{key}")
@@ -249,8 +249,8 @@ def _read_stream(path: Path) -> Any:
     size = path.stat().st_size
     with open(path, "rb") as stream:
 
-        def unpickler() -> InertUnpickler:
-            return InertUnpickler(stream, size - stream.tell(), path)
+        def unpickler() -> RestrictedUnpickler:
+            return RestrictedUnpickler(stream, size - stream.tell(), path)
 
         first = unpickler().load()
         if first != LEGACY_MAGIC:

@@ -173,7 +173,7 @@ class BoundedStream:
         return line
 
 
-class InertUnpickler(pickle._Unpickler):
+class RestrictedUnpickler(pickle._Unpickler):
     """``pickle.Unpickler`` in which names resolve to the allow-list only.
 
     Args:
