@@ -34,7 +34,11 @@ def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Se
         axes.fill_between(xs, means - spread, means + spread, color=style, alpha=0.18, linewidth=0)
     places = sorted({point.x for points in lines.values() for point in points})
     if names is not None:
-        axes.set_xticks(range(len(names)), [short_label(name, 24) for name in names])
+        axes.set_xticks(range(len(names)), [short_label(name) for name in names])
+        if sum(map(len, names)) > 50:  # more than fits side by side
+            axes.tick_params(axis="x", labelrotation=30)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
     elif len(places) <= 12:
         if log and min(places) > 0:
             axes.set_xscale("log", base=2)

@@ -59,16 +59,17 @@ def _setting(runs: Mapping[str, Any], name: str, key: str) -> str:
     run = runs.get(name)
     if run is None or not key:
         return ""
-    return str(run["arm"] if key == ARM else run["settings"].get(key, ""))
+    value = run["arm"] if key == ARM else {"SEED": run["seed"], **run["settings"]}.get(key, "")
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _values(results: Results, measure: str) -> dict[str, float]:
-    """Checkpoint -> mean over trials of ``TASK METRIC [@ DATASET]``, of the protocol that most checkpoints have."""
-    name, _, dataset = (part.strip() for part in measure.partition("@"))
+    """Checkpoint -> mean over trials of a measure, unless it names one of the protocol that most checkpoints have."""
+    name, _, where = (part.strip() for part in measure.partition("@"))
     rows = [
         cells
         for found, cells in results.cells.items()
-        if [found.task, found.metric] == name.split() and dataset in ("", found.dataset)
+        if [found.task, found.metric] == name.split() and where in ("", found.dataset, found.protocol)
     ]
     best = max(rows, key=len, default={})
     return {name: cell.mean for name, cell in best.items()}
@@ -81,18 +82,22 @@ def _over_setting(plot: PlotRequest, runs: Mapping[str, Any], results: Results) 
         groups[_setting(runs, name, plot.by)][_setting(runs, name, plot.x)].append(value)
     if not groups:
         return _nothing(plot, plot.y)
-    places = sorted({x for line in groups.values() for x in line}, key=_natural)
-    numeric = all(_number(x) is not None for x in places)
+    places = list(dict.fromkeys(x for x in (_setting(runs, name, plot.x) for name in runs if name in values)))
+    numeric = all(_number(x) is not None for x in places)  # words keep the suite's order: steps, one after the other
+    if numeric:
+        places.sort(key=float)
     lines = {
         label: [
             Point(float(x) if numeric else places.index(x), statistics.fmean(found), _std(found))
-            for x, found in sorted(line.items(), key=lambda item: _natural(item[0]))
+            for x, found in sorted(line.items(), key=lambda item: places.index(item[0]))
         ]
         for label, line in groups.items()
     }
-    seeds = sorted({len(found) for line in groups.values() for found in line.values()})
-    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    caption = f"{plot.y}; mean over {count} pretraining seed(s), bands are ±1 standard deviation over them."
+    sizes = sorted({len(found) for line in groups.values() for found in line.values()})
+    count = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    points = {(_setting(runs, name, plot.by), _setting(runs, name, plot.x), runs[name]["seed"]) for name in values}
+    of = "pretraining seed(s)" if len(points) == len(values) else "checkpoint(s), which differ in other settings too"
+    caption = f"{plot.y}; mean over {count} {of}; bands are ±1 standard deviation over them."
     svg = sweep_plots.setting_plot(lines, plot.x, plot.y, None if numeric else places, plot.log)
     return Plot(plot.title, caption, svg)
 
@@ -125,23 +130,26 @@ def _regression(points: Sequence[tuple[str, float, float]]) -> tuple[float, floa
 
 
 def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) -> Plot:
-    groups: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[str, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     clocks = {curve.run: _elapsed(curve) for curve in curves if curve.key == "seconds"}
     for curve in (curve for curve in curves if curve.key == plot.curve):
         for step, value in zip(curve.steps, curve.values, strict=True):
             x: float | None = step
-            if plot.x == "seconds":  # as of one clock for all seeds of a line: the steps are what they share
+            if plot.x == "seconds":
                 x = _at(clocks.get(curve.run), step)
-            if x is not None:
-                groups[_setting(runs, curve.checkpoint, plot.by)][x].append(value)
+            if x is not None:  # seeds share steps, not seconds: theirs are averaged like the values
+                groups[_setting(runs, curve.checkpoint, plot.by)][step].append((x, value))
     if not groups:
         return _nothing(plot, f"{plot.curve} in a metrics.jsonl")
-    lines = {
-        label: [Point(x, statistics.fmean(found), _std(found)) for x, found in sorted(line.items())]
-        for label, line in groups.items()
-    }
+    lines = {label: [_joint(found) for _, found in sorted(line.items())] for label, line in groups.items()}
     caption = f"{plot.curve} over {plot.x or 'step'}; bands are ±1 standard deviation over seeds."
     return Plot(plot.title, caption, sweep_plots.setting_plot(lines, plot.x or "step", plot.curve, None, False))
+
+
+def _joint(points: Sequence[tuple[float, float]]) -> Point:
+    """The point of all seeds at one step."""
+    xs, values = zip(*points, strict=True)
+    return Point(statistics.fmean(xs), statistics.fmean(values), _std(values))
 
 
 def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -167,9 +175,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _natural(text: str) -> tuple[float, str]:
-    """Numbers by size, then words."""
-    number = _number(text)
-    return (number if number is not None else float("inf"), text)

@@ -5,9 +5,9 @@
       - {title: "Linear and long-tailed accuracy", y: finetune top1, x: linear top1, by: METHOD.NAME}
       - {title: "kNN while training", curve: knn_top1, by: arm}
 
-``y`` and ``x`` name a measure as ``TASK METRIC``, or ``TASK METRIC @ DATASET`` where there are several data sets; ``x``
-and ``by`` name a setting of the sweep, or ``arm``. ``curve`` is a key of the runs' metrics.jsonl over ``x``: step or
-seconds. A measure over another gets a regression line for each ``by``.
+``y`` and ``x`` name a measure as ``TASK METRIC``, or ``TASK METRIC @ PLACE`` where several data sets or protocols have
+it: PLACE is the name of one. ``x`` and ``by`` name a setting of the sweep, or ``arm``. ``curve`` is a key of the runs'
+metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line for each ``by``.
 """
 
 import re
@@ -98,4 +98,6 @@ def _read(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
 def _check_measure(word: str, key: str, where: str) -> None:
     measure, _, dataset = word.partition("@")
     if len(measure.split()) != 2 or ("@" in word and not dataset.strip()):
-        raise InputError(f"{where}: expected {key} as TASK METRIC [@ DATASET], such as svm/k=16 top1, found {word!r}")
+        raise InputError(
+            f"{where}: expected {key} as TASK METRIC [@ DATASET or PROTOCOL], such as svm/k=16 top1, found {word!r}"
+        )

@@ -141,6 +141,8 @@ def read_sweep(entry: Any, where: str) -> Sweep:
         raise InputError(f"{where}: expected seeds as a list of whole numbers from 0, found {seeds!r}")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"{where}: expected each seed once, found {seeds!r}")
+    if any("SEED" in some for some in (grid, *arms.values(), entry.get("settings") or ())):
+        raise InputError(f"{where}: expected seeds under `seeds`, found SEED among the settings; move it")
     exports = entry.get("exports", {})
     if exports and not (isinstance(exports, dict) and exports.keys() == {"every", "last"} and _whole_part(exports)):
         raise InputError(

@@ -58,9 +58,21 @@ def test_a_line_holds_mean_and_spread_over_seeds_of_each_setting(drawn):
     assert plot.svg.startswith("<svg")
 
 
-def test_a_setting_of_words_gets_places_in_order(drawn):
+def test_a_setting_of_words_keeps_the_suites_order(drawn):
     figures(PlotRequest("t", y="knn top1", x="arm"))
-    assert drawn[0][3] == sorted({run["arm"] for run in RUNS.values()})
+    assert drawn[0][3] == ["BN-8", "BN-16", "BN-128", "EMAN-8", "EMAN-16", "EMAN-128"]
+    assert [point.x for point in drawn[0][0][""]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_lists_are_written_out_in_the_suites_order_as_augmentations_go_one_after_the_other(drawn):
+    removed = [[], ["solarize"], ["solarize", "blur"], ["solarize", "blur", "grayscale"]]
+    runs = {f"r{len(cut)}": {"arm": "", "settings": {"REMOVE": cut}, "seed": 0} for cut in removed}
+    plot = PlotRequest("t", y="knn top1", x="REMOVE")
+    lines = [record(name, "knn", 10.0 - place) for place, name in enumerate(runs)]
+    (drawing,) = sweeps.sweep_figures([{"runs": runs, "plots": [plot]}], aggregate(lines[::-1]), ())
+    assert drawn[0][3] == ["none", "solarize", "solarize, blur", "solarize, blur, grayscale"]
+    assert [(point.x, point.mean) for point in drawn[0][0][""]] == [(0, 10), (1, 9), (2, 8), (3, 7)]
+    assert "solarize, blur, grayscale<" in drawing.svg  # in full
 
 
 def test_a_measure_over_another_has_scipys_regression_for_each_group(drawn):
@@ -72,8 +84,9 @@ def test_a_measure_over_another_has_scipys_regression_for_each_group(drawn):
     assert "n = 9" in plot.caption
 
 
-def test_a_measure_may_name_its_data_set(drawn):
-    lines = [{**record("BN-8_seed0", "linear", value), "dataset": name} for name, value in (("A", 1.0), ("B", 2.0))]
+@pytest.mark.parametrize("key", ["dataset", "protocol"])
+def test_a_measure_may_name_its_data_set_or_its_protocol(key, drawn):
+    lines = [{**record("BN-8_seed0", "linear", value), key: name} for name, value in (("A", 1.0), ("B", 2.0))]
     plot = PlotRequest("t", y="linear top1 @ B", x="GROUP")
     sweeps.sweep_figures([{"runs": RUNS, "plots": [plot]}], aggregate(lines), ())
     assert [point.mean for point in drawn[0][0][""]] == [2.0]
@@ -88,6 +101,25 @@ def test_curves_are_means_over_seeds_and_seconds_add_up(drawn):
     )
     assert [(p.x, p.mean) for p in drawn[0][0]["BN"]] == [(10, 50.5), (20, 60.5)]
     assert [p.x for p in drawn[1][0][""]] == pytest.approx([5 * 0.2 + 5 * 0.4, 5 * 0.2 + 15 * 0.4])
+
+
+def test_what_a_point_takes_together_beside_seeds_is_said():
+    (pooled, seeds) = figures(PlotRequest("t", y="knn top1", x="NORM"), PlotRequest("t", y="knn top1", x="arm"))
+    assert "9 checkpoint(s), which differ in other settings too" in pooled.caption
+    assert "3 pretraining seed(s)" in seeds.caption
+
+
+def test_seeds_can_tell_lines_apart(drawn):
+    figures(PlotRequest("t", y="knn top1", x="GROUP", by="SEED"))
+    assert list(drawn[0][0]) == ["0", "1", "2"]
+
+
+def test_seconds_of_seeds_are_averaged_step_by_step(drawn):
+    curves = []
+    for name, pace in (("BN-8_seed0", 0.1), ("BN-8_seed1", 0.3)):
+        curves += [Curve(name, "knn_top1", (10, 20), (50.0, 60.0)), Curve(name, "seconds", (10, 20), (pace, pace))]
+    figures(PlotRequest("t", curve="knn_top1", x="seconds", by="NORM"), curves=curves)
+    assert [(p.x, p.mean, p.std) for p in drawn[0][0]["BN"]] == [(pytest.approx(2), 50, 0), (pytest.approx(4), 60, 0)]
 
 
 def test_what_is_not_measured_yet_is_said():
