@@ -4,6 +4,7 @@ python tools/benchmark.py NAME [OPTIONS …]
 python tools/benchmark.py NAME --help
 """
 
+import difflib
 import runpy
 import sys
 from pathlib import Path
@@ -19,9 +20,13 @@ def main() -> int:
     """Hand the rest of the command line to the benchmark's own parser."""
     known = {path.stem: path for path in sorted((HERE / "benchmarks").glob("*.py"))}
     name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in ("", "-h", "--help"):
+        print(f"{as_typed(__doc__).strip()}\n\nbenchmarks: {', '.join(known)}")
+        return 0 if name else 2
     if name not in known:
-        print(as_typed(__doc__).strip(), "\n\nbenchmarks:", ", ".join(known))
-        return 0 if name in ("-h", "--help") else 2
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+        print(f"error: expected a benchmark of {', '.join(known)}, found {name}; did you mean {near}?", file=sys.stderr)
+        return 2
     sys.argv = [f"benchmark.py {name}", *sys.argv[2:]]
     tool_environment()
     with speaking():

@@ -160,12 +160,19 @@ def _included(name: Any, path: Path) -> tuple[Task, ...]:
 
 
 def _suite_file(name: str | Path) -> Path:
-    """The file of a suite: a path, or the name of one that ships, with or without ``suites/``."""
+    """The file of a suite: a path, or the name of one that ships, with or without ``suites/``.
+
+    Raises:
+        InputError: neither is there; the nearest names of those that ship and of the folder meant are listed.
+    """
     for spelling in (name, Path("suites", name)):
         with contextlib.suppress(InputError):
             return find_config(spelling)
-    known = ", ".join(sorted(file.name for file in (CONFIGS / "suites").glob("*.yaml")))
-    raise InputError(f"suite not found: {name}; configs/suites holds {known}")
+    path = Path(name).expanduser()
+    known = {file.stem: file.stem for file in sorted((CONFIGS / "suites").glob("*.yaml"))}
+    known |= {file.stem: str(path.parent / file.name) for file in sorted(path.parent.glob("*.y*ml"))}
+    near = [known[stem] for stem in difflib.get_close_matches(path.stem, known, n=3, cutoff=0)]
+    raise InputError(f"suite not found: {name}; the nearest names are {', '.join(near)}")
 
 
 def _task(entry: Any, where: str, earlier: set[str], places: Sequence[str]) -> Task:

@@ -13,3 +13,11 @@ def test_every_row_has_a_rate():
     assert recipes <= set(rates)
     assert {"decoding alone", "decoding to canvases of 73 px"} <= set(rates)
     assert {f"{name} 32 px on {'cuda' if 'cuda' in done.stdout else 'cpu'}" for name in ("byol", "rcf")} <= set(rates)
+
+
+def test_a_benchmark_that_is_not_there_is_one_line_with_its_nearest_name():
+    done = run_tool("benchmark", "dat", "--images", 4)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: expected a benchmark of ")
+    assert done.stderr.endswith("found dat; did you mean data?\n")
+    assert not done.stdout

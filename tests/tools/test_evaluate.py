@@ -69,7 +69,7 @@ def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--suite", "none.yaml"), "error: suite not found: none.yaml; configs/suites holds full.yaml"),
+        (("--suite", "smokes.yaml"), "error: suite not found: smokes.yaml; the nearest names are smoke, "),
         (("--suite", "configs/suites/smoke.yaml", "--slurm"), "error: expected --gpus N with --slurm"),
         (
             ("--suite", "configs/suites/smoke.yaml", "--slurm", "--gpus", "8", "--sbatch", "gpu"),

@@ -160,9 +160,12 @@ def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str):
         load_suite(path)
 
 
-def test_a_missing_suite_names_those_that_are_there(tmp_path: Path):
-    with pytest.raises(InputError, match=r"configs/suites holds .*smoke\.yaml"):
-        load_suite(tmp_path / "none.yaml")
+def test_a_missing_suite_names_its_neighbours_that_ship_or_are_in_its_folder(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("tasks: []\n", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"the nearest names are {tmp_path}/mine\.yaml, "):
+        load_suite(tmp_path / "mien.yaml")
+    with pytest.raises(InputError, match="suite not found: smokes; the nearest names are smoke, "):
+        load_suite("smokes")
 
 
 def test_missing_weights_and_equal_names_are_refused(tmp_path: Path, weights):
