@@ -72,7 +72,8 @@ def read_runs(folders: Sequence[str | Path]) -> RunFiles:
             raise InputError(f"run folder not found: {folder}; expected the OUTPUT_DIR of a tool")
         name = Path(os.path.abspath(folder)).name  # of a link, not of what it links to
         before = (len(found.curves), len(found.pictures), len(found.conversions))
-        for place in _places(folder):
+        places = _places(folder)
+        for place in places:
             inside = place.relative_to(folder).as_posix()
             if not any((place / shown).exists() for shown in _SHOWN) and not list(place.glob("conversion*.json")):
                 continue
@@ -82,7 +83,8 @@ def read_runs(folders: Sequence[str | Path]) -> RunFiles:
             else:
                 found.notices.append(f"{place}: left out, because {first} stands for {name} on this page")
         after = (len(found.curves), len(found.pictures), len(found.conversions))
-        if before == after and not any((folder / name).exists() for name in _RUN_SIGNS):
+        told = any((folder / name).exists() for name in _RUN_SIGNS)
+        if before == after and not (told or any((place / "suite_state.json").exists() for place in places)):
             found.notices.append(f"{folder}: no metrics.jsonl, visuals/*.png or conversion report in this run folder")
     return found
 
@@ -149,8 +151,9 @@ def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
-            # A resumed run repeats the steps after its checkpoint: the later line is the one that counts.
-            rows[float(row.get("step", row.get("iteration", len(rows))))] = dict(row)
+            # A resumed run repeats the steps after its checkpoint: the later line is the one that counts. Accuracies on
+            # the way have lines of their own, beside the loss of the same step.
+            rows.setdefault(float(row.get("step", row.get("iteration", len(rows)))), {}).update(row)
         except (json.JSONDecodeError, AttributeError, TypeError, ValueError):
             broken += bool(line.strip())
     if broken:

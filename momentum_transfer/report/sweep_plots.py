@@ -37,8 +37,8 @@ def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Se
         axes.set_xticks(range(len(names)), [short_label(name) for name in names])
         if sum(map(len, names)) > 50:  # more than fits side by side
             axes.tick_params(axis="x", labelrotation=30)
-            for label in axes.get_xticklabels():
-                label.set(ha="right", rotation_mode="anchor")
+            for tick in axes.get_xticklabels():
+                tick.set(ha="right", rotation_mode="anchor")
     elif len(places) <= 12:
         if log and min(places) > 0:
             axes.set_xscale("log", base=2)

@@ -154,8 +154,8 @@ def _joint(points: Sequence[tuple[float, float]]) -> Point:
 
 def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     """Steps, and the seconds of training until each: a line holds the mean seconds of a step since the line before."""
-    steps = np.array(curve.steps)
-    return steps, np.cumsum(np.diff(steps, prepend=0) * np.array(curve.values))
+    steps = np.array([0, *curve.steps])
+    return steps, np.cumsum([0, *(np.diff(steps) * np.array(curve.values))])
 
 
 def _at(clock: tuple[np.ndarray, np.ndarray] | None, step: float) -> float | None:

@@ -45,6 +45,23 @@ def test_a_resumed_runs_repeated_steps_count_once(tmp_path: Path):
     assert (curve.steps, curve.values) == ((0, 1, 2), (5.0, 3.0, 2.0))
 
 
+def test_an_accuracy_of_its_own_line_leaves_the_loss_and_the_seconds_of_the_same_step(tmp_path: Path):
+    lines = []
+    for step in (10, 20):
+        lines += [{"step": step, "loss": 2.0, "embedding_std": 1.0, "seconds": 0.1}, {"step": step, "knn_top1": 50.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    curves = {curve.key: (curve.steps, curve.values) for curve in read_runs([tmp_path]).curves}
+    assert curves["loss"] == ((10, 20), (2, 2))
+    assert curves["seconds"] == ((10, 20), (0.1, 0.1))
+    assert curves["knn_top1"] == ((10, 20), (50, 50))
+
+
+def test_a_suites_folder_of_tasks_without_anything_to_show_is_no_mistake(tmp_path: Path):
+    (tmp_path / "knn").mkdir()
+    (tmp_path / "knn" / "suite_state.json").write_text('{"key": "a", "exit_code": 0}', encoding="utf-8")
+    assert read_runs([tmp_path]).notices == []
+
+
 def test_the_losses_of_pretraining_and_of_a_detector_are_two_plots(tmp_path: Path):
     (tmp_path / "mask_rcnn").mkdir()
     pretraining = [{"step": i, "loss": 2.0 - i, "lr": 0.1} for i in range(2)]

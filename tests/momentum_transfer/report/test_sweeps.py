@@ -114,6 +114,13 @@ def test_seeds_can_tell_lines_apart(drawn):
     assert list(drawn[0][0]) == ["0", "1", "2"]
 
 
+def test_seconds_count_from_the_start_of_training(drawn):
+    name = "BN-8_seed0"
+    curves = [Curve(name, "knn_top1", (5, 20), (40.0, 60.0)), Curve(name, "seconds", (10, 20), (0.2, 0.4))]
+    figures(PlotRequest("t", curve="knn_top1", x="seconds"), curves=curves)
+    assert [p.x for p in drawn[0][0][""]] == pytest.approx([1, 6])
+
+
 def test_seconds_of_seeds_are_averaged_step_by_step(drawn):
     curves = []
     for name, pace in (("BN-8_seed0", 0.1), ("BN-8_seed1", 0.3)):
