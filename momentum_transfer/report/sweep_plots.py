@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from momentum_transfer.report.drawing import MARKERS, legend, make_axes, series_colour, short_label, styled, to_svg
+from momentum_transfer.suites.plots import AXES
 
 
 class Point(NamedTuple):
@@ -39,7 +40,7 @@ def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Se
             axes.tick_params(axis="x", labelrotation=30)
             for tick in axes.get_xticklabels():
                 tick.set(ha="right", rotation_mode="anchor")
-    elif len(places) <= 12:
+    elif len(places) <= 12 and x not in AXES:
         if log and min(places) > 0:
             axes.set_xscale("log", base=2)
         axes.set_xticks(places, [f"{place:g}" for place in places])

@@ -20,7 +20,8 @@ from momentum_transfer.errors import InputError
 #: Stands for the name of an arm where a setting could stand.
 ARM = "arm"
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")
-_AXES = ("step", "seconds")
+#: What a curve is over.
+AXES = ("step", "seconds")
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def _read(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
     plot = PlotRequest(**entry)
     if bool(plot.y) == bool(plot.curve):
         raise InputError(f"{where}: expected either y, a measure, or curve, a key of metrics.jsonl")
-    if plot.curve and plot.x not in ("", *_AXES):
-        raise InputError(f"{where}: expected x of a curve as {' or '.join(_AXES)}, found {plot.x!r}")
+    if plot.curve and plot.x not in ("", *AXES):
+        raise InputError(f"{where}: expected x of a curve as {' or '.join(AXES)}, found {plot.x!r}")
     if not plot.curve:
         _check_measure(plot.y, "y", where)
         if not is_setting(plot.x):

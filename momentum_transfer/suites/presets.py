@@ -22,12 +22,16 @@ from momentum_transfer.errors import InputError
 #: Preset -> place -> words.
 Presets = Mapping[str, Mapping[str, str]]
 
+#: Methods that are of one paper -> preset.
+OF_METHOD = {"momentum2": "m2", "simsiam": "simsiam"}
+
 #: Families of published files -> preset. EMAN's MoCo writes MoCo's names and cannot be told from it; RCF's files do not
 #: say whether LARS trained them.
 OF_FAMILY = {
     "momentum2": "m2",
     "rcf": "rcf-sgd",
     "moco": "rcf-sgd",
+    "simsiam": "simsiam",
     "eman-byol": "eman-byol",
     "eman-fixmatch": "eman-moco",
 }
@@ -40,8 +44,8 @@ def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
         family: rule that read the file. metadata: what a pretraining of this project left in it.
     """
     method, norm, optimizer = (metadata.get(key, "") for key in ("method", "norm_teacher", "optimizer"))
-    if method == "momentum2":
-        return "m2", "method momentum2"
+    if method in OF_METHOD:
+        return OF_METHOD[method], f"method {method}"
     if method in ("byol", "moco"):
         if norm == "EMAN":
             return f"eman-{method}", f"method {method} with EMAN"

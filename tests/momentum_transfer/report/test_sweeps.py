@@ -121,6 +121,17 @@ def test_seconds_count_from_the_start_of_training(drawn):
     assert [p.x for p in drawn[0][0][""]] == pytest.approx([1, 6])
 
 
+def test_seconds_have_round_ticks_and_settings_their_own_values():
+    curves = [
+        Curve("BN-8_seed0", "knn_top1", (10, 20), (40.0, 60.0)),
+        Curve("BN-8_seed0", "seconds", (10,), (0.12345,)),
+    ]
+    requests = (PlotRequest("t", curve="knn_top1", x="seconds"), PlotRequest("t", y="knn top1", x="GROUP", log=True))
+    seconds, groups = figures(*requests, curves=curves)
+    assert "1.2345" not in seconds.svg
+    assert all(f">{n}<" in groups.svg for n in (8, 16, 128))
+
+
 def test_seconds_of_seeds_are_averaged_step_by_step(drawn):
     curves = []
     for name, pace in (("BN-8_seed0", 0.1), ("BN-8_seed1", 0.3)):

@@ -46,6 +46,7 @@ def suite(folder):
         ({"method": "byol", "norm_teacher": "SyncBN", "optimizer": "lars"}, "rcf-lars"),
         ({"method": "byol", "norm_teacher": "SyncBN", "optimizer": "sgd"}, "rcf-sgd"),
         ({"method": "moco", "norm_teacher": "MomentumBN", "optimizer": "sgd"}, "rcf-sgd"),
+        ({"method": "simsiam", "optimizer": "sgd"}, "simsiam"),
         ({"method": "supervised", "optimizer": "sgd"}, ""),
     ],
 )
@@ -74,6 +75,7 @@ def test_full_suite_has_the_presets_that_can_be_told():
         ("moco", "EMAN", "sgd", "eman_table2_linear_100", "eman_table2_finetune_1", False),
         ("byol", "SyncBN", "lars", "rcf_fig2_imagenet_lars", "eman_table2_finetune_1", False),
         ("moco", "ShuffleBN", "sgd", "rcf_fig2_imagenet_sgd", "eman_table2_finetune_1", False),
+        ("simsiam", "", "sgd", "simsiam_linear", "momentum2_table12_1", False),
         ("supervised", "", "sgd", "momentum2_linear", "momentum2_table12_1", False),
     ],
 )
