@@ -22,7 +22,7 @@ from lowshot.svm import lowshot_svm
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.neighbours import search
-from momentum_transfer.ranges import Choice
+from momentum_transfer.ranges import COUNT, POSITIVE, Choice
 
 
 def extract_features(
@@ -117,6 +117,7 @@ def svm(
     """
     pair = _pair(train, train_labels, test, test_labels)
     kind = {"protocol": "voc07"} if pair[0].multi_label else {}
+    COUNT.require("trials", trials)
     chosen = {"device": choose_device(), **kind, **settings}
     setup = lowshot_svm.LowShot(shots=tuple(shots), draws=trials, **chosen)
     found: dict[int, list[float]] = {k: [] for k in shots}
@@ -137,14 +138,14 @@ def linear(
     Args:
         train, test: features [N, D] and [M, D].
         train_labels, test_labels: class indices [N] and [M].
-        preset: m2, rcf-sgd, rcf-lars or eman.
+        preset: a name of :data:`lowshot.presets.LINEAR`, such as m2, rcf-sgd, rcf-lars or eman.
         epochs, learning_rates, batch_size: in the place of the preset's; several rates are searched on held-out images.
 
     Returns:
         top1, top5 and the learning rate that was used.
 
     Raises:
-        InputError: arrays that do not fit, an unknown preset, or a loss that is not finite.
+        InputError: arrays that do not fit, an unknown preset, a number that is none, or a loss that is not finite.
     """
     pair = _pair(train, train_labels, test, test_labels)
     if pair[0].multi_label:
@@ -152,9 +153,18 @@ def linear(
     Choice(tuple(LINEAR)).require("preset", preset)
     chosen = LINEAR[preset]
     if epochs is not None:
+        POSITIVE.require("epochs", float(epochs))
         chosen = replace(chosen, schedule=replace(chosen.schedule, epochs=epochs))
     if learning_rates is not None:
-        chosen = replace(chosen, learning_rates=tuple(learning_rates))
+        chosen = replace(chosen, learning_rates=tuple(map(float, learning_rates)))
+        for rate in chosen.learning_rates:
+            POSITIVE.require("learning_rates", rate)
+        if not chosen.learning_rates:
+            raise InputError(
+                "expected at least one number under learning_rates, found none; leave it out for the preset's"
+            )
+    if batch_size is not None:
+        COUNT.require("batch_size", batch_size)
     size = min(batch_size or chosen.batch_size, len(pair[0]))
     with TemporaryDirectory() as folder:
         source, rows = from_cache(*pair, size), np.arange(len(pair[0]))

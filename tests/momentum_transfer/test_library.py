@@ -194,6 +194,22 @@ def test_wrong_arrays_are_refused(change: dict, message: str):
         mt.knn(**{**names, **change})
 
 
+@pytest.mark.parametrize(
+    ("call", "change", "message"),
+    [
+        (mt.linear, {"epochs": -1}, "epochs above 0, found -1"),
+        (mt.linear, {"learning_rates": (0.1, 0.0)}, "learning_rates above 0, found 0"),
+        (mt.linear, {"learning_rates": ()}, "at least one number under learning_rates"),
+        (mt.linear, {"batch_size": 0}, "batch_size .*at least 1, found 0"),
+        (mt.svm, {"trials": 0}, "trials .*at least 1, found 0"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(call, change: dict, message: str):
+    names = {key: value for key, value in arrays().items() if key.startswith(("train", "test"))}
+    with pytest.raises(mt.InputError, match=message):
+        call(**names, **change)
+
+
 def test_features_leave_the_networks_mode_as_it_was_and_take_batches_with_labels():
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5)).train()
     images = torch.rand(5, 3, 2, 2)
