@@ -10,7 +10,13 @@ ROOMS = find_packages(include=[f"{room}{inside}" for room in ("momentum_transfer
                                for inside in ("", ".*")])  # fmt: skip
 
 setup(
-    packages=[*ROOMS, "momentum_transfer.configs", "momentum_transfer_tools", "momentum_transfer_tools.benchmarks"],
+    packages=[
+        *ROOMS,
+        "momentum_transfer.configs",
+        "momentum_transfer_tools",
+        "momentum_transfer_tools.benchmarks",
+        "momentum_transfer_tools.benchmarks.evaluators",
+    ],  # fmt: skip
     package_dir={"momentum_transfer.configs": "configs", "momentum_transfer_tools": "tools"},
     package_data={
         "momentum_transfer": ["py.typed", "**/*.j2", "**/*.css"],

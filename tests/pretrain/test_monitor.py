@@ -26,7 +26,7 @@ def test_the_monitor_and_the_evaluator_agree_to_the_last_tie():
     monitor = KnnMonitor(images(120), images(80), torch.device("cpu"), batch=32, workers=0)
     bank, held_out = (features(Pooled(), part, torch.device("cpu"), 50, 0) for part in (monitor.bank, monitor.held_out))
     neighbours = search(bank[0], held_out[0], 20)
-    values, _ = knn.accuracies(neighbours, bank[1], held_out[1], knn.PRESETS["eman"])
+    values, _, _ = knn.accuracies(neighbours, bank[1], held_out[1], knn.PRESETS["eman"])
     assert monitor.top1(Pooled()) == values["top1"]
     tied = [np.unique(np.bincount(bank[1][rows], minlength=3)).size < 3 for rows in neighbours.indices]
     assert np.mean(tied) > 0.1, "votes are tied, so the rule is put to the test"
