@@ -9,14 +9,11 @@ from setuptools import find_packages, setup
 ROOMS = find_packages(include=[f"{room}{inside}" for room in ("momentum_transfer", "pretrain", "transfer", "lowshot")
                                for inside in ("", ".*")])  # fmt: skip
 
+TOOLS = ["momentum_transfer_tools"]
+TOOLS += [f"{TOOLS[0]}.benchmarks", f"{TOOLS[0]}.benchmarks.evaluators"]
+
 setup(
-    packages=[
-        *ROOMS,
-        "momentum_transfer.configs",
-        "momentum_transfer_tools",
-        "momentum_transfer_tools.benchmarks",
-        "momentum_transfer_tools.benchmarks.evaluators",
-    ],  # fmt: skip
+    packages=[*ROOMS, "momentum_transfer.configs", *TOOLS],
     package_dir={"momentum_transfer.configs": "configs", "momentum_transfer_tools": "tools"},
     package_data={
         "momentum_transfer": ["py.typed", "**/*.j2", "**/*.css"],
