@@ -30,7 +30,7 @@ from momentum_transfer.shipped import started, typed, workplace
 from momentum_transfer.suites.local import Outcome, full_command, run_local
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.slurm import run_slurm
-from momentum_transfer.suites.suite import PIXELS, PRETRAIN, Job, load_suite, plan
+from momentum_transfer.suites.suite import PIXELS, PRETRAIN, Job, Suite, load_suite, plan
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
@@ -52,6 +52,7 @@ def main(args: argparse.Namespace) -> None:
     names = ", ".join(map(weights_name, weights))
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
     jobs = plan(suite, weights, output, args.preset)
+    check_pretrainings(suite)
     given = [job for job in jobs if job.weights == PIXELS]
     if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
@@ -103,6 +104,34 @@ def show_outcomes(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if not outcome.well:
             say(f"{outcome.status}: {outcome.job.title}, {outcome.note}; see {outcome.job.log}")
+
+
+def check_pretrainings(suite: Suite) -> None:
+    """Refuse what a pretraining's settings cannot be before the first of them takes its days.
+
+    Raises:
+        InputError: the first wrong setting with its run, or checkpoints that lie after the end of training.
+    """
+    if suite.sweep is None or suite.sweep.command != "tools/pretrain.py":
+        return
+    from momentum_transfer.settings import load_config
+    from pretrain.config import get_cfg
+    from pretrain.ranges import check_settings  # imports torch, which takes seconds
+
+    last = suite.sweep.exports.get("last", 0)
+    for run in suite.sweep.runs():
+        place = run.command.index("--config") + 1
+        words = [*run.command[place + 2 :], "RUN.DEVICE", "cpu"]  # the node that plans often has no GPU
+        try:
+            cfg = load_config(get_cfg(), run.command[place], words)
+            check_settings(cfg)
+        except InputError as error:
+            raise InputError(f"{run.name}: {error}") from error
+        if not cfg.SOLVER.STEPS and last > cfg.SOLVER.EPOCHS:
+            raise InputError(
+                f"{run.name}: expected the last of exports within SOLVER.EPOCHS {cfg.SOLVER.EPOCHS}, found {last}; "
+                "lower it, or train longer"
+            )
 
 
 def report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """The suite runner from the command line: plan, exit codes, a failure that stops no other, the page at the end."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -99,3 +100,26 @@ def test_plan_says_how_many_seeds_a_difference_needs():
         refused = evaluate(*words)
         assert refused.returncode == 2
         assert message in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("pretrain", "message"),
+    [
+        ({"arms": {"good": {}, "bad": {"SOLVER.EPOCH": 3}}}, "bad_seed0: .*SOLVER.EPOCH"),
+        ({"arms": {"good": {}, "bad": {"NORM.GROUP": 7}}}, "bad_seed0: .*NORM.GROUP to divide"),
+        (
+            {"arms": {"a": {"SOLVER.STEPS": 0, "SOLVER.EPOCHS": 4}}, "exports": {"every": 5, "last": 5}},
+            "last of exports",
+        ),
+    ],
+)
+def test_a_wrong_setting_of_any_pretraining_is_told_before_the_first_runs(tmp_path: Path, pretrain, message):
+    config = "configs/smoke/momentum2_digits.yaml"
+    command = "tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}"
+    content = {"name": "wrong", "pretrain": {"config": config, **pretrain}}
+    content["tasks"] = [{"name": "knn", "command": command}]
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    done = evaluate("--suite", str(tmp_path / "wrong.yaml"), "--output", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert re.search(message, done.stderr)
+    assert not (tmp_path / "out").exists()
