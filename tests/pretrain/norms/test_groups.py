@@ -1,4 +1,4 @@
-"""Virtual processes: groups of a batch are normalised as processes of their own would do it, bit for bit."""
+"""Virtual processes: groups of a batch are normalised as processes of their own would do it; layers bit for bit."""
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ def test_shuffle_bn_exchanges_images_between_virtual_processes_and_restores_thei
     assert {float(i.sum()) for i in seen[0][::G]} != {float(i.sum()) for i in batch()[::G]}
 
 
-def test_a_whole_network_in_groups_equals_processes_bit_for_bit():
+def test_a_whole_network_in_groups_equals_processes_to_rounding_of_its_convolutions():
     torch.manual_seed(0)
     tiny = Architecture("resnet10", 4, "small")
     virtual = build_backbone(tiny, Norm("BN", groups=2)).double()
