@@ -63,6 +63,12 @@ def _setting(runs: Mapping[str, Any], name: str, key: str) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
+def _in_order(groups: Mapping[str, Any], runs: Mapping[str, Any], by: str) -> dict[str, Any]:
+    """The groups as the suite lists them, so that one has one colour in all plots; others last."""
+    order = list(dict.fromkeys(_setting(runs, name, by) for name in runs))
+    return dict(sorted(groups.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+
+
 def _values(results: Results, measure: str) -> dict[str, float]:
     """Checkpoint -> mean over trials of a measure, unless it names one of the protocol that most checkpoints have."""
     name, _, where = (part.strip() for part in measure.partition("@"))
@@ -91,7 +97,7 @@ def _over_setting(plot: PlotRequest, runs: Mapping[str, Any], results: Results) 
             Point(float(x) if numeric else places.index(x), statistics.fmean(found), _std(found))
             for x, found in sorted(line.items(), key=lambda item: places.index(item[0]))
         ]
-        for label, line in groups.items()
+        for label, line in _in_order(groups, runs, plot.by).items()
     }
     sizes = sorted({len(found) for line in groups.values() for found in line.values()})
     count = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -109,6 +115,7 @@ def _scatter(plot: PlotRequest, runs: Mapping[str, Any], results: Results) -> Pl
         groups[_setting(runs, name, plot.by)].append((name, xs[name], ys[name]))
     if not groups:
         return _nothing(plot, f"{plot.x} and {plot.y}")
+    groups = _in_order(groups, runs, plot.by)
     fits = {label: _regression(points) for label, points in groups.items()}
     told = "; ".join(
         f"{label or 'all'}: slope {fit[0]:.2f}, r = {fit[2]:.2f}, n = {len(groups[label])}"
@@ -141,7 +148,10 @@ def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) 
                 groups[_setting(runs, curve.checkpoint, plot.by)][step].append((x, value))
     if not groups:
         return _nothing(plot, f"{plot.curve} in a metrics.jsonl")
-    lines = {label: [_joint(found) for _, found in sorted(line.items())] for label, line in groups.items()}
+    lines = {
+        label: [_joint(found) for _, found in sorted(line.items())]
+        for label, line in _in_order(groups, runs, plot.by).items()
+    }
     caption = f"{plot.curve} over {plot.x or 'step'}; bands are ±1 standard deviation over seeds."
     return Plot(plot.title, caption, sweep_plots.setting_plot(lines, plot.x or "step", plot.curve, None, False))
 

@@ -132,6 +132,14 @@ def test_seconds_have_round_ticks_and_settings_their_own_values():
     assert all(f">{n}<" in groups.svg for n in (8, 16, 128))
 
 
+def test_lines_keep_the_suites_order_in_every_plot_whatever_came_first(drawn):
+    requests = [PlotRequest("t", y="knn top1", x="GROUP", by="NORM"), PlotRequest("t", curve="knn_top1", by="NORM")]
+    requests.append(PlotRequest("t", y="knn top1", x="linear top1", by="NORM"))
+    curves = [Curve(name, "knn_top1", (1, 2), (40.0, 60.0)) for name in reversed(RUNS)]
+    sweeps.sweep_figures([{"runs": RUNS, "plots": requests}], aggregate(records()[::-1]), curves)
+    assert [list(given[0]) for given in drawn] == [["BN", "EMAN"]] * 3
+
+
 def test_seconds_of_seeds_are_averaged_step_by_step(drawn):
     curves = []
     for name, pace in (("BN-8_seed0", 0.1), ("BN-8_seed1", 0.3)):
