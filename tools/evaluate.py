@@ -49,7 +49,8 @@ def main(args: argparse.Namespace) -> None:
     output = _from_root(args.output or f"outputs/{suite.name}")
     weights = [word if word == PIXELS else str(_from_root(word)) for word in args.weights]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
-    names = ", ".join(map(weights_name, weights))
+    own = ["its own pretrainings"] if suite.sweep else []
+    names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
     jobs = plan(suite, weights, output, args.preset)
     check_pretrainings(suite)
