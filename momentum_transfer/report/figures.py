@@ -33,6 +33,9 @@ _CURVES = {
     "embedding_std": ("Spread of the embedding (0 would be collapse)", "std"),
     "lr": ("Learning rate", "learning rate"),
     "task_loss": ("Training loss", "loss"),
+    "knn_top1": ("kNN accuracy while training", "top-1, %"),
+    "student_top1": ("Accuracy of the student while training", "top-1, %"),
+    "teacher_top1": ("Accuracy of the teacher while training", "top-1, %"),
 }
 
 #: Headings of accuracies over shares of the labels.

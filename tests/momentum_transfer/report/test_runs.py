@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.report.figures import training_figures
 from momentum_transfer.report.markdown import render_markdown
 from momentum_transfer.report.page import build, render_html
 from momentum_transfer.report.pictures import LONGEST
@@ -189,3 +190,13 @@ def test_folder_names_are_escaped_in_every_output(tmp_path: Path):
     for text in (render_html(report), render_markdown(report)):
         assert "&lt;b&gt;run" in text
         assert not re.search("<(b|i|u|s|em|q)>[^/]", text.replace("<b>momentum2_digits</b>", "").replace("<b>+", ""))
+
+
+def test_accuracies_on_the_way_have_plots_of_their_own(tmp_path):
+    folder = tmp_path / "run" / "fixmatch"
+    folder.mkdir(parents=True)
+    lines = [{"step": s, "loss": 1.0, "coverage": 0.5, "student_top1": 50.0 + s, "teacher_top1": 40.0} for s in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    plots = {plot.title: plot.caption for plot in training_figures(read_runs([tmp_path / "run"]).curves, {})}
+    assert plots["Accuracy of the student while training: fixmatch"] == "run ends at 52"
+    assert plots["Accuracy of the teacher while training: fixmatch"] == "run ends at 40"
