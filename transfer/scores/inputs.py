@@ -6,7 +6,7 @@ Scoring's own reader, fast and independent of engines and data sets; for everyth
 
 import gc
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from momentum_transfer.errors import InputError
 from transfer.scores import masks, plain
 from transfer.scores.columns import Columns
 from transfer.scores.plain import Plain
+from transfer.scores.positions import Positions
 from transfer.scores.typed import Unusual
 
 IouType = Literal["bbox", "segm"]
@@ -31,8 +32,8 @@ class GroundTruth:
     where: str  # the file, for messages
     images: list[dict[str, Any]]
     categories: list[dict[str, Any]]
-    image_index: dict[Hashable, int]
-    category_index: dict[Hashable, int]
+    image_index: Positions
+    category_index: Positions
     image: np.ndarray  # [N] position in images
     category: np.ndarray  # [N] position in categories
     area: np.ndarray  # [N] float64, pixels
@@ -254,15 +255,15 @@ def _sections(data: Any, where: str) -> tuple[Columns, Columns, Columns]:
     return images, categories, annotations
 
 
-def _positions(entries: Columns) -> dict[Hashable, int]:
-    """Id → position in the order of the sorted ids, the order in which the references go through them."""
+def _positions(entries: Columns) -> Positions:
+    """Positions in the order of the sorted ids, the order in which the references go through them."""
     try:
         ordered = sorted(entries.unique("id"))
     except TypeError as error:
         raise InputError(
             f"{entries.where}: the ids of the {entries.kind} entries are numbers and strings mixed; expected one kind"
         ) from error
-    return {identity: position for position, identity in enumerate(ordered)}
+    return Positions(ordered)
 
 
 def _sizes(images: list[dict[str, Any]], where: str) -> np.ndarray:

@@ -35,17 +35,21 @@ class Rles:
     first: np.ndarray  # [N] int32: the first pixel that is set, counted down the columns, or one before it
     end: np.ndarray  # [N] int32: the pixel behind the last one that is set, or one behind that
 
+    def __len__(self) -> int:
+        return len(self.index)
+
     def take(self, which: np.ndarray) -> "Rles":
         """The masks at the positions ``which``."""
         return Rles(self.codes, *(getattr(self, name)[which] for name in _COLUMNS))
 
     def objects(self) -> list[dict[str, Any]]:
         """The masks as pycocotools takes them."""
-        sizes, size = np.unique(self.sizes, axis=0, return_inverse=True)
-        known, codes = sizes.tolist(), self.codes
+        same = (self.sizes[1:] == self.sizes[:-1]).all(axis=1)  # neighbours are of one image mostly, and share a list
+        starts = np.flatnonzero(np.concatenate(([True], ~same))) if len(self) else np.zeros(0, dtype=np.int64)
+        lists = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(self))).tolist()
+        known, codes = self.sizes[starts].tolist(), self.codes
         return [
-            {"size": known[at], "counts": codes[place]}
-            for at, place in zip(size.ravel().tolist(), self.index.tolist(), strict=True)
+            {"size": known[at], "counts": codes[place]} for at, place in zip(lists, self.index.tolist(), strict=True)
         ]
 
 

@@ -5,7 +5,7 @@ then read again by ``Columns``, which knows every written form and names what is
 """
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -15,8 +15,10 @@ import numpy as np
 
 from transfer.scores import masks, typed
 from transfer.scores.columns import Columns
+from transfer.scores.positions import Positions
 from transfer.scores.typed import Unusual
 
+_NUMBERS = ("image_id", "category_id", "score")  # of a detection
 _MASKS = 4096  # of the ground truth, whose polygons are objects of their own at a time
 
 
@@ -36,7 +38,7 @@ class Plain:
     def _each(self, key: str) -> Iterator[Any]:
         return map(attrgetter(key), self.entries)
 
-    def lookup(self, key: str, positions: Mapping[Hashable, int], whose: str) -> np.ndarray:
+    def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
         """[N] int32: the position of each entry's id ``key``."""
         try:
             return np.fromiter(map(positions.__getitem__, self._each(key)), np.int32, len(self))
@@ -91,6 +93,30 @@ class Plain:
         raise Unusual
 
 
+class Table(Plain):
+    """Entries whose fields are all numbers, as columns from the start."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        super().__init__(entries)
+        numbers, self._boxes = typed.table(entries, _NUMBERS, "bbox")
+        self._columns = dict(zip(_NUMBERS, numbers, strict=True))
+
+    def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
+        """[N] int32: the position of each entry's id ``key``."""
+        try:
+            return positions.of(self._columns[key])
+        except KeyError as error:
+            raise Unusual from error
+
+    def numbers(self, key: str) -> np.ndarray:
+        """[N] float64 of a field."""
+        return self._columns[key]
+
+    def boxes(self) -> np.ndarray:
+        """[N, 4] float64 of ``bbox``."""
+        return self._boxes
+
+
 def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Columns, Plain]:
     """Images, categories and annotations of an annotation file; raises ``Unusual`` unless it is in the plain form."""
     identity, flag = int | str, (bool | int | float, 0)
@@ -117,16 +143,29 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
 
 def detections(path: Path, iou_type: str, area_from: str) -> Iterator[tuple[Plain, bool]]:
     """Blocks of a result file, and whether its entries are sized by their boxes; ``Unusual`` as above."""
-    identity = int | str
-    fields: dict[str, Any] = {"image_id": identity, "category_id": identity, "score": float}
     if iou_type == "bbox":
-        fields["bbox"] = typed.Box
+        yield from ((block, True) for block in _boxes(path))
     else:
-        fields["segmentation"] = typed.struct("Mask", size=tuple[int, int], counts=str)
-        if area_from == "file":
-            fields["bbox"] = (typed.Box | None, None)
+        yield from _masks(path, area_from == "file")
+
+
+def _boxes(path: Path) -> Iterator[Plain]:
+    blocks = typed.entries(path, typed.struct("Detection", **dict.fromkeys(_NUMBERS, float), bbox=typed.Box))
+    try:
+        first = next(blocks)
+    except Unusual:  # ids that are strings, perhaps
+        fields = {"image_id": int | str, "category_id": int | str, "score": float, "bbox": typed.Box}
+        yield from map(Plain, typed.entries(path, typed.struct("Detection", **fields)))
+    else:
+        yield from map(Table, chain((first,), blocks))
+
+
+def _masks(path: Path, with_boxes: bool) -> Iterator[tuple[Plain, bool]]:
+    mask = typed.struct("Mask", size=tuple[int, int], counts=str)
+    fields = {"image_id": int | str, "category_id": int | str, "score": float, "segmentation": mask}
+    boxes = {"bbox": (typed.Box | None, None)} if with_boxes else {}
     sized_by_box = None
-    for block in typed.entries(path, typed.struct("Detection", **fields)):
+    for block in typed.entries(path, typed.struct("Detection", **fields, **boxes)):
         if sized_by_box is None:  # the first entry says it for all
-            sized_by_box = "bbox" in fields and bool(block) and block[0].bbox is not None
-        yield Plain(block), iou_type == "bbox" or sized_by_box
+            sized_by_box = with_boxes and bool(block) and block[0].bbox is not None
+        yield Plain(block), sized_by_box

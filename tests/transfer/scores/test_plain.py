@@ -181,3 +181,30 @@ def test_a_result_file_is_never_held_as_a_whole(tmp_path: Path, small_blocks, mo
     assert len(inputs.load_detections(files[1], loaded_truth, "bbox")) == 5 * len(results)
     assert sum(lengths) >= files[1].stat().st_size
     assert max(lengths) < 3 * 500
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 70000])  # MessagePack marks lists of each size in another way
+def test_packed_numbers_are_the_written_ones(count: int):
+    names = ("image_id", "category_id", "score")
+    kind = typed.struct("Entry", **dict.fromkeys(names, float), bbox=typed.Box)
+    written = np.random.default_rng(0).normal(size=(count, 7)) * 1e3
+    entries = [kind(**dict(zip(names, row, strict=False)), bbox=tuple(row[3:])) for row in written.tolist()]
+    numbers, boxes = typed.table(entries, names, "bbox")
+    np.testing.assert_array_equal(numbers, written[:, :3].T)
+    np.testing.assert_array_equal(boxes, written[:, 3:])
+
+
+@pytest.mark.parametrize("name", ["{}", "image {}"])
+def test_ids_that_are_strings_are_read_as_by_the_general_reader(tmp_path: Path, always_plain, never_plain, name: str):
+    truth, results = coco_set(5)
+    for entry in truth["images"]:
+        entry["id"] = name.format(entry["id"])
+    for entry in [*truth["annotations"], *results]:
+        entry["image_id"] = name.format(entry["image_id"])
+    first, second = tmp_path / "truth.json", tmp_path / "results.json"
+    first.write_text(json.dumps(truth))
+    second.write_text(json.dumps(results))
+    fast = always_plain(lambda: inputs.load_detections(second, inputs.load_ground_truth(first, "bbox"), "bbox"))
+    assert_same(
+        fast, never_plain(lambda: inputs.load_detections(second, inputs.load_ground_truth(first, "bbox"), "bbox"))
+    )
