@@ -19,7 +19,7 @@ from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import cache_root, sha256_of, sha256_of_text, weights_name
+from momentum_transfer.files import cache_root, sha256_of, sha256_of_text
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
 from momentum_transfer.images.labelled_images import LabelledImages
@@ -57,7 +57,7 @@ def identity(source: SourceBackbone | None, weights: str) -> tuple[dict[str, str
     """What records say about the weights: the checkpoint's name and hash, and its network."""
     if source is None:
         return {"name": weights, "sha256": sha256_of_text(weights)}, ""
-    return {"name": weights_name(source.path), "sha256": source.sha256}, source.network
+    return {"name": source.name, "sha256": source.sha256}, source.network
 
 
 def settings_hash(cfg: CfgNode) -> str:

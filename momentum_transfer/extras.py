@@ -6,7 +6,7 @@ from types import ModuleType
 from momentum_transfer.errors import InputError
 
 #: module -> extra of pyproject.toml
-EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard"}
+EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "huggingface_hub": "hub"}
 
 #: modules that come with the project itself
 REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "scipy", "numpy", "safetensors", "rich",

@@ -65,8 +65,13 @@ def weights_name(path: str | Path) -> str:
     """What results call the weights at ``path``: the run's folder, or the stem of a file that has a name of its own.
 
     ``outputs/momentum2/checkpoints/step_0000999.pt`` and ``outputs/momentum2/backbone.pkl`` are both ``momentum2``;
-    ``downloads/moco_v2_800ep.pth.tar`` is ``moco_v2_800ep``. So the evaluations of one backbone share a column.
+    ``downloads/moco_v2_800ep.pth.tar`` is ``moco_v2_800ep``; ``hf:org/moco@v2`` is ``moco@v2`` and
+    ``hf:org/moco:v1.pth`` is ``v1``. So the evaluations of one backbone share a column.
     """
+    if (text := str(path)).startswith("hf:"):  # a file of the Hub: its repository stands where a run's folder does
+        name, _, file = text.removeprefix("hf:").partition(":")
+        repository, _, revision = name.partition("@")
+        path = "/".join(filter(None, (f"{repository}@{revision.replace('/', '-')}".rstrip("@"), file)))
     parts = list(Path(path).parts)
     while len(parts) > 1 and _GENERIC.fullmatch(parts[-1]):
         parts.pop()

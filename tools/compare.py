@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("reference", help="a checkpoint of any known family, or a run folder")
+    made.add_argument("reference", help="a checkpoint of any known family, a run folder, or hf:org/name")
     made.add_argument("others", nargs="+", help="the checkpoints to compare with it")
     made.add_argument("--images", required=True, help="folder of images, or digits (the embedded held-out ones)")
     made.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s; digits: 32)")

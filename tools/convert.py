@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"families that are recognised:\n{families}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("checkpoint", help="a checkpoint file, or an output folder of tools/pretrain.py")
+    made.add_argument("checkpoint", help="a checkpoint file, an output folder of tools/pretrain.py, or hf:org/name")
     made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's names)")
     made.add_argument(
         "--network",

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("command", choices=("features", *EVALUATIONS))
     made.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
-    made.add_argument("--weights", default="", help='checkpoint or run folder, or "pixels", or "scratch"')
+    made.add_argument("--weights", default="", help='checkpoint, run folder, hf:org/name, "pixels" or "scratch"')
     made.add_argument(
         "--network", "--which", dest="which", choices=("teacher", "student"), help="network of the checkpoint"
     )

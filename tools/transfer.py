@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
-    made.add_argument("--weights", help="backbone .pkl, detector .pth, or none (default: MODEL.WEIGHTS)")
+    made.add_argument("--weights", help="backbone .pkl, detector .pth, hf:org/name, or none (default: MODEL.WEIGHTS)")
     made.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
     made.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
     made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")

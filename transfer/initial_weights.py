@@ -13,6 +13,8 @@ from torch import Tensor
 from momentum_transfer.backbones.read import detectron2_names, load_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, weights_name
+from momentum_transfer.hub import pull
+from momentum_transfer.hub.names import is_hub_name
 
 #: A ResNet's tensor within a detector. The extra norm of C4 heads, ``roi_heads.res5.norm``, is the detector's own.
 _RESNET = re.compile(r"^(?:backbone\.bottom_up\.|backbone\.|roi_heads\.)((?:stem|res[2-5])\.(?!norm\.).*)$")
@@ -41,14 +43,14 @@ def read_initial(weights: str) -> InitialWeights:
 
     Args:
         weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
-            detector of either engine, or ``none``.
+            detector of either engine, either of them by its name on the Hub (``hf:org/name``), or ``none``.
 
     Raises:
         InputError: there is no such file, it is damaged, or it holds no whole backbone.
     """
     if weights.lower() == NONE:
         return InitialWeights(NONE)
-    path = Path(weights)
+    path = pull.local_file(weights) if is_hub_name(weights) else Path(weights)
     if not path.exists():
         raise InputError(
             f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
@@ -56,11 +58,11 @@ def read_initial(weights: str) -> InitialWeights:
         )
     detector = _detector_in(path)
     if detector is not None:
-        return InitialWeights(weights_name(path), sha256_of(path), detector=detector)
+        return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
     source = load_backbone(path)
     names = detectron2_names(source.architecture)
     state = {names[name]: tensor for name, tensor in source.state.items()}
-    return InitialWeights(weights_name(path), source.sha256, source.network, backbone=state)
+    return InitialWeights(weights_name(weights), source.sha256, source.network, backbone=state)
 
 
 def _detector_in(path: Path) -> dict[str, Tensor] | None:

@@ -18,7 +18,7 @@ from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.backbones.similarity import MIN_BATCH, block_names, cka_of_networks, stage_ends, weight_norms
 from momentum_transfer.console import track
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import atomic_path, weights_name, write_text
+from momentum_transfer.files import atomic_path, write_text
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.views import eval_transform
 
@@ -123,7 +123,7 @@ def compare(
     networks: list[ResNet] = [source.build().to(batches.device) for source in (reference, other)]
     for network in networks:
         network.train(batch_statistics)
-    names = (weights_name(other.path), weights_name(reference.path))
+    names = (other.name, reference.name)
     progress = track(batches, f"CKA of {names[0]} with {names[1]}", len(batches))
     cka = cka_of_networks(networks[0], networks[1], progress).cpu()
     blocks = [block_names(network) for network in networks]
@@ -180,7 +180,7 @@ def norm_records(source: SourceBackbone) -> list[dict[str, Any]]:
 
 
 def _named(source: SourceBackbone) -> dict[str, str]:
-    return {"name": weights_name(source.path), "sha256": source.sha256}
+    return {"name": source.name, "sha256": source.sha256}
 
 
 def write_matrix(path: Path, comparison: Comparison) -> None:

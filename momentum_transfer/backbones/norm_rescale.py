@@ -25,7 +25,6 @@ from torch import Tensor
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import weights_name
 
 SCOPES = ("conv", "conv+bn", "all")
 DEFAULT_SCOPE = "conv+bn"
@@ -145,8 +144,7 @@ def apply(
         before = norms(source.state, scope)
         source.state = rescale_to_anchor(source.state, other.state, scope)
         _tell(before, norms(source.state, scope))
-        name = weights_name(other.path)
-        return f"anchor {name} sha256 {other.sha256} network {other.network} scope {scope}"
+        return f"anchor {other.name} sha256 {other.sha256} network {other.network} scope {scope}"
     if constant is not None:
         before = norms(source.state, scope)
         source.state = rescale_by_constant(source.state, constant, scope)

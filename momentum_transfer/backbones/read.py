@@ -25,7 +25,9 @@ from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes
 from momentum_transfer.checkpoint_folder import CheckpointFolder
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of
+from momentum_transfer.files import sha256_of, weights_name
+from momentum_transfer.hub import pull
+from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.learned_settings import learned_settings, pretraining_hash
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
@@ -45,6 +47,7 @@ class SourceBackbone:
         sha256: of that file.
         metadata: text that travels with conversions: source, hashes, network, method.
         report: what became of every key.
+        name: what results call it.
     """
 
     state: dict[str, Tensor]
@@ -55,6 +58,7 @@ class SourceBackbone:
     sha256: str
     metadata: dict[str, str]
     report: KeyReport = field(repr=False)
+    name: str = ""
 
     def build(self) -> ResNet:
         """The network with these weights: float32, eval mode, every tensor loaded strictly."""
@@ -69,7 +73,8 @@ def load_backbone(
     """Read the backbone of a checkpoint of any known family.
 
     Args:
-        path: a file, or an output folder of ``tools/pretrain.py`` (its last checkpoint is taken).
+        path: a file, an output folder of ``tools/pretrain.py`` (its last checkpoint is taken), or weights on the Hub,
+            ``hf:org/name[@revision][:file]``.
         which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
         family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
         trust_pickle: allow the file to run code while it is read.
@@ -82,7 +87,7 @@ def load_backbone(
         raise InputError(f"expected which to be student or teacher, found {which!r}")
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
-    file = checkpoint_file(Path(path))
+    file = checkpoint_file(path)
     tree = read_tree(file, trust_pickle=trust_pickle)
     tables = tensor_tables(tree)
     refuse_other_models(tree, tables, file)
@@ -91,15 +96,24 @@ def load_backbone(
     if which is not None and reading.network != which:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
         raise InputError(f"expected the {which}, found a file that holds {held}: {file}; leave --which out")
-    return _finish(reading, tree, carried, file)
+    source = _finish(reading, tree, carried, file)
+    source.name = weights_name(path if is_hub_name(path) else file)
+    if is_hub_name(path):
+        source.metadata["source"] = pull.origin(path, file)
+    return source
 
 
-def checkpoint_file(path: Path) -> Path:
-    """``path`` itself, or for a run folder the checkpoint that its ``last`` pointer names, else its exported backbone.
+def checkpoint_file(path: str | Path) -> Path:
+    """``path`` itself; for a run folder the checkpoint that its ``last`` pointer names, else its exported backbone.
+
+    ``hf:org/name…`` is fetched from the Hub.
 
     Raises:
-        InputError: the folder holds neither, or ``last`` names a file that is not there.
+        InputError: the folder holds neither, ``last`` names a file that is not there, or the Hub has no such file.
     """
+    if is_hub_name(path):
+        return pull.local_file(path)
+    path = Path(path)
     if not path.is_dir():
         return path
     for folder in (path / "checkpoints", path):

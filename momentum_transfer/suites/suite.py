@@ -28,6 +28,7 @@ import yaml
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text, weights_name, write_text
+from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.settings import config_files
 from momentum_transfer.shipped import CONFIGS, find_config, tool_file, workplace
 from momentum_transfer.suites.plots import PlotRequest, read_plots
@@ -293,10 +294,10 @@ def _hash_of(weights: str) -> str:
     if weights == PIXELS:
         return PIXELS
     file = Path(weights)
-    if file.is_dir():
+    if file.is_dir() or is_hub_name(weights):
         from momentum_transfer.backbones.read import checkpoint_file  # imports torch, which takes seconds
 
-        file = checkpoint_file(file)
+        file = checkpoint_file(weights)
     if not file.is_file():
         raise InputError(f"checkpoint not found: {file}; expected a file, a run folder, or {PIXELS}")
     return sha256_of(file)

@@ -53,6 +53,10 @@ def test_cache_follows_the_environment(monkeypatch, tmp_path):
         ("backbone.pkl", "backbone"),
         ("pixels", "pixels"),
         ("none", "none"),
+        ("hf:org/moco", "moco"),
+        ("hf:org/moco@v2", "moco@v2"),
+        ("hf:org/moco@refs/pr/1:backbone.safetensors", "moco@refs-pr-1"),
+        ("hf:org/moco:weights/v1.pth.tar", "v1"),
     ],
 )
 def test_weights_are_called_by_their_run_or_by_their_own_name(path, name):
