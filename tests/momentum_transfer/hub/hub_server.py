@@ -31,8 +31,15 @@ def hub_of(folder: Path) -> Iterator[tuple[str, list[str]]]:
                 if revision not in ("main", COMMIT):
                     return self.refuse("RevisionNotFound")
                 files = [file for file in sorted(repository.rglob("*")) if file.is_file()]
-                entries = [{"type": "file", "path": file.relative_to(repository).as_posix(),
-                            "size": file.stat().st_size, "oid": hashlib.sha1(file.read_bytes()).hexdigest()} for file in files]  # fmt: skip
+                entries = [
+                    {
+                        "type": "file",
+                        "path": file.relative_to(repository).as_posix(),
+                        "size": file.stat().st_size,
+                        "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
+                    }
+                    for file in files
+                ]
                 return self.answer(json.dumps(entries).encode(), body, {"Content-Type": "application/json"})
             if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
                 file = folder / found[1] / found[3]

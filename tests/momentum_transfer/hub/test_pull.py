@@ -67,7 +67,7 @@ def test_a_name_has_a_repository_a_revision_and_a_file_and_gives_its_text_back(t
         "hf:../b",
         "hf:a/b@../c",
         "hf:a/b c",
-    ],  # fmt: skip
+    ],
 )
 def test_other_forms_are_refused_with_the_form(text):
     with pytest.raises(InputError, match=r"expected weights on the Hub as hf:org/name"):
