@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
+from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.errors import InputError
 
 NormLayer = Callable[[int], nn.Module]
@@ -53,6 +54,11 @@ class Architecture:
         if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
             raise InputError(f"expected a width of at least 1 channel, found {self.width!r}; 64 is the paper's")
 
+    def __str__(self) -> str:
+        """The text that ``build.parse_architecture`` reads back."""
+        options = [f"width={self.width}"] * (self.width != 64) + [f"stem={self.stem}"] * (self.stem != "imagenet")
+        return self.name + ("?" + "&".join(options) if options else "")
+
 
 class ResNet(TorchvisionResNet):
     """A ResNet without its classifier: images to pooled features.
@@ -63,7 +69,12 @@ class ResNet(TorchvisionResNet):
 
     Attributes:
         num_features: channels C of the pooled features.
+        strides, channels: of the maps "res2" to "res5".
+        input, plain: as of any backbone (:class:`momentum_transfer.backbones.timm_network.TimmBackbone`).
     """
+
+    plain = False
+    input = NetworkInput()
 
     def __init__(self, architecture: Architecture, norm_layer: NormLayer) -> None:
         nn.Module.__init__(self)  # torchvision's __init__ fixes the width at 64; its _make_layer does not
@@ -86,6 +97,9 @@ class ResNet(TorchvisionResNet):
         self.layer4 = self._make_layer(block, width * 8, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.num_features = width * 8 * block.expansion
+        first = 4 if architecture.stem == "imagenet" else 1
+        self.strides = {f"res{n + 2}": first * 2**n for n in range(4)}
+        self.channels = {f"res{n + 2}": self.num_features >> 3 - n for n in range(4)}
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

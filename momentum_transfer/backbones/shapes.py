@@ -1,4 +1,4 @@
-"""Architecture from tensor shapes: identifies the ResNet, and lists the tensors that it has."""
+"""Architecture from tensor shapes: identifies the ResNet; lists the tensors that any architecture has."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import torch
 
+from momentum_transfer.backbones.build import AnyArchitecture, build_backbone
 from momentum_transfer.backbones.layouts import to_detectron2, to_torchvision_name
-from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backbone
+from momentum_transfer.backbones.resnet import DEPTHS, Architecture
 from momentum_transfer.errors import InputError
 
 #: BatchNorm's integer buffer: batches seen. Files from before torch 0.4.1 and Detectron2's own lack it.
@@ -38,8 +39,8 @@ def infer_architecture(shapes: Mapping[str, tuple[int, ...]]) -> Architecture:
 
 
 @lru_cache(maxsize=32)
-def expected_shapes(architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
-    """torchvision name -> shape of every parameter and buffer."""
+def expected_shapes(architecture: AnyArchitecture) -> Mapping[str, tuple[int, ...]]:
+    """torchvision's or timm's name -> shape of every parameter and buffer."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in build_backbone(architecture).state_dict().items()}
 

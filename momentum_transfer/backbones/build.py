@@ -1,0 +1,78 @@
+"""Backbones by name: ``resnet50``, ``resnet50?width=128``, ``timm:convnext_tiny``, ``timm:swin_tiny…?img_size=96``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from momentum_transfer.backbones import resnet
+from momentum_transfer.backbones.resnet import Architecture, NormLayer, ResNet
+from momentum_transfer.backbones.timm_network import TIMM, TimmArchitecture, TimmBackbone, build_timm, check_name
+from momentum_transfer.errors import InputError
+
+AnyArchitecture = Architecture | TimmArchitecture
+Backbone = ResNet | TimmBackbone
+
+
+def parse_architecture(text: str) -> AnyArchitecture:
+    """The architecture that a text names: a ResNet's name, or ``timm:NAME``, then ``?key=value&key=value``.
+
+    A ResNet takes ``width`` and ``stem``, a timm network ``img_size`` and what else its constructor takes.
+
+    Raises:
+        InputError: an unknown name (with the nearest ones), an option twice or without a value, timm missing.
+    """
+    name, mark, query = text.partition("?")
+    options = _options(text, query) if mark else {}
+    if name.startswith(TIMM):
+        check_name(name[len(TIMM) :])
+        return TimmArchitecture(name[len(TIMM) :], tuple(options.items()))
+    if unknown := [key for key in options if key not in ("width", "stem")]:
+        raise InputError(f"expected the options width and stem of a ResNet, found {unknown[0]} in {text!r}; correct it")
+    return Architecture(name, **options)
+
+
+def _options(text: str, query: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in query.split("&"):
+        key, equals, value = part.partition("=")
+        if not re.fullmatch(r"[a-z_][a-z_0-9]*", key) or not equals or not value or key in found:
+            raise InputError(f"expected NAME?key=value&key=value, each key once, found {text!r}; correct {part!r}")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[key] = value
+    return found
+
+
+def build_backbone(architecture: AnyArchitecture, norm_layer: NormLayer | None = None) -> Any:
+    """A freshly initialised backbone.
+
+    Args:
+        norm_layer: channels -> normalisation module, in the place of every BatchNorm; None for the network's own. A
+            network without BatchNorm keeps what it has.
+
+    Raises:
+        InputError: options that the network does not take; timm missing.
+    """
+    if isinstance(architecture, TimmArchitecture):
+        return build_timm(architecture, norm_layer)
+    return resnet.build_backbone(architecture, nn.BatchNorm2d if norm_layer is None else norm_layer)
+
+
+def metadata_of(architecture: AnyArchitecture) -> dict[str, str]:
+    """The architecture as the metadata of files tell it; ``architecture_in`` reads it back."""
+    if isinstance(architecture, TimmArchitecture):
+        return {"architecture": str(architecture)}
+    return {"architecture": architecture.name, "width": str(architecture.width), "stem": architecture.stem}
+
+
+def architecture_in(metadata: Mapping[str, str]) -> TimmArchitecture | None:
+    """The timm network that metadata tell of; None without one: a ResNet is known by its tensors."""
+    text = metadata.get("architecture", "")
+    found = parse_architecture(text) if text.startswith(TIMM) else None
+    return found if isinstance(found, TimmArchitecture) else None

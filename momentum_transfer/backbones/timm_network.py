@@ -1,0 +1,324 @@
+"""The one adapter of timm: any of its networks as a backbone, under timm's own tensor names.
+
+Hierarchical networks give a map for each stride of 4, 8, 16 and 32 that they have; plain ones (a ViT) the tokens of
+their last blocks. Which of both a network is, its strides, channels, patch size and prefix tokens are read from timm's
+own description of it (``feature_info``, ``forward_intermediates``), never from its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from momentum_transfer.backbones.batch_norm import replace_batch_norm
+from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.errors import InputError
+from momentum_transfer.extras import extra
+
+TIMM = "timm:"
+#: Name of a map -> its stride.
+STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
+#: What an architecture's text may not ask of timm: they make another kind of network, or read files.
+_OURS = ("num_classes", "in_chans", "features_only", "out_indices", "checkpoint_path", "cache_dir", "scriptable",
+         "exportable", "no_jit", "feature_cls", "output_fmt", "device", "dtype")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TimmArchitecture:
+    """A network of timm.
+
+    Args:
+        name: as timm knows it, with or without the tag of its published weights (``resnet50.a1_in1k``);
+            the tag says which size, mean and standard deviation are its own.
+        options: of its constructor, in the order of the text.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for key, value in self.options:
+            if key in _OURS or key.startswith("pretrained"):
+                raise InputError(f"expected options of the network itself, found {key} in {self}; leave it out")
+            if not isinstance(value, (int, float, str, tuple)):
+                raise InputError(f"expected numbers or words as options, found {key}={value!r} in {self}; correct it")
+        size = dict(self.options).get("img_size", 1)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InputError(f"expected img_size as a side in pixels, found {size!r} in {self}; correct it")
+
+    def __str__(self) -> str:
+        """The text that ``parse_architecture`` reads back."""
+        query = "&".join(f"{key}={str(value).replace(' ', '')}" for key, value in self.options)
+        return f"{TIMM}{self.name}{'?' if query else ''}{query}"
+
+
+def check_name(name: str) -> None:
+    """Refuse what timm has no network of, naming the nearest.
+
+    Raises:
+        InputError: an unknown name or tag, or timm missing.
+    """
+    timm = extra("timm", "networks of timm")
+    bare, _, tag = name.partition(".")
+    if timm.is_model(bare):
+        tags = [full.partition(".")[2] for full in timm.list_models(f"{bare}.*", pretrained=True)]
+        if not tag or tag in tags:
+            return
+        raise InputError(f"expected a tag of {', '.join(tags) or 'none'} of timm's {bare}, found {tag!r}; correct it")
+    names = timm.list_models()
+    near = difflib.get_close_matches(bare, names, n=3, cutoff=0.5) or [n for n in names if n.startswith(bare[:3])][:3]
+    nearest = f"; the nearest are {', '.join(near)}" if near else ""
+    raise InputError(f"expected the name of one of timm's {len(names)} networks, found {bare!r}{nearest}")
+
+
+def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Module] | None = None) -> TimmBackbone:
+    """The network, drawn at random as timm does, without its classifier.
+
+    Args:
+        norm_layer: channels -> module, in the place of every BatchNorm; a network without any keeps what it has.
+
+    Raises:
+        InputError: timm is missing, or the network does not take the options.
+    """
+    network = _create(architecture)
+    if norm_layer is not None:
+        replace_batch_norm(network, norm_layer)
+    return TimmBackbone(network, architecture)
+
+
+def published(architecture: TimmArchitecture) -> TimmBackbone:
+    """The network with the weights that timm publishes for its tag, downloaded or from timm's cache.
+
+    Raises:
+        InputError: timm publishes none, or they cannot be had: no network.
+    """
+    timm = extra("timm", "networks of timm")
+    if not timm.models.is_model_pretrained(architecture.name):
+        raise InputError(f"expected a network that timm publishes weights of, found {architecture}; give a checkpoint")
+    try:
+        network = _create(architecture, pretrained=True)
+    except InputError:
+        raise
+    except Exception as error:  # whatever its downloads raise: URLError, HfHubHTTPError, LocalEntryNotFoundError, …
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"expected to get timm's weights of {architecture}, found {type(error).__name__}: {reason[:150]}; this "
+            "needs the network once, or give a checkpoint's file"
+        ) from error
+    return TimmBackbone(network, architecture)
+
+
+def _create(architecture: TimmArchitecture, pretrained: bool = False) -> Any:
+    """timm's network without its classifier; a convolutional one takes any size, so that only its images change."""
+    options = dict(architecture.options)
+    try:
+        network = _create_with(architecture, options, pretrained)
+    except _NoSuchOption as error:
+        if error.name == "img_size":
+            del options["img_size"]
+            network = _create_with(architecture, options, pretrained)
+        else:
+            raise
+    _check_patches(network, architecture)
+    return network
+
+
+class _NoSuchOption(InputError):
+    """An option that a network's constructor does not take."""
+
+    def __init__(self, name: str, architecture: TimmArchitecture) -> None:
+        super().__init__(f"expected options that timm leaves open, found {name} in {architecture}; leave it out")
+        self.name = name
+
+
+def _create_with(architecture: TimmArchitecture, options: dict[str, Any], pretrained: bool) -> Any:
+    timm = extra("timm", "networks of timm")
+    try:
+        return timm.create_model(architecture.name, pretrained=pretrained, num_classes=0, **options)
+    except TypeError as error:
+        told = re.search(r"(unexpected|multiple values for) keyword argument '(\w+)'", str(error))
+        if told is None or told[2] not in options:
+            raise
+        raise _NoSuchOption(told[2], architecture) from error
+    except AssertionError as error:
+        raise InputError(f"expected options that fit together, found {architecture}: timm says {error}") from error
+
+
+def _check_patches(network: Any, architecture: TimmArchitecture) -> None:
+    embed = getattr(network, "patch_embed", None)
+    size, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
+    if size is not None and patch is not None and any(s % p for s, p in zip(_pair(size), _pair(patch), strict=True)):
+        side, p = _pair(size)[0], _pair(patch)[0]
+        raise InputError(
+            f"expected img_size divisible by the patch of {p} px, found {side} in {architecture}; "
+            f"use {side // p * p or p} or {(side // p + 1) * p}"
+        )
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (int(value), int(value)) if isinstance(value, (int, float)) else (int(value[0]), int(value[1]))
+
+
+class TimmBackbone(nn.Module):
+    """A network of timm without its classifier.
+
+    It shares timm's parameters, buffers and children with the network inside, so that its state dict, its parameters'
+    names and its conversions are those of timm's own module; the network's code runs unchanged.
+
+    Attributes:
+        architecture: from which ``build_backbone`` makes it again.
+        input: images as timm's config of the network wants them.
+        num_features: width C of what ``forward`` gives.
+        plain: one map of one stride: ``tokens``. Otherwise ``stages``.
+        strides, channels: of the maps by name, "res2" to "res5"; a stride that the network has no map of is not there.
+        patch_size: of a plain network: the stride of its map; otherwise 0.
+        num_prefix_tokens: tokens before the patches in ``tokens`` (CLS, registers), of a plain network.
+        class_token: whether the first of them is a CLS token.
+    """
+
+    network: Any
+
+    def __init__(self, network: Any, architecture: TimmArchitecture) -> None:
+        super().__init__()
+        self.__dict__["network"] = network  # not as a child: names would begin with "network."
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[shared] = network.__dict__[shared]
+        self.architecture = architecture
+        self.input = _input(network, architecture)
+        self.num_features = int(getattr(network, "head_hidden_size", None) or network.num_features)
+        info = _feature_info(network)
+        reductions = [int(entry["reduction"]) for entry in info]
+        self._takes = set(inspect.signature(network.forward_intermediates).parameters) if info else set()
+        self.plain = len(set(reductions)) == 1 and (len(reductions) > 1 or hasattr(network, "patch_embed"))
+        self.patch_size = reductions[0] if self.plain else 0
+        prefix = int(getattr(network, "num_prefix_tokens", 0) or 0)
+        self.num_prefix_tokens = prefix if self.plain and "return_prefix_tokens" in self._takes else 0
+        self.class_token = self.num_prefix_tokens > 0 and getattr(network, "cls_token", None) is not None
+        self._index: dict[str, int] = {}
+        if not self.plain:  # of several maps of one stride the last, as in a ResNet
+            last = {reduction: number for number, reduction in enumerate(reductions)}
+            self._index = {name: last[stride] for name, stride in STRIDES.items() if stride in last}
+        self.strides = {name: STRIDES[name] for name in self._index}
+        self.channels = {name: int(info[number]["num_chs"]) for name, number in self._index.items()}
+        self._found = ", ".join(map(str, dict.fromkeys(reductions))) or "none"
+
+    def train(self, mode: bool = True) -> TimmBackbone:
+        """The network inside reads its own flag."""
+        self.network.training = mode
+        super().train(mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features [N, num_features] of images [N, 3, H, W]: timm's ``forward_head(…, pre_logits=True)``."""
+        with self._sizes(x):
+            return self._pooled(self.network.forward_features(x))
+
+    def _pooled(self, features: Any) -> Tensor:
+        return self.network.forward_head(features, pre_logits=True)
+
+    def stages(self, x: Tensor) -> dict[str, Tensor]:
+        """Maps of a hierarchical network and its pooled features.
+
+        Args:
+            x: images [N, 3, H, W].
+
+        Returns:
+            the names of ``strides``: [N, channels, H/stride, W/stride], not normalised; "pooled" [N, num_features].
+
+        Raises:
+            InputError: the network yields no such maps, or not from images of this size.
+        """
+        self._require_maps()
+        with self._sizes(x):
+            final, maps = self._intermediates(x, sorted(set(self._index.values())))
+            return {**self._named(maps), "pooled": self._pooled(final)}
+
+    def maps(self, x: Tensor) -> dict[str, Tensor]:
+        """``stages`` without what comes after the last map: no pooled features, nothing that detectors do not use."""
+        self._require_maps()
+        with self._sizes(x):
+            indices = sorted(set(self._index.values()))
+            return self._named(self._intermediates(x, indices, intermediates_only=True, stop_early=True))
+
+    def _named(self, maps: list[Tensor]) -> dict[str, Tensor]:
+        order = sorted(set(self._index.values()))
+        return {name: maps[order.index(number)] for name, number in self._index.items()}
+
+    def tokens(self, x: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """The tokens of a plain network's last blocks, each normalised by its final norm, where timm applies one.
+
+        Args:
+            x: images [N, 3, H, W].
+            blocks: how many, the last one comes last.
+
+        Returns:
+            for each block the prefix tokens [N, P, C] and the patches as a map [N, C, h, w].
+
+        Raises:
+            InputError: a hierarchical network, fewer blocks, or images of a size that it does not take.
+        """
+        if not self.plain:
+            raise InputError(f"expected a plain network with tokens, found the maps of {self.architecture}; use stages")
+        if not 1 <= blocks <= (depth := len(_feature_info(self.network))):
+            raise InputError(f"expected 1 to {depth} last blocks of {self.architecture}, found {blocks}; ask for fewer")
+        with self._sizes(x):
+            options = {"norm": True, "intermediates_only": True, "stop_early": True}
+            if self.num_prefix_tokens:
+                pairs = self._intermediates(x, blocks, return_prefix_tokens=True, **options)
+                return [(prefix, patches) for patches, prefix in pairs]
+            return [(x.new_zeros((len(x), 0, m.shape[1])), m) for m in self._intermediates(x, blocks, **options)]
+
+    def _intermediates(self, x: Tensor, indices: int | list[int], **options: bool) -> Any:
+        known = {key: value for key, value in options.items() if key in self._takes}
+        return self.network.forward_intermediates(x, indices=indices, output_fmt="NCHW", **known)
+
+    def _require_maps(self) -> None:
+        if not self.strides:
+            kind = "the tokens of one map" if self.plain else f"strides {self._found}"
+            raise InputError(
+                f"expected a network with maps of stride 4, 8, 16 or 32, found {kind} in {self.architecture}; "
+                "choose another network"
+            )
+
+    @contextmanager
+    def _sizes(self, x: Tensor) -> Iterator[None]:
+        """Say in one line which sizes of images the network takes, where timm asserts it."""
+        if x.dim() != 4 or x.shape[1] != 3:
+            raise ValueError(f"expected images [N, 3, H, W], found a tensor of shape {tuple(x.shape)}")
+        height, width = x.shape[-2:]
+        try:
+            yield
+        except (AssertionError, RuntimeError) as error:
+            told = isinstance(error, AssertionError) or re.search(r"must match the size|shape '\[", str(error))
+            if (height, width) == (self.input.size, self.input.size) or not told:
+                raise
+            patch = f", divisible by its patch of {self.patch_size} px" if self.patch_size else ""
+            raise InputError(
+                f"expected images of {self.input.size} x {self.input.size} px for {self.architecture}{patch}, found "
+                f"{height} x {width}; give it their size by ?img_size=N"
+            ) from error
+
+
+def _feature_info(network: Any) -> list[dict[str, Any]]:
+    """timm's description of the maps; empty where it has none, or no way to give them."""
+    info = getattr(network, "feature_info", None)
+    if info is None or not hasattr(network, "forward_intermediates"):
+        return []
+    return list(getattr(info, "info", info))
+
+
+def _input(network: Any, architecture: TimmArchitecture) -> NetworkInput:
+    timm_data = extra("timm.data", "networks of timm")
+    config = timm_data.resolve_model_data_config(network)
+    size = dict(architecture.options).get("img_size") or max(config["input_size"][1:])
+    interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic"
+    return NetworkInput(
+        int(size), tuple(config["mean"]), tuple(config["std"]), interpolation, float(config["crop_pct"])
+    )
