@@ -5,11 +5,12 @@ Scoring is outside both engines, so that their numbers compare like with like.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 from fvcore.common.config import CfgNode
 
 from transfer.data.annotations import file_stem
@@ -17,6 +18,7 @@ from transfer.initial_weights import InitialWeights
 
 if TYPE_CHECKING:
     from transfer.tasks.task import Task
+    from transfer.torchvision_engine.structures import Detections
 
 #: What an overlap is measured of: boxes or masks.
 IouType = Literal["bbox", "segm"]
@@ -51,6 +53,19 @@ class Predictions:
     engine: str
     seconds_per_image: float = float("nan")
     notes: tuple[str, ...] = field(default=())
+
+
+class Predictor(Protocol):
+    """A trained network on images in memory."""
+
+    def __call__(self, images: Sequence[np.ndarray]) -> list[Detections] | list[np.ndarray]:
+        """Images uint8 [H, W, 3] in RGB, of any sizes, to what is found in each, in its own pixels.
+
+        Returns:
+            Detections (boxes, scores, classes, masks bool [D, H, W] where the network has them), best score first; or
+            of semantic segmentation label maps uint8 [H, W].
+        """
+        ...
 
 
 #: A number from predictions, higher is better: what "best" means. Given from outside, because engines do not score.
@@ -90,4 +105,8 @@ class Engine(Protocol):
 
     def predict(self, cfg: CfgNode, task: Task[Any], detector: InitialWeights, out_dir: Path) -> list[Predictions]:
         """Predictions for every set of ``task.test`` by a fine-tuned detector."""
+        ...
+
+    def predictor(self, cfg: CfgNode, detector: InitialWeights) -> Predictor:
+        """A fine-tuned detector that takes images in memory, for new photographs; what it finds ``predict`` finds."""
         ...

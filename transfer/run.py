@@ -21,6 +21,7 @@ from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.initial_weights import InitialWeights, read_initial, read_trained
 from transfer.ranges import check_settings
+from transfer.run_classes import classes_of, write_classes
 from transfer.tasks import Task, open_task
 
 #: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.
@@ -124,6 +125,8 @@ def _trial(
         _claim(folder, cfg, initial.sha256, seed, request.resume)
     if is_main():
         write_text(folder / "config.yaml", dump(cfg))
+        if not request.eval_only:
+            write_classes(folder, classes_of(task.train[0], engine.name))
     detector = initial
     if not request.eval_only:
 

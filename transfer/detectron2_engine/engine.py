@@ -20,6 +20,7 @@ from transfer.detectron2_engine.backbones import SMALL
 from transfer.detectron2_engine.data import register_data
 from transfer.detectron2_engine.models import build_model, load_initial
 from transfer.detectron2_engine.predict import ENGINE, predict
+from transfer.detectron2_engine.predictor import Detectron2Predictor
 from transfer.detectron2_engine.settings import detectron2_config
 from transfer.detectron2_engine.train import train
 from transfer.engine import Finetuned, Predictions, Score
@@ -93,3 +94,10 @@ class Detectron2Engine:
         load_initial(model, detector)
         with process_group(torch.device(theirs.MODEL.DEVICE)):
             return [predict(cfg, theirs, model, data, Path(out_dir)) for data in task.test]
+
+    def predictor(self, cfg: CfgNode, detector: InitialWeights) -> Detectron2Predictor:
+        """A detector for images in memory; see ``engine.Engine``."""
+        theirs = detectron2_config(cfg, seed=cfg.SEED, out_dir=Path(cfg.OUTPUT_DIR))
+        model = build_model(theirs)
+        load_initial(model, detector)
+        return Detectron2Predictor(theirs, model)

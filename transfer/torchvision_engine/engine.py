@@ -24,6 +24,7 @@ from transfer.torchvision_engine import detection_run, semantic_run, solver, tra
 from transfer.torchvision_engine.best import BestKeeper
 from transfer.torchvision_engine.capabilities import unsupported
 from transfer.torchvision_engine.detectors import Detector
+from transfer.torchvision_engine.predictor import TorchvisionPredictor
 from transfer.torchvision_engine.train import Training, train
 from transfer.torchvision_engine.training_state import Position
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
@@ -62,6 +63,13 @@ class TorchvisionEngine:
         network.to(device)
         with process_group(device):
             return [_predict(cfg, network, data, Path(out_dir)) for data in task.test]
+
+    def predictor(self, cfg: CfgNode, detector: InitialWeights) -> TorchvisionPredictor:
+        """A detector for images in memory; see ``engine.Engine``."""
+        network = build(cfg)
+        load_detector(network, detector.detector, detector.name)
+        network.to(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
+        return TorchvisionPredictor(network, detection_run.mapper_of(cfg, train=False))
 
 
 class _TaskRun(Protocol):

@@ -1,0 +1,197 @@
+"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fvcore.common.config import CfgNode
+
+from momentum_transfer.console import say, warn
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of
+from transfer import config
+from transfer.data.datasets import get_dataset
+from transfer.data.semantic_datasets import get_semantic_dataset
+from transfer.engine import Engine, Predictor
+from transfer.engines import choose_engine
+from transfer.initial_weights import InitialWeights, read_detector
+from transfer.prediction.photographs import as_pixels
+from transfer.run_classes import RunClasses, classes_of, read_classes
+from transfer.torchvision_engine.structures import Detections
+
+WEIGHTS = "model_final.pth"
+CONFIG = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a detector found in one image, best score first.
+
+    boxes: float64 [D, 4], x1 y1 x2 y2 in the image's pixels. scores: [D]. names, category_ids: the class of each.
+    masks: bool [D, H, W], or None where the detector makes none. labels: for semantic segmentation, where the rest is
+    empty: uint8 [H, W], the class of every pixel.
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    names: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    masks: np.ndarray | None = None
+    labels: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+
+@dataclass(frozen=True)
+class DetectorRun:
+    """A fine-tuned detector, ready to predict.
+
+    Attributes:
+        weights: its file. cfg: its settings, with the device and engine of here. engine: who runs it.
+        classes: output k is ``classes.names[k]``.
+    """
+
+    weights: Path
+    cfg: CfgNode = field(repr=False)
+    engine: Engine = field(repr=False)
+    classes: RunClasses
+
+    @property
+    def task(self) -> str:
+        """``detection`` or ``segmentation``."""
+        return config.task_name(self.cfg)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of the weights' file."""
+        return sha256_of(self.weights)
+
+    @functools.cached_property
+    def initial(self) -> InitialWeights:
+        """The weights, read once."""
+        return InitialWeights(str(self.weights), self.sha256, detector=read_detector(self.weights))
+
+    @functools.cached_property
+    def predictor(self) -> Predictor:
+        """The network, built once."""
+        return self.engine.predictor(self.cfg, self.initial)
+
+    def predict(self, images: Any, *, threshold: float = 0.0, batch_size: int = 1) -> list[Found]:
+        """What is in each image, in their order.
+
+        Args:
+            images: one or several of: a path, a Pillow image, an array [H, W, 3] or [H, W] or a tensor [3, H, W] of
+                uint8 in RGB or grey. Sizes may differ.
+            threshold: detections of a lower score are left out; 0 keeps all that the detector gives.
+            batch_size: images that go through the network together where they have one size.
+
+        Raises:
+            InputError: an image cannot be read or is of another form.
+        """
+        return list(self.stream(_several(images), threshold=threshold, batch_size=batch_size))
+
+    def stream(self, images: Iterable[Any], *, threshold: float = 0.0, batch_size: int = 1) -> Iterator[Found]:
+        """``predict``, one result after another: no more than ``batch_size`` images are in memory."""
+        if batch_size < 1:
+            raise InputError(f"expected a batch size of at least 1, found {batch_size}")
+        batch: list[np.ndarray] = []
+        for image in images:
+            batch.append(as_pixels(image))
+            if len(batch) == batch_size:
+                yield from self._run(batch, threshold)
+                batch = []
+        if batch:
+            yield from self._run(batch, threshold)
+
+    def _run(self, batch: Sequence[np.ndarray], threshold: float) -> Iterator[Found]:
+        for one in self.predictor(batch):
+            if isinstance(one, Detections):
+                yield self._found(one.select(one.scores >= threshold))
+            else:
+                yield Found(np.zeros((0, 4)), np.zeros(0), (), (), labels=one)
+
+    def _found(self, found: Detections) -> Found:
+        boxes = found.boxes.cpu().numpy().astype(np.float64)
+        labels = found.classes.tolist()
+        masks = None if found.masks is None else found.masks.cpu().numpy()
+        names = tuple(self.classes.names[label] for label in labels)
+        ids = tuple(self.classes.ids[label] for label in labels)
+        return Found(boxes, np.array(found.scores.tolist(), dtype=np.float64), names, ids, masks)
+
+
+def load_run(run: str | Path, *, engine: str = "", device: str = "auto") -> DetectorRun:
+    """A finished run of either engine.
+
+    Args:
+        run: the OUTPUT_DIR of ``transfer`` (of several trials one, ``RUN/trial_0``), or a ``model_*.pth`` in it.
+        engine: ``torchvision`` or ``detectron2``; "": the one that trained it where it is installed, else the other.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; the run may have been trained on another.
+
+    Raises:
+        InputError: there is no such run, it is not finished or damaged, or the engine or device is not there.
+    """
+    weights = _weights_of(Path(run))
+    file = weights.with_name(CONFIG)
+    if not file.is_file():
+        raise InputError(f"expected {CONFIG} beside {weights}, found none; give the folder that `transfer` wrote")
+    cfg = config.load(file, ["MODEL.DEVICE", device, "SOLVER.AMP.ENABLED", "False"])
+    classes = read_classes(weights.parent) or _classes_of_old(cfg)
+    key, count = config.num_classes(cfg)
+    if len(classes.names) != count:
+        raise InputError(f"expected the {count} classes of {key} in {weights.parent}, found {len(classes.names)}")
+    return DetectorRun(weights, cfg, _engine(cfg, engine, classes.engine), classes)
+
+
+def _weights_of(run: Path) -> Path:
+    if run.is_file():
+        if run.suffix != ".pth":
+            raise InputError(f"expected the folder of a finished run or its {WEIGHTS}, found {run}")
+        return run
+    if not run.is_dir():
+        raise InputError(f"run not found: {run}; give the OUTPUT_DIR of a finished `transfer`")
+    if (run / WEIGHTS).is_file():
+        return run / WEIGHTS
+    trials = sorted(path.parent for path in run.glob(f"trial_*/{WEIGHTS}"))
+    if trials:
+        raise InputError(f"expected one run, found {len(trials)} trials in {run}; give one of them, {trials[0]}")
+    begun = (run / "training.json").is_file()
+    why = "a training that has not ended; go on with `transfer --resume`" if begun else "no run of `transfer`"
+    raise InputError(f"expected a finished run with {WEIGHTS} in {run}, found {why}")
+
+
+def _engine(cfg: CfgNode, asked: str, trained: str) -> Engine:
+    if asked:
+        return choose_engine(asked, cfg)[0]
+    if trained:
+        try:
+            return choose_engine(trained, cfg)[0]
+        except InputError as error:
+            say(f"{error}; the other engine computes the same")
+    return choose_engine("auto", cfg)[0]
+
+
+def _classes_of_old(cfg: CfgNode) -> RunClasses:
+    """Of a run from before classes were kept: of its data where that is still there, else numbered."""
+    opened = get_semantic_dataset if config.task_name(cfg) == "segmentation" else get_dataset
+    for name in (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN):
+        try:
+            return classes_of(opened(name, cfg.DATASETS.ROOT or None))
+        except InputError:
+            continue
+    count = config.num_classes(cfg)[1]
+    warn(f"the run keeps no class names and its data is not here: its classes are called 1 … {count}")
+    numbers = range(count) if config.task_name(cfg) == "segmentation" else range(1, count + 1)
+    return RunClasses(tuple(str(number) for number in range(1, count + 1)), tuple(numbers))
+
+
+def _several(images: Any) -> Iterable[Any]:
+    """One image is a list of one; a 4-dimensional array or tensor and a list are several."""
+    if isinstance(images, (str, Path)) or getattr(images, "ndim", 4) < 4 or hasattr(images, "getbbox"):
+        return [images]
+    return images
