@@ -98,7 +98,7 @@ def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, 
         trail = " -> ".join(str(path) for path in (*derived, whole)[-3:])
         what = "one that leads back to itself" if whole in derived else f"more than {_MOST_BASES} one upon the other"
         raise InputError(f"expected {BASE_KEY} files that end, found {what}: {trail}; take one {BASE_KEY} out")
-    content = _one_file(file)
+    content = read_mapping(file)
     named = content.pop(BASE_KEY, [])
     bases = named if isinstance(named, list) else [named]
     if not all(isinstance(base, str) and base for base in bases):
@@ -133,7 +133,15 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _one_file(file: Path) -> dict[str, Any]:
+def read_mapping(file: Path, holds: str = "settings") -> dict[str, Any]:
+    """A YAML file's mapping, read without running code.
+
+    Args:
+        holds: what the mapping is of, for the messages.
+
+    Raises:
+        InputError: it cannot be read, is no YAML, names a key twice, is nested too deeply, empty or no mapping.
+    """
     try:
         loaded = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
@@ -146,10 +154,10 @@ def _one_file(file: Path) -> dict[str, Any]:
             f"expected a YAML mapping in {file}, but it cannot be read: {detail[:400]}; correct it"
         ) from error
     if loaded is None:
-        raise InputError(f"expected a YAML mapping of settings in {file}, found an empty file; write KEY: value lines")
+        raise InputError(f"expected a YAML mapping of {holds} in {file}, found an empty file; write KEY: value lines")
     if not isinstance(loaded, dict):
         raise InputError(
-            f"expected a YAML mapping of settings in {file}, found {type(loaded).__name__}; write KEY: value lines"
+            f"expected a YAML mapping of {holds} in {file}, found {type(loaded).__name__}; write KEY: value lines"
         )
     return loaded
 

@@ -16,6 +16,7 @@ and has not met a cluster: look at --dry-run, and at one task, first.
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,10 +29,13 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.shipped import started, typed, workplace
+from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.local import Outcome, full_command, run_local
 from momentum_transfer.suites.lock import alone
-from momentum_transfer.suites.slurm import run_slurm
-from momentum_transfer.suites.suite import PIXELS, PRETRAIN, Job, Suite, load_suite, plan
+from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.slurm import OURS, run_slurm
+from momentum_transfer.suites.suite import Suite, load_suite
+from momentum_transfer.suites.task import PIXELS, PRETRAIN
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
@@ -58,11 +62,11 @@ def main(args: argparse.Namespace) -> None:
     given = [job for job in jobs if job.weights == PIXELS]
     if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
+    options = _sbatch_options(args)
     gpus = _gpus(args)
     if args.dry_run:
         show_plan(jobs, gpus)
         return
-    options = _sbatch_options(args)
     with alone(output) as lock:
         suite.write_description(output)
         if args.slurm:
@@ -168,9 +172,24 @@ def _gpus(args: argparse.Namespace) -> int:
 
 
 def _sbatch_options(args: argparse.Namespace) -> dict[str, str]:
-    options = dict(word.partition("=")[::2] for word in args.sbatch)
-    if wrong := [key for key, value in options.items() if not key or not value]:
-        raise InputError(f"expected --sbatch KEY=VALUE, found {wrong[0]!r} without a value; for example partition=gpu")
+    """The words of --sbatch by key.
+
+    Raises:
+        InputError: no Slurm is asked for, no KEY=VALUE, a key that the plan sets itself, or one twice.
+    """
+    if args.sbatch and not args.slurm:
+        raise InputError(f"expected --sbatch together with --slurm, found {args.sbatch[0]!r} without it; add --slurm")
+    options: dict[str, str] = {}
+    for word in args.sbatch:
+        key, _, value = word.partition("=")
+        key = key.lstrip("-")
+        if not re.fullmatch(r"[a-z][a-z-]*", key) or not value.strip() or not value.isprintable():
+            raise InputError(f"expected --sbatch KEY=VALUE, found {word!r}; for example partition=gpu")
+        if key in OURS:
+            raise InputError(f"expected --sbatch of other options than {', '.join(OURS)}, found {word!r}; leave it out")
+        if key in options:
+            raise InputError(f"expected each option of --sbatch once, found {key} twice; take one out")
+        options[key] = value
     return options
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from momentum_transfer.console import Stopped, say, speaking, stop_signals
 from momentum_transfer.shipped import started, workplace
+from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.lock import end_with_parent
-from momentum_transfer.suites.suite import Job
 
 AGAIN = "finished tasks are kept; run the same command again to go on"
 

@@ -12,10 +12,12 @@ metrics.jsonl over ``x``: step or seconds. A measure over another gets a regress
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import msgspec
+
 from momentum_transfer.errors import InputError
+from momentum_transfer.suites.schema import checked
 
 #: Stands for the name of an arm where a setting could stand.
 ARM = "arm"
@@ -24,8 +26,7 @@ _SETTING = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")
 AXES = ("step", "seconds")
 
 
-@dataclass(frozen=True)
-class PlotRequest:
+class PlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One plot.
 
     Attributes:
@@ -44,7 +45,7 @@ class PlotRequest:
 
     def as_dict(self) -> dict[str, Any]:
         """What ``suite.json`` keeps for the report."""
-        return asdict(self)
+        return msgspec.structs.asdict(self)
 
 
 def is_setting(word: str) -> bool:
@@ -52,7 +53,7 @@ def is_setting(word: str) -> bool:
     return word == ARM or bool(_SETTING.fullmatch(word))
 
 
-def read_plots(entries: Any, where: str, known: Mapping[str, Any]) -> tuple[PlotRequest, ...]:
+def read_plots(entries: list[Any], where: str, known: Mapping[str, Any]) -> tuple[PlotRequest, ...]:
     """The plots of a suite, checked.
 
     Args:
@@ -61,23 +62,11 @@ def read_plots(entries: Any, where: str, known: Mapping[str, Any]) -> tuple[Plot
     Raises:
         InputError: an unknown key or setting, a measure without metric, or neither y nor curve.
     """
-    if not isinstance(entries, list):
-        raise InputError(f"{where}: expected a list of plots, found {entries!r}")
     return tuple(_read(entry, f"{where}, plot {number}", known) for number, entry in enumerate(entries, start=1))
 
 
 def _read(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
-    names = [field.name for field in fields(PlotRequest)]
-    if not isinstance(entry, dict) or not isinstance(entry.get("title"), str):
-        raise InputError(f"{where}: expected a mapping with a title, found {entry!r}")
-    if unknown := [key for key in entry if key not in names]:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected some of {', '.join(names)}")
-    for key, value in entry.items():
-        if not isinstance(value, bool if key == "log" else str):
-            raise InputError(
-                f"{where}: expected {key} as {'true or false' if key == 'log' else 'text'}, found {value!r}"
-            )
-    plot = PlotRequest(**entry)
+    plot = checked(entry, PlotRequest, where)
     if bool(plot.y) == bool(plot.curve):
         raise InputError(f"{where}: expected either y, a measure, or curve, a key of metrics.jsonl")
     if plot.curve and plot.x not in ("", *AXES):

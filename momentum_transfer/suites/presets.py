@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
+from momentum_transfer.suites.schema import checked
 
 #: Preset -> place -> words.
 Presets = Mapping[str, Mapping[str, str]]
+_Filled = msgspec.Meta(min_length=1)
+_Presets = Annotated[dict[str, Annotated[dict[str, str], _Filled]], _Filled]
 
 #: Methods that are of one paper -> preset.
 OF_METHOD = {"momentum2": "m2", "simsiam": "simsiam"}
@@ -88,21 +93,18 @@ def read_presets(content: Any, where: str, taken: Collection[str]) -> Presets:
         taken: places that mean something else.
 
     Raises:
-        InputError: no such mapping, or presets whose places differ or are taken.
+        InputError: no mapping of names to places and their words, or presets whose places differ or are taken.
     """
-    entries = list(content.values()) if isinstance(content, dict) else []
-    if not entries or not all(isinstance(entry, dict) and entry for entry in entries):
-        raise InputError(f"{where}: expected presets as names with their places and words, found {content!r}")
-    places = set(entries[0])
-    for name, entry in content.items():
+    presets = checked(content, _Presets, f"{where}, presets")
+    places = set(next(iter(presets.values())))
+    for name, entry in presets.items():
         if set(entry) != places:
             found = f"{_listed(entry)} in {name}"
             raise InputError(f"{where}: expected the places {_listed(places)} in every preset, found {found}")
-        if wrong := [word for word in entry.values() if not isinstance(word, str)]:
-            raise InputError(f"{where}: expected words in preset {name}, found {wrong[0]!r}; put them in quotes")
-    if wrong := sorted(str(place) for place in places if place in taken or not re.fullmatch(r"\w+", str(place))):
-        raise InputError(f"{where}: expected places of letters and _ other than {_listed(taken)}, found {wrong[0]!r}")
-    return {str(name): dict(entry) for name, entry in content.items()}
+    if wrong := sorted(place for place in places if place in taken or not re.fullmatch(r"\w+", place)):
+        found = shown(wrong[0])
+        raise InputError(f"{where}: expected places of letters and _ other than {_listed(taken)}, found {found}")
+    return presets
 
 
 def read_choices(words: Sequence[str], presets: Presets, checkpoints: Collection[str]) -> dict[str, str]:
@@ -124,5 +126,5 @@ def read_choices(words: Sequence[str], presets: Presets, checkpoints: Collection
     return chosen
 
 
-def _listed(names: Collection[Any]) -> str:
-    return ", ".join(sorted(map(str, names)))
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))

@@ -13,8 +13,11 @@ from momentum_transfer.console import Stopped, say, stop_signals
 from momentum_transfer.extras import extra
 from momentum_transfer.files import write_text
 from momentum_transfer.shipped import workplace
+from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.local import AGAIN, Outcome, execute, last_line
-from momentum_transfer.suites.suite import Job
+
+#: Options of sbatch that the plan sets itself.
+OURS = ("array", "chdir", "dependency", "job-name", "kill-on-invalid-dep", "output", "error", "wrap", "requeue")
 
 #: Remembered for a job that was not started because a needed one had failed.
 NOT_RUN = -1

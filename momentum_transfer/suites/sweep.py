@@ -16,11 +16,14 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from momentum_transfer.errors import InputError
+import msgspec
+
+from momentum_transfer.errors import InputError, shown
+from momentum_transfer.suites.schema import LONGEST_NAME, MOST_TASKS, Cpus, Hours, Minutes, check_name, checked
 
 #: The key of an arm that is no setting: its own config file.
 CONFIG = "config"
@@ -49,21 +52,25 @@ class Pretraining:
     command: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The pretrainings of a suite; ``gpu_hours``, ``distributed``, ``cpus`` and ``minutes`` are those of one run."""
 
-    config: str
-    grid: Mapping[str, list[Any]]
-    arms: Mapping[str, Settings]
-    seeds: tuple[int, ...]
-    settings: Settings
-    exports: Mapping[str, float] = field(default_factory=dict)
+    config: str = ""
+    grid: dict[str, Annotated[list[Any], msgspec.Meta(min_length=1)]] = {}
+    arms: dict[str, dict[str, Any]] = {}
+    seeds: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(min_length=1)] = (0,)
+    settings: dict[str, Any] = {}
+    exports: dict[str, int | float] = {}
     command: str = "tools/pretrain.py"
-    gpu_hours: float = 0.0
+    gpu_hours: Hours = 0.0
     distributed: bool = False
-    cpus: int = 8
-    minutes: int = 2880
+    cpus: Cpus = 8
+    minutes: Minutes = 2880
+
+    def count(self) -> int:
+        """How many checkpoints the sweep makes."""
+        runs = math.prod(map(len, self.grid.values())) * max(1, len(self.arms)) * len(self.seeds)
+        return runs * (round(self.exports["last"] / self.exports["every"]) if self.exports else 1)
 
     def runs(self) -> list[Pretraining]:
         """Every arm with every seed, the seeds of an arm together."""
@@ -77,6 +84,8 @@ class Sweep:
             config = str(own.get(CONFIG, self.config))
             command = (*shlex.split(self.command), "--config", config, "--resume", *overrides)
             name = "-".join(part for part in (arm, place) if part) + f"_seed{seed}"
+            if len(name.encode()) > LONGEST_NAME - 20:  # an epoch may follow
+                raise InputError(f"the run {name[:60]}… has a name that is too long; name runs by arms")
             if name in found:
                 raise InputError(f"two runs are called {name}; name them by arms in the place of grid")
             found[name] = Pretraining(name, arm or place, settings, seed, command)
@@ -121,39 +130,27 @@ def read_sweep(entry: Any, where: str) -> Sweep:
     Raises:
         InputError: an unknown key, neither grid nor arms, no config, an empty list, seeds that are no whole numbers.
     """
-    known = [known.name for known in fields(Sweep)]
-    if not isinstance(entry, dict) or not isinstance(entry.get("config", ""), str):
-        raise InputError(f"{where}: expected a mapping with the config of the pretrainings, found {entry!r}")
-    if unknown := [key for key in entry if key not in known]:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected some of {', '.join(known)}")
-    grid, arms, seeds = entry.get("grid", {}), entry.get("arms", {}), entry.get("seeds", [0])
+    sweep = checked(entry, Sweep, where)
+    grid, arms, seeds, exports = sweep.grid, sweep.arms, sweep.seeds, sweep.exports
     if not grid and not arms:
         raise InputError(f"{where}: expected a grid of settings, arms, or both; found neither")
-    if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
-        raise InputError(f"{where}: expected grid as a mapping of keys to lists of values, found {grid!r}")
-    if not isinstance(arms, dict) or not all(_is_arm(name, arm) for name, arm in arms.items()):
-        raise InputError(
-            f"{where}: expected arms as a mapping of names (letters, digits and . = - _) to settings, found {arms!r}"
-        )
-    if "config" not in entry and not (arms and all(isinstance(arm.get(CONFIG), str) for arm in arms.values())):
+    for name in arms:
+        check_name(name, f"{where}, arms")
+    if not sweep.config and not (arms and all(isinstance(arm.get(CONFIG), str) for arm in arms.values())):
         raise InputError(f"{where}: expected the config of the pretrainings, or one in every arm; found none")
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise InputError(f"{where}: expected seeds as a list of whole numbers from 0, found {seeds!r}")
+    if wrong := [arm[CONFIG] for arm in arms.values() if not isinstance(arm.get(CONFIG, ""), str)]:
+        raise InputError(f"{where}: expected the config of an arm as text, found {shown(wrong[0])}; name a file")
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"{where}: expected each seed once, found {seeds!r}")
-    if any("SEED" in some for some in (grid, *arms.values(), entry.get("settings") or ())):
+        raise InputError(f"{where}: expected each seed once, found {shown(list(seeds))}; take one out")
+    if any("SEED" in some for some in (grid, *arms.values(), sweep.settings)):
         raise InputError(f"{where}: expected seeds under `seeds`, found SEED among the settings; move it")
-    exports = entry.get("exports", {})
-    if exports and not (isinstance(exports, dict) and exports.keys() == {"every", "last"} and _whole_part(exports)):
+    if exports and not (exports.keys() == {"every", "last"} and _whole_part(exports)):
         raise InputError(
             f"{where}: expected exports as {{every: EPOCHS, last: EPOCHS}}, of which one divides the other, found "
-            f"{exports!r}"
+            f"{shown(exports)}"
         )
-    settings = entry.get("settings", {})
-    if not isinstance(settings, dict):
-        raise InputError(f"{where}: expected settings as a mapping of keys to values, found {settings!r}")
-    given = {"config": "", **entry, "grid": grid, "arms": arms, "seeds": tuple(seeds), "settings": settings}
-    sweep = Sweep(**given)
+    if sweep.count() > MOST_TASKS:
+        raise InputError(f"{where}: expected at most {MOST_TASKS} checkpoints, found {sweep.count()}; divide the sweep")
     try:
         sweep.runs()
     except InputError as error:
@@ -161,14 +158,9 @@ def read_sweep(entry: Any, where: str) -> Sweep:
     return sweep
 
 
-def _whole_part(exports: Mapping[str, Any]) -> bool:
+def _whole_part(exports: Mapping[str, float]) -> bool:
     every, last = exports["every"], exports["last"]
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (every, last))
-    return numbers and 0 < every <= last < math.inf and abs(last / every - round(last / every)) < 1e-9
-
-
-def _is_arm(name: Any, arm: Any) -> bool:
-    return isinstance(name, str) and bool(re.fullmatch(r"[\w.=-]+", name)) and isinstance(arm, dict)
+    return 0 < every <= last < math.inf and last / every < math.inf and abs(last / every - round(last / every)) < 1e-9
 
 
 def describe(sweep: Sweep) -> dict[str, dict[str, Any]]:

@@ -74,8 +74,10 @@ def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):
         (("--suite", "configs/suites/smoke.yaml", "--slurm"), "error: expected --gpus N with --slurm"),
         (
             ("--suite", "configs/suites/smoke.yaml", "--slurm", "--gpus", "8", "--sbatch", "gpu"),
-            "error: expected --sbatch KEY=VALUE, found 'gpu' without a value",
+            "error: expected --sbatch KEY=VALUE, found 'gpu'; for example",
         ),
+        (("--suite", "smoke", "--sbatch", "partition=gpu"), "expected --sbatch together with --slurm"),
+        (("--suite", "smoke", "--slurm", "--gpus", "0", "--sbatch", "array=1-3"), "expected --sbatch of other options"),
         (("--suite", "configs/suites/smoke.yaml", "--jobs", "0"), "argument --jobs: expected at least 1, found 0"),
     ],
 )

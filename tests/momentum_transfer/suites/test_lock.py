@@ -12,7 +12,8 @@ import pytest
 from momentum_transfer.errors import InputError
 from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.lock import alone
-from momentum_transfer.suites.suite import load_suite, plan
+from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.suite import load_suite
 from tests.momentum_transfer.suites.suite_files import words, write_suite, write_weights
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[3]
 RUNNER = """
 import sys
 from pathlib import Path
-from momentum_transfer.suites.suite import load_suite, plan
+from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.local import run_local
 suite, weights, output = sys.argv[1:]

@@ -8,8 +8,9 @@ from momentum_transfer.backbones.families import BY_NAME
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.shipped import CONFIGS
+from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.presets import OF_FAMILY, preset_of, read_choices, read_presets
-from momentum_transfer.suites.suite import load_suite, plan
+from momentum_transfer.suites.suite import load_suite
 
 FULL = CONFIGS / "suites" / "full.yaml"
 COMMAND = "tools/lowshot.py knn --config {made_with} --weights {weights} --results {results} {more}"
@@ -120,10 +121,10 @@ def test_what_cannot_be_read_gets_the_first_preset_and_its_task_tells(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "expected presets as names with their places and words"),
-        ({"m2": {}}, "expected presets as names with their places and words"),
+        ([], r"presets: expected a mapping, found \[\]"),
+        ({"m2": {}}, "presets: expected every value as a mapping of at least one"),
         ({"m2": {"a": "x"}, "rcf": {"b": "y"}}, "expected the places a in every preset, found b in rcf"),
-        ({"m2": {"a": 3}}, "expected words in preset m2, found 3"),
+        ({"m2": {"a": 3}}, r"expected every value as text, found {'m2': {'a': 3}}"),
         ({"m2": {"weights": "x"}}, r"expected places .* other than .*, found 'weights'"),
     ],
 )

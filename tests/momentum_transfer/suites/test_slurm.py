@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from momentum_transfer.suites.job import Job
+from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.slurm import run_slurm
-from momentum_transfer.suites.suite import Job, load_suite, plan
+from momentum_transfer.suites.suite import load_suite
 from tests.momentum_transfer.suites.suite_files import words, write_suite, write_weights
 
 ROOT = Path(__file__).resolve().parents[3]

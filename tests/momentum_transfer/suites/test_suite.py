@@ -22,7 +22,9 @@ from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.settings import load_config
 from momentum_transfer.suites.local import full_command, last_line, run_local
-from momentum_transfer.suites.suite import PRETRAIN, load_suite, plan
+from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.suites.task import PRETRAIN
 from tests.momentum_transfer.suites.suite_files import words, write_suite, write_weights
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,9 +139,9 @@ def test_pixels_leave_out_what_needs_converted_weights(tmp_path: Path):
     [
         ({"gpu_hour": 1.0}, "unknown key 'gpu_hour'; did you mean 'gpu_hours'"),
         ({"needs": ["later"]}, "needs 'later', which is no task before it"),
-        ({"command": "tools/nowhere.py"}, "begins with tools/nowhere.py, which is no file"),
+        ({"command": "tools/nowhere.py"}, "begins with 'tools/nowhere.py', which is no file"),
         ({"command": "tools/lowshot.py {weight}"}, "unknown place {weight}; expected one of weights"),
-        ({"name": "a/b"}, "expected a new name of letters"),
+        ({"name": "a/b"}, "expected a name of letters"),
     ],
 )
 def test_a_wrong_task_is_refused_by_name(tmp_path: Path, task: dict, message: str):

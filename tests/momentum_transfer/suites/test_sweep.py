@@ -6,8 +6,10 @@ import yaml
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.suites.local import run_local
-from momentum_transfer.suites.suite import PRETRAIN, load_suite, plan
+from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.sweep import read_sweep
+from momentum_transfer.suites.task import PRETRAIN
 from tests.momentum_transfer.suites.suite_files import write_suite, write_weights
 
 #: A pretraining that writes its overrides to OUTPUT_DIR/run.json; "fail" ends badly.
@@ -127,17 +129,17 @@ def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("x", "expected a mapping with the config"),
+        ("x", "pretrain: expected a mapping, found 'x'"),
         ({"config": "c"}, "grid of settings, arms, or both; found neither"),
         ({"arms": {"a": {"config": "c"}, "b": {}}}, "or one in every arm"),
         ({"grid": {"A": [1]}}, "expected the config of the pretrainings"),
-        ({"config": "c", "grid": {"A": []}}, "lists of values"),
-        ({"config": "c", "grid": {"A": 1}}, "lists of values"),
-        ({"config": "c", "arms": {"a b": {}}}, "arms as a mapping of names"),
-        ({"config": "c", "arms": {"a": 1}}, "arms as a mapping of names"),
+        ({"config": "c", "grid": {"A": []}}, "every value of grid as a list of at least one"),
+        ({"config": "c", "grid": {"A": 1}}, "every value of grid as a list, found"),
+        ({"config": "c", "arms": {"a b": {}}}, "arms: expected a name of letters, .* found 'a b'"),
+        ({"config": "c", "arms": {"a": 1}}, "every value of arms as a mapping"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": [1, 1]}, "each seed once"),
-        ({"config": "c", "grid": {"A": [1]}, "seeds": [True]}, "whole numbers"),
-        ({"config": "c", "grid": {"A": [1]}, "seeds": []}, "whole numbers"),
+        ({"config": "c", "grid": {"A": [1]}, "seeds": [True]}, r"expected seeds\[0\] as a whole number, found True"),
+        ({"config": "c", "grid": {"A": [1]}, "seeds": []}, "expected seeds as a list of at least one"),
         ({"config": "c", "grid": {"SEED": [1, 2]}}, "under `seeds`"),
         ({"config": "c", "arms": {"a": {"SEED": 1}}}, "under `seeds`"),
         ({"config": "c", "grid": {"A": [1]}, "settings": {"SEED": 1}}, "under `seeds`"),
@@ -146,7 +148,7 @@ def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
         ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 50, "last": 120}}, "divides the other"),
         ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 0, "last": 100}}, "divides the other"),
         ({"config": "c", "grid": {"A": [1]}, "sedes": [0]}, "unknown key 'sedes'"),
-        ({"config": "c", "grid": {"A": [1]}, "settings": [1]}, "settings as a mapping"),
+        ({"config": "c", "grid": {"A": [1]}, "settings": [1]}, "expected settings as a mapping"),
     ],
 )
 def test_a_sweep_that_means_nothing_is_refused(entry, message):

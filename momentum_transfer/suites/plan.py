@@ -1,0 +1,129 @@
+"""From a suite and checkpoints to jobs: commands with places filled, keys that change with what they stand on."""
+
+import itertools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of, sha256_of_text, weights_name
+from momentum_transfer.hub.names import is_hub_name
+from momentum_transfer.settings import config_files
+from momentum_transfer.shipped import find_config, workplace
+from momentum_transfer.suites.job import Job
+from momentum_transfer.suites.presets import read_choices, words_of
+from momentum_transfer.suites.suite import Suite
+from momentum_transfer.suites.sweep import Pretraining, Sweep
+from momentum_transfer.suites.task import PIXELS, PRETRAIN, Task, fill, split
+
+
+def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
+    """The jobs of the suite's own pretrainings and of every checkpoint; tasks that raw pixels cannot do are left out.
+
+    Args:
+        presets: ``PRESET`` or ``CHECKPOINT=PRESET`` in the place of the checkpoint's own.
+
+    Raises:
+        InputError: a checkpoint or a config file is missing, two checkpoints have the same name, or there are none.
+    """
+    output = Path(output)
+    names: dict[str, str] = {}
+    jobs: list[Job] = []
+    made = _trained(suite, output)
+    swept = [name for _, checkpoints_of_run in made for name in checkpoints_of_run]
+    chosen = read_choices(presets, suite.presets, [*swept, *map(weights_name, checkpoints)])
+    for pretraining, checkpoints_of_run in made:
+        jobs.append(pretraining)
+        for name, weights in checkpoints_of_run.items():
+            names[name] = weights
+            jobs += _jobs(suite, weights, name, output, chosen, pretraining)
+    for weights in dict.fromkeys(checkpoints):
+        name = weights_name(weights)
+        if name in names:
+            raise InputError(
+                f"{names[name]} and {weights} are both called {name} in results; rename a folder, or link to it "
+                "under another name"
+            )
+        names[name] = weights
+        jobs += _jobs(suite, weights, name, output, chosen)
+    if not jobs:
+        raise InputError(f"expected --weights CHECKPOINT…: the suite {suite.name} pretrains none itself")
+    return jobs
+
+
+def _trained(suite: Suite, output: Path) -> list[tuple[Job, dict[str, str]]]:
+    """The suite's own pretrainings, each with its checkpoints by name."""
+    if not suite.sweep:
+        return []
+    jobs = [(run, _pretraining(suite.sweep, run, output)) for run in suite.sweep.runs()]
+    return [
+        (job, {name: str(made) for name, (made, _) in suite.sweep.checkpoints(run, job.folder).items()})
+        for run, job in jobs
+    ]
+
+
+def _pretraining(sweep: Sweep, run: Pretraining, output: Path) -> Job:
+    folder = output / "pretrained" / run.name  # results call a checkpoint by its run's folder
+    command = (*run.command, "OUTPUT_DIR", str(folder))
+    task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes)
+    key = sha256_of_text(json.dumps([command, _config_hashes(command)]))[:16]
+    return Job(run.name, task, command, folder, (), key, output / "results.jsonl")
+
+
+def _jobs(
+    suite: Suite,
+    weights: str,
+    name: str,
+    output: Path,
+    chosen: Mapping[str, str],
+    pretraining: Job | None = None,
+) -> list[Job]:
+    """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
+    digest = pretraining.key if pretraining else _hash_of(weights)
+    readable = pretraining is None and weights != PIXELS
+    worded = words_of(suite.presets, weights if readable else None, name, chosen)
+    made: dict[str, Job] = {}
+    for task in suite.tasks:
+        detector = any(place in task.command for place in ("{converted}", "{rescaled}"))
+        if weights == PIXELS and (detector or any(need not in made for need in task.needs)):
+            continue
+        folder = output / name / task.name
+        places = {
+            "weights": weights,
+            "converted": str(output / name / "backbone.pkl"),  # a name that results leave out: weights_name
+            "rescaled": str(output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
+            "folder": str(folder),
+            "results": str(output / "results.jsonl"),
+        }
+        command = tuple(fill(word, places) for word in split(fill(task.command, worded), task.name))
+        needs = (*([pretraining] if pretraining else []), *(made[need] for need in task.needs))
+        key = sha256_of_text(json.dumps([command, digest, _config_hashes(command), [need.key for need in needs]]))[:16]
+        made[task.name] = Job(name, task, command, folder, needs, key, output / "results.jsonl")
+    return list(made.values())
+
+
+def _hash_of(weights: str) -> str:
+    if weights == PIXELS:
+        return PIXELS
+    file = Path(weights)
+    if file.is_dir() or is_hub_name(weights):
+        from momentum_transfer.backbones.read import checkpoint_file  # imports torch, which takes seconds
+
+        file = checkpoint_file(weights)
+    if not file.is_file():
+        raise InputError(f"checkpoint not found: {file}; expected a file, a run folder, or {PIXELS}")
+    return sha256_of(file)
+
+
+def _config_hashes(command: Sequence[str]) -> dict[str, list[str]]:
+    """Hashes of every config that a command names, and of the files it is based on."""
+    named = {word for before, word in itertools.pairwise(command) if before == "--config"}
+    named |= {word for word in command if word.endswith((".yaml", ".yml"))}
+    hashes: dict[str, list[str]] = {}
+    for word in sorted(named):
+        try:
+            hashes[word] = [sha256_of(file) for file in config_files(find_config(word, beside=workplace()))]
+        except InputError as error:
+            raise InputError(f"{error}; the suite's command is `{shlex.join(command)}`") from error
+    return hashes

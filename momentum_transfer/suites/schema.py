@@ -1,0 +1,150 @@
+"""What a suite's YAML may hold, checked once: msgspec converts it into typed objects, its refusals become one line."""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from momentum_transfer.errors import InputError, shown
+from momentum_transfer.settings import read_mapping
+
+Kind = TypeVar("Kind")
+
+#: More than any sweep needs, less than any memory: entries of a file (an alias counts as what it stands for), levels of
+#: nesting, and tasks of a whole plan.
+MOST_ENTRIES, MOST_LEVELS, MOST_TASKS = 200_000, 20, 200_000
+
+#: Longest name of a folder that a suite gives; file systems take 255 bytes.
+LONGEST_NAME = 200
+
+Hours = Annotated[float, msgspec.Meta(ge=0, le=10_000_000)]
+Cpus = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Minutes = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+#: msgspec's name of a type -> ours
+_WORDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "nothing",
+}
+_REFUSAL = re.compile(r"Expected `([^`]+)`(?: ((?:of length )?[<>]=? [\d.]+))?(?:, got `\w+`)?(?: - at (.*))?")
+
+
+class SuiteEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole file; its parts are checked where they are read, under names that say which."""
+
+    name: str | None = None
+    include: str | None = None
+    pretrain: Any = None
+    presets: Any = None
+    tasks: list[Any] | None = None
+    plots: list[Any] = []
+
+
+def read_entry(path: Path) -> SuiteEntry:
+    """The checked top level of a suite's file.
+
+    Raises:
+        InputError: it cannot be read as YAML, is nested too deeply or too large, or a key or its kind is wrong.
+    """
+    content = read_mapping(path, "a name and a list of tasks")
+    _check_size(content, str(path))
+    entry = checked(content, SuiteEntry, str(path))
+    for key, value in content.items():
+        if value is None:
+            raise InputError(f"{path}: expected something under {key}, found nothing; fill it in or leave it out")
+    if not entry.tasks and entry.include is None:
+        raise InputError(f"{path}: expected a name and a list of tasks, found no task; see configs/suites/smoke.yaml")
+    return entry
+
+
+def checked(content: Any, kind: type[Kind], where: str) -> Kind:
+    """``content`` as an object of ``kind``.
+
+    Args:
+        where: file and part, for the message.
+
+    Raises:
+        InputError: an unknown or missing key, or a value of another type or range.
+    """
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {_in_words(str(error), content, kind)}") from error
+
+
+def check_name(name: str, where: str) -> None:
+    """A name of a suite, task or arm becomes a folder's: no other character than letters, digits and . = - _.
+
+    Raises:
+        InputError: it has others, is empty, too long, or only dots.
+    """
+    if not re.fullmatch(r"[\w.=-]+", name) or not name.strip(".") or len(name.encode()) > LONGEST_NAME:
+        raise InputError(
+            f"{where}: expected a name of letters, digits and . = - _, no longer than {LONGEST_NAME}, "
+            f"found {shown(name)}; give it another"
+        )
+
+
+def _check_size(content: Any, where: str) -> None:
+    """Nothing that a later ``repr`` or message could not take; aliases make small files large, or endless."""
+    count, level = 0, [content]
+    for _ in range(MOST_LEVELS):
+        inner: list[Any] = []
+        for value in level:
+            count += 1
+            if count > MOST_ENTRIES:
+                raise InputError(f"{where}: expected at most {MOST_ENTRIES} entries, found more; divide the suite")
+            if isinstance(value, dict):
+                inner += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, str) and not _writable(value):
+                raise InputError(f"{where}: expected text without NUL and half characters, found {shown(value)}")
+        if not (level := inner):
+            return
+    raise InputError(f"{where}: expected at most {MOST_LEVELS} levels, found deeper nesting; see configs/suites")
+
+
+def _writable(text: str) -> bool:
+    """Whether the text can stand in files and command lines."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _in_words(refusal: str, content: Any, kind: type) -> str:
+    """msgspec's message as ours: what was expected, found, and what to do."""
+    if found := re.fullmatch(r"Object contains unknown field `(.*)`", refusal, re.DOTALL):
+        known = msgspec.structs.fields(kind)
+        names = [field.name for field in known]
+        near = difflib.get_close_matches(found[1], names, n=1)
+        advice = f"; did you mean {near[0]!r}?" if near else f"; expected some of {', '.join(names)}"
+        return f"unknown key {shown(found[1])}{advice}"
+    if found := re.fullmatch(r"Object missing required field `(.*)`", refusal):
+        return f"expected at least {found[1]}, found {shown(content)}; add it"
+    expected = _REFUSAL.fullmatch(refusal)
+    if not expected:
+        return f"{refusal}; see configs/suites"
+    types, bound, place = expected[1], expected[2], (expected[3] or "").replace("`", "")
+    words = " or ".join(_WORDS.get(name, name) for name in types.split(" | "))
+    words += f" {bound.replace('of length >= 1', 'of at least one')}" if bound else ""
+    where = place.partition("[...]")[0].removeprefix("$").removeprefix(".")
+    if place.startswith("key in"):
+        return f"expected every key of {place.removeprefix('key in $').strip('.') or 'it'} as text; put it in quotes"
+    if "[...]" in place:
+        where = f"every value of {where}" if where else "every value"
+    value = _value_at(content, place)
+    quotes = "put it in quotes" if words.startswith("text") and isinstance(value, (int, float)) else "correct it"
+    return f"expected {where + ' as ' if where else ''}{words}, found {shown(value)}; {quotes}"
+
+
+def _value_at(content: Any, place: str) -> Any:
+    """What msgspec's path means, as far as it tells: of ``[...]``, any entry of a mapping, the whole mapping."""
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place.partition("[...]")[0]):
+        content = content[key] if key else content[int(index)]
+    return content
