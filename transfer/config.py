@@ -38,6 +38,7 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
     cfg.DATASETS.ROOT = ""  # folder of the data sets; "": $DETECTRON2_DATASETS or ./datasets
     cfg.TEST.VISUALS = 4  # test images to draw with their detections
     cfg.SOLVER.AMP.PRECISION = "float16"  # or bfloat16
+    _backbone_keys(cfg)
     _deeplab_keys(cfg)
     cfg.MODEL.FCOS = type(cfg)()  # Detectron2 insists on its own kind of CfgNode
     cfg.MODEL.FCOS.NUM_CLASSES = 80
@@ -52,6 +53,13 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
     cfg.MODEL.FCOS.NMS_THRESH_TEST = 0.6
     cfg.MODEL.FCOS.TOPK_CANDIDATES_TEST = 1000
     return cfg
+
+
+def _backbone_keys(cfg: CfgNode) -> None:
+    """How a backbone is trained. Detectron2 has AdamW in Python configs only."""
+    cfg.MODEL.BACKBONE.FROZEN = False  # all of it stays as it is, BatchNorm statistics too; neck and heads train
+    cfg.SOLVER.OPTIMIZER = "SGD"  # or AdamW
+    cfg.SOLVER.BETAS = (0.9, 0.999)  # AdamW's; torch's convention, 1 - the weight of the new value
 
 
 def _deeplab_keys(cfg: CfgNode) -> None:
@@ -143,6 +151,7 @@ def _model(cfg: CfgNode) -> None:
     cfg.MODEL.ANCHOR_GENERATOR.OFFSET = 0.0
     cfg.MODEL.RPN = CfgNode()
     cfg.MODEL.RPN.HEAD_NAME = "StandardRPNHead"
+    cfg.MODEL.RPN.CONV_DIMS = [-1]
     cfg.MODEL.RPN.IN_FEATURES = ["res4"]
     cfg.MODEL.RPN.IOU_THRESHOLDS = [0.3, 0.7]
     cfg.MODEL.RPN.IOU_LABELS = [0, -1, 1]

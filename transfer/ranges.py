@@ -87,6 +87,7 @@ _REGIONS: dict[str, Rule] = {
         "MODEL.RPN",
         {
             "HEAD_NAME": _NAME,
+            "CONV_DIMS": Many(Number(-1, whole=True, note="-1: as many as the levels have"), least=1),
             "IN_FEATURES": _LEVELS,
             "IOU_THRESHOLDS": _IOU,
             "IOU_LABELS": _LABELS,
@@ -217,6 +218,8 @@ _SOLVER: dict[str, Rule] = {
     "MAX_ITER": _STEPS,
     "IMS_PER_BATCH": Number(1, whole=True, unit="images"),
     "CHECKPOINT_PERIOD": _STEPS,
+    "OPTIMIZER": Choice(("SGD", "AdamW")),
+    "BETAS": Many(Number(0, 1, below=True), lengths=(2,)),
     "LR_SCHEDULER_NAME": _NAME,
     "STEPS": Many(_STEPS_OR_NONE),
     "BASE_LR": POSITIVE,
@@ -273,6 +276,7 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
         yield f"expected two ascending sizes in INPUT.MIN_SIZE_TRAIN for a range, found {list(sizes)}"
     if cfg.SOLVER.NESTEROV and not cfg.SOLVER.MOMENTUM:
         yield "expected SOLVER.MOMENTUM above 0 with SOLVER.NESTEROV, found 0"
+    yield from _backbone_problems(cfg)
     for name in ("RPN", "ROI_HEADS", "RETINANET"):
         if len(cfg.MODEL[name].IOU_LABELS) != len(cfg.MODEL[name].IOU_THRESHOLDS) + 1:
             yield f"expected MODEL.{name}.IOU_LABELS one longer than IOU_THRESHOLDS, found it is not"
@@ -284,6 +288,13 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
     dense = {"FCOS": cfg.MODEL.FCOS.NORM, "RetinaNet": cfg.MODEL.RETINANET.NORM}
     if dense.get(cfg.MODEL.META_ARCHITECTURE) == "GN" and cfg.MODEL.FPN.OUT_CHANNELS % 32:
         yield f"expected a multiple of 32 in MODEL.FPN.OUT_CHANNELS for GN, found {cfg.MODEL.FPN.OUT_CHANNELS}"
+
+
+def _backbone_problems(cfg: CfgNode) -> Iterator[str]:
+    """What a frozen backbone and another one than a ResNet cannot be combined with."""
+    c4 = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.BACKBONE.NAME == "build_resnet_backbone"
+    if cfg.MODEL.BACKBONE.FROZEN and c4:
+        yield "expected MODEL.BACKBONE.FROZEN with a pyramid, found a C4 detector, whose head is the backbone's res5"
 
 
 def _cascade_problems(cfg: CfgNode) -> Iterator[str]:

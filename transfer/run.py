@@ -16,7 +16,8 @@ from momentum_transfer.devices import choose_device
 from momentum_transfer.distributed import any_rank, barrier, is_main, process_group
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
-from momentum_transfer.settings import config_hash, dump
+from momentum_transfer.settings import config_hash, dump, value_of
+from transfer.config import get_cfg
 from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.initial_weights import InitialWeights, read_initial, read_trained
@@ -33,6 +34,8 @@ _FREE = {
     "SOLVER": ("CHECKPOINT_PERIOD",),
     "TEST": ("VISUALS",),
 }
+#: Settings that came after 2026-11-21.
+_LATER = ("MODEL.BACKBONE.FROZEN", "MODEL.RPN.CONV_DIMS", "SOLVER.OPTIMIZER", "SOLVER.BETAS")
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,26 @@ def run(cfg: CfgNode, request: Request) -> None:
 
 
 def identity(cfg: CfgNode, evaluation: bool = True) -> str:
-    """Hash of the settings that decide numbers; without ``evaluation``, of those that decide the trained weights."""
+    """Hash of the settings that decide numbers; without ``evaluation``, of those that decide the trained weights.
+
+    A later setting does not count while it has its default, so that the records and folders of before keep theirs.
+    """
     same = cfg.clone()
     same.defrost()
+    _without_later(same, get_cfg())
     for section, keys in _FREE.items():
         for key in keys:
             del (same[section] if section else same)[key]
     if not evaluation:
         del same["TEST"], same["PROTOCOL"], same["DATASETS"]["TEST"]
     return config_hash(same)
+
+
+def _without_later(cfg: CfgNode, defaults: CfgNode) -> None:
+    for key in _LATER:
+        section, _, name = key.rpartition(".")
+        if value_of(cfg, key) == value_of(defaults, key):
+            del value_of(cfg, section)[name]
 
 
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:

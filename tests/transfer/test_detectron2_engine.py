@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import operator
@@ -39,6 +40,7 @@ from transfer.detectron2_engine import (
     parity,
     training_losses,
 )
+from transfer.detectron2_engine.train import trainer_class
 from transfer.initial_weights import InitialWeights
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.models import build_detector
@@ -99,6 +101,8 @@ def test_both_compute_the_same(pair):
         ("mask_rcnn", "MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK True MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG True"),
         ("mask_rcnn", "MODEL.BACKBONE.FREEZE_AT 2 MODEL.RESNETS.NORM FrozenBN MODEL.FPN.NORM GN"),
         ("mask_rcnn", "MODEL.RPN.SMOOTH_L1_BETA 0.1 MODEL.ROI_HEADS.PROPOSAL_APPEND_GT False INPUT.FORMAT BGR"),
+        ("mask_rcnn", "MODEL.BACKBONE.FROZEN True MODEL.FPN.NORM BN"),
+        ("mask_rcnn", "MODEL.FPN.NORM LN MODEL.ROI_MASK_HEAD.NORM LN MODEL.RPN.CONV_DIMS [-1,-1]"),
         ("retinanet", "MODEL.RETINANET.NORM BN MODEL.RETINANET.BBOX_REG_LOSS_TYPE giou"),
         ("retinanet", "MODEL.RETINANET.NORM GN MODEL.FPN.OUT_CHANNELS 64 MODEL.ANCHOR_GENERATOR.OFFSET 0.5"),
         ("faster_rcnn_c4", "MODEL.ROI_HEADS.NAME Res5ROIHeads MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA 0.5"),
@@ -173,6 +177,29 @@ def test_twenty_iterations_follow_the_same_losses(name, tmp_path):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+
+def test_adamw_with_clipping_steps_as_detectron2s_own_of_the_lazy_configs(tmp_path):
+    from detectron2.solver.build import get_default_optimizer_params
+
+    settings = "SOLVER.OPTIMIZER AdamW SOLVER.BASE_LR 0.001 SOLVER.CLIP_GRADIENTS.ENABLED True SOLVER.WEIGHT_DECAY 0.1"
+    cfg = tiny_config("retinanet", *settings.split(), "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "0.01")
+    model = build_model(detectron2_config(cfg, seed=0, out_dir=tmp_path)).train()
+    copied = copy.deepcopy(model)
+    mine = trainer_class(None).build_optimizer(detectron2_config(cfg, seed=0, out_dir=tmp_path), model)
+    groups = get_default_optimizer_params(copied, base_lr=0.001, weight_decay=0.1, weight_decay_norm=0.0)
+    other = torch.optim.AdamW(groups, lr=0.001, betas=(0.9, 0.999))
+    for step in range(3):
+        for network, optimizer in ((model, mine), (copied, other)):
+            optimizer.zero_grad()
+            torch.manual_seed(step)
+            sum(training_losses(network, tiny_samples(seed=step)).values()).backward()
+            if optimizer is other:
+                for parameter in network.parameters():
+                    torch.nn.utils.clip_grad_value_(parameter, 0.01)
+            optimizer.step()
+    moved = [torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True)]
+    assert all(moved)
 
 
 def test_weights_of_each_engine_load_into_the_other(pair, tmp_path):

@@ -80,6 +80,12 @@ def test_every_setting_has_a_rule():
             "as a list of lists of 4 numbers above 0",
         ),
         ("MODEL.ROI_HEADS.IOU_THRESHOLDS [0.3,0.5]", "ROI_HEADS.IOU_LABELS one longer"),
+        ("SOLVER.OPTIMIZER Adam", "SOLVER.OPTIMIZER of SGD, AdamW, found 'Adam'"),
+        ("SOLVER.BETAS (0.9,1.0)", "SOLVER.BETAS as a list of 2 numbers"),
+        (
+            "MODEL.BACKBONE.FROZEN True MODEL.BACKBONE.NAME build_resnet_backbone",
+            "FROZEN with a pyramid, found a C4 detector",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

@@ -18,6 +18,7 @@ from transfer.detectron2_engine.data import training_loader
 from transfer.detectron2_engine.models import load_initial, register
 from transfer.engine import Finetuned
 from transfer.initial_weights import InitialWeights
+from transfer.torchvision_engine.solver import build_optimizer
 
 Evaluate = Callable[[nn.Module], float]
 
@@ -82,6 +83,15 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
         @classmethod
         def build_train_loader(cls, cfg: Any) -> RememberedBatches:
             return RememberedBatches(training_loader(cfg))
+
+        @classmethod
+        def build_optimizer(cls, cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
+            if cfg.SOLVER.OPTIMIZER == "SGD":
+                return super().build_optimizer(cfg, model)
+            from detectron2.solver.build import maybe_add_gradient_clipping
+
+            clipped: torch.optim.Optimizer = maybe_add_gradient_clipping(cfg, build_optimizer(cfg, model))
+            return clipped
 
         @classmethod
         def build_lr_scheduler(cls, cfg: Any, optimizer: torch.optim.Optimizer) -> Any:

@@ -123,8 +123,7 @@ def initialise(detector: Detector, initial: InitialWeights) -> Position:
 def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Training:
     """Optimiser, schedule, clipping and precision of a config."""
     s = cfg.SOLVER
-    groups = solver.parameter_groups(detector, s.WEIGHT_DECAY, s.WEIGHT_DECAY_NORM)
-    optimizer = torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV, foreach=True)
+    optimizer = solver.build_optimizer(cfg, detector)
     schedule = schedule_of(cfg)
     clip = s.CLIP_GRADIENTS
     clipper = solver.GradientClipper(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None

@@ -29,11 +29,30 @@ class FrozenBatchNorm2d(TorchvisionFrozenBatchNorm2d):
         )
 
 
+class ChannelNorm(nn.Module):
+    """LayerNorm over the channels of maps [N, C, H, W], "LN" in Detectron2's settings (ConvNeXt, arXiv 2201.03545).
+
+    Its parameters take the ordinary weight decay, as Detectron2's do.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=1, keepdim=True)
+        variance = centred.pow(2).mean(dim=1, keepdim=True)
+        normalised = centred / torch.sqrt(variance + self.eps)
+        return self.weight[:, None, None] * normalised + self.bias[:, None, None]
+
+
 _NORMS: dict[str, NormLayer] = {
     "BN": nn.BatchNorm2d,
     "SyncBN": nn.SyncBatchNorm,
     "FrozenBN": FrozenBatchNorm2d,
     "GN": lambda channels: nn.GroupNorm(32, channels),
+    "LN": ChannelNorm,
 }
 
 #: Layers whose parameters take SOLVER.WEIGHT_DECAY_NORM.
@@ -44,7 +63,7 @@ def norm_layer(name: str) -> NormLayer | None:
     """The constructor of a norm by Detectron2's name; None for the empty name.
 
     Raises:
-        InputError: the name is none of BN, SyncBN, FrozenBN, GN and the empty one.
+        InputError: the name is none of BN, SyncBN, FrozenBN, GN, LN and the empty one.
     """
     if name == "":
         return None

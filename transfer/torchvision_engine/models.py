@@ -28,6 +28,11 @@ def architecture_of(cfg: CfgNode) -> Architecture:
     return Architecture(name=f"resnet{cfg.MODEL.RESNETS.DEPTH}", width=cfg.MODEL.RESNETS.STEM_OUT_CHANNELS)
 
 
+def freeze_at(cfg: CfgNode) -> int:
+    """How many parts of a ResNet are frozen, from the stem on; 5 is all."""
+    return 5 if cfg.MODEL.BACKBONE.FROZEN else int(cfg.MODEL.BACKBONE.FREEZE_AT)
+
+
 def build_detector(cfg: CfgNode) -> Detector:
     """The detector of a config, freshly initialised, on the CPU, in training mode."""
     pixels = {"pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": cfg.MODEL.PIXEL_STD}
@@ -51,7 +56,7 @@ def _resnet(cfg: CfgNode) -> Any:
 
 
 def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN:
-    bottom_up = BottomUp(_resnet(cfg), freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT)
+    bottom_up = BottomUp(_resnet(cfg), freeze_at=freeze_at(cfg))
     channels = cfg.MODEL.FPN.OUT_CHANNELS
     top: MaxPoolP6 | ConvP6P7 = MaxPoolP6()
     if convolved_from:
@@ -83,6 +88,7 @@ def _rpn(cfg: CfgNode, backbone: FPN | SingleScale) -> RPN:
         smooth_l1_beta=rpn.SMOOTH_L1_BETA,
         loss_weight=rpn.LOSS_WEIGHT,
         box_loss_weight=rpn.BBOX_REG_LOSS_WEIGHT,
+        convs=rpn.CONV_DIMS,
     )
 
 
@@ -156,7 +162,7 @@ def _cascade_heads(cfg: CfgNode, backbone: FPN) -> CascadeRoIHeads:
 
 def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:
     resnet = _resnet(cfg)
-    backbone = SingleScale(BottomUp(resnet, last="res4", freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT))
+    backbone = SingleScale(BottomUp(resnet, last="res4", freeze_at=freeze_at(cfg)))
     channels = resnet.num_features
     extra = norm_layer(cfg.MODEL.RESNETS.NORM) if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm" else None
     heads = Res5RoIHeads(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -12,24 +14,33 @@ from torchvision.ops import batched_nms
 
 from transfer.torchvision_engine import boxes as box_ops
 from transfer.torchvision_engine.anchors import AnchorGenerator
-from transfer.torchvision_engine.layers import normal_fill
+from transfer.torchvision_engine.layers import ConvNorm, normal_fill
 from transfer.torchvision_engine.structures import Proposals, Target
 
 
 class RPNHead(nn.Module):
-    """A 3×3 convolution, then objectness and offsets by 1×1 convolutions; shared between levels."""
+    """3×3 convolutions, then objectness and offsets by 1×1 convolutions; shared between levels.
 
-    def __init__(self, channels: int, anchors: int) -> None:
+    Args:
+        convs: output channels of each 3×3 convolution, -1 for as many as come in.
+    """
+
+    def __init__(self, channels: int, anchors: int, convs: Sequence[int] = (-1,)) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-        self.objectness_logits = nn.Conv2d(channels, anchors, 1)
-        self.anchor_deltas = nn.Conv2d(channels, anchors * 4, 1)
-        for layer in (self.conv, self.objectness_logits, self.anchor_deltas):
+        widths = [channels]
+        for width in convs:
+            widths.append(widths[-1] if width == -1 else width)
+        layers = [ConvNorm(a, b, 3, relu=True, padding=1) for a, b in itertools.pairwise(widths)]
+        several = OrderedDict((f"conv{number}", layer) for number, layer in enumerate(layers))
+        self.conv: nn.Module = layers[0] if len(layers) == 1 else nn.Sequential(several)
+        self.objectness_logits = nn.Conv2d(widths[-1], anchors, 1)
+        self.anchor_deltas = nn.Conv2d(widths[-1], anchors * 4, 1)
+        for layer in (*layers, self.objectness_logits, self.anchor_deltas):
             normal_fill(layer, std=0.01)
 
     def forward(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """[N, C, H, W] → logits [N, H·W·A], offsets [N, H·W·A, 4], in float32."""
-        hidden = F.relu(self.conv(feature), inplace=True)
+        hidden = self.conv(feature)
         logits, offsets = self.objectness_logits(hidden), self.anchor_deltas(hidden)
         n, _, height, width = offsets.shape
         offsets = offsets.view(n, -1, 4, height, width).permute(0, 3, 4, 1, 2).flatten(1, -2)
@@ -67,10 +78,11 @@ class RPN(nn.Module):
         smooth_l1_beta: float,
         loss_weight: float,
         box_loss_weight: float,
+        convs: Sequence[int] = (-1,),
     ) -> None:
         super().__init__()
         self.levels, self.anchors = list(levels), anchors
-        self.rpn_head = RPNHead(channels, anchors.per_location[0])
+        self.rpn_head = RPNHead(channels, anchors.per_location[0], convs)
         self.coder = box_ops.OffsetCoder(coder_weights)
         self.thresholds, self.labels = list(thresholds), list(labels)
         self.batch_size, self.positive_fraction = batch_size, positive_fraction

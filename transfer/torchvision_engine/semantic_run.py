@@ -19,7 +19,7 @@ from transfer.engine import results_path
 from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.detection_run import mapper_of
 from transfer.torchvision_engine.layers import norm_layer
-from transfer.torchvision_engine.models import architecture_of
+from transfer.torchvision_engine.models import architecture_of, freeze_at
 from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
 from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples, predict_labels
 from transfer.torchvision_engine.structures import Sample
@@ -58,7 +58,7 @@ def build(cfg: CfgNode) -> Segmentor:
         dilate(resnet.layer3, [resnets.RES4_DILATION])
     if resnets.RES5_DILATION > 1:
         dilate(resnet.layer4, [resnets.RES5_DILATION * grid for grid in resnets.RES5_MULTI_GRID])
-    backbone = SingleScale(BottomUp(resnet, freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT))
+    backbone = SingleScale(BottomUp(resnet, freeze_at=freeze_at(cfg)))
     crop = cfg.INPUT.CROP
     pool = (crop.SIZE[0] // head.COMMON_STRIDE, crop.SIZE[1] // head.COMMON_STRIDE) if crop.ENABLED else None
     aspp = ASPP(backbone.channels["res5"], head.ASPP_CHANNELS, head.ASPP_DILATIONS, head.NORM, pool, head.ASPP_DROPOUT)

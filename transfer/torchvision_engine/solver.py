@@ -1,29 +1,65 @@
-"""Detectron2's optimizer: SGD whose norms take their own weight decay, and its clipping of gradients."""
+"""Optimizers of both engines: Detectron2's SGD and AdamW, with weight decay by kind, rates by layer, and its clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from fvcore.common.config import CfgNode
 from torch import nn
 
 from transfer.torchvision_engine.layers import NORM_TYPES
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, weight_decay_norm: float) -> list[dict[str, object]]:
-    """Trained parameters in two groups: norm layers' affine parameters, and all others."""
-    norms: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+class GroupRules(NamedTuple):
+    """What parameters take by their names within the detector.
+
+    Attributes:
+        scale: factor of the learning rate, above 0 and at most 1.
+        undecayed: whether a parameter takes no weight decay at all (position embeddings).
+    """
+
+    scale: Callable[[str], float] = lambda name: 1.0
+    undecayed: Callable[[str], bool] = lambda name: False
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, weight_decay_norm: float, rules: GroupRules | None = None
+) -> list[dict[str, object]]:
+    """Trained parameters by factor of the rate (``lr_scale``, absent where it is 1) and weight decay.
+
+    Of one factor the norm layers' affine parameters come after all others, and undecayed parameters last. The factor of
+    the first group is the largest.
+    """
+    rules = rules or GroupRules()
+    groups: dict[tuple[float, int], list[nn.Parameter]] = {}
     seen: set[int] = set()
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
+    for prefix, module in model.named_modules():
+        for inner, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
-                (norms if isinstance(module, NORM_TYPES) else others).append(parameter)
-    groups: list[dict[str, object]] = [{"params": others, "weight_decay": weight_decay}]
-    if norms:
-        groups.append({"params": norms, "weight_decay": weight_decay_norm})
-    return groups
+                name = f"{prefix}.{inner}" if prefix else inner
+                kind = 2 if rules.undecayed(name) else int(isinstance(module, NORM_TYPES))
+                groups.setdefault((-rules.scale(name), kind), []).append(parameter)
+    decays = (weight_decay, weight_decay_norm, 0.0)
+    found = []
+    for (negative, kind), parameters in sorted(groups.items(), key=lambda group: group[0]):
+        scaled = {} if negative == -1.0 else {"lr_scale": -negative}
+        found.append({"params": parameters, "weight_decay": decays[kind], **scaled})
+    return found
+
+
+def build_optimizer(cfg: CfgNode, model: nn.Module, rules: GroupRules | None = None) -> torch.optim.Optimizer:
+    """SGD or AdamW of a config (SOLVER.OPTIMIZER); every group's ``lr`` is its rate before the schedule."""
+    s = cfg.SOLVER
+    groups = parameter_groups(model, s.WEIGHT_DECAY, s.WEIGHT_DECAY_NORM, rules)
+    for group in groups:
+        if "lr_scale" in group:
+            group["lr"] = s.BASE_LR * group["lr_scale"]  # type: ignore[operator]  # a number
+    if s.OPTIMIZER == "AdamW":
+        return torch.optim.AdamW(groups, lr=s.BASE_LR, betas=(s.BETAS[0], s.BETAS[1]), foreach=True)
+    return torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV, foreach=True)
 
 
 class GradientClipper:

@@ -79,7 +79,7 @@ def train(
             samples = next(stream)
             data_seconds = time.monotonic() - before
             for group in optimizer.param_groups:
-                group["lr"] = training.schedule(step)
+                group["lr"] = training.schedule(step) * group.get("lr_scale", 1.0)
             losses = _step(model, samples, training, step)
             log.add(step, losses, optimizer.param_groups[0]["lr"], time.monotonic() - before, data_seconds)
             position = Position(step + 1, position.loaded, position.new, log.window)

@@ -18,6 +18,7 @@ from momentum_transfer.distributed import all_gather_tensor, barrier, is_main, r
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
 from momentum_transfer.settings import dump
+from transfer.config import get_cfg
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.weights import export_state, load_detector, own_state
 
@@ -99,7 +100,8 @@ def resume(
         InputError: the file is damaged or not this engine's, or was written with other settings (the first is named).
     """
     content = _read(path)
-    changed = next(_differences(yaml.safe_load(content["config"]), yaml.safe_load(dump(cfg))), None)
+    before = _filled(yaml.safe_load(content["config"]), yaml.safe_load(dump(get_cfg())))
+    changed = next(_differences(before, yaml.safe_load(dump(cfg))), None)
     if changed is not None:
         raise InputError(f"cannot resume {path}: {changed}; use the same settings, or another OUTPUT_DIR")
     load_detector(detector, content["model"], str(path))
@@ -127,6 +129,15 @@ def _read(path: Path) -> dict[str, Any]:
             "or choose another OUTPUT_DIR"
         )
     return content
+
+
+def _filled(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an earlier version, with the defaults of those that it did not have."""
+    found = defaults | settings
+    for key, value in settings.items():
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict):
+            found[key] = _filled(value, defaults[key])
+    return found
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -65,7 +65,8 @@ def configs(folder):
     crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", "INPUT.CROP.SIZE", "[32, 32]"]
     yield labels_config("stride16", folder / "labels", *BRANCHES[:-4], "SOLVER.MAX_ITER", "1", *crop)
     for schedule in ("WarmupCosineLR", "WarmupMultiStepLR"):
-        yield shapes_config("retinanet", folder / "shapes", *BRANCHES, "SOLVER.LR_SCHEDULER_NAME", schedule)
+        optimizer = ["SOLVER.OPTIMIZER", "AdamW"] if schedule == "WarmupCosineLR" else []
+        yield shapes_config("retinanet", folder / "shapes", *BRANCHES, "SOLVER.LR_SCHEDULER_NAME", schedule, *optimizer)
 
 
 def test_every_setting_is_read_or_refused(tmp_path):

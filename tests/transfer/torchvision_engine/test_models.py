@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config, tiny_samples
+from transfer.torchvision_engine.engine import build_training
 from transfer.torchvision_engine.models import build_detector
+from transfer.torchvision_engine.training_state import Position
 
 LOSSES = {
     "mask_rcnn": {"loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg", "loss_mask"},
@@ -57,6 +59,24 @@ def test_an_image_without_objects_trains():
     assert losses["loss_mask"].item() == 0.0
     assert losses["loss_box_reg"].item() == 0.0
     sum(losses.values()).backward()
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "retinanet"])
+def test_a_frozen_backbone_keeps_parameters_and_statistics_while_pyramid_and_heads_train(name):
+    torch.manual_seed(0)
+    cfg = tiny_config(name, "MODEL.BACKBONE.FROZEN", "True", "MODEL.FPN.NORM", "BN")
+    detector = build_detector(cfg).train()
+    training = build_training(cfg, detector, Position(0, (), ()))
+    before = {key: value.clone() for key, value in detector.state_dict().items()}
+    sum(detector(tiny_samples()).values()).backward()
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.1
+    training.optimizer.step()
+    same = {key for key, value in detector.state_dict().items() if torch.equal(value, before[key])}
+    inside = {key for key in before if key.startswith("backbone.bottom_up.")}
+    assert inside <= same
+    assert not [key for key in set(before) - inside if key in same and "weight" in key]
+    assert "backbone.fpn_lateral5.norm.running_mean" not in same
 
 
 def test_freeze_at_two_freezes_stem_and_res2_only():

@@ -19,6 +19,33 @@ def test_norms_take_their_own_weight_decay_and_frozen_parameters_none():
     assert {id(p) for p in others["params"]} == {id(model[0].weight), id(model[0].bias), id(model[3].weight)}
 
 
+def test_scaled_rates_and_undecayed_parameters_have_groups_of_their_own_and_the_whole_rate_comes_first():
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    rules = solver.GroupRules(lambda name: 0.5 if name.startswith("0.") else 1.0, lambda name: name == "2.bias")
+    cfg = load_config(get_cfg(), None, "SOLVER.OPTIMIZER AdamW SOLVER.BASE_LR 0.01 SOLVER.WEIGHT_DECAY 0.1".split())
+    optimizer = solver.build_optimizer(cfg, model, rules)
+    found = [(g["lr"], g["weight_decay"], g.get("lr_scale", 1.0), [id(p) for p in g["params"]])
+             for g in optimizer.param_groups]  # fmt: skip
+    assert found == [
+        (0.01, 0.1, 1.0, [id(model[2].weight)]),
+        (0.01, 0.0, 1.0, [id(model[1].weight), id(model[1].bias)]),
+        (0.01, 0.0, 1.0, [id(model[2].bias)]),
+        (0.005, 0.1, 0.5, [id(model[0].weight), id(model[0].bias)]),
+    ]
+
+
+def test_the_first_step_of_adamw_is_its_closed_form():
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    model = nn.Module()
+    model.register_parameter("weight", parameter)
+    cfg = load_config(get_cfg(), None, "SOLVER.OPTIMIZER AdamW SOLVER.BASE_LR 0.01 SOLVER.WEIGHT_DECAY 0.1".split())
+    optimizer = solver.build_optimizer(cfg, model)
+    parameter.grad = torch.tensor([3.0, -0.5])
+    optimizer.step()  # the bias-corrected moments of one step are g and g², so that the step is the sign's
+    expected = torch.tensor([1.0, -2.0]) * (1 - 0.01 * 0.1) - 0.01 * torch.tensor([1.0, -1.0])
+    torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=1e-7)
+
+
 def test_gradients_are_clipped_parameter_by_parameter():
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
     for kind, expected in (("value", [[1.0, -1.0], [0.5, 0.5]]), ("norm", [[0.6, -0.8], [0.5, 0.5]])):
