@@ -31,7 +31,7 @@ class RPNHead(nn.Module):
         for width in convs:
             widths.append(widths[-1] if width == -1 else width)
         layers = [ConvNorm(a, b, 3, relu=True, padding=1) for a, b in itertools.pairwise(widths)]
-        several = OrderedDict((f"conv{number}", layer) for number, layer in enumerate(layers))
+        several = OrderedDict[str, nn.Module]((f"conv{number}", layer) for number, layer in enumerate(layers))
         self.conv: nn.Module = layers[0] if len(layers) == 1 else nn.Sequential(several)
         self.objectness_logits = nn.Conv2d(widths[-1], anchors, 1)
         self.anchor_deltas = nn.Conv2d(widths[-1], anchors * 4, 1)

@@ -1,4 +1,4 @@
-"""Optimizers of both engines: Detectron2's SGD and AdamW, with weight decay by kind, rates by layer, and its clipping."""
+"""Optimizers of both engines: SGD and AdamW with weight decay by kind and rates by layer, and Detectron2's clipping."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module, rules: GroupRules | None = N
     groups = parameter_groups(model, s.WEIGHT_DECAY, s.WEIGHT_DECAY_NORM, rules)
     for group in groups:
         if "lr_scale" in group:
-            group["lr"] = s.BASE_LR * group["lr_scale"]  # type: ignore[operator]  # a number
+            group["lr"] = s.BASE_LR * group["lr_scale"]
     if s.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(groups, lr=s.BASE_LR, betas=(s.BETAS[0], s.BETAS[1]), foreach=True)
     return torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM, nesterov=s.NESTEROV, foreach=True)

@@ -22,7 +22,9 @@ def test_norms_take_their_own_weight_decay_and_frozen_parameters_none():
 def test_scaled_rates_and_undecayed_parameters_have_groups_of_their_own_and_the_whole_rate_comes_first():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     rules = solver.GroupRules(lambda name: 0.5 if name.startswith("0.") else 1.0, lambda name: name == "2.bias")
-    cfg = load_config(get_cfg(), None, "SOLVER.OPTIMIZER AdamW SOLVER.BASE_LR 0.01 SOLVER.WEIGHT_DECAY 0.1".split())
+    cfg = load_config(
+        get_cfg(), None, ["SOLVER.OPTIMIZER", "AdamW", "SOLVER.BASE_LR", "0.01", "SOLVER.WEIGHT_DECAY", "0.1"]
+    )
     optimizer = solver.build_optimizer(cfg, model, rules)
     found = [(g["lr"], g["weight_decay"], g.get("lr_scale", 1.0), [id(p) for p in g["params"]])
              for g in optimizer.param_groups]  # fmt: skip
@@ -38,7 +40,9 @@ def test_the_first_step_of_adamw_is_its_closed_form():
     parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
     model = nn.Module()
     model.register_parameter("weight", parameter)
-    cfg = load_config(get_cfg(), None, "SOLVER.OPTIMIZER AdamW SOLVER.BASE_LR 0.01 SOLVER.WEIGHT_DECAY 0.1".split())
+    cfg = load_config(
+        get_cfg(), None, ["SOLVER.OPTIMIZER", "AdamW", "SOLVER.BASE_LR", "0.01", "SOLVER.WEIGHT_DECAY", "0.1"]
+    )
     optimizer = solver.build_optimizer(cfg, model)
     parameter.grad = torch.tensor([3.0, -0.5])
     optimizer.step()  # the bias-corrected moments of one step are g and g², so that the step is the sign's
