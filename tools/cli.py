@@ -27,6 +27,7 @@ TOOLS = {
     "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
     "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
     "report": "make the page that says how well backbones transfer",
+    "publish": "scores and weights in the Hugging Face Hub's layout, and pushed there if asked",
     "benchmark": "time what is fast here beside what else there is",
     "demo": "what this is, within a minute: a number and a page from embedded digits",
     "quickstart": "the whole chain on embedded data, in minutes on two cores",
