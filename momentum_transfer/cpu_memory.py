@@ -1,4 +1,4 @@
-"""Tells glibc to keep freed memory, so that training steps on the CPU do not fault the same pages in again."""
+"""The CPU's memory: how much is free, and keeping what a step has freed for the next one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of malloc.h
 _LARGE = 1 << 30
+#: Limit and use of a container's control group, of version 2 and of version 1.
+_GROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 def keep_freed_memory() -> bool:
@@ -22,3 +27,19 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_TRIM_THRESHOLD, _LARGE)) and bool(mallopt(_MMAP_THRESHOLD, _LARGE))
+
+
+def available_memory() -> int | None:
+    """Bytes that new work may take without swapping, as the kernel and the control group see it; None if unknown."""
+    try:
+        with open("/proc/meminfo") as lines:
+            found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+    except OSError:
+        found = []
+    for limit, used in _GROUP_FILES:
+        try:
+            with open(limit) as most, open(used) as now:
+                found.append(max(int(most.read()) - int(now.read()), 0))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+    return min(found, default=None)

@@ -32,6 +32,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def local_world_size() -> int:
+    """Number of processes on this machine, torchrun's LOCAL_WORLD_SIZE; 1 alone."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def world_size() -> int:
     """Number of processes; 1 alone."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

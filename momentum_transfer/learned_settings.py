@@ -10,8 +10,8 @@ from momentum_transfer.files import sha256_of_text
 #: Settings of pretraining that change where and how long a run works, not a bit of what it learns: two parts of a run
 #: may differ in them, and its hash leaves them out. What alters the arithmetic is not among them: RUN.PRECISION,
 #: RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change the rounding, RUN.CALIBRATION_BATCHES the random baseline.
-FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MAX_UNREADABLE", "RUN.CHECKPOINT_EVERY",
-                       "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT",
+FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_SHARE", "DATA.MAX_UNREADABLE",
+                       "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT",
                        "RUN.EXPORT_EVERY")  # fmt: skip
 
 

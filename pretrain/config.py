@@ -64,9 +64,10 @@ def _add_data(cfg: CfgNode) -> None:
     cfg.DATA.VIEWS = "byol"  # rcf, mocov2, eman_byol, digits
     cfg.DATA.REMOVE = []  # of a recipe: solarize, blur, grayscale, color_jitter
     cfg.DATA.CROP_SCALE = []  # in the place of the recipe's
-    cfg.DATA.VIEWS_ON = "workers"  # CPU workers; device: a whole batch in one pass
+    cfg.DATA.VIEWS_ON = "workers"  # CPU workers; device: a whole batch in one pass; auto: the faster, by a measurement
     cfg.DATA.CANVAS = 0  # side of the images sent to the device; 0: twice IMAGE_SIZE
-    cfg.DATA.WORKERS = 8
+    cfg.DATA.WORKERS = -1  # processes that read images; -1: as many as the first steps show to be fastest
+    cfg.DATA.MEMORY_SHARE = 0.25  # of the free memory that decoded images may take; 0: files are read each time
 
 
 def _add_solver(cfg: CfgNode) -> None:

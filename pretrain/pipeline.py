@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ from torch.utils.data import Dataset
 
 from momentum_transfer import distributed
 from momentum_transfer.images.datasets import LabelledImages, build_dataset
+from momentum_transfer.images.decoded import kept_in_memory
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.views import TwoViewDataset, build_views, eval_transform
 from momentum_transfer.samplers import Batches, Place, training_loader, whole_steps
+from momentum_transfer.worker_count import MEASURED, candidates, measured_batches
 from pretrain.monitor import EvaluationImages
 from pretrain.plan import Plan
 
@@ -75,6 +77,8 @@ class TrainingBatches:
     def __init__(self, cfg: CfgNode, images: LabelledImages, plan: Plan, device: torch.device) -> None:
         data = cfg.DATA
         self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
+        uses = plan.steps / plan.steps_per_epoch
+        images = kept_in_memory(images, data.MEMORY_SHARE, uses=uses, processes=distributed.local_world_size())
         recipe: dict[str, Any] = {"remove": data.REMOVE, "crop_scale": tuple(data.CROP_SCALE) or None}
         self.dataset: TwoViewDataset | CanvasDataset
         if data.VIEWS_ON == "device":
@@ -87,11 +91,18 @@ class TrainingBatches:
 
     def from_step(self, first: int) -> Iterator[Batch]:
         """This process's micro-batches from the first of step ``first`` on."""
+        accumulate, workers = self.plan.accumulate, self.cfg.DATA.WORKERS
+        if workers != MEASURED:
+            return self._from_batch(first * accumulate, workers)
+        choices = candidates(distributed.local_world_size())
+        return measured_batches(self._from_batch, first * accumulate, self.plan.steps * accumulate, choices)
+
+    def _from_batch(self, first: int, workers: int) -> Generator[Batch, None, None]:
+        """Micro-batches ``first`` on, read by so many worker processes."""
         rank, world = distributed.rank(), distributed.world_size()
-        micro, accumulate, seed = self.plan.micro_batch, self.plan.accumulate, self.cfg.SEED
-        order = whole_steps(self.size, micro * world * accumulate, seed)
-        batches = Batches(order, micro, rank=rank, world=world, start=first * accumulate)
-        workers = self.cfg.DATA.WORKERS
+        micro, seed = self.plan.micro_batch, self.cfg.SEED
+        order = whole_steps(self.size, micro * world * self.plan.accumulate, seed)
+        batches = Batches(order, micro, rank=rank, world=world, start=first)
         pinned = self.device.type == "cuda"
         layout = torch.channels_last if self.cfg.RUN.CHANNELS_LAST else torch.contiguous_format
         images = EpochImages(self.dataset)

@@ -34,6 +34,7 @@ from momentum_transfer.ranges import (
 from momentum_transfer.schedules import LR_SCHEDULES, MOMENTUM_SCHEDULES
 from pretrain.norms import POLICIES, STUDENT_NORMS, TEACHER_NORMS, check_norms
 from pretrain.optimizers import OPTIMIZERS
+from pretrain.views_on import AUTO
 
 METHOD_NAMES = ("momentum2", "byol", "moco", "simsiam", "supervised", "random")
 #: Methods whose student has a teacher that follows it.
@@ -85,9 +86,10 @@ RULES: dict[str, Rule] = {
     "DATA.VIEWS": Choice((*RECIPES, "digits")),
     "DATA.REMOVE": Many(Choice(REMOVALS)),
     "DATA.CROP_SCALE": Many(SHARE, lengths=(0, 2)),
-    "DATA.VIEWS_ON": Choice(("workers", "device")),
+    "DATA.VIEWS_ON": Choice(("workers", "device", AUTO)),
     "DATA.CANVAS": _count(2**14, "px", low=0, note="0: twice DATA.IMAGE_SIZE"),
-    "DATA.WORKERS": _count(1024, "processes", low=0),
+    "DATA.WORKERS": _count(1024, "processes", low=-1, note="-1: measured in the first steps"),
+    "DATA.MEMORY_SHARE": Number(0, 1, note="of the free memory"),
     "SOLVER.OPTIMIZER": Choice(OPTIMIZERS),
     "SOLVER.BATCH_SIZE": _count(2**24, "images"),
     "SOLVER.ACCUMULATE": _count(2**24, "micro-batches"),

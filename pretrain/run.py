@@ -14,11 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from momentum_transfer import distributed
+from momentum_transfer.checkpoint_folder import CheckpointFolder
 from momentum_transfer.console import say
 from momentum_transfer.cpu_memory import keep_freed_memory
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
+from momentum_transfer.worker_count import workers_without_measuring
 from pretrain.compiling import compile_networks
 from pretrain.methods import Method, build_method
 from pretrain.monitor import KnnMonitor
@@ -26,6 +28,7 @@ from pretrain.norms import use_fused_sync
 from pretrain.optimizers import build_optimizer
 from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
 from pretrain.plan import Plan, describe, make_plan
+from pretrain.views_on import settle_views
 
 
 @dataclass
@@ -60,11 +63,12 @@ def _check_precision(cfg: CfgNode, device: torch.device) -> None:
         )
 
 
-def prepare(cfg: CfgNode, device: torch.device) -> Run:
+def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder) -> Run:
     """Data, plan, model and optimiser of the settings, on the device; says the plan."""
     _check_precision(cfg, device)
     images = build_images(cfg, cfg.DATA.SPLIT)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
+    cfg = settle_views(cfg, images, plan.micro_batch, device, checkpoints)
     batches = TrainingBatches(cfg, images, plan, device)
     for line in describe(plan, cfg, distributed.world_size()) if cfg.METHOD.NAME != "random" else []:
         say(line)
@@ -101,7 +105,9 @@ def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> 
         )
     held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
     bank = evaluation_images(cfg, without_class(images, "unlabeled"))  # STL-10's unlabelled images cannot vote
-    return KnnMonitor(bank, held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=cfg.DATA.WORKERS)
+    return KnnMonitor(
+        bank, held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=workers_without_measuring(cfg.DATA.WORKERS)
+    )
 
 
 def distribute(run: Run) -> nn.Module:

@@ -23,6 +23,7 @@ from momentum_transfer.learned_settings import pretraining_hash
 from momentum_transfer.metrics import Metrics
 from momentum_transfer.samplers import ordered_loader
 from momentum_transfer.settings import dump
+from momentum_transfer.worker_count import workers_without_measuring
 from pretrain import resume
 from pretrain.compiling import compile_errors
 from pretrain.methods.random import RandomBackbone
@@ -56,8 +57,8 @@ def train(cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None
         raise InputError(f"expected --stop-after of at least 1 step, found {stop_after}")
     device = choose_device(cfg.RUN.DEVICE, "RUN.DEVICE")
     with distributed.process_group(device):
-        run = prepare(cfg, device)
         checkpoints = CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints", cfg.RUN.KEEP)
+        run = prepare(cfg, device, checkpoints)
         first = _start_or_resume(run, checkpoints, resuming)
         if isinstance(run.method, RandomBackbone):
             if first == 0:
@@ -221,7 +222,7 @@ def _calibrate(run: Run, method: RandomBackbone) -> None:
     batch, count = cfg.SOLVER.BATCH_SIZE, cfg.RUN.CALIBRATION_BATCHES
     count = min(count, len(run.images) // batch)
     subset = shuffled_subset(evaluation_images(cfg, run.images), batch * count, cfg.SEED)
-    loader = ordered_loader(subset, batch, workers=cfg.DATA.WORKERS)
+    loader = ordered_loader(subset, batch, workers=workers_without_measuring(cfg.DATA.WORKERS))
     method.calibrate((images.to(run.device) for images, _ in loader), count)
     say(f"random weights; BN statistics calibrated on {batch * count} training images")
 

@@ -130,14 +130,14 @@ def test_momentum2_exports_the_teachers_history_under_torchvision_names(tiny_cfg
     assert metadata["norm_teacher"] == "MomentumBN"
 
 
-def test_random_baseline_has_the_initial_weights_and_the_images_statistics(tiny_cfg):
+def test_random_baseline_has_the_initial_weights_and_the_images_statistics(tiny_cfg, tmp_path):
     cfg = tiny_cfg({"METHOD.NAME": "random"})
     tensors = load_file(train(cfg))
     torch.manual_seed(cfg.SEED)
     fresh = build_backbone(Architecture("resnet10", 4))
     assert torch.equal(tensors["conv1.weight"], fresh.conv1.weight)
     assert not torch.equal(tensors["bn1.running_var"], fresh.bn1.running_var)
-    run = run_module.prepare(cfg, torch.device("cpu"))
+    run = run_module.prepare(cfg, torch.device("cpu"), CheckpointFolder(tmp_path))
     images = train_module.shuffled_subset(train_module.evaluation_images(cfg, run.images), 16, cfg.SEED)
     maps = fresh.conv1(torch.stack([images[i][0] for i in range(16)]))
     torch.testing.assert_close(tensors["bn1.running_mean"], maps.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
@@ -182,9 +182,9 @@ def test_means_of_the_log_go_on_across_a_resume(tiny_cfg, tmp_path):
     assert len(metrics(parts)) == 2
 
 
-def test_knn_scores_whole_held_out_classes_and_lets_only_labelled_images_vote(tiny_cfg):
+def test_knn_scores_whole_held_out_classes_and_lets_only_labelled_images_vote(tiny_cfg, tmp_path):
     cfg = tiny_cfg({"RUN.KNN_EVERY": 1.0, "DATA.LONG_TAIL": 0.1, "DATA.SAMPLE_FRACTION": 0.5})
-    run = run_module.prepare(cfg, torch.device("cpu"))
+    run = run_module.prepare(cfg, torch.device("cpu"), CheckpointFolder(tmp_path))
     assert len(run.knn.held_out) == len(build_dataset("digits", split="val"))
     assert len(run.knn.bank) == len(run.images) < 400
     with pytest.raises(InputError, match="filelist"):

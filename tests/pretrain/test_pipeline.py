@@ -1,0 +1,64 @@
+"""How images reach the loop does not change what it learns."""
+
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from safetensors.torch import load_file
+
+from momentum_transfer import worker_count
+from momentum_transfer.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.console import Stopped, speaking
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.learned_settings import learned_settings
+from pretrain import views_on
+from pretrain.train import train
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """An image folder of two classes, 12 PNGs."""
+    digits = build_dataset("digits", split="train")
+    for index in range(12):
+        path = tmp_path / "photographs" / "train" / str(index % 2) / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digits[index][0].resize((40, 30 + index), PIL.Image.Resampling.BILINEAR).save(path)
+    return tmp_path / "photographs"
+
+
+def test_images_in_memory_and_a_measured_number_of_workers_leave_every_weight_as_it_is(
+    photographs, tiny_cfg, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(worker_count, "WORTH_TRYING", 0)
+    monkeypatch.setattr(worker_count, "available_cores", lambda: 1)
+    data = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf", "SOLVER.STEPS": 16}
+    exports = []
+    for name, share, workers in (("files", 0, 0), ("memory", 0.5, -1)):
+        settings = {"OUTPUT_DIR": tmp_path / name, "DATA.MEMORY_SHARE": share, "DATA.WORKERS": workers}
+        exports.append(load_file(train(tiny_cfg({**data, **settings}))))
+    for key, value in exports[0].items():
+        assert value.equal(exports[1][key]), key
+
+
+@pytest.mark.parametrize("choice", ["workers", "device"])
+def test_views_are_made_where_that_is_faster_and_a_resumed_run_keeps_to_it(
+    choice, photographs, tiny_cfg, monkeypatch, capsys
+):
+    times = iter([1.0, 0.001, 0.002] if choice == "device" else [0.001, 0.001, 1.0])  # workers, decoding, device
+    monkeypatch.setattr(views_on, "_seconds", lambda work, device=None: next(times))
+    cfg = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf", "DATA.VIEWS_ON": "auto"}
+    with speaking(), pytest.raises(Stopped):
+        train(tiny_cfg(cfg), stop_after=2)
+    assert f"views are made by the {choice}" in capsys.readouterr().out
+    train(tiny_cfg(cfg), resuming=True)  # measures nothing: no time is left
+    with pytest.raises(InputError, match="VIEWS_ON"):
+        train(tiny_cfg({**cfg, "DATA.VIEWS_ON": "device" if choice == "workers" else "workers"}), resuming=True)
+
+
+def test_both_ways_are_timed_on_the_images_of_the_run(photographs, tiny_cfg):
+    settings = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf", "DATA.VIEWS_ON": "auto"}
+    cfg = tiny_cfg(settings)
+    train(cfg)
+    state = load(CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints").last())
+    assert learned_settings(state["config"])["DATA.VIEWS_ON"] in ("workers", "device")
