@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer import distributed
-from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.build import Backbone
 
 
 def linear_head(features: int, classes: int, seed: int) -> nn.Linear:
@@ -25,10 +25,10 @@ class Classifier(nn.Module):
     """images [N, 3, H, W] -> logits [N, classes].
 
     Args:
-        backbone: a ``momentum_transfer.backbones.resnet.ResNet``.
+        backbone: of ``momentum_transfer.backbones.build.build_backbone``.
     """
 
-    def __init__(self, backbone: ResNet, classes: int, seed: int) -> None:
+    def __init__(self, backbone: Backbone, classes: int, seed: int) -> None:
         super().__init__()
         self.backbone = backbone
         self.fc = linear_head(backbone.num_features, classes, seed)

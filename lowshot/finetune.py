@@ -21,7 +21,7 @@ from lowshot.labelled_data import LabelledData, search_split
 from lowshot.labelled_stream import Stream, steps_of
 from lowshot.presets import FinetunePreset
 from momentum_transfer import distributed
-from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.build import Backbone
 
 #: Batches over which the BN statistics are computed again, at most.
 PRECISE_BN_BATCHES = 200
@@ -42,7 +42,7 @@ class FinetuneResult:
 
 def evaluate_finetune(
     data: LabelledData,
-    build: Callable[[], ResNet],
+    build: Callable[[], Backbone],
     rows: np.ndarray,
     fraction: float,
     preset: FinetunePreset,
@@ -78,7 +78,7 @@ def evaluate_finetune(
 
 def _train(
     data: LabelledData,
-    build: Callable[[], ResNet],
+    build: Callable[[], Backbone],
     rows: np.ndarray,
     fraction: float,
     preset: FinetunePreset,

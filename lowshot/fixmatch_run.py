@@ -14,7 +14,7 @@ from lowshot.fixmatch import FixMatch, build_method
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream, steps_of, training_batches
 from lowshot.presets import FixMatchPreset, Schedule
-from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.views import sample_seed
 from momentum_transfer.metrics import read
@@ -62,7 +62,7 @@ _Step = tuple[int, _Pair, tuple[_Pair, torch.Tensor]]
 def evaluate_fixmatch(
     data: LabelledData,
     views: WeakAndStrong,
-    build: Callable[[], ResNet],
+    build: Callable[[], Backbone],
     rows: np.ndarray,
     setting: FixMatchSetting,
     seed: int,

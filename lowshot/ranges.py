@@ -7,7 +7,8 @@ from lowshot.features.extract import LAYERS, PRECISIONS
 from lowshot.fixmatch import STUDENTS, TEACHERS
 from lowshot.rand_augment import LEVELS
 from lowshot.svm import lowshot_svm as svm
-from momentum_transfer.backbones.resnet import DEPTHS, STEMS
+from momentum_transfer.backbones.build import ArchitectureName
+from momentum_transfer.backbones.resnet import STEMS
 from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.neighbours import PRECISIONS as SEARCH_PRECISIONS
@@ -97,7 +98,7 @@ RULES: dict[str, Rule] = {
     "FIXMATCH.BN_MOMENTUM": Momentum(note=_PRESETS),
     # 0 would keep the statistics of the first step for ever.
     "FIXMATCH.STATISTICS_MOMENTUM": Momentum(frozen=False, negative="the preset's", note="1: copies the student's"),
-    "MODEL.ARCH": Choice(DEPTHS),
+    "MODEL.ARCH": ArchitectureName(),
     "MODEL.WIDTH": Number(1, 4096, whole=True, unit="channels"),
     "MODEL.STEM": Choice(STEMS),
 }

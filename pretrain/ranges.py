@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.backbones.resnet import DEPTHS, STEMS
+from momentum_transfer.backbones.build import ArchitectureName
+from momentum_transfer.backbones.resnet import STEMS
 from momentum_transfer.devices import check_device
 from momentum_transfer.images.augmentations import RECIPES, REMOVALS
 from momentum_transfer.images.datasets import DATASETS
@@ -52,7 +53,7 @@ RULES: dict[str, Rule] = {
     "OUTPUT_DIR": PATH,
     "SEED": SEED,
     "METHOD.NAME": Choice(METHOD_NAMES),
-    "MODEL.ARCH": Choice(DEPTHS),
+    "MODEL.ARCH": ArchitectureName(),
     "MODEL.WIDTH": _count(4096, "channels"),
     "MODEL.STEM": Choice(STEMS),
     "HEAD.HIDDEN": _count(2**20, "units"),

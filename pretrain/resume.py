@@ -12,6 +12,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from momentum_transfer import distributed
+from momentum_transfer.backbones.build import AnyArchitecture
+from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.checkpoint_folder import FORMAT
 from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
@@ -38,13 +40,19 @@ def capture(
         "config": dump(cfg),
         "step": step,
         "sampler": {"epoch": step // steps_per_epoch, "step_in_epoch": step % steps_per_epoch},
-        "architecture": {"name": architecture.name, "width": architecture.width, "stem": architecture.stem},
+        "architecture": _described(architecture),
         "network_default": method.network_default,
         "model": method.state_dict(),
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict(),
         "processes": processes,
     }
+
+
+def _described(architecture: AnyArchitecture) -> dict[str, Any]:
+    if isinstance(architecture, Architecture):
+        return {"name": architecture.name, "width": architecture.width, "stem": architecture.stem}
+    return {"text": str(architecture)}
 
 
 def restore(state: dict[str, Any], cfg: CfgNode, method: Method, optimizer: Optimizer, scaler: GradScaler) -> int:

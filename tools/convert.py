@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
     try:
         source = convert_file(
             args.checkpoint, args.out, which=args.which, family=args.family, anchor=args.norm_rescale,
-            constant=args.constant, scope=args.scope, trust_pickle=args.trust_pickle,
+            constant=args.constant, scope=args.scope, trust_pickle=args.trust_pickle, architecture=args.arch,
         )  # fmt: skip
     except CoverageError as error:
         _write_report(args.report, error.report)
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("checkpoint", help="a checkpoint file, an output folder of tools/pretrain.py, or hf:org/name")
-    made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's names)")
+    made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's or timm's names)")
     made.add_argument(
         "--network",
         "--which",
@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--family", choices=sorted(BY_NAME), help="layout of the checkpoint; default: the one that fits best"
     )
+    made.add_argument("--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it: timm:NAME")
     made.add_argument("--report", metavar="FILE.json", help="write what became of every key")
     rescale = made.add_mutually_exclusive_group()
     rescale.add_argument(

@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from momentum_transfer.backbones import resnet
-from momentum_transfer.backbones.resnet import Architecture, NormLayer, ResNet
+from momentum_transfer.backbones.resnet import DEPTHS, Architecture, NormLayer, ResNet
 from momentum_transfer.backbones.timm_network import TIMM, TimmArchitecture, TimmBackbone, build_timm, check_name
 from momentum_transfer.errors import InputError
+from momentum_transfer.ranges import Choice
 
 AnyArchitecture = Architecture | TimmArchitecture
 Backbone = ResNet | TimmBackbone
@@ -34,6 +35,28 @@ def parse_architecture(text: str) -> AnyArchitecture:
     if unknown := [key for key in options if key not in ("width", "stem")]:
         raise InputError(f"expected the options width and stem of a ResNet, found {unknown[0]} in {text!r}; correct it")
     return Architecture(name, **options)
+
+
+def named_architecture(arch: str, width: int = 64, stem: str = "imagenet") -> AnyArchitecture:
+    """The architecture of the settings MODEL.ARCH, MODEL.WIDTH and MODEL.STEM; the last two are a ResNet's.
+
+    Raises:
+        InputError: as ``parse_architecture``.
+    """
+    return parse_architecture(arch) if arch.startswith(TIMM) else Architecture(arch, width, stem)
+
+
+class ArchitectureName(Choice):
+    """The rule of MODEL.ARCH: a ResNet's name, or the text of a timm network."""
+
+    def __init__(self) -> None:
+        super().__init__((*DEPTHS, f"{TIMM}NAME"))
+
+    def holds(self, value: Any) -> bool:
+        if isinstance(value, str) and value.startswith(TIMM):
+            parse_architecture(value)  # its own refusals say more: the nearest names, the missing extra
+            return True
+        return super().holds(value)
 
 
 def _options(text: str, query: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.read import (
     SourceBackbone,
     detectron2_names,
@@ -37,18 +38,19 @@ AUTHOR = "momentum-transfer"
 SUFFIXES = (".pkl", ".pth", ".safetensors")
 
 
-def to_detectron2(state: Mapping[str, Tensor], architecture: Architecture) -> dict[str, np.ndarray]:
+def to_detectron2(state: Mapping[str, Tensor], architecture: AnyArchitecture) -> dict[str, np.ndarray]:
     """Detectron2's names and numpy arrays.
 
     Args:
         state: torchvision name -> tensor, exactly the tensors of ``architecture``.
-        architecture: depth, width and stem.
+        architecture: a ResNet's depth, width and stem.
 
     Raises:
-        InputError: a tensor is missing, of another shape, or not part of the backbone (a head, say).
+        InputError: no ResNet, or a tensor is missing, of another shape, or not part of the backbone (a head, say).
     """
+    names = detectron2_names(architecture)
     _check(state, architecture)
-    return {name: _to_numpy(state[ours]) for ours, name in detectron2_names(architecture).items()}
+    return {name: _to_numpy(state[ours]) for ours, name in names.items()}
 
 
 def from_detectron2(weights: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
@@ -65,7 +67,7 @@ def from_detectron2(weights: Mapping[str, np.ndarray | Tensor]) -> dict[str, Ten
     return {name: state[name] for name in expected_shapes(architecture)}
 
 
-def _check(state: Mapping[str, Tensor], architecture: Architecture) -> None:
+def _check(state: Mapping[str, Tensor], architecture: AnyArchitecture) -> None:
     expected = expected_shapes(architecture)
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} belongs to no {architecture.name}" for name in state if name not in expected]
@@ -75,9 +77,10 @@ def _check(state: Mapping[str, Tensor], architecture: Architecture) -> None:
         if name in expected and tuple(tensor.shape) != expected[name]
     ]
     if problems:
+        width = f" of width {architecture.width}" if isinstance(architecture, Architecture) else ""
         raise InputError(
-            f"expected exactly the {len(expected)} tensors of a {architecture.name} of width {architecture.width}, "
-            f"found {len(problems)} problems, the first: {problems[0]}; nothing was converted"
+            f"expected exactly the {len(expected)} tensors of a {architecture.name}{width}, found {len(problems)} "
+            f"problems, the first: {problems[0]}; nothing was converted"
         )
 
 
@@ -98,9 +101,13 @@ def read_detectron2(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def write(
-    path: str | Path, state: Mapping[str, Tensor], architecture: Architecture, metadata: Mapping[str, str] | None = None
+    path: str | Path,
+    state: Mapping[str, Tensor],
+    architecture: AnyArchitecture,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a backbone; the suffix chooses the format: .pkl (Detectron2), .pth or .safetensors (torchvision's names).
+    """Write a backbone; the suffix chooses the format: .pkl (Detectron2), .pth or .safetensors (the network's
+    own names: torchvision's or timm's).
 
     A .pkl or .pth carries ``metadata`` under that key, beside ``model`` or ``state_dict``; .safetensors in its header.
 
@@ -162,7 +169,10 @@ def check_suffix(path: Path) -> None:
 
 
 def write_detectron2(
-    path: str | Path, state: Mapping[str, Tensor], architecture: Architecture, metadata: Mapping[str, str] | None = None
+    path: str | Path,
+    state: Mapping[str, Tensor],
+    architecture: AnyArchitecture,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write Detectron2's weight file: a pickle that its ``DetectionCheckpointer`` matches by name suffixes.
 

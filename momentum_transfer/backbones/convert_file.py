@@ -6,6 +6,7 @@ from pathlib import Path
 
 from momentum_transfer.backbones import convert, norm_rescale
 from momentum_transfer.backbones.read import CoverageError, SourceBackbone, load_backbone
+from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.console import say, warn
 
 
@@ -19,12 +20,15 @@ def convert_file(
     constant: float | None = None,
     scope: str = norm_rescale.DEFAULT_SCOPE,
     trust_pickle: bool = False,
+    architecture: str | None = None,
 ) -> SourceBackbone:
     """Read, rescale if asked, write; every key is accounted for, or nothing is written.
 
     Args:
-        checkpoint, which, family, trust_pickle: as for :func:`momentum_transfer.backbones.read.load_backbone`.
-        out: the suffix chooses the format: .pkl (Detectron2), .pth or .safetensors (torchvision's names).
+        checkpoint, which, family, trust_pickle, architecture: as for
+            :func:`momentum_transfer.backbones.read.load_backbone`.
+        out: the suffix chooses the format: .pkl (Detectron2, a ResNet), .pth or .safetensors (torchvision's names or
+            timm's).
         anchor: NormRescale: give every weight the norm that it has in this checkpoint (RCF, equation 3).
         constant: multiply every weight by this instead (RCF, table 8).
         scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``.
@@ -40,7 +44,9 @@ def convert_file(
     convert.check_target(out)
     title = f"keys of {checkpoint}"
     try:
-        source = load_backbone(checkpoint, which=which, family=family, trust_pickle=trust_pickle)
+        source = load_backbone(
+            checkpoint, which=which, family=family, trust_pickle=trust_pickle, architecture=architecture
+        )
     except CoverageError as error:
         error.report.show(title)
         raise
@@ -51,6 +57,7 @@ def convert_file(
         warn(warning)
     convert.write(out, source.state, source.architecture, convert.metadata_of(source, rescaling))
     arch = source.architecture
-    say(f"wrote {out}: {arch.name}, width {arch.width}, stem {arch.stem}, network {source.network}"
+    shape = f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)
+    say(f"wrote {out}: {shape}, network {source.network}"
         + (f", NormRescale {rescaling}" if rescaling else ""))  # fmt: skip
     return source

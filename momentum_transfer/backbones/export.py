@@ -1,4 +1,4 @@
-"""The backbone of a pretraining as a file: safetensors under torchvision's names, with its architecture."""
+"""The backbone of a pretraining as a file: safetensors under torchvision's or timm's names, with its architecture."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
-from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.build import Backbone, metadata_of
 from momentum_transfer.files import atomic_path
 
 #: What BN layers keep for training: Momentum BN's pair of views, virtual processes. Not part of a backbone.
 PAIR_BUFFERS = ("alpha", "pending_mean", "pending_var", "pending_count", "group_mean", "group_var")
 
 
-def backbone_state(backbone: ResNet) -> dict[str, Tensor]:
-    """The backbone under torchvision's names, without what only training needs; copies on the CPU.
+def backbone_state(backbone: Backbone) -> dict[str, Tensor]:
+    """The backbone under torchvision's or timm's names, without what only training needs; copies on the CPU.
 
     Under Momentum BN, running_mean and running_var are the final history: the paper dumps the teacher with it.
     """
@@ -28,20 +28,13 @@ def backbone_state(backbone: ResNet) -> dict[str, Tensor]:
     }
 
 
-def export_backbone(path: str | Path, backbone: ResNet, metadata: dict[str, str]) -> None:
-    """Writes ``backbone.safetensors`` atomically: torchvision names, architecture in the metadata.
+def export_backbone(path: str | Path, backbone: Backbone, metadata: dict[str, str]) -> None:
+    """Writes ``backbone.safetensors`` atomically: torchvision's or timm's names, architecture in the metadata.
 
     Args:
         metadata: added to the architecture: which network, normalisation, method, config hash.
     """
-    architecture = backbone.architecture
-    described = {
-        "format": "momentum-transfer/backbone/1",
-        "architecture": architecture.name,
-        "width": str(architecture.width),
-        "stem": architecture.stem,
-        **metadata,
-    }
+    described = {"format": "momentum-transfer/backbone/1", **metadata_of(backbone.architecture), **metadata}
     with atomic_path(path) as temporary:
         safetensors.torch.save_file(backbone_state(backbone), temporary, described)
         _sort_metadata(temporary)

@@ -227,4 +227,11 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )  # fmt: skip
 
+#: A file of an architecture that is known otherwise: timm's own names, or this project's export of them.
+NAMED = Family(
+    "named", "the network's own names, of the architecture that the file or the user names",
+    {ONLY: places("", *_ANY)}, ONLY,
+    {r"^(fc|head|head_dist|classifier|head_fc)\.": _HEAD},
+)  # fmt: skip
+
 BY_NAME = {family.name: family for family in FAMILIES}

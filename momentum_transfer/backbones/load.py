@@ -27,20 +27,22 @@ def load(
     which: str | None = None,
     family: str | None = None,
     trust_pickle: bool = False,
+    architecture: str | None = None,
 ) -> Loaded:
     """The backbone of a checkpoint of any known family.
 
     Args:
-        path, which, family, trust_pickle: as for :func:`momentum_transfer.backbones.read.load_backbone`.
-        into: a network under torchvision's names that takes the weights, ``torchvision.models.resnet50()`` for
-            example; what it has besides the backbone (its classifier ``fc``) stays as it is. Without it a new backbone
+        path, which, family, trust_pickle, architecture: as for
+            :func:`momentum_transfer.backbones.read.load_backbone`.
+        into: a network under torchvision's or timm's names that takes the weights, ``torchvision.models.resnet50()``
+            for example; what it has besides the backbone (its classifier ``fc``) stays as it is. Without it a backbone
             of the checkpoint's architecture is made: images [N, 3, H, W] -> features [N, C], in eval mode.
 
     Raises:
         InputError: as ``load_backbone``; or ``into`` lacks a tensor of the backbone, has it in another shape, or has
             backbone tensors that the checkpoint lacks. Nothing is loaded then.
     """
-    source = load_backbone(path, which=which, family=family, trust_pickle=trust_pickle)
+    source = load_backbone(path, which=which, family=family, trust_pickle=trust_pickle, architecture=architecture)
     if into is None:
         return Loaded(source.build(), source.report)
     _check(into, source.state)

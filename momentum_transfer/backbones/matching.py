@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.containers import Entry, Tables
-from momentum_transfer.backbones.families import BY_NAME, FAMILIES, ONLY, Family, Place
+from momentum_transfer.backbones.families import BY_NAME, FAMILIES, NAMED, ONLY, Family, Place
 from momentum_transfer.backbones.key_report import KeyReport
 from momentum_transfer.backbones.layouts import to_torchvision_name
-from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import COUNTER, expected_shapes, infer_architecture
+from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.errors import InputError
 
 #: The ``format`` of this project's checkpoints.
@@ -33,7 +34,7 @@ class Reading:
     family: Family
     network: str
     available: tuple[str, ...]
-    architecture: Architecture | None
+    architecture: AnyArchitecture | None
     state: dict[str, Tensor]
     report: KeyReport
     unexplained: int = 0
@@ -49,7 +50,14 @@ class Reading:
         return f"{self.family.name} ({self.score[0]} backbone tensors, {self.score[1]} keys explained)"
 
 
-def choose(tables: Tables, tree: Any, which: str | None, family: str | None, path: Path) -> Reading:
+def choose(
+    tables: Tables,
+    tree: Any,
+    which: str | None,
+    family: str | None,
+    path: Path,
+    architecture: AnyArchitecture | None = None,
+) -> Reading:
     """The best reading of a file, with the decisions in its notes.
 
     Args:
@@ -57,6 +65,7 @@ def choose(tables: Tables, tree: Any, which: str | None, family: str | None, pat
         tree: the whole file, for the default network of this project's checkpoints.
         which: the network asked for, or None.
         family: the rule asked for, or None.
+        architecture: what the file holds, where that is known; else a ResNet is inferred.
 
     Raises:
         InputError: nothing found, a tie, or a checkpoint of another version of this project.
@@ -70,10 +79,14 @@ def choose(tables: Tables, tree: Any, which: str | None, family: str | None, pat
     else:
         names = [entry.name for entries in tables.values() for entry in entries]
         rules = tuple(rule for rule in FAMILIES if rule.has_evidence(names))
+    if isinstance(architecture, TimmArchitecture):  # the other layouts are ResNets'
+        rules = tuple(rule for rule in rules if rule.layout == "torchvision")
     default = tree.get("network_default") if own else None
-    readings = [reading for rule in rules if (reading := _read(rule, tables, which, default, family)) is not None]
+    readings = _readings(rules, tables, which, default, family, architecture)
+    if architecture is not None and family is None and not any(reading.report.complete for reading in readings):
+        readings += _readings((NAMED,), tables, which, default, family, architecture)
     readings.sort(key=lambda reading: reading.score, reverse=True)
-    if not readings or readings[0].score[0] == 0:
+    if not readings or (readings[0].score[0] == 0 and architecture is None):
         raise InputError(_nothing_found(tables, rules, readings, path))
     best, *others = readings
     ties = [other for other in others if other.score == best.score]
@@ -89,6 +102,11 @@ def choose(tables: Tables, tree: Any, which: str | None, family: str | None, pat
     return best
 
 
+def _readings(rules: tuple[Family, ...], *arguments: Any) -> list[Reading]:
+    """Of each rule that finds a place in the file; the rest of the arguments as ``_read`` takes them."""
+    return [reading for rule in rules if (reading := _read(rule, *arguments)) is not None]
+
+
 def _network_note(reading: Reading, which: str | None) -> str:
     held = " and ".join(reading.available)
     if which is not None:
@@ -98,7 +116,14 @@ def _network_note(reading: Reading, which: str | None) -> str:
     return f"network: {reading.network}, the only one in the file"
 
 
-def _read(rule: Family, tables: Tables, which: str | None, default: str | None, family: str | None) -> Reading | None:
+def _read(
+    rule: Family,
+    tables: Tables,
+    which: str | None,
+    default: str | None,
+    family: str | None,
+    architecture: AnyArchitecture | None,
+) -> Reading | None:
     """Apply one rule; None where the file has none of its places, or not the network asked for."""
     found = {
         network: place
@@ -113,7 +138,7 @@ def _read(rule: Family, tables: Tables, which: str | None, default: str | None, 
             problem = f"expected a {which} network, found only the {' and '.join(found)} (family {rule.name})"
             return Reading(rule, which, tuple(found), None, {}, KeyReport(), problem=problem)
         network = next(iter(found))
-    return _account(rule, network, found, tables)
+    return _account(rule, network, found, tables, architecture)
 
 
 def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Place | None:
@@ -125,9 +150,15 @@ def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Pl
     return None
 
 
-def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tables) -> Reading:
-    """Give every tensor of the file its fate under ``rule``."""
+def _account(
+    rule: Family, network: str, found: Mapping[str, Place], tables: Tables, architecture: AnyArchitecture | None
+) -> Reading:
+    """Give every tensor of the file its fate under ``rule``.
+
+    What a given architecture names is never a head, whatever it is called: ConvNeXt has a ``head.norm``.
+    """
     report = KeyReport()
+    named = frozenset[str]() if architecture is None else expected_shapes(architecture)
     unexplained = 0
     inside: dict[str, Entry] = {}
     second: list[str] = []
@@ -135,10 +166,10 @@ def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tab
         for entry in entries:
             owner = _owner(entry, container, found)
             reason = rule.reason_to_drop(entry.name)
-            if reason:
+            name = to_torchvision_name(entry.name[len(found[network].prefix) :], rule.layout)
+            if reason and not (owner == network and name in named):
                 report.dropped[entry.key] = reason
             elif owner == network:
-                name = to_torchvision_name(entry.name[len(found[network].prefix) :], rule.layout)
                 if inside.setdefault(name, entry) is not entry:
                     second.append(entry.key)  # two keys, one tensor of the backbone: which is meant, nobody can tell
             elif owner is not None:
@@ -151,7 +182,8 @@ def _account(rule: Family, network: str, found: Mapping[str, Place], tables: Tab
                 unexplained += 1
     reading = Reading(rule, network, tuple(found), None, {}, report, unexplained)
     try:
-        reading.architecture = infer_architecture({name: tuple(entry.tensor.shape) for name, entry in inside.items()})
+        shapes = {name: tuple(entry.tensor.shape) for name, entry in inside.items()}
+        reading.architecture = infer_architecture(shapes) if architecture is None else architecture
     except InputError as error:
         reading.problem = str(error)
         return reading
@@ -179,7 +211,7 @@ def _copied(entry: Entry, container: str, rule: Family, found: Mapping[str, Plac
     return ""
 
 
-def _compare(inside: Mapping[str, Entry], architecture: Architecture, report: KeyReport) -> dict[str, Tensor]:
+def _compare(inside: Mapping[str, Entry], architecture: AnyArchitecture, report: KeyReport) -> dict[str, Tensor]:
     """Match the entries under the prefix with the architecture; fills ``report``."""
     expected = expected_shapes(architecture)
     state: dict[str, Tensor] = {}

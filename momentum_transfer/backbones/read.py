@@ -14,12 +14,19 @@ from typing import Any
 
 from torch import Tensor
 
+from momentum_transfer.backbones.build import (
+    AnyArchitecture,
+    Backbone,
+    architecture_in,
+    build_backbone,
+    metadata_of,
+    parse_architecture,
+)
 from momentum_transfer.backbones.containers import leftovers, tensor_tables
 from momentum_transfer.backbones.families import BY_NAME, ONLY
 from momentum_transfer.backbones.key_report import CoverageError, KeyReport
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
 from momentum_transfer.backbones.refusals import refuse_other_models, refuse_values
-from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
 from momentum_transfer.checkpoint_folder import CheckpointFolder
@@ -39,8 +46,8 @@ class SourceBackbone:
     """A backbone read from a file.
 
     Attributes:
-        state: torchvision names -> tensors, BatchNorm statistics and counters included, no classifier.
-        architecture: inferred from names and shapes.
+        state: torchvision's or timm's names -> tensors, BatchNorm statistics and counters included, no classifier.
+        architecture: inferred from names and shapes, or given.
         family: name of the rule that read it.
         network: "student", "teacher", or "backbone" where the file holds one network and does not say which.
         path: the file itself (a run folder is resolved to its checkpoint).
@@ -51,7 +58,7 @@ class SourceBackbone:
     """
 
     state: dict[str, Tensor]
-    architecture: Architecture
+    architecture: AnyArchitecture
     family: str
     network: str
     path: Path
@@ -60,7 +67,7 @@ class SourceBackbone:
     report: KeyReport = field(repr=False)
     name: str = ""
 
-    def build(self) -> ResNet:
+    def build(self) -> Backbone:
         """The network with these weights: float32, eval mode, every tensor loaded strictly."""
         network = build_backbone(self.architecture)
         network.load_state_dict(self.state, strict=True)
@@ -68,7 +75,12 @@ class SourceBackbone:
 
 
 def load_backbone(
-    path: str | Path, *, which: str | None = None, family: str | None = None, trust_pickle: bool = False
+    path: str | Path,
+    *,
+    which: str | None = None,
+    family: str | None = None,
+    trust_pickle: bool = False,
+    architecture: AnyArchitecture | str | None = None,
 ) -> SourceBackbone:
     """Read the backbone of a checkpoint of any known family.
 
@@ -78,21 +90,27 @@ def load_backbone(
         which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
         family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
         trust_pickle: allow the file to run code while it is read.
+        architecture: of a file that does not tell it, such as ``timm:convnext_tiny``; the default is what the file's
+            metadata say, then a ResNet by its tensors.
 
     Raises:
         CoverageError: backbone tensors are missing, mis-shaped or unexplained; it carries the report.
-        InputError: no checkpoint, no ResNet, an ambiguous family, no such network, or values that are no weights.
+        InputError: no checkpoint, no such network, an ambiguous family, no such network, or values that are no weights.
     """
     if which not in (None, "student", "teacher"):
         raise InputError(f"expected which to be student or teacher, found {which!r}")
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
     file = checkpoint_file(path)
+    if isinstance(architecture, str):
+        architecture = parse_architecture(architecture)
     tree = read_tree(file, trust_pickle=trust_pickle)
-    tables = tensor_tables(tree)
-    refuse_other_models(tree, tables, file)
-    reading = choose(tables, tree, which, family, file)
-    _say_network(reading, carried := carried_metadata(tree, file))
+    tables, carried = tensor_tables(tree), carried_metadata(tree, file)
+    known = architecture or architecture_in(carried)
+    if known is None:
+        refuse_other_models(tree, tables, file)
+    reading = choose(tables, tree, which, family, file, known)
+    _say_network(reading, carried)
     if which is not None and reading.network != which:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
         raise InputError(f"expected the {which}, found a file that holds {held}: {file}; leave --which out")
@@ -147,9 +165,7 @@ def _finish(reading: Reading, tree: Any, carried: Mapping[str, str], path: Path)
         "source_family": reading.family.name,
         **carried,
         "network": reading.network,
-        "architecture": architecture.name,
-        "width": str(architecture.width),
-        "stem": architecture.stem,
+        **metadata_of(architecture),
     }
     return SourceBackbone(
         reading.state, architecture, reading.family.name, reading.network, path, sha256, metadata, report
@@ -167,6 +183,9 @@ def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
     if tree.get("format") == OWN_FORMAT:
         carried["method"] = str(tree.get("method", ""))
         carried["step"] = str(tree.get("step", ""))
+        described = tree.get("architecture")
+        if isinstance(described, Mapping) and isinstance(described.get("text"), str):
+            carried["architecture"] = described["text"]
         if isinstance(tree.get("config"), str):
             with contextlib.suppress(InputError):  # no settings: the backbone is readable all the same
                 carried["config_hash"] = pretraining_hash(tree["config"])

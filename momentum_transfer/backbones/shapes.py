@@ -45,8 +45,17 @@ def expected_shapes(architecture: AnyArchitecture) -> Mapping[str, tuple[int, ..
         return {name: tuple(tensor.shape) for name, tensor in build_backbone(architecture).state_dict().items()}
 
 
-def detectron2_names(architecture: Architecture) -> dict[str, str]:
-    """torchvision name -> Detectron2 name of every parameter and buffer, one to one."""
+def detectron2_names(architecture: AnyArchitecture) -> dict[str, str]:
+    """torchvision name -> Detectron2 name of every parameter and buffer, one to one.
+
+    Raises:
+        InputError: no ResNet; Detectron2 has names for ResNets alone.
+    """
+    if not isinstance(architecture, Architecture):
+        raise InputError(
+            f"expected a ResNet for Detectron2's .pkl, found {architecture}, for which Detectron2 has no names; "
+            "write OUT.safetensors under timm's names"
+        )
     return {name: to_detectron2(name) for name in expected_shapes(architecture)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from momentum_transfer import distributed
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.build import AnyArchitecture, build_backbone, named_architecture
 from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
@@ -24,9 +24,9 @@ from pretrain.norms import FOLLOWS_STUDENT, Norm
 from pretrain.ranges import check_settings
 
 
-def architecture_of(cfg: CfgNode) -> Architecture:
+def architecture_of(cfg: CfgNode) -> AnyArchitecture:
     """The backbone that the settings name."""
-    return Architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+    return named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
 
 
 def scaled_teacher_momentum(cfg: CfgNode) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.errors import InputError
 
 
@@ -42,7 +44,7 @@ class Method(nn.Module):
         """The networks by name: "student", and "teacher" where there is one; each has a ``backbone``."""
         return {name: child for name, child in self.named_children() if name in ("student", "teacher")}
 
-    def backbone(self, network: str | None = None) -> ResNet:
+    def backbone(self, network: str | None = None) -> Backbone:
         """The backbone of the "student" or the "teacher"; by default of the network that the paper evaluates.
 
         Raises:
@@ -53,5 +55,5 @@ class Method(nn.Module):
             known = " and ".join(found)
             raise InputError(f"expected a network of {known}, found {name!r}; take one that the method has")
         backbone = found[name].get_submodule("backbone")
-        assert isinstance(backbone, ResNet)
+        assert isinstance(backbone, (ResNet, TimmBackbone))
         return backbone

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.build import Backbone
 from pretrain.methods.method import Method
 
 
 class RandomBackbone(Method):
     """A backbone as it was initialised."""
 
-    def __init__(self, backbone: ResNet) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.student = nn.ModuleDict({"backbone": backbone})
 

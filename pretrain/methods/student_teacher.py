@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.schedules import momentum_at
 from pretrain.methods.method import Method
 from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
@@ -17,7 +17,7 @@ from pretrain.teacher import copy_student, shuffled_forward, update_teacher
 class Branch(nn.Module):
     """Backbone, projector and, where the method has one, predictor: images [N, 3, H, W] -> embedding [N, D]."""
 
-    def __init__(self, backbone: ResNet, projector: nn.Module, predictor: nn.Module | None = None) -> None:
+    def __init__(self, backbone: Backbone, projector: nn.Module, predictor: nn.Module | None = None) -> None:
         super().__init__()
         self.backbone = backbone
         self.projector = projector

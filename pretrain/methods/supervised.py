@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.build import Backbone
 from pretrain.losses import embedding_std
 from pretrain.methods.single_network import SingleNetwork
 
@@ -13,7 +13,7 @@ from pretrain.methods.single_network import SingleNetwork
 class Classifier(nn.Module):
     """A backbone and a linear classifier: images [N, 3, H, W] -> features [N, C], logits [N, K]."""
 
-    def __init__(self, backbone: ResNet, num_classes: int) -> None:
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
         super().__init__()
         self.backbone = backbone
         self.fc = nn.Linear(backbone.num_features, num_classes)

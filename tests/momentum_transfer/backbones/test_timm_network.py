@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -10,6 +11,9 @@ from torch import nn
 
 from momentum_transfer.backbones.batch_norm import has_batch_norm
 from momentum_transfer.backbones.build import architecture_in, build_backbone, metadata_of, parse_architecture
+from momentum_transfer.backbones.convert_file import convert_file
+from momentum_transfer.backbones.export import export_backbone
+from momentum_transfer.backbones.read import CoverageError, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import expected_shapes
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
@@ -199,3 +203,31 @@ def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     for attempt in (lambda: parse_architecture("timm:test_vit"), lambda: build_backbone(TimmArchitecture("test_vit"))):
         with pytest.raises(InputError, match=r'pip install "momentum-transfer\[timm\]"'):
             attempt()
+
+
+@pytest.mark.parametrize("text", ["timm:test_convnext?img_size=64", "timm:test_vit"])
+@torch.no_grad()
+def test_an_exported_backbone_tells_its_architecture_and_is_converted_under_timms_names(text: str, tmp_path: Path):
+    backbone, _ = made(text)
+    export_backbone(tmp_path / "backbone.safetensors", backbone, {"network": "teacher"})
+    source = load_backbone(tmp_path / "backbone.safetensors")
+    assert (str(source.architecture), source.family, source.network) == (text, "named", "teacher")
+    images = torch.randn(1, 3, 64, 64)
+    assert torch.equal(source.build()(images), backbone(images))
+    convert_file(tmp_path / "backbone.safetensors", tmp_path / "other.pth")
+    again = load_backbone(tmp_path / "other.pth")
+    assert again.state.keys() == backbone.network.state_dict().keys()
+    assert all(torch.equal(tensor, backbone.state_dict()[name]) for name, tensor in again.state.items())
+    with pytest.raises(InputError, match=r"expected a ResNet for Detectron2's .pkl, found timm:"):
+        convert_file(tmp_path / "backbone.safetensors", tmp_path / "other.pkl")
+    assert not (tmp_path / "other.pkl").exists()
+
+
+def test_a_file_of_timm_is_read_as_the_architecture_that_is_given(tmp_path: Path):
+    theirs = timm.create_model("test_convnext")
+    torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, tmp_path / "theirs.pth")
+    source = load_backbone(tmp_path / "theirs.pth", architecture="timm:test_convnext")
+    assert set(source.report.dropped) == {"state_dict.head.fc.weight", "state_dict.head.fc.bias", "epoch"}
+    assert "head.norm.weight" in source.state
+    with pytest.raises(CoverageError, match=r"expected every tensor of a test_convnext2, found .* of another shape"):
+        load_backbone(tmp_path / "theirs.pth", architecture="timm:test_convnext2")
