@@ -26,6 +26,12 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
+def encode_mask(bitmap: NDArray[np.bool_]) -> dict[str, Any]:
+    """COCO's compressed run lengths of a mask [height, width]."""
+    runs = coco_mask.encode(np.asfortranarray(bitmap.astype(np.uint8)))
+    return {"size": runs["size"], "counts": runs["counts"].decode("ascii")}
+
+
 def run_lengths(code: Any) -> NDArray[np.int64]:
     """Lengths of the runs of zeros, ones, zeros, …, column after column, from COCO's compressed code.
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pycocotools import mask as coco_mask
 
 from momentum_transfer.console import ProgressLine
 from momentum_transfer.distributed import barrier, is_main, rank, world_size
 from momentum_transfer.files import write_text
 from momentum_transfer.samplers import ordered_loader
+from transfer.data.run_lengths import encode_mask
 from transfer.torchvision_engine.data import Mapper, PictureList, TestSamples
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.structures import Detections
@@ -51,8 +51,7 @@ def result_entries(image_id: int, found: Detections, category_ids: Sequence[int]
             "image_id": image_id, "category_id": category_ids[label], "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score
         }  # fmt: skip
         if found.masks is not None:
-            runs = coco_mask.encode(np.asfortranarray(found.masks[index].cpu().numpy().astype(np.uint8)))
-            entry["segmentation"] = {"size": runs["size"], "counts": runs["counts"].decode("ascii")}
+            entry["segmentation"] = encode_mask(found.masks[index].cpu().numpy())
         entries.append(entry)
     return entries
 

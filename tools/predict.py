@@ -1,0 +1,76 @@
+"""Find objects in new photographs with a fine-tuned detector: no annotations, nothing is scored.
+
+    python tools/predict.py --detector OUTPUT_DIR photos/ --out predictions
+    python tools/predict.py --detector OUTPUT_DIR one.jpg two.png frames/ --out predictions --threshold 0.7
+
+Writes predictions.json (COCO results), images.json (the ids they use), visuals/ (drawn pictures), counts.csv and
+counts_by_image.csv; of a segmenter labels/ (a class for every pixel). Run again to go on where it stopped, or to add
+images.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from momentum_transfer.console import run_tool, say
+from momentum_transfer.errors import InputError
+
+
+def main(args: argparse.Namespace) -> None:
+    """Load the run, predict, say what was written."""
+    say(f"loading {args.detector}")
+    from transfer.detector_run import load_run  # here, because torch takes seconds
+    from transfer.prediction.predict import Wanted, ids_of, predict
+
+    ids = ids_of(args.ids) if args.ids else None
+    run = load_run(args.detector, engine=args.engine or "", device=args.device)
+    say(f"{run.cfg.MODEL.META_ARCHITECTURE} of {run.classes.title or run.weights.parent}, "
+        f"{len(run.classes.names)} classes, engine {run.engine.name}")  # fmt: skip
+    if run.task == "segmentation" and args.threshold is not None:
+        raise InputError("expected no --threshold with a segmenter, which gives every pixel a class; leave it out")
+    wanted = Wanted(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)
+    for path in predict(run, args.images, args.out, wanted):
+        say(f"wrote {path}")
+    if not args.no_visuals:
+        say(f"pictures are in {args.out / 'visuals'}")
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a score from 0 to 1, found {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("images", nargs="+", metavar="IMAGE", help="image files, folders of them, or of video frames")
+    made.add_argument("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
+    made.add_argument("--out", required=True, type=Path, metavar="DIR", help="where results go")
+    made.add_argument("--threshold", type=_share, metavar="SCORE",
+                      help="leave out detections of a lower score (default: the JSON keeps all that the detector "
+                      "gives; pictures and counts begin at 0.5)")  # fmt: skip
+    made.add_argument("--batch-size", type=_count, default=1, help="images of one size at once (default: %(default)s)")
+    made.add_argument("--ids", metavar="FILE.json", help="take the images' ids from this COCO JSON, so that `score` "
+                      "can compare")  # fmt: skip
+    made.add_argument("--no-visuals", action="store_true", help="draw no pictures")
+    made.add_argument("--skip-unreadable", action="store_true", help="leave out images that cannot be read")
+    made.add_argument("--engine", choices=("detectron2", "torchvision"), help="default: the one that trained it")
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))

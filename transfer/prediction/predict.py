@@ -1,0 +1,187 @@
+"""Predict on many photographs: read, run the detector, draw, keep; stopped commands go on where they were."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from momentum_transfer.console import ProgressLine, say, table, warn
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import atomic_path
+from transfer.data.semantic_overview import tinted
+from transfer.detector_run import DetectorRun, Found
+from transfer.prediction import outputs
+from transfer.prediction.photographs import (
+    Photograph,
+    find_photographs,
+    read_photograph,
+    refuse_unreadable,
+    unreadable,
+)
+from transfer.prediction.store import Store
+from transfer.visuals import MIN_SCORE, draw
+
+#: Images that are read while the detector is busy with others.
+AHEAD = 4
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of a prediction.
+
+    threshold: detections of a lower score are left out everywhere; None: the JSON keeps all that the detector gives,
+    and pictures and counts begin at 0.5. ids: name of an image to its id, from a COCO JSON; None: 1, 2, 3 …
+    """
+
+    threshold: float | None = None
+    batch_size: int = 1
+    visuals: bool = True
+    skip_unreadable: bool = False
+    ids: Mapping[str, int] | None = None
+
+    @property
+    def shown_from(self) -> float:
+        """The lowest score in pictures and counts."""
+        return MIN_SCORE if self.threshold is None else self.threshold
+
+
+def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, wanted: Wanted) -> list[Path]:
+    """Predict on files and folders of images; the files of results written into ``out``.
+
+    What ``out`` holds of the same detector and threshold is kept: images that are done are not done again, new ones are
+    added. See ``outputs`` for the files; ``visuals/`` has a picture of each image, ``labels/`` label PNGs.
+
+    Raises:
+        InputError: no image, one that cannot be read, or ``out`` belongs to another detector or threshold.
+    """
+    photos = [photo for photo in find_photographs(images) if out.resolve() not in photo.path.resolve().parents]
+    wrong = unreadable(photos)
+    if not wanted.skip_unreadable:
+        refuse_unreadable(wrong)
+    for photo, why in wrong.items():
+        warn(f"{photo.path} is left out: {why}")
+    ids = _ids(photos, wanted.ids)
+    out.mkdir(parents=True, exist_ok=True)
+    store = Store(out, {"detector": run.sha256, "threshold": wanted.threshold, "classes": list(run.classes.names)})
+    waiting = [photo for photo in photos if photo not in wrong and not store.has(photo)]
+    if len(waiting) < len(photos) - len(wrong):
+        say(f"{len(photos) - len(wrong) - len(waiting)} images are done already")
+    if waiting:
+        _run(run, waiting, ids, out, wanted, store)
+    by_class, by_image = outputs.counts(run, store.done, wanted.shown_from)
+    table(f"{len(store.done)} images", ("class", "images", outputs.what_is_counted(run)), by_class)
+    return [*outputs.write_results(out, run, store.done), *outputs.write_counts(out, run, by_class, by_image)]
+
+
+def ids_of(file: str | Path) -> dict[str, int]:
+    """File name to id of the images in a COCO JSON, so that predictions can be scored against it.
+
+    Raises:
+        InputError: the file is missing or has no such list.
+    """
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        return {str(image["file_name"]): int(image["id"]) for image in content["images"]}
+    except FileNotFoundError:
+        raise InputError(f"file of image ids not found: {file}; give a COCO JSON") from None
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(
+            f"expected a COCO JSON with images of file_name and id in {file}, found something else: {error}"
+        ) from error
+
+
+def _ids(photos: Sequence[Photograph], known: Mapping[str, int] | None) -> dict[str, int]:
+    """Id of each image by its name or, where the file's names have other folders, by the last part of it."""
+    if known is None:
+        return {}
+    short = {name.rpartition("/")[2]: number for name, number in known.items()}
+    found = {photo.name: known.get(photo.name, short.get(photo.path.name)) for photo in photos}
+    missing = [name for name, number in found.items() if number is None]
+    if missing:
+        raise InputError(
+            f"expected every image in the file of --ids, found {len(missing)} that it lacks ({missing[0]}); leave them "
+            "out, or leave --ids out"
+        )
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _run(
+    run: DetectorRun, photos: Sequence[Photograph], ids: Mapping[str, int], out: Path, wanted: Wanted, store: Store
+) -> None:
+    names = dict(zip(run.classes.ids, run.classes.names, strict=True))
+    batch: list[tuple[Photograph, np.ndarray]] = []
+    with ProgressLine("predict", len(photos)) as progress:
+        for place, (photo, pixels) in enumerate(_read_ahead(photos, wanted.skip_unreadable), start=1):
+            if pixels is not None:
+                batch.append((photo, pixels))
+            if len(batch) < wanted.batch_size and place < len(photos):
+                continue
+            found = run.predict([pixels for _, pixels in batch], threshold=wanted.threshold or 0.0,
+                                batch_size=wanted.batch_size)  # fmt: skip
+            for (photo, pixels), one in zip(batch, found, strict=True):
+                result = _written(run, photo, pixels, one, out, wanted, names)
+                before = store.done.get(photo.name)
+                number = ids.get(photo.name) or (before.image_id if before else store.next_id())
+                store.add(photo, number, result)
+            progress.advance(len(batch))
+            batch = []
+
+
+def _written(
+    run: DetectorRun, photo: Photograph, pixels: np.ndarray, found: Found, out: Path, wanted: Wanted,
+    names: Mapping[int, str],
+) -> dict[str, object]:  # fmt: skip
+    """Write an image's picture and label PNG; its line."""
+    image = Image.fromarray(pixels)
+    if found.labels is not None:
+        with atomic_path(out / "labels" / _renamed(photo.name, (".png",))) as temporary:
+            Image.fromarray(found.labels).save(temporary)
+        result = outputs.label_line(found.labels, len(run.classes.names))
+        drawn = tinted(image, found.labels) if wanted.visuals else None
+    else:
+        result = outputs.line_of(found, *pixels.shape[:2])
+        shown = [entry for entry in result["detections"] if entry["score"] >= wanted.shown_from]
+        drawn = draw(image, shown, names) if wanted.visuals else None
+    if drawn is not None:
+        path = out / "visuals" / _renamed(photo.name, (".png", ".jpg", ".jpeg"))
+        with atomic_path(path) as temporary:
+            drawn.save(temporary, quality=92)  # of JPEG; PNG has no quality
+    return result
+
+
+def _renamed(name: str, endings: Sequence[str]) -> str:
+    """The image's own name where it ends so, else with .png after it."""
+    return name if name.lower().endswith(tuple(endings)) else f"{name}.png"
+
+
+def _read_ahead(photos: Sequence[Photograph], skip: bool) -> Iterator[tuple[Photograph, np.ndarray | None]]:
+    """Every photograph with its pixels, read by a thread while the detector works; None for one that is skipped."""
+    waiting: deque[tuple[Photograph, Future[np.ndarray]]] = deque()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        try:
+            for photo in photos:
+                waiting.append((photo, pool.submit(read_photograph, photo.path)))
+                if len(waiting) > AHEAD:
+                    yield _taken(*waiting.popleft(), skip)
+            while waiting:
+                yield _taken(*waiting.popleft(), skip)
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _taken(photo: Photograph, future: Future[np.ndarray], skip: bool) -> tuple[Photograph, np.ndarray | None]:
+    try:
+        return photo, future.result()
+    except InputError as error:
+        if not skip:
+            raise
+        warn(f"{error}; left out")
+        return photo, None
