@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _P
     from momentum_transfer.report.page import make_report
     from momentum_transfer.report.write import write_report
     from pretrain.own_loop import build_method, train_step
+    from transfer.detector_run import load_run as load_detector
     from transfer.scores.coco import evaluate as score_coco
     from transfer.scores.lvis import evaluate as score_lvis
     from transfer.scores.semantic import evaluate as score_semantic
@@ -47,6 +48,7 @@ _PUBLIC = {
     "linear": "lowshot.arrays:linear",
     "load": "momentum_transfer.backbones.load:load",
     "load_backbone": "momentum_transfer.backbones.read:load_backbone",
+    "load_detector": "transfer.detector_run:load_run",
     "make_record": "momentum_transfer.records:make_record",
     "make_report": "momentum_transfer.report.page:make_report",
     "norm_rescale": "momentum_transfer.backbones.norm_rescale:rescale_to_anchor",
@@ -73,6 +75,7 @@ __all__ = [
     "linear",
     "load",
     "load_backbone",
+    "load_detector",
     "make_record",
     "make_report",
     "norm_rescale",

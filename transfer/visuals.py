@@ -64,11 +64,13 @@ def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mappin
             mask = decode_mask(entry["segmentation"], *entry["segmentation"]["size"])
             canvas = _tint(canvas, mask, colour_of(entry["category_id"]))
     pen = ImageDraw.Draw(canvas)
-    font = ImageFont.load_default(size=max(13, min(canvas.size) // 18))
+    line = max(2, min(canvas.size) // 250)
+    side = min(canvas.size)
+    font = ImageFont.load_default(size=max(13, min(side // 18, 24 + side // 200)))
     for entry in ordered:
         x, y, width, height = (value * scale for value in entry["bbox"])
         colour = colour_of(entry["category_id"])
-        pen.rectangle((x, y, x + width, y + height), outline=colour, width=2)
+        pen.rectangle((x, y, x + width, y + height), outline=colour, width=line)
         label = f"{names[entry['category_id']]} {entry['score']:.2f}"
         pen.font = font
         _, _, right, bottom = pen.textbbox((0, 0), label)

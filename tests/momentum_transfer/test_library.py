@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
 import momentum_transfer as mt
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from tests.transfer.test_detector_run import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(encoding="utf-8"), re.S)
@@ -85,6 +87,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("annotations", "lvis"):
         (folder / f"{name}.json").write_text(json.dumps(truth), encoding="utf-8")
     (folder / "predictions.json").write_text(json.dumps([{**box, "score": 0.9}]), encoding="utf-8")
+    write_run(folder / "outputs/detector", "retinanet")
+    Image.new("RGB", (40, 30)).save(folder / "photo.jpg")
     return folder
 
 
@@ -117,6 +121,7 @@ def test_a_snippet_of_the_docs_runs(number: int, prepared: Path, monkeypatch: py
             if value.dim() == 4
         ),
         "features": lambda: names["features"].shape == (6, 512),
+        "found": lambda: len(names["found"].names) == len(names["found"].boxes),
         "figures": lambda: np.isfinite(names["figures"]["loss"]),
         "records": lambda: names["records"][0]["value"] == 74.6 and "74.6" in Path("report.html").read_text("utf-8"),
     }
