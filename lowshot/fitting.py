@@ -19,6 +19,7 @@ from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
 from momentum_transfer.errors import InputError
 from momentum_transfer.lars import LARS
 from momentum_transfer.metrics import Metrics
+from momentum_transfer.resumed_state import check_optimizer, check_parts, check_step, fitting
 from momentum_transfer.schedules import learning_rate
 
 Batch = TypeVar("Batch")
@@ -70,11 +71,15 @@ class Run:
         if newest is None:
             return 0
         state = load(newest)
-        if state.get("total") != self.total or set(state.get("modules", ())) != set(self.modules):
+        check_parts(state, {"total": int, "step": int, "modules": dict, "optimizer": dict}, newest)
+        if state["total"] != self.total or set(state["modules"]) != set(self.modules):
             raise InputError(f"{newest} belongs to another run (other settings); delete {self.folder} to start over")
-        for name, module in self.modules.items():
-            module.load_state_dict(state["modules"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+        check_step(state["step"], self.total, newest)
+        with fitting(newest):
+            for name, module in self.modules.items():
+                module.load_state_dict(state["modules"][name])
+            self.optimizer.load_state_dict(state["optimizer"])
+        check_optimizer(self.optimizer, newest)
         return int(state["step"])
 
     def save(self, step: int) -> None:

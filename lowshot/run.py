@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
+from momentum_transfer.run_lock import alone_in
 from momentum_transfer.verdicts.hits import PerItem
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]
@@ -103,7 +105,9 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
         def wanted(task: str, protocol: str, trial: int) -> bool:
             return not results.done(file, task=task, protocol=protocol, trial=trial, **identity)
 
-        new = list(_recorded(evaluate(wanted), file, subject, alone))
+        # Trainings keep checkpoints in OUTPUT_DIR; evaluations on features only append records, which many may do.
+        with alone_in(cfg.OUTPUT_DIR) if request.command in ON_IMAGES else contextlib.nullcontext():
+            new = list(_recorded(evaluate(wanted), file, subject, alone))
     if request.command != "features":
         _show(request.command, subject, new, file)
     return new
@@ -113,6 +117,7 @@ def _check_writable(file: Path) -> None:
     """Raise InputError before hours of work if the results file cannot be written."""
     if not distributed.is_main():
         return
+    missing = [folder for folder in file.absolute().parents if not folder.exists()]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         new = not file.exists()
@@ -122,6 +127,10 @@ def _check_writable(file: Path) -> None:
             file.unlink()  # an evaluation that ends in an error leaves no empty file
     except OSError as error:
         raise InputError(f"cannot write results to {file}: {error.strerror}; choose another --results FILE") from error
+    finally:
+        for folder in missing:  # nor an empty folder
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:

@@ -6,16 +6,18 @@ are kept. Those of detectors end in ``.pth`` and hold the detector under ``model
 
 from __future__ import annotations
 
-import errno
-import shutil
+import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import atomic_path, write_text
+from momentum_transfer.console import warn
+from momentum_transfer.digests import KEY, sealed, verify, verify_records
+from momentum_transfer.errors import InputError, one_line, shown
+from momentum_transfer.files import atomic_path, refused_by_system, remove_leftovers, write_text
 
 FORMAT = "momentum-transfer/1"
 POINTER = "last"
@@ -43,8 +45,7 @@ class CheckpointFolder:
             OSError: no space (``errno.ENOSPC``) or another failure of the disk.
         """
         path = self.folder / f"step_{step:07d}{self.suffix}"
-        for rest in self.folder.glob(f".step_*{self.suffix}"):  # of a save that was killed
-            rest.unlink(missing_ok=True)
+        remove_leftovers(self.folder, below=False)  # of a save that was killed
         with atomic_path(path) as temporary:
             write_archive(temporary, state)
         write_text(self.folder / POINTER, path.name + "\n")
@@ -58,60 +59,100 @@ class CheckpointFolder:
     def last(self) -> Path | None:
         """The newest whole checkpoint; None when there is none.
 
+        Where ``last`` is missing beside checkpoints (deleted, or a kill came before it was first written), it is the
+        one of the latest step, with a warning.
+
         Raises:
             InputError: ``last`` names a file that is not there.
         """
         pointer = self.folder / POINTER
         if not pointer.is_file():
-            return None
-        name = pointer.read_text(encoding="utf-8").strip()
+            files = [file for file in self.folder.glob(f"step_*{self.suffix}") if _step_of(file) is not None]
+            newest = max(files, key=lambda file: _step_of(file) or 0, default=None)
+            if newest is not None:
+                warn(f"{pointer} is missing; the latest checkpoint beside it is taken for the last: {newest.name}")
+            return newest
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         path = self.folder / name
-        if Path(name).name != name or not path.is_file():
-            raise InputError(f"expected {pointer} to name a checkpoint beside it, found {name!r}; correct or delete it")
+        if not _is_name(name) or not path.is_file():
+            raise InputError(
+                f"expected {pointer} to name a checkpoint beside it, found {shown(name)}; correct or delete it"
+            )
         return path
 
 
+def _is_name(text: str) -> bool:
+    return 0 < len(text) < 200 and "\0" not in text and Path(text).name == text
+
+
+def _step_of(file: Path) -> int | None:
+    found = re.fullmatch(r"step_(\d{1,18})\.\w+", file.name)
+    return int(found[1]) if found else None
+
+
 def write_archive(path: Path, state: dict[str, Any]) -> None:
-    """Write what ``torch.save`` writes; a full disk stays the OSError that it is."""
+    """Write what ``torch.save`` writes, with the digest of its content; a full disk stays the OSError that it is."""
     try:
         with open(path, "wb") as stream:
-            torch.save(state, stream)
+            torch.save(sealed(state), stream)
     except RuntimeError as error:  # torch's zip writer hides the system's error
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from error
-        if shutil.disk_usage(path.parent).free < 1 << 20:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path)) from error
-        raise
+        refused = refused_by_system(error, path.parent)
+        if refused is None:
+            raise
+        raise OSError(refused, os.strerror(refused), str(path)) from error
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """Reads a checkpoint of pretraining or of training with few labels on the CPU; no code in it is run.
 
     Raises:
-        InputError: no such file, truncated, or not a checkpoint of this format.
+        InputError: no such file, damaged, or not a checkpoint of this format.
     """
-    state = read_archive(path)
+    state = read_own(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise InputError(f"expected a checkpoint of format {FORMAT}, found {found!r} in {path}; give one of this tool")
+        raise InputError(
+            f"expected a checkpoint of format {FORMAT}, found {shown(found)} in {path}; give one of this tool"
+        )
     return state
 
 
-def read_archive(path: str | Path) -> Any:
-    """What ``write_archive`` wrote, on the CPU; no code in it is run.
+def read_own(path: str | Path) -> Any:
+    """What ``write_archive`` wrote, on the CPU, compared with its digest; no code in it is run.
+
+    Files of versions before 2026-11-22 have no digest: of them the archive's checksums are compared, with a warning.
 
     Raises:
-        InputError: no such file, truncated, or of another kind.
+        InputError: no such file, damaged, or of another kind.
+    """
+    return read_archive(path, own=True)
+
+
+def read_archive(path: str | Path, *, own: bool = False) -> Any:
+    """What ``torch.save`` wrote, on the CPU, compared with the digest or else the checksums in it; no code is run.
+
+    The digest itself is left out. A file of this project's ``own`` without one is warned of.
+
+    Raises:
+        InputError: no such file, damaged, or of another kind.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected a checkpoint, found no file {path}; give the path of a checkpoint")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        tree = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(
             f"expected a whole checkpoint, found {path} truncated or damaged; "
             f"to go on from an earlier one, write its name into {path.parent / POINTER}"
         ) from error
     except Exception as error:  # weights_only's refusals are pickle.UnpicklingError and whatever the bytes provoke
-        raise InputError(f"expected a checkpoint of this project, found another file {path}: {error}") from error
+        detail = one_line(error)
+        raise InputError(f"expected a checkpoint of this project, found another file {path}: {detail}") from error
+    if verify(tree, path):
+        del tree[KEY]
+        return tree
+    verify_records(path)
+    if own:
+        warn(f"{path} holds no digest of its content (it was written before 2026-11-22); its checksums are right")
+    return tree

@@ -6,7 +6,6 @@ level INFO shows it, raising the logger's level silences it), printed by :func:`
 
 import argparse
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.exit_lines import AGAIN, first_to_say, refusal, shortened
 from momentum_transfer.extras import missing_package
 from momentum_transfer.shipped import as_typed
 from momentum_transfer.versions import check_torch
@@ -253,48 +253,38 @@ def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namesp
     except InputError as error:
         if args.debug:
             traceback.print_exc()
-        print(f"error: {as_typed(str(error))}", file=sys.stderr)
+        _say_error(str(error) if args.debug else shortened(str(error)))
         return 2
     except ModuleNotFoundError as error:
         if args.debug or (said := missing_package(error.name or "")) is None:
             raise
-        print(f"error: {said}", file=sys.stderr)
+        _say_error(said)
         return 2
     except Stopped as stopped:
         say(as_typed(str(stopped)))
         return stopped.exit_code
     except KeyboardInterrupt:
-        print(f"stopped by Ctrl-C; {_AGAIN}", file=sys.stderr)
+        print(f"stopped by Ctrl-C; {AGAIN}", file=sys.stderr)
         return 130
     except _Terminated:
-        print(f"stopped by SIGTERM; {_AGAIN}", file=sys.stderr)
+        print(f"stopped by SIGTERM; {AGAIN}", file=sys.stderr)
         return 143
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
-        if args.debug or error.errno not in (*_DISK_FULL, *_WRONG_PATH):
+    except Exception as error:
+        if args.debug or (refused := refusal(error)) is None:
             raise
-        return _explain(error)
+        line, code = refused
+        _say_error(line)
+        return code
     return 0
 
 
-_AGAIN = "what was written is whole; run the same command again (with --resume where the tool offers it)"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRONG_PATH = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-    *(errno.ENAMETOOLONG, errno.ELOOP),
-)
-
-
-def _explain(error: OSError) -> int:
-    """One line for what the file system refused; the exit code."""
-    file = error.filename or "a file"
-    if error.errno in _DISK_FULL:
-        print(f"error: no space left on the disk while writing {file}; free some space; {_AGAIN}", file=sys.stderr)
-        return 1
-    print(f"error: cannot use {file}: {error.strerror}; choose another path", file=sys.stderr)
-    return 2
+def _say_error(text: str) -> None:
+    """One line on standard error; under torchrun of the first process that has it to say."""
+    if first_to_say(text):
+        print(f"error: {as_typed(text)}", file=sys.stderr, flush=True)
 
 
 class _Terminated(BaseException):

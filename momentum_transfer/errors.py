@@ -1,8 +1,10 @@
 """InputError: the exception for mistakes in a user's input; any other exception is a bug."""
 
+import re
 import reprlib
 from typing import Any
 
+_LINE_BREAK = re.compile(r"\s*\n\s*")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 80, 80, 40
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
@@ -15,14 +17,21 @@ def shown(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
+def one_line(error: BaseException | str, most: int = 240) -> str:
+    """A library's message cut to one line: its first sentences, without line breaks. ``--debug`` shows all of it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 class InputError(Exception):
     """Something the user gave is wrong. The message says what was expected, what was found and what to do next.
 
-    Tools print it as one line and exit with code 2; library callers may catch it.
+    Tools print it as one line and exit with code 2; library callers may catch it. Line breaks (of a library's message
+    within it) become spaces; what they were is in the ``__cause__``, which ``--debug`` shows.
     """
 
     def __init__(self, message: str) -> None:
         # A DataLoader raises a worker's exception again with the worker's traceback in front of the message.
         if message.startswith("Caught InputError in "):
             message = message.rstrip().rpartition("InputError: ")[2]
-        super().__init__(message)
+        super().__init__(_LINE_BREAK.sub(" ", message).strip() if "\n" in message else message)

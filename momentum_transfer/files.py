@@ -1,15 +1,24 @@
 """Atomic file writes, file hashes, and the names that results give to weights."""
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 #: Names that our tools give to every run's files, and so say nothing about which run it is.
 _GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
+#: Temporary files of ``atomic_path``. Before 2026-11-22 they had no ``.tmp``: of those only our own names count.
+_LEFTOVER = re.compile(
+    r"\..+\.[a-z0-9_]{8}\.tmp(\.\w+)?"
+    r"|\.(metrics|last|step_\d+|backbone|model_final|model_best|training|config|about|quickstart|results_\w+|\d+"
+    r"|\w+_classes|\w+_example_\d+)\.[a-z0-9_]{4,8}(\.\w+)?"
+)
 
 
 @contextlib.contextmanager
@@ -18,14 +27,21 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     The data is flushed to disk before the rename, so that a crash, a full disk or a kill leaves either the previous
     file or the new one, never a part. The temporary file keeps the suffix of ``path``, because writers such as
-    ``numpy.save`` and Pillow read the format from it.
+    ``numpy.save`` and Pillow read the format from it. It is locked, so that ``remove_leftovers`` spares it.
+
+    Raises:
+        OSError: what the system refused, with the file that was meant; libraries hide it behind errors of their own.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:80]}.", suffix=f".tmp{path.suffix}")
+    except OSError as error:
+        error.filename = str(path)
+        raise
     temporary = Path(name)
     try:
+        _locked(handle)
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
@@ -33,12 +49,69 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; results are to be shared
         os.replace(temporary, path)
-    except OSError as error:
-        if error.errno and error.filename in (None, name):  # say the file that was meant
-            error.filename = str(path)
-        raise
+    except Exception as error:
+        refused = refused_by_system(error, temporary.parent)
+        if refused is None or (isinstance(error, OSError) and error.filename not in (None, name)):
+            raise
+        raise OSError(refused, os.strerror(refused), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def refused_by_system(error: BaseException, folder: Path) -> int | None:
+    """The system's error number behind ``error``, raised while a file was written in ``folder``; None: another error.
+
+    numpy, Pillow, torch and safetensors report a full disk each in its own way.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return cause.errno
+        if found := re.search(r"os error (\d+)", str(cause)):  # Rust's words, in safetensors
+            return int(found[1])
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):  # numpy's
+        return errno.ENOSPC
+    full = shutil.disk_usage(folder).free < 1 << 20
+    return errno.ENOSPC if full and isinstance(error, (OSError, RuntimeError)) else None
+
+
+def _locked(handle: int) -> bool | None:
+    """Whether this process has the lock on an open file now; None where the file system knows no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def remove_leftovers(folder: str | Path, *, below: bool = True) -> int:
+    """Remove the temporary files of writers that were killed, in ``folder`` and ``below`` it; how many they were.
+
+    A file that a process is writing is locked, and stays.
+    """
+    removed = 0
+    for place, folders, names in os.walk(folder):
+        if not below:
+            folders.clear()
+        for name in filter(_LEFTOVER.fullmatch, names):
+            with contextlib.suppress(OSError):
+                removed += _remove_unlocked(os.path.join(place, name))
+    return removed
+
+
+def _remove_unlocked(file: str) -> bool:
+    handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        if not _locked(handle):
+            return False
+        os.unlink(file)
+    finally:
+        os.close(handle)
+    return True
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -25,7 +25,7 @@ def learned_settings(text: str) -> dict[str, Any]:
     try:
         aliased = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
         tree = None if aliased else yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: 5000 digits, a date that is none
         tree = None
     if not isinstance(tree, dict):
         raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text")

@@ -65,11 +65,12 @@ class Metrics:
 def read(path: str | Path, before: int | None = None) -> list[dict[str, Any]]:
     """The whole lines of a metrics file, of steps up to ``before`` if given; a cut last line is left out."""
     lines = []
-    for text in Path(path).read_text(encoding="utf-8").splitlines():
+    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # ValueError: no JSON, or a number of 5000 digits
             continue
-        if isinstance(line, dict) and (before is None or line.get("step", 0) <= before):
+        step = line.get("step", 0) if isinstance(line, dict) else None
+        if isinstance(step, (int, float)) and (before is None or step <= before):
             lines.append(line)
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,16 @@ from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.checkpoint_folder import FORMAT
 from momentum_transfer.console import warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.learned_settings import learned_settings
+from momentum_transfer.resumed_state import (
+    check_generator,
+    check_numbers,
+    check_optimizer,
+    check_parts,
+    check_step,
+    fitting,
+)
 from momentum_transfer.settings import dump
 from pretrain.methods import Method
 
@@ -55,20 +64,31 @@ def _described(architecture: AnyArchitecture) -> dict[str, Any]:
     return {"text": str(architecture)}
 
 
-def restore(state: dict[str, Any], cfg: CfgNode, method: Method, optimizer: Optimizer, scaler: GradScaler) -> int:
+def restore(
+    state: dict[str, Any],
+    cfg: CfgNode,
+    method: Method,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    steps: int,
+    path: Path,
+) -> int:
     """Puts a checkpoint back; returns the steps that it has done.
 
+    Args:
+        steps: of the whole training. path: of the checkpoint, for messages.
+
     Raises:
-        InputError: it was made under other settings, or does not hold this model.
+        InputError: it was made under other settings, does not hold this model, or is no whole state of a training.
     """
+    _check(state, cfg, path)
     check_same_settings(state["config"], cfg)
-    try:
+    check_step(state["step"], max(steps, 1), path)
+    with fitting(path):
         method.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
-    except (RuntimeError, ValueError, KeyError) as error:
-        detail = " ".join(str(error).split())
-        raise InputError(f"expected a checkpoint of this model, found another: {detail}") from error
+    check_optimizer(optimizer, path)
     processes = state["processes"]
     if len(processes) != distributed.world_size():
         warn(
@@ -77,12 +97,30 @@ def restore(state: dict[str, Any], cfg: CfgNode, method: Method, optimizer: Opti
         )
         return state["step"]
     own = processes[distributed.rank()]
-    with torch.no_grad():
+    with torch.no_grad(), fitting(path):
         buffers = dict(method.named_buffers())
         for name, value in own["buffers"].items():
             buffers[name].copy_(value)
     _set_generators(own["generators"])
     return state["step"]
+
+
+def _check(state: dict[str, Any], cfg: CfgNode, path: Path) -> None:
+    """The whole state before any of it is used."""
+    parts = {"method": str, "config": str, "step": int, "sampler": dict, "model": dict, "optimizer": dict,
+             "scaler": dict, "processes": list}  # fmt: skip
+    check_parts(state, parts, path)
+    check_parts({"figures": {}, **state}, {"figures": dict}, path)
+    if state["method"] != cfg.METHOD.NAME:
+        raise InputError(f"expected a checkpoint of {cfg.METHOD.NAME}, found one of {shown(state['method'])}: {path}")
+    for values in state.get("figures", {}).values():
+        numbers = enumerate(values if isinstance(values, list) else [values])
+        check_numbers({str(place): value for place, value in numbers}, "figures", path)
+    if not state["processes"]:
+        raise InputError(f"expected the states of one process or more in {path}, found none; take another checkpoint")
+    for number, process in enumerate(state["processes"]):
+        check_parts(process if isinstance(process, dict) else {}, {"generators": dict, "buffers": dict}, path)
+        check_generator(process["generators"].get("torch"), f"processes[{number}]", path)
 
 
 def check_same_settings(saved: str, cfg: CfgNode) -> None:

@@ -18,9 +18,10 @@ from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
 from momentum_transfer.console import ProgressLine, Stopped, StopSignal, say, stop_signals
 from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.learned_settings import pretraining_hash
 from momentum_transfer.metrics import Metrics
+from momentum_transfer.run_lock import alone_in
 from momentum_transfer.samplers import ordered_loader
 from momentum_transfer.settings import dump
 from momentum_transfer.worker_count import workers_without_measuring
@@ -59,16 +60,22 @@ def train(cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None
     with distributed.process_group(device):
         checkpoints = CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints", cfg.RUN.KEEP)
         run = prepare(cfg, device, checkpoints)
-        first = _start_or_resume(run, checkpoints, resuming)
-        if isinstance(run.method, RandomBackbone):
-            if first == 0:
-                _calibrate(run, run.method)
-                _save(run, checkpoints, 1)
-        elif stop_after is not None and first >= stop_after and first < run.plan.steps:
-            raise InputError(f"expected --stop-after beyond the {first} steps done, found {stop_after}")
-        elif first < run.plan.steps:
-            _loop(run, checkpoints, first, stop_after)
-        return _export(run)
+        with alone_in(cfg.OUTPUT_DIR):
+            return _work(run, checkpoints, resuming, stop_after)
+
+
+def _work(run: Run, checkpoints: CheckpointFolder, resuming: bool, stop_after: int | None) -> Path:
+    """From the start or the last checkpoint to the exported backbone."""
+    first = _start_or_resume(run, checkpoints, resuming)
+    if isinstance(run.method, RandomBackbone):
+        if first == 0:
+            _calibrate(run, run.method)
+            _save(run, checkpoints, 1)
+    elif stop_after is not None and first >= stop_after and first < run.plan.steps:
+        raise InputError(f"expected --stop-after beyond the {first} steps done, found {stop_after}")
+    elif first < run.plan.steps:
+        _loop(run, checkpoints, first, stop_after)
+    return _export(run)
 
 
 def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) -> int:
@@ -82,10 +89,10 @@ def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) ->
     state = load(last)
     if (before := state.get("images", run.images_key)) != run.images_key:
         raise InputError(
-            f"expected the images of the checkpoint ({before}), found others ({run.images_key}); "
+            f"expected the images of the checkpoint ({shown(before)}), found others ({run.images_key}); "
             "correct DATA.ROOT, or start a new OUTPUT_DIR"
         )
-    step = resume.restore(state, run.cfg, run.method, run.optimizer, run.scaler)
+    step = resume.restore(state, run.cfg, run.method, run.optimizer, run.scaler, run.plan.steps, last)
     run.figures.update(state.get("figures", {}))
     say(f"resumed {last} after {step} steps")
     return step

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from momentum_transfer.backbones.read import detectron2_names, load_backbone
+from momentum_transfer.checkpoint_folder import read_archive
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, weights_name
 from momentum_transfer.hub import pull
@@ -85,12 +85,9 @@ def read_detector(path: str | Path) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise InputError(f"detector weights not found: {path}")
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for damaged files
-        raise InputError(
-            f"expected a detector checkpoint in {path}, but it cannot be read ({type(error).__name__}); "
-            "give the model_final.pth of a finished run"
-        ) from error
+        loaded = read_archive(path)
+    except InputError as error:
+        raise InputError(f"{error}; give the model_final.pth of a finished run") from error
     state = loaded.get("model", loaded) if isinstance(loaded, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"expected a mapping of names to tensors in {path}, found something else")

@@ -16,6 +16,7 @@ from momentum_transfer.devices import choose_device
 from momentum_transfer.distributed import any_rank, barrier, is_main, process_group
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
+from momentum_transfer.run_lock import alone_in
 from momentum_transfer.settings import config_hash, dump, value_of
 from transfer.config import get_cfg
 from transfer.engine import Engine, Predictions
@@ -63,7 +64,7 @@ def run(cfg: CfgNode, request: Request) -> None:
         )
     task = open_task(cfg, training=not request.eval_only)
     task.check(cfg)
-    with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
+    with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
         for trial in range(cfg.TRIALS):
             folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
             _trial(cfg, request, engine, task, initial, trial, folder)
@@ -108,7 +109,12 @@ def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) ->
         return
     if not resume:
         raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
-    before = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        before = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        before = None
+    if not isinstance(before, dict):
+        raise InputError(f"expected {file} as a training wrote it, found it damaged; choose another OUTPUT_DIR")
     for key, value in now.items():
         if before.get(key) != value:
             raise InputError(

@@ -30,6 +30,8 @@ from momentum_transfer.backbones.read import (
     load_backbone,
 )
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.checkpoint_folder import write_archive
+from momentum_transfer.digests import sealed, sealed_metadata
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
 
@@ -124,12 +126,11 @@ def write(
     whole = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(architecture)}
     with atomic_path(path) as temporary:
         if path.suffix == ".safetensors":
-            save_file(_unshared(whole), temporary, metadata=text)
+            save_file(_unshared(whole), temporary, metadata=sealed_metadata(whole, text))
         else:
             # clone: a tensor mapped from a larger file would drag its whole storage along
-            torch.save(
-                {"state_dict": {name: tensor.clone() for name, tensor in whole.items()}, "metadata": text}, temporary
-            )
+            own = {name: tensor.clone() for name, tensor in whole.items()}
+            write_archive(temporary, {"state_dict": own, "metadata": text})
 
 
 def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -188,7 +189,7 @@ def write_detectron2(
     with atomic_path(path) as temporary, open(temporary, "wb") as stream:
         pickler = _ArrayPickler(stream, protocol=4)  # the newest that Python 3.7 reads
         pickler.fast = True  # no memo: it would hold a copy of every array until the end
-        pickler.dump(tree)
+        pickler.dump(sealed(tree))
 
 
 class _ArrayPickler(pickle.Pickler):

@@ -10,6 +10,7 @@ import safetensors.torch
 from torch import Tensor
 
 from momentum_transfer.backbones.build import Backbone, metadata_of
+from momentum_transfer.digests import sealed_metadata
 from momentum_transfer.files import atomic_path
 
 #: What BN layers keep for training: Momentum BN's pair of views, virtual processes. Not part of a backbone.
@@ -35,8 +36,9 @@ def export_backbone(path: str | Path, backbone: Backbone, metadata: dict[str, st
         metadata: added to the architecture: which network, normalisation, method, config hash.
     """
     described = {"format": "momentum-transfer/backbone/1", **metadata_of(backbone.architecture), **metadata}
+    state = backbone_state(backbone)
     with atomic_path(path) as temporary:
-        safetensors.torch.save_file(backbone_state(backbone), temporary, described)
+        safetensors.torch.save_file(state, temporary, sealed_metadata(state, described))
         _sort_metadata(temporary)
 
 

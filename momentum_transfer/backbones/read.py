@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from momentum_transfer import digests
 from momentum_transfer.backbones.build import (
     AnyArchitecture,
     Backbone,
@@ -176,7 +177,7 @@ def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
     """Text that an earlier conversion, export or pretraining run left in the file."""
     if not isinstance(tree, Mapping):
         return {}
-    carried = dict(read_safetensors_metadata(path))
+    carried = {key: value for key, value in read_safetensors_metadata(path).items() if key != digests.KEY}
     inner = tree.get("metadata")
     if isinstance(inner, Mapping):
         carried.update({str(key): str(value) for key, value in inner.items() if isinstance(value, (str, int, float))})

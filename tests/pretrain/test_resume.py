@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def test_the_generator_goes_on_where_it_was(tiny_cfg):
     state = resume.capture(cfg, *run, 3, 10)
     expected = torch.rand(3)
     torch.rand(5)
-    assert resume.restore(state, cfg, *run) == 3
+    assert resume.restore(state, cfg, *run, 10, Path("a.pt")) == 3
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -66,4 +67,4 @@ def test_another_model_is_refused(tiny_cfg):
     state = resume.capture(cfg, *parts(cfg), 1, 10)
     state["model"] = nn.Linear(1, 1).state_dict()
     with pytest.raises(InputError, match="expected a checkpoint of this model"):
-        resume.restore(state, cfg, *parts(cfg))
+        resume.restore(state, cfg, *parts(cfg), 10, Path("a.pt"))

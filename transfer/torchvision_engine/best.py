@@ -11,6 +11,7 @@ from pathlib import Path
 
 from momentum_transfer.console import say
 from momentum_transfer.distributed import barrier, is_main
+from momentum_transfer.errors import InputError
 from momentum_transfer.files import write_text
 from transfer.engine import Predictions, Score
 from transfer.torchvision_engine import training_state
@@ -31,10 +32,17 @@ class BestKeeper:
     def __init__(self, detector: Detector, predict: Callable[[Path], Predictions], score: Score, out_dir: Path) -> None:
         self.detector, self.predict, self.score, self.out_dir = detector, predict, score, out_dir
         self.note = out_dir / NAME.replace(".pth", ".json")
-        known = json.loads(self.note.read_text(encoding="utf-8")) if self.note.is_file() else {}
-        self.best = float(known.get("score", float("-inf")))
-        self.iteration = int(known.get("iteration", 0))
-        self.seen = int(known.get("seen", 0))
+        known: dict[str, float] = {}
+        try:
+            known = json.loads(self.note.read_text(encoding="utf-8")) if self.note.is_file() else {}
+            self.best = float(known.get("score", float("-inf")))
+            self.iteration = int(known.get("iteration", 0))
+            self.seen = int(known.get("seen", 0))
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise InputError(
+                f"expected {self.note} as a training wrote it, found it damaged; delete it, and the best detector is "
+                "sought anew from here"
+            ) from error
 
     def __call__(self, position: Position) -> None:
         """Score the detector as it is, in evaluation mode, and leave it in training mode."""

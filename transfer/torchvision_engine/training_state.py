@@ -12,11 +12,19 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from momentum_transfer.checkpoint_folder import CheckpointFolder, read_archive, write_archive
+from momentum_transfer.checkpoint_folder import CheckpointFolder, read_own, write_archive
 from momentum_transfer.console import say
 from momentum_transfer.distributed import all_gather_tensor, barrier, is_main, rank, world_size
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
+from momentum_transfer.resumed_state import (
+    check_generator,
+    check_numbers,
+    check_optimizer,
+    check_parts,
+    check_step,
+    fitting,
+)
 from momentum_transfer.settings import dump
 from transfer.config import get_cfg
 from transfer.torchvision_engine.detectors import Detector
@@ -104,12 +112,15 @@ def resume(
     changed = next(_differences(before, yaml.safe_load(dump(cfg))), None)
     if changed is not None:
         raise InputError(f"cannot resume {path}: {changed}; use the same settings, or another OUTPUT_DIR")
+    check_step(content["iteration"] + 1, cfg.SOLVER.MAX_ITER, path)
     load_detector(detector, content["model"], str(path))
-    optimizer.load_state_dict(content["optimizer"])
-    scaler.load_state_dict(content["scaler"])
     processes = len(content["random"])
     mine = rank() if processes == world_size() else 0
-    detector.load_state_dict({name: value[mine] for name, value in content["own"].items()}, strict=False)
+    with fitting(path):
+        optimizer.load_state_dict(content["optimizer"])
+        scaler.load_state_dict(content["scaler"])
+        detector.load_state_dict({name: value[mine] for name, value in content["own"].items()}, strict=False)
+    check_optimizer(optimizer, path)
     if processes != world_size():
         say(f"{path} was written by {processes} processes, now there are {world_size()}: random numbers begin anew")
     else:
@@ -120,14 +131,25 @@ def resume(
     return Position(content["iteration"] + 1, loaded, new, tuple(content["window"]))
 
 
+_PARTS: dict[str, Any] = {"model": dict, "own": dict, "optimizer": dict, "scaler": dict, "iteration": int,
+                          "random": Tensor, "config": str, "loaded": (list, tuple), "new": (list, tuple),
+                          "window": (list, tuple)}  # fmt: skip
+
+
 def _read(path: Path) -> dict[str, Any]:
-    content = read_archive(path)
-    needed = {"model", "own", "optimizer", "scaler", "iteration", "random", "config", "loaded", "new", "window"}
-    if not isinstance(content, dict) or not needed <= set(content):
+    content = read_own(path)
+    if not isinstance(content, dict) or not set(_PARTS) <= set(content):
         raise InputError(
             f"{path} is no checkpoint of the torchvision engine; resume with the engine that wrote it, "
             "or choose another OUTPUT_DIR"
         )
+    check_parts(content, _PARTS, path)
+    if not content["random"].ndim or not len(content["random"]):
+        raise InputError(f"expected the random states of one process or more in {path}, found none")
+    for state in content["random"]:
+        check_generator(state, "random", path)
+    for losses in content["window"]:
+        check_numbers(losses, "window", path)
     return content
 
 
@@ -163,5 +185,7 @@ def save_weights(path: Path, detector: Detector, position: Position) -> Path:
 
 def read_final(path: Path) -> tuple[dict[str, Tensor], Position]:
     """The weights of ``save_weights`` and where they came from."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    content = read_own(path)
+    parts: dict[str, Any] = {"model": dict, "iteration": int, "loaded": (list, tuple), "new": (list, tuple)}
+    check_parts(content if isinstance(content, dict) else {}, parts, path)
     return content["model"], Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from momentum_transfer.backbones.safe_load.lazy_values import FileStorage, resolve
 from momentum_transfer.backbones.safe_load.unpickler import RestrictedUnpickler, plain_key
-from momentum_transfer.errors import InputError
+from momentum_transfer.digests import verify, verify_records, verify_safetensors
+from momentum_transfer.errors import InputError, one_line
 
 #: torch's legacy streams start with this number, pickled (torch.serialization.MAGIC_NUMBER).
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -63,7 +64,9 @@ def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
     """
     head = _first_bytes(path)
     if _is_safetensors(path, head):
-        return _read_safetensors(path)
+        tree = _read_safetensors(path)
+        verify_safetensors(tree, read_safetensors_metadata(path), path)
+        return tree
     for start, meaning in _FOREIGN_STARTS:
         if head.lstrip()[: len(start)] == start:
             raise InputError(f"expected a checkpoint, found {meaning}: {path}; {_NEXT}")
@@ -75,9 +78,11 @@ def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
     try:
         if trust_pickle:
             return _read_trusted(path, is_zip, head)
-        return _check_tree(_read_zip(path) if is_zip else _read_stream(path), path)
+        tree = _check_tree(_read_zip(path) if is_zip else _read_stream(path), path)
+        verify(tree, path)
+        return tree
     except _DAMAGE as error:
-        detail = " ".join(str(error).split())[:200] or type(error).__name__
+        detail = one_line(error)
         raise InputError(
             f"expected a whole checkpoint, found a truncated or damaged one: {path} ({detail}); {_NEXT}"
         ) from error
@@ -88,7 +93,10 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
     if not _is_safetensors(path, _first_bytes(path)):
         return {}
     with _open_safetensors(path) as file:
-        return dict(file.metadata() or {})
+        try:
+            return dict(file.metadata() or {})
+        except safetensors.SafetensorError as error:
+            raise InputError(f"expected text metadata in {path}, found other: {one_line(error)}; {_NEXT}") from error
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -120,13 +128,18 @@ def _open_safetensors(path: Path) -> Any:
         return safetensors.safe_open(str(path), framework="pt")
     except (safetensors.SafetensorError, OSError) as error:
         raise InputError(
-            f"expected a safetensors file, found a truncated or damaged one: {path} ({error}); {_NEXT}"
+            f"expected a safetensors file, found a truncated or damaged one: {path} ({one_line(error)}); {_NEXT}"
         ) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     with _open_safetensors(path) as file:  # the library checks that the declared offsets cover the file exactly
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        try:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (safetensors.SafetensorError, *_DAMAGE) as error:
+            raise InputError(
+                f"expected tensors of known kinds, found others: {path} ({one_line(error)}); {_NEXT}"
+            ) from error
 
 
 # ----------------------------------------------------------------------------------------------------- torch's zips
@@ -140,7 +153,7 @@ def _check_zip(path: Path) -> None:
             records = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise InputError(
-            f"expected a whole checkpoint, found a truncated or damaged zip: {path} ({error}); {_NEXT}"
+            f"expected a whole checkpoint, found a truncated or damaged zip: {path} ({one_line(error)}); {_NEXT}"
         ) from error
     declared = sum(record.file_size for record in records)
     if declared > size:
@@ -159,6 +172,7 @@ def _check_zip(path: Path) -> None:
             f"expected records stored without compression, as torch.save writes them, found {packed.filename} "
             f"compressed in {path}; unpack the archive and save the checkpoint again"
         )
+    verify_records(path)
 
 
 def _read_zip(path: Path) -> Any:

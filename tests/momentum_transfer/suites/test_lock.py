@@ -42,7 +42,7 @@ def wait_for(path: Path, seconds: float = 60.0) -> None:
 def test_two_runners_in_one_folder_are_refused_by_number(tmp_path: Path):
     with (
         alone(tmp_path / "out"),
-        pytest.raises(InputError, match=f"expected to be alone in .*out, found process {os.getpid()} evaluating there"),
+        pytest.raises(InputError, match=f"expected to be alone in .*out, found process {os.getpid()} at work there"),
         alone(tmp_path / "out"),
     ):
         pass
@@ -54,7 +54,7 @@ def test_a_runner_on_another_machine_is_refused_by_name(tmp_path: Path):
     with alone(tmp_path) as lock:
         os.ftruncate(lock, 0)
         os.write(lock, b"12 elsewhere")
-        with pytest.raises(InputError, match="found process 12 of elsewhere evaluating"), alone(tmp_path):
+        with pytest.raises(InputError, match="found process 12 of elsewhere at work"), alone(tmp_path):
             pass
 
 

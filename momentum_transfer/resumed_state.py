@@ -1,0 +1,79 @@
+"""Checks of a checkpoint as a whole before a training goes on with it: its parts, their types, its step.
+
+The digest tells damage by chance; these tell a file that another program wrote or a hand has altered, of which a
+half-fitting part would otherwise be trained on, or exported untrained, in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from momentum_transfer.errors import InputError, one_line, shown
+
+_NEXT = "take another checkpoint, or start a new OUTPUT_DIR"
+
+
+def check_parts(state: Mapping[str, Any], parts: Mapping[str, type | tuple[type, ...]], path: Path) -> None:
+    """Raise InputError unless every part is there and of its type (where int is asked for, bool is none)."""
+    for name, kind in parts.items():
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or ".join(each.__name__ for each in kinds)
+        if name not in state:
+            raise InputError(f"expected {name} ({wanted}) in {path}, found none; {_NEXT}")
+        value = state[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise InputError(f"expected {name} in {path} as {wanted}, found {shown(value)[:80]}; {_NEXT}")
+
+
+def check_step(step: int, total: int, path: Path, first: int = 1) -> None:
+    """Raise InputError unless ``step``, the steps done, lies between ``first`` and ``total``."""
+    if not first <= step <= total:
+        raise InputError(
+            f"expected {path} after {first} to {total} steps, as long as this training is, found {step}; {_NEXT}"
+        )
+
+
+def check_numbers(found: Any, what: str, path: Path) -> None:
+    """Raise InputError unless ``found`` is a mapping from names to numbers."""
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, (int, float)) for name, value in found.items()
+    ):
+        raise InputError(f"expected numbers by name under {what} of {path}, found {shown(found)[:80]}; {_NEXT}")
+
+
+def check_generator(state: Any, what: str, path: Path) -> None:
+    """Raise InputError unless ``state`` is what ``torch.get_rng_state`` gives."""
+    wanted = torch.get_rng_state()
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.shape != wanted.shape:
+        raise InputError(f"expected the state of a random number generator as {what} of {path}, found none; {_NEXT}")
+
+
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """What torch raises in the block because a state fits neither model nor optimizer becomes one InputError line."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"expected a checkpoint of this model, found another in {path}: {one_line(error)}") from error
+
+
+def check_optimizer(optimizer: Optimizer, path: Path) -> None:
+    """Raise InputError unless what the optimizer was given has its parameters' shapes; torch does not look.
+
+    Numbers (a step count) and tensors of one element are left out.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+                    raise InputError(
+                        f"expected {name} of the optimizer in {path} of shape {list(parameter.shape)}, found "
+                        f"{list(value.shape)}; {_NEXT}"
+                    )
