@@ -18,7 +18,7 @@ from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
 from momentum_transfer.console import ProgressLine, Stopped, StopSignal, say, stop_signals
 from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.errors import InputError
 from momentum_transfer.learned_settings import pretraining_hash
 from momentum_transfer.metrics import Metrics
 from momentum_transfer.run_lock import alone_in
@@ -89,7 +89,7 @@ def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) ->
     state = load(last)
     if (before := state.get("images", run.images_key)) != run.images_key:
         raise InputError(
-            f"expected the images of the checkpoint ({shown(before)}), found others ({run.images_key}); "
+            f"expected the images of the checkpoint ({str(before)[:80]}), found others ({run.images_key}); "
             "correct DATA.ROOT, or start a new OUTPUT_DIR"
         )
     step = resume.restore(state, run.cfg, run.method, run.optimizer, run.scaler, run.plan.steps, last)

@@ -108,7 +108,7 @@ def resume(
         InputError: the file is damaged or not this engine's, or was written with other settings (the first is named).
     """
     content = _read(path)
-    before = _filled(yaml.safe_load(content["config"]), yaml.safe_load(dump(get_cfg())))
+    before = _filled(_settings_in(content["config"], path), yaml.safe_load(dump(get_cfg())))
     changed = next(_differences(before, yaml.safe_load(dump(cfg))), None)
     if changed is not None:
         raise InputError(f"cannot resume {path}: {changed}; use the same settings, or another OUTPUT_DIR")
@@ -160,6 +160,16 @@ def _filled(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
         if isinstance(value, dict) and isinstance(defaults.get(key), dict):
             found[key] = _filled(value, defaults[key])
     return found
+
+
+def _settings_in(text: str, path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise InputError(f"expected the settings of a training as YAML in {path}, found none; choose another")
+    return settings
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[str]:
