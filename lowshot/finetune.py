@@ -100,6 +100,7 @@ def _train(
         schedule=schedule,
         total=steps_of(schedule.epochs, len(rows), batch),
         folder=folder,
+        metrics=folder,
         nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,
     )

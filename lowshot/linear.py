@@ -172,6 +172,7 @@ def _train(
         schedule=preset.schedule,
         total=steps_of(preset.schedule.epochs, len(rows), batch),
         folder=folder,
+        metrics=folder,
         nesterov=preset.nesterov,
         optimizer_name=preset.optimizer,
     )
@@ -181,7 +182,8 @@ def _train(
         features, labels = inputs[0].to(device), inputs[1].to(device)
         logits = outer(features)
         # the sum over classifiers: each one's gradient is that of its own mean loss
-        return torch.stack([cross_entropy(each, labels) for each in logits]).sum(), {}
+        losses = torch.stack([cross_entropy(each, labels) for each in logits])
+        return losses.sum(), {"loss_of_each": float(losses.detach().mean())}
 
     heads.train()
     fit(run, lambda start: source.training(Stream(rows, batch, run.total, seed, start)), loss_of, "linear classifier")

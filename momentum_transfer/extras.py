@@ -6,7 +6,7 @@ from types import ModuleType
 from momentum_transfer.errors import InputError
 
 #: module -> extra of pyproject.toml
-EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "huggingface_hub": "hub",
+EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "wandb": "wandb", "huggingface_hub": "hub",
           "timm": "timm"}  # fmt: skip
 
 #: modules that come with the project itself

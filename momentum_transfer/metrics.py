@@ -1,4 +1,4 @@
-"""Figures of a training: one JSON object a line in ``metrics.jsonl``, and TensorBoard where it is installed.
+"""Figures of a training: one JSON object a line in ``metrics.jsonl``, and the boards.
 
 ``step`` is the number of steps that are done, in every loop.
 """
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from momentum_transfer import distributed
+from momentum_transfer.boards import Board, boards
 from momentum_transfer.files import write_text
 
 
@@ -26,18 +27,14 @@ class Metrics:
     def __init__(self, folder: str | Path, first_step: int = 0) -> None:
         self.path = Path(folder) / "metrics.jsonl"
         self._stream: Any = None
-        self._board: Any = None
+        self._boards: list[Board] = []
         if not distributed.is_main():
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in read(self.path, before=first_step)))
         self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  closed by __exit__
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        self._board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first_step)
+        self._boards = boards(folder, first_step)
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         """Writes the figures after ``step`` steps as one whole line; NaN and infinities, which JSON lacks, as null."""
@@ -46,9 +43,8 @@ class Metrics:
         line = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         self._stream.write(json.dumps({"step": step, **line}) + "\n")
         self._stream.flush()
-        if self._board is not None:
-            for name, value in figures.items():
-                self._board.add_scalar(name, value, step)
+        for board in self._boards:
+            board.write(step, figures)
 
     def __enter__(self) -> Metrics:
         return self
@@ -58,8 +54,8 @@ class Metrics:
     ) -> None:
         if self._stream is not None:
             self._stream.close()
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
 
 def read(path: str | Path, before: int | None = None) -> list[dict[str, Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from momentum_transfer.boards import Board, boards
 from momentum_transfer.console import Stopped, StopSignal, stop_signals
 from momentum_transfer.distributed import any_rank, barrier, is_main, rank
 from momentum_transfer.errors import InputError
@@ -21,6 +22,9 @@ from transfer.initial_weights import InitialWeights
 from transfer.torchvision_engine.solver import build_optimizer
 
 Evaluate = Callable[[nn.Module], float]
+
+#: Iterations between figures on the boards, over which the median of each is shown, as Detectron2's writers do.
+_SMOOTHED = 20
 
 
 def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
@@ -45,6 +49,9 @@ def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evalu
         if evaluate is not None and is_main():
             period = theirs.TEST.EVAL_PERIOD
             trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
+        if is_main():
+            writer = board_writer(boards(theirs.OUTPUT_DIR, trainer.start_iter))
+            trainer.register_hooks([hooks.PeriodicWriter([writer], _SMOOTHED)])
         trainer.register_hooks([_stop_hook(stop, torch.device(theirs.MODEL.DEVICE))])
         begun, first = time.monotonic(), trainer.start_iter
         trainer.train()
@@ -70,6 +77,7 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
     """DefaultTrainer that leaves scoring to this project and reads label images as DeepLab's own trainer does."""
     from detectron2.engine import DefaultTrainer
     from detectron2.projects.deeplab import build_lr_scheduler
+    from detectron2.utils.events import TensorboardXWriter
 
     class Trainer(DefaultTrainer):
         @classmethod
@@ -79,6 +87,9 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
             value = evaluate(_plain(model))
             model.train()
             return {"score": value}
+
+        def build_writers(self) -> list[Any]:  # its own one of TensorBoard gives way to the boards of all loops
+            return [writer for writer in super().build_writers() if not isinstance(writer, TensorboardXWriter)]
 
         @classmethod
         def build_train_loader(cls, cfg: Any) -> RememberedBatches:
@@ -109,6 +120,30 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
                 ) from error
 
     return Trainer
+
+
+def board_writer(opened: Sequence[Board]) -> Any:
+    """Passes what Detectron2's storage holds on to the boards, by the number of steps that are done."""
+    from detectron2.utils.events import EventWriter, get_event_storage
+
+    class BoardWriter(EventWriter):
+        def __init__(self) -> None:
+            self.written = -1
+
+        def write(self) -> None:
+            latest = get_event_storage().latest_with_smoothing_hint(_SMOOTHED)
+            steps = sorted({step for _, step in latest.values() if step > self.written})
+            for step in steps:
+                figures = {name: value for name, (value, at) in latest.items() if at == step}
+                for board in opened:
+                    board.write(step + 1, figures)
+            self.written = max([self.written, *steps])
+
+        def close(self) -> None:
+            for board in opened:
+                board.close()
+
+    return BoardWriter()
 
 
 def _stop_hook(stop: StopSignal, device: torch.device) -> Any:
