@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("detectron2")
 
 from detectron2.config import get_cfg
+from tensorboard.backend.event_processing import event_accumulator
 
 from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
@@ -237,6 +238,11 @@ def test_it_trains_predicts_and_hands_over_to_the_other_engine(tmp_path):
         )
         assert one["segmentation"] == other["segmentation"]
         assert one["score"] == pytest.approx(other["score"], abs=1e-6)
+    events = event_accumulator.EventAccumulator(str(tmp_path / "out/tensorboard"))
+    events.Reload()
+    shown = {event.step: event.value for event in events.Scalars("total_loss")}
+    last = json.loads((tmp_path / "out/metrics.json").read_text().splitlines()[-1])
+    assert shown[last["iteration"] + 1] == pytest.approx(last["total_loss"])
 
 
 def test_its_segmentation_hands_over_to_the_other_engine(tmp_path):
