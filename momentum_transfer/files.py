@@ -151,6 +151,37 @@ def weights_name(path: str | Path) -> str:
     return re.sub(r"(\.(pt|pth|tar|pkl|safetensors|npz))+$", "", parts[-1]) if parts else str(path)
 
 
+#: Names of folders and files that say what part of a set they hold, and nothing about which set it is.
+_PART = re.compile(r"[\W_]*((train|training|val|valid|validation|test|images?|img|labels?|masks?|annotations?|data|"
+                   r"datasets?|coco|voc|yolo|jpegimages|exports?|instances|results?|default|classes|crops|obj)[\W_]*)+",
+                   re.IGNORECASE)  # fmt: skip
+_SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.IGNORECASE)
+
+
+def set_title(path: str | Path) -> str:
+    """A short name for a set of images: of the nearest folder or file whose name says which set it is.
+
+    ``/home/me/blood/valid/images`` and ``blood/annotations/instances_val.json`` are both ``blood``.
+    """
+    whole = Path(path).expanduser().resolve()
+    for name in (whole.stem if whole.suffix else whole.name, *(parent.name for parent in whole.parents)):
+        if name and not _PART.fullmatch(name):
+            return re.sub(r"[^\w.-]+", "_", name)
+    return "own"
+
+
+def part_title(path: str | Path) -> str:
+    """`set_title` and which part of the set it is: ``blood_val``."""
+    whole, title = Path(path).expanduser().resolve(), set_title(path)
+    names = (whole.stem if whole.suffix else whole.name, *(parent.name for parent in whole.parents))
+    for name in names:
+        if name == title:
+            break
+        if found := _SPLIT.search(name):
+            return f"{title}_{found[1].lower()}"
+    return title
+
+
 def cache_root() -> Path:
     """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``."""
     chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE")

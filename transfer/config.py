@@ -36,6 +36,8 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
     cfg.TRIALS = 1  # seeds to repeat with: SEED, SEED + 1, …
     cfg.PROTOCOL = ""  # name of the preset, kept in every record
     cfg.DATASETS.ROOT = ""  # folder of the data sets; "": $DETECTRON2_DATASETS or ./datasets
+    cfg.FIT_TO_DATA = False  # sizes, batch and schedule follow from the data and the machine (transfer/fit.py)
+    cfg.FIT_RATE = 1.0  # the learning rate that FIT_TO_DATA chooses, times this
     cfg.TEST.VISUALS = 4  # test images to draw with their detections
     cfg.SOLVER.AMP.PRECISION = "float16"  # or bfloat16
     _backbone_keys(cfg)

@@ -245,6 +245,7 @@ RULES: dict[str, Rule] = {
     "ENGINE": Choice(("auto", "detectron2", "torchvision")),
     "PROTOCOL": Words(r"[^\0\n]*", "as one line of text"),
     "TRIALS": COUNT,
+    "FIT_RATE": POSITIVE,
     "SEED": SEED,
     **_BACKBONE,
     **_REGIONS,

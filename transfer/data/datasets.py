@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.files import part_title
 from transfer.data.annotations import DetectionData, open_dataset
 from transfer.data.check_annotations import Problem, check
 from transfer.data.digit_scenes import RECIPES, ensure_scenes
 from transfer.data.voc import voc_as_coco
 
-__all__ = ["DetectionData", "Problem", "check", "dataset_names", "get_dataset", "register_coco"]
+__all__ = ["DetectionData", "Problem", "check", "dataset_names", "get_dataset", "register_coco",
+           "short_name"]  # fmt: skip
 
 # name -> images folder, annotation file, kind; below the root
 _PUBLISHED = {
@@ -27,6 +30,8 @@ _VOC = {f"voc_{year}_{split}": (year, split) for year in ("2007", "2012") for sp
 _VOC["voc_2007_test"] = ("2007", "test")
 _EMBEDDED = {f"{name}_{split}": (name, split) for name in RECIPES for split in ("train", "val")}
 _registered: dict[str, tuple[Path, Path]] = {}
+#: A set that has no name here: its images' folder and its JSON, and perhaps what to call it.
+_FILES = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<images>.+):(?P<file>[^:]+\.json)", re.DOTALL)
 
 
 def dataset_names() -> list[str]:
@@ -37,6 +42,15 @@ def dataset_names() -> list[str]:
 def datasets_root(root: str | Path | None) -> Path:
     """`root`, else $DETECTRON2_DATASETS, else ./datasets: the folder that holds coco/, lvis/, VOC2007/, cityscapes/."""
     return Path(root or os.environ.get("DETECTRON2_DATASETS") or "datasets").expanduser()
+
+
+def short_name(name: str) -> str:
+    """What tables and files call a set of DATASETS.TRAIN or TEST: the name that was given, else one of its file.
+
+    ``blood=IMAGES:FILE.json`` is blood, ``…/blood/valid:…/blood/instances_valid.json`` is blood_val.
+    """
+    found = _FILES.fullmatch(name)
+    return name if found is None else found["name"] or part_title(found["file"])
 
 
 def register_coco(name: str, images_dir: str | Path, annotation_file: str | Path) -> None:
@@ -55,7 +69,8 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
     """Find a dataset.
 
     Args:
-        name: one of `dataset_names()`, or `IMAGES_DIR:FILE.json` for a set in COCO's form that has no name.
+        name: one of `dataset_names()`, or `IMAGES_DIR:FILE.json` for a set in COCO's form, or
+            `NAME=IMAGES_DIR:FILE.json` to name it; see `short_name`.
         root: see `datasets_root`; embedded and registered sets do not need it.
 
     Raises:
@@ -75,7 +90,7 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
         year, split = _VOC[name]
         folder = datasets_root(root) / f"VOC{year}"
         return open_dataset(name, folder / "JPEGImages", voc_as_coco(folder, split), "voc")
-    images, colon, annotations = name.rpartition(":")
-    if colon and annotations.endswith(".json"):
-        return open_dataset(name, Path(images).expanduser(), Path(annotations).expanduser())
+    found = _FILES.fullmatch(name)
+    if found:
+        return open_dataset(short_name(name), Path(found["images"]).expanduser(), Path(found["file"]).expanduser())
     raise InputError(f"expected a dataset among {', '.join(dataset_names())}, or IMAGES_DIR:FILE.json, found {name!r}")

@@ -9,6 +9,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.devices import choose_device
 from transfer.config import add_own_keys
+from transfer.data.datasets import short_name
 from transfer.torchvision_engine.models import freeze_at
 
 
@@ -20,7 +21,7 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     theirs.merge_from_other_cfg(cfg)
     theirs.OUTPUT_DIR, theirs.SEED = str(out_dir), seed
     theirs.MODEL.WEIGHTS = ""
-    theirs.DATASETS.TRAIN = tuple(data_name(name) for name in cfg.DATASETS.TRAIN)
+    theirs.DATASETS.TRAIN = tuple(data_name(short_name(name)) for name in cfg.DATASETS.TRAIN)
     theirs.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
     if cfg.MODEL.BACKBONE.FROZEN:
         theirs.MODEL.BACKBONE.FREEZE_AT = freeze_at(cfg)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.errors import InputError
 from transfer.config import task_name
+from transfer.data.annotations import DetectionData
 from transfer.data.datasets import get_dataset
 from transfer.data.semantic_datasets import get_semantic_dataset
 from transfer.tasks.detection import Detection
@@ -35,8 +38,20 @@ def open_task(cfg: CfgNode, *, training: bool = True) -> Task:
         train, test = ([labelled[name] for name in names[split]] for split in ("TRAIN", "TEST"))
         return Segmentation(train, test, ignore=cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE)
     opened = {name: get_dataset(name, root) for name in every}
+    _check_names(list(opened.values()))
     return Detection(
         [opened[name] for name in names["TRAIN"]],
         [opened[name] for name in names["TEST"]],
         detections=cfg.TEST.DETECTIONS_PER_IMAGE,
     )
+
+
+def _check_names(sets: list[DetectionData]) -> None:
+    """InputError where two files would go by one name in tables and results."""
+    files: dict[str, Path] = {}
+    for data in sets:
+        if files.setdefault(data.name, data.annotation_file) != data.annotation_file:
+            raise InputError(
+                f"expected data sets of different names, found {data.name} for {files[data.name]} and "
+                f"{data.annotation_file}; name them: NAME=IMAGES_DIR:FILE.json"
+            )

@@ -1,0 +1,102 @@
+"""The one reader of image files: what pretraining, evaluations, detectors and predictions see of a photograph.
+
+Every file becomes 8-bit RGB, turned as its EXIF says. Grey becomes three equal channels, 16 bits become 8 by their high
+byte, transparent pixels are laid on white, CMYK is converted as Pillow does (without a colour profile).
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+
+from momentum_transfer.errors import InputError
+
+#: Endings of image files, as they are looked for in folders.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+
+#: EXIF's tag of how a picture is to be turned, and its values that swap width and height.
+_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
+
+_WHITE = (255, 255, 255, 255)
+
+
+class UnreadableImage(InputError):
+    """An image file that cannot be read; the message names it and says why."""
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[PIL.Image.Image]:
+    """The file, opened; whatever Pillow raises of a damaged or oversized one becomes `UnreadableImage`."""
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of half the pixels that it refuses; a panorama is no attack.
+            warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+            with PIL.Image.open(path) as image:
+                yield image
+    except PIL.Image.DecompressionBombError as error:
+        raise UnreadableImage(
+            f"expected an image of at most {2 * (PIL.Image.MAX_IMAGE_PIXELS or 0):,} pixels in {path}, found more; "
+            "scale it down or cut it"
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableImage(
+            f"expected a readable image at {path}, found: {detail}; restore it or leave it out"
+        ) from error
+
+
+def read_rgb(path: str | Path) -> PIL.Image.Image:
+    """An image file as Pillow's 8-bit RGB, upright.
+
+    Raises:
+        UnreadableImage: it is missing, damaged, cut off, too large, or holds values that are no brightness.
+    """
+    with _opened(path) as image:
+        image.load()
+        return _as_rgb(PIL.ImageOps.exif_transpose(image), path)
+
+
+def upright_size(path: str | Path) -> tuple[int, int]:
+    """(width, height) of an image file as `read_rgb` gives it, from the header alone; `UnreadableImage`."""
+    with _opened(path) as image:
+        width, height = image.size
+        sideways = image.getexif().get(_ORIENTATION) in _SIDEWAYS
+        return (height, width) if sideways else (width, height)
+
+
+def stored_orientation(path: str | Path) -> tuple[int, tuple[int, int]]:
+    """EXIF's orientation (1 where it says none) and the (width, height) before it is turned; `UnreadableImage`."""
+    with _opened(path) as image:
+        found = image.getexif().get(_ORIENTATION, 1)
+        return (found if found in range(1, 9) else 1), image.size
+
+
+def _as_rgb(image: PIL.Image.Image, path: str | Path) -> PIL.Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith(("I", "F")):
+        return _eight_bit(image, path).convert("RGB")
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
+        coloured = image.convert("RGBA")
+        ground = PIL.Image.new("RGBA", coloured.size, _WHITE)
+        return PIL.Image.alpha_composite(ground, coloured).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bit(image: PIL.Image.Image, path: str | Path) -> PIL.Image.Image:
+    """Grey of 16 bits (which Pillow also hands out as 32-bit whole numbers) by its high byte, as PNG readers do."""
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise UnreadableImage(
+            f"expected brightness of 8 or 16 bits in {path}, found values from {values.min()} to {values.max()} "
+            f"(Pillow's mode {image.mode}); save it as an 8-bit image"
+        )
+    return PIL.Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8))

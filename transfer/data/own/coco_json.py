@@ -1,0 +1,141 @@
+"""COCO's JSON with images wherever an export has put them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.errors import InputError, shown
+from transfer.data.annotations import read_annotations
+from transfer.data.own.labelled import Box, ImageIndex, LabelledImage, LabelledSet, check_box, check_names, check_size
+
+FORM = "COCO JSON"
+#: Words of a file's name or folder that say what its images are for.
+_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
+
+
+def is_coco(path: Path) -> bool:
+    """Whether a JSON file has COCO's lists."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"images", "annotations", "categories"} <= set(content)
+
+
+def coco_files(folder: Path) -> list[Path]:
+    """The COCO files of a folder: in it, in ``annotations``, or in its parts ``train``, ``valid``, …"""
+    places = [folder, folder / "annotations", *(folder / name for name in _SPLITS)]
+    return [file for place in places for file in sorted(place.glob("*.json")) if is_coco(file)]
+
+
+def read_coco(source: Path, images: Path | None = None) -> LabelledSet:
+    """Read one file, or those of a folder; two whose names say train and val are the set's own split.
+
+    Raises:
+        InputError: a missing image, an unknown class or image id, a class named twice, a box outside its image.
+    """
+    files = [source] if source.is_file() else coco_files(source)
+    if not files:
+        raise InputError(f"expected a COCO JSON in {source}, found none")
+    said = {file: _split(file, source) for file in files}
+    if len(files) > 1 and set(said.values()) != {"train", "val"}:
+        listed = ", ".join(str(file) for file in files[:4])
+        raise InputError(f"expected one COCO JSON in {source}, or one to train and one to test, found {listed}; name one")
+    tests = [file for file in files if "test" in (*_words(file), file.parent.name.lower())]
+    if 0 < len(tests) < sum(split == "val" for split in said.values()):  # train, valid and test: test is kept back
+        files = [file for file in files if file not in tests]
+    read: list[LabelledImage] = []
+    names: dict[str, None] = {}
+    for file in files:
+        found, classes = _read(file, images, said[file] if len(files) > 1 else "")
+        read += found
+        names.update(dict.fromkeys(classes))
+    return LabelledSet(FORM, source, tuple(read), tuple(names))
+
+
+def _words(file: Path) -> list[str]:
+    return file.stem.lower().replace("-", "_").replace(".", "_").split("_")
+
+
+def _split(file: Path, source: Path) -> str:
+    words = _words(file)
+    if file.parent != source:
+        words.append(file.parent.name.lower())
+    for word in words:
+        for known, split in _SPLITS.items():
+            if word == known or (word.startswith(known) and word[len(known) :].isdecimal()):
+                return split
+    return ""
+
+
+def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledImage], tuple[str, ...]]:
+    content = read_annotations(file)
+    categories = sorted(content["categories"], key=lambda category: category["id"])
+    if any(not isinstance(category.get("name"), str) for category in categories):
+        raise InputError(f"expected a name for every category of {file}, found one without; name it")
+    classes = check_names((category["name"] for category in categories), str(file))
+    of_id = {category["id"]: category["name"] for category in categories}
+    if len(of_id) < len(categories):
+        raise InputError(f"expected every category id once in {file}, found one twice; number them anew")
+    known = {image["id"] for image in content["images"]}
+    if len(known) < len(content["images"]):
+        raise InputError(f"expected every image id once in {file}, found one twice; number them anew")
+    objects: dict[int, list[Mapping[str, Any]]] = {}
+    for entry in content["annotations"]:
+        where = f"annotation {entry['id']} of {file}"
+        if entry.get("image_id") not in known:
+            raise InputError(f"expected the id of an image in {where}, found {shown(entry.get('image_id'))}; correct it")
+        if entry.get("category_id") not in of_id:
+            raise InputError(f"expected the id of a category in {where}, found {shown(entry.get('category_id'))}; correct it")
+        objects.setdefault(entry["image_id"], []).append(entry)
+    index = _index(file, images)
+    return [_image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]], classes
+
+
+def _index(file: Path, images: Path | None) -> ImageIndex:
+    """Images below the folder given, else below the file's own, else below the one above it."""
+    if images is not None:
+        return ImageIndex(images)
+    index = ImageIndex(file.parent)
+    return index if index.files else ImageIndex(file.parent.parent)
+
+
+def _image(
+    image: Mapping[str, Any],
+    entries: list[Mapping[str, Any]],
+    of_id: Mapping[int, str],
+    index: ImageIndex,
+    file: Path,
+    split: str,
+) -> LabelledImage:
+    where = f"image {image['id']} of {file}"
+    name, width, height = image.get("file_name"), image.get("width"), image.get("height")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"expected file_name in {where}, found {shown(name)}; add it")
+    if type(width) is not int or type(height) is not int or min(width, height) < 1:
+        raise InputError(f"expected a positive width and height in {where}, found {shown(width)}, {shown(height)}; correct it")
+    path = index.find(name, file.parent / split, where)
+    check_size(path, width, height, where)
+    return LabelledImage(path, width, height, tuple(_object(entry, of_id, file, width, height) for entry in entries), split)
+
+
+def _object(entry: Mapping[str, Any], of_id: Mapping[int, str], file: Path, width: int, height: int) -> Box:
+    where = f"annotation {entry['id']} of {file}"
+    box = entry.get("bbox")
+    if not isinstance(box, list) or len(box) != 4 or not all(type(value) in (int, float) for value in box):
+        raise InputError(f"expected bbox [x, y, width, height] in {where}, found {shown(box)}; correct it")
+    check_box(box, width, height, where)
+    crowd, area = entry.get("iscrowd", 0), entry.get("area")
+    if crowd not in (0, 1):
+        raise InputError(f"expected iscrowd 0 or 1 in {where}, found {shown(crowd)}; correct it")
+    if area is not None and (type(area) not in (int, float) or not area >= 0):
+        raise InputError(f"expected a positive area in {where}, found {shown(area)}; correct it or leave it out")
+    x, y, across, down = (float(value) for value in box)
+    return Box(
+        of_id[entry["category_id"]], (x, y, across, down), where,
+        segmentation=entry.get("segmentation") or None, area=area, crowd=bool(crowd),
+        difficult=bool(entry.get("difficult", 0)),
+    )  # fmt: skip

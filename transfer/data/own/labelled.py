@@ -1,0 +1,149 @@
+"""Labelled images as every reader of this folder hands them on, and the checks that all forms share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.reading import SUFFIXES, upright_size
+
+#: Pixels by which a box may leave its image, as in ``transfer/data/check_annotations.py``.
+TOLERANCE = 1.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """One object.
+
+    Attributes:
+        name: of its class.
+        box: x, y, width, height in pixels of the upright image; (0, 0) is the image's corner.
+        where: file and line, for messages.
+        segmentation: COCO's polygons or run lengths, or None.
+        area: in square pixels, where the file says it.
+    """
+
+    name: str
+    box: tuple[float, float, float, float]
+    where: str
+    segmentation: Any = None
+    area: float | None = None
+    crowd: bool = False
+    difficult: bool = False
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """An image file with its objects. split: of a set that says which images train; "" otherwise."""
+
+    file: Path
+    width: int
+    height: int
+    objects: tuple[Box, ...]
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """What a reader found. form: for people. declared: classes in the file's order; notes: what should be said."""
+
+    form: str
+    root: Path
+    images: tuple[LabelledImage, ...]
+    declared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Every image file below a folder, sorted; hidden ones are left out."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+class ImageIndex:
+    """Image files of a folder by name: labels name images by paths that seldom fit the exported folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = image_files(root)
+        self._by_name: dict[str, list[Path]] = {}
+        self._by_stem: dict[str, list[Path]] = {}
+        for file in self.files:
+            self._by_name.setdefault(file.name, []).append(file)
+            self._by_stem.setdefault(file.stem, []).append(file)
+
+    def find(self, name: str, near: Path, where: str) -> Path:
+        """The file that a label means by ``name``: of several, the one that shares most folders with it and ``near``.
+
+        Raises:
+            InputError: there is none, or two fit equally.
+        """
+        wanted = Path(name.replace("\\", "/"))
+        found = self._by_name.get(wanted.name) or self._by_stem.get(wanted.stem, [])
+        if not found:
+            raise InputError(f"expected the image {name} of {where} below {self.root}, found none; add it or drop the label")
+        ranked = sorted(found, key=lambda file: _closeness(file, wanted, near), reverse=True)
+        if len(ranked) > 1 and _closeness(ranked[0], wanted, near) == _closeness(ranked[1], wanted, near):
+            raise InputError(
+                f"expected one image {name} for {where}, found {ranked[0]} and {ranked[1]}; give each its own name"
+            )
+        return ranked[0]
+
+
+def _closeness(file: Path, wanted: Path, near: Path) -> tuple[int, int]:
+    """Trailing parts that two paths share, then leading parts that the file shares with the label's folder."""
+    tail = 0
+    for ours, theirs in zip(reversed(file.parts), reversed(wanted.parts), strict=False):
+        if ours != theirs:
+            break
+        tail += 1
+    head = 0
+    for ours, theirs in zip(file.parts, near.parts, strict=False):
+        if ours != theirs:
+            break
+        head += 1
+    return tail, head
+
+
+def check_size(file: Path, width: int, height: int, where: str) -> None:
+    """InputError where an image has another size than its label says."""
+    found = upright_size(file)
+    if found != (width, height):
+        raise InputError(
+            f"expected {width}x{height} pixels in {file} as {where} says, found {found[0]}x{found[1]}; "
+            "correct the label or the image"
+        )
+
+
+def check_box(box: Sequence[float], width: int, height: int, where: str) -> None:
+    """InputError for a box that is no box, or lies outside its image by more than a pixel."""
+    if not all(math.isfinite(value) for value in box):
+        raise InputError(f"expected finite numbers for the box of {where}, found {list(box)}; correct the label")
+    x, y, across, down = box
+    shown = [round(value, 2) for value in box]
+    if across < 0 or down < 0:
+        raise InputError(f"expected a box with its ends in order in {where}, found x, y, width, height {shown}; correct it")
+    if x < -TOLERANCE or y < -TOLERANCE or x + across > width + TOLERANCE or y + down > height + TOLERANCE:
+        raise InputError(
+            f"expected a box inside its image of {width}x{height} pixels in {where}, found x, y, width, height {shown}; "
+            "correct it"
+        )
+
+
+def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
+    """The names of classes; InputError where one is empty or stands there twice."""
+    listed = tuple(names)
+    twice = [name for name, count in Counter(listed).items() if count > 1]
+    if twice:
+        raise InputError(f"expected every class once in {where}, found {twice[0]!r} twice; rename one of them")
+    if any(not name for name in listed):
+        raise InputError(f"expected a name for every class in {where}, found an empty one; name it")
+    return listed

@@ -1,0 +1,261 @@
+"""Opens a set of one's own: finds its form, splits it, and writes it once in the form that engines and scores read.
+
+VOC, YOLO and COCO forms of one set come out as one: images in the order of their names, classes in the order of theirs,
+the objects of an image by class and place. So they train the same detector and score the same, to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import cache_root, set_title, sha256_of_text, write_text
+from momentum_transfer.images.splits import stratified_split
+from transfer.data.annotations import DetectionData, open_dataset
+from transfer.data.own import coco_json, voc_xml, yolo
+from transfer.data.own.labelled import Box, LabelledImage, LabelledSet, image_files
+from transfer.data.run_lengths import decode_mask
+
+@dataclass(frozen=True)
+class OwnData:
+    """A set of one's own, split and ready.
+
+    Attributes:
+        title: short name, of the folder.
+        form: "COCO JSON", "VOC XML", "YOLO text".
+        train, val: data sets that `get_dataset` finds again by ``train.spec`` and ``val.spec``.
+        masks: "" (boxes only), "polygon" or "bitmask".
+        notes: what should be said before the run.
+    """
+
+    title: str
+    form: str
+    train: DetectionData
+    val: DetectionData
+    masks: str
+    notes: tuple[str, ...]
+
+    @property
+    def specs(self) -> tuple[str, str]:
+        """The two sets' names for DATASETS.TRAIN and TEST: found again by any later process."""
+        return spec(self.train), spec(self.val)
+
+    def lines(self) -> list[str]:
+        """What a person should know of it before anything is computed."""
+        lines = [f"{self.title}: {self.form}, {len(self.train.classes)} classes: {', '.join(self.train.classes)}"]
+        for word, data in (("train", self.train), ("test", self.val)):
+            content = data.load()
+            counts = Counter(entry["category_id"] for entry in content["annotations"])
+            each = ", ".join(f"{name} {counts[k]}" for name, k in zip(data.classes, data.category_ids, strict=True))
+            lines.append(f"  {word}: {len(content['images'])} images, {sum(counts.values())} objects ({each})")
+        return [*lines, *(f"  {note}" for note in self.notes)]
+
+
+def spec(data: DetectionData) -> str:
+    """``NAME=IMAGES_DIR:FILE.json``, which `get_dataset` reads."""
+    return f"{data.name}={data.images_dir}:{data.annotation_file}"
+
+
+def open_own(
+    train: str | Path,
+    val: str | Path | None = None,
+    split: float | None = None,
+    *,
+    seed: int = 0,
+    title: str = "",
+    images: str | Path | None = None,
+) -> OwnData:
+    """Open a set of one's own.
+
+    Args:
+        train: a folder or file: COCO JSON, VOC XML, YOLO text with its data.yaml or classes.txt.
+        val: the part that tests, in any of these forms; or
+        split: the share of the images that train, the rest tests: stratified by class, a function of the seed.
+            Without both the set's own split is taken, where it has one.
+        title: short name in tables and files; "" takes the folder's.
+        images: where images lie, if not beside the labels.
+
+    Raises:
+        InputError: what is wrong, with its file and line.
+    """
+    where = None if images is None else _existing(images)
+    if val is not None and split is not None:
+        raise InputError("expected --val or --split, found both; leave one out")
+    sources = [_existing(train)] + ([_existing(val)] if val is not None else [])
+    read = voc_xml.settle_corners([read_set(source, where) for source in sources])
+    whole = read[0]
+    if val is not None:
+        parts = [_told(read[0], "train"), _told(read[1], "val")]
+    else:
+        parts = _split(whole, split, seed)
+    name = re.sub(r"[^\w.-]+", "_", title) or set_title(sources[0])
+    classes, notes = _used_classes(read)
+    masks = _mask_form([box for part in parts for image in part for box in image.objects])
+    notes += _notes(parts, masks) + [note for one in read for note in one.notes]
+    root = Path(os.path.commonpath([image.file.parent.resolve() for part in parts for image in part]))
+    opened = [
+        _write(f"{name}_{word}", part, classes, masks, root) for word, part in zip(("train", "val"), parts, strict=True)
+    ]
+    return OwnData(name, whole.form, opened[0], opened[1], masks, tuple(dict.fromkeys(notes)))
+
+
+def _existing(path: str | Path) -> Path:
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise InputError(f"expected a folder or file of labelled images at {found}, found nothing; check the path")
+    return found
+
+
+def read_set(source: Path, images: Path | None = None) -> LabelledSet:
+    """Read a folder or file in whichever form it is; InputError where it is none of them, or two."""
+    if source.is_file():
+        if source.suffix == ".json":
+            return coco_json.read_coco(source, images)
+        if source.suffix in (".yaml", ".yml"):
+            return yolo.read_yolo(source)
+        raise InputError(f"expected a folder, a COCO .json or YOLO's data.yaml, found {source}")
+    forms = [
+        (coco_json.FORM, bool(coco_json.coco_files(source))),
+        (voc_xml.FORM, bool(voc_xml.xml_files(source))),
+        (yolo.FORM, _is_yolo(source)),
+    ]
+    found = [form for form, here in forms if here]
+    if len(found) > 1:
+        raise InputError(
+            f"expected labels in one form in {source}, found {' and '.join(found)}; give the folder or file of one of them"
+        )
+    if not found:
+        raise InputError(
+            f"expected a COCO JSON, VOC XML files, or YOLO labels with data.yaml or classes.txt in {source}, found none; "
+            "name the labels' folder"
+        )
+    if found[0] == coco_json.FORM:
+        return coco_json.read_coco(source, images)
+    if found[0] == voc_xml.FORM:
+        return voc_xml.read_voc(source, images)
+    named = [file for file in sorted(source.glob("*.y*ml")) if yolo.is_data_yaml(file)]
+    return yolo.read_yolo(named[0] if named else source)
+
+
+def _is_yolo(folder: Path) -> bool:
+    if any(yolo.is_data_yaml(file) for file in folder.glob("*.y*ml")):
+        return True
+    return yolo.names_file(folder) is not None and any(folder.rglob("*.txt")) and bool(image_files(folder))
+
+
+def _told(one: LabelledSet, split: str) -> list[LabelledImage]:
+    """The images of a set that was named for a split; its own split, where it has one, gives only that part."""
+    own = [image for image in one.images if image.split == split]
+    chosen = own or list(one.images)
+    if not chosen:
+        raise InputError(f"expected images in {one.root}, found none")
+    return _ordered(chosen)
+
+
+def _split(whole: LabelledSet, share: float | None, seed: int) -> list[list[LabelledImage]]:
+    images = _ordered(whole.images)
+    if share is None:
+        parts = [[image for image in images if image.split == word] for word in ("train", "val")]
+        if not all(parts):
+            raise InputError(
+                f"expected --val FOLDER_OR_FILE or --split 0.8, found neither, and {whole.root} says nothing of its own; "
+                "add one of them"
+            )
+        return parts
+    number: dict[str, int] = {}
+    labels = [[number.setdefault(box.name, len(number)) for box in image.objects] for image in images]
+    names = sorted(number)
+    place = {number[name]: k for k, name in enumerate(names)}  # the same split of the same set in any form
+    trains = stratified_split([[place[k] for k in found] for found in labels], share, seed)
+    return [[image for image, first in zip(images, trains, strict=True) if first == side] for side in (True, False)]
+
+
+def _ordered(images: Sequence[LabelledImage]) -> list[LabelledImage]:
+    return sorted(images, key=lambda image: (image.file.stem, str(image.file)))
+
+
+def _used_classes(sets: Sequence[LabelledSet]) -> tuple[list[str], list[str]]:
+    """Classes that objects have, by name, and what to say of those that none has."""
+    used = {box.name for one in sets for image in one.images for box in image.objects}
+    if not used:
+        raise InputError(f"expected at least one object in {sets[0].root}, found none; label some")
+    unused = sorted({name for one in sets for name in one.declared} - used)
+    return sorted(used), [f"classes without an object are left out: {', '.join(unused)}"] if unused else []
+
+
+def _mask_form(boxes: Sequence[Box]) -> str:
+    if not boxes or any(box.segmentation is None for box in boxes if not box.crowd):
+        return ""
+    return "bitmask" if any(isinstance(box.segmentation, dict) for box in boxes if not box.crowd) else "polygon"
+
+
+def _notes(parts: Sequence[Sequence[LabelledImage]], masks: str) -> list[str]:
+    train, val = parts
+    boxes = [box for part in parts for image in part for box in image.objects]
+    notes = []
+    learnt = {box.name for image in train for box in image.objects}
+    if not learnt:
+        raise InputError("expected objects in the images that train, found none; label some, or raise --split")
+    if not any(image.objects for image in val):
+        raise InputError("expected objects in the images that test, found none; label some, or lower --split")
+    unseen = sorted({box.name for box in boxes} - learnt)
+    if unseen:
+        notes.append(f"no training image shows {', '.join(unseen)}: they cannot be learnt")
+    both = {image.file.resolve() for image in train} & {image.file.resolve() for image in val}
+    if both:
+        notes.append(f"{len(both)} images train and test, first {min(both).name}: the score will be too good")
+    masked = sum(box.segmentation is not None for box in boxes)
+    if not masks and masked:
+        notes.append(f"{len(boxes) - masked} of {len(boxes)} objects have no mask: boxes only are trained")
+    hard = sum(box.difficult for box in boxes)
+    if hard:
+        notes.append(f"{hard} objects are marked difficult; they are trained and scored like the others")
+    return notes
+
+
+def _write(name: str, images: Sequence[LabelledImage], classes: Sequence[str], masks: str, root: Path) -> DetectionData:
+    """The set as COCO's JSON in the cache, under a name that its content gives."""
+    content = _as_coco(images, classes, masks, root)
+    text = json.dumps(content)
+    file = cache_root() / "own" / f"{name}-{sha256_of_text(text)[:12]}.json"
+    if not file.is_file():
+        write_text(file, text)
+    return replace(open_dataset(name, root, file), name=name)
+
+
+def _as_coco(images: Sequence[LabelledImage], classes: Sequence[str], masks: str, root: Path) -> dict[str, Any]:
+    number = {name: k for k, name in enumerate(classes, 1)}
+    entries: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for image_id, image in enumerate(images, 1):
+        relative = image.file.resolve().relative_to(root).as_posix()
+        entries.append({"id": image_id, "file_name": relative, "width": image.width, "height": image.height})
+        for box in sorted(image.objects, key=lambda box: (box.name, box.box)):
+            entry: dict[str, Any] = {
+                "id": len(annotations) + 1, "image_id": image_id, "category_id": number[box.name],
+                "bbox": [float(value) for value in box.box], "area": _area(box, image), "iscrowd": int(box.crowd),
+            }  # fmt: skip
+            if masks and box.segmentation is not None:
+                entry["segmentation"] = box.segmentation
+            annotations.append(entry)
+    categories = [{"id": k, "name": name} for name, k in number.items()]
+    return {"images": entries, "annotations": annotations, "categories": categories}
+
+
+def _area(box: Box, image: LabelledImage) -> float:
+    """The file's own, else the mask's, else the box's."""
+    if box.area is not None:
+        return float(box.area)
+    if box.segmentation is None:
+        return float(box.box[2] * box.box[3])
+    try:
+        return float(decode_mask(box.segmentation, image.height, image.width).sum())
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise InputError(f"expected COCO's polygons or run lengths in {box.where}, found: {error}; correct it") from error

@@ -1,0 +1,135 @@
+"""PASCAL VOC's XML with classes of one's own, in whatever folders a labelling tool left it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from momentum_transfer.errors import InputError
+from transfer.data.own.labelled import Box, ImageIndex, LabelledImage, LabelledSet, check_box, check_size
+from transfer.data.own.xml_lines import Node, read_xml
+
+FORM = "VOC XML"
+
+
+def xml_files(folder: Path) -> list[Path]:
+    """Annotation files below a folder, hidden ones left out."""
+    return sorted(
+        path
+        for path in folder.rglob("*.xml")
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
+    """Read every XML below ``folder``; images are looked for below ``images``, else here, else beside the folder.
+
+    Boxes are left as they are written, see `settle_corners`.
+
+    Raises:
+        InputError: no XML, a malformed one, a missing image, a box outside its image; file and line are named.
+    """
+    files = xml_files(folder)
+    if not files:
+        raise InputError(f"expected VOC XML files below {folder}, found none")
+    index = ImageIndex(images or folder)
+    if not index.files and images is None:
+        index = ImageIndex(folder.parent)
+    splits = _splits(folder)
+    read = [_read(file, index, splits) for file in files]
+    if splits:
+        read = [image for image in read if image.split]
+    return LabelledSet(FORM, folder, tuple(read))
+
+
+def _splits(folder: Path) -> dict[str, str]:
+    """Image stem to train or val, where ImageSets/Main says so."""
+    found: dict[str, str] = {}
+    for list_folder in sorted(folder.rglob("ImageSets/Main")):
+        for split, names in (("train", ("train", "trainval")), ("val", ("val", "valid", "test"))):
+            files = [file for name in names if (file := list_folder / f"{name}.txt").is_file()]
+            for line in files[0].read_text(encoding="utf-8").splitlines() if files else ():
+                if line.strip():
+                    found.setdefault(line.split()[0], split)
+    return found if len(set(found.values())) == 2 else {}
+
+
+def _read(file: Path, index: ImageIndex, splits: dict[str, str]) -> LabelledImage:
+    root = read_xml(file)
+    if root.tag != "annotation":
+        raise InputError(f"expected <annotation> in {file}:{root.line}, found <{root.tag}>; is it VOC's XML?")
+    size = root.child("size")
+    if size is None:
+        raise InputError(f"expected <size> with width and height in {file}:{root.line}, found none; add it")
+    width, height = (int(_number(size, side, file)) for side in ("width", "height"))
+    if min(width, height) < 1:
+        raise InputError(f"expected a positive width and height in {file}:{size.line}, found {width}x{height}; correct it")
+    name = root.child("filename")
+    named = (name.text.strip() if name is not None else "") or file.stem
+    try:
+        image = index.find(named, file.parent, str(file))
+    except InputError:  # tools rename images and leave <filename> as it was
+        image = index.find(file.stem, file.parent, f"{file}:{name.line if name is not None else root.line}")
+    check_size(image, width, height, f"{file}:{size.line}")
+    objects = tuple(_object(node, file) for node in root.all("object"))
+    return LabelledImage(image, width, height, objects, splits.get(file.stem, ""))
+
+
+def _number(node: Node, tag: str, file: Path) -> float:
+    child = node.child(tag)
+    if child is None:
+        raise InputError(f"expected <{tag}> in <{node.tag}> of {file}:{node.line}, found none; add it")
+    try:
+        return float(child.text)
+    except ValueError as error:
+        raise InputError(f"expected a number in <{tag}> of {file}:{child.line}, found {child.text.strip()!r}") from error
+
+
+def _object(node: Node, file: Path) -> Box:
+    name, box = node.child("name"), node.child("bndbox")
+    if name is None or not name.text.strip():
+        raise InputError(f"expected <name> in <object> of {file}:{node.line}, found none; name its class")
+    if box is None:
+        raise InputError(f"expected <bndbox> in <object> of {file}:{node.line}, found none; draw its box")
+    left, top, right, bottom = (_number(box, side, file) for side in ("xmin", "ymin", "xmax", "ymax"))
+    if right < left or bottom < top:
+        raise InputError(
+            f"expected xmin <= xmax and ymin <= ymax in {file}:{box.line}, found {left:g}, {top:g}, {right:g}, {bottom:g}; "
+            "correct it"
+        )
+    difficult = node.child("difficult")
+    hard = difficult is not None and difficult.text.strip() not in ("", "0")
+    return Box(name.text.strip(), (left, top, right, bottom), f"{file}:{box.line}", difficult=hard)
+
+
+def settle_corners(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
+    """The corners of VOC's files as boxes x, y, width, height, by one rule for all sets of a command.
+
+    VOC counts pixels from 1 and includes both ends: (xmin - 1, ymin - 1, xmax, ymax) are the edges. Many tools write
+    the edges themselves, from 0. A corner at 0, or one between two pixels, shows which it was: VOC has neither.
+    """
+    boxes = [box for one in sets if one.form == FORM for image in one.images for box in image.objects]
+    edges = [box for box in boxes if min(box.box[:2]) < 1 or any(value % 1 for value in box.box)]
+    shift = 0.0 if edges else 1.0
+    said = (
+        f"corners are read as pixel edges from 0, because {edges[0].where} has one at 0 or between pixels"
+        if edges
+        else "corners are read as VOC's: pixels from 1, both ends included"
+    )
+    return [
+        one if one.form != FORM else replace(
+            one, images=tuple(_settled(image, shift) for image in one.images), notes=(*one.notes, said)
+        )
+        for one in sets
+    ]  # fmt: skip
+
+
+def _settled(image: LabelledImage, shift: float) -> LabelledImage:
+    objects = []
+    for found in image.objects:
+        left, top, right, bottom = found.box
+        box = (left - shift, top - shift, right - left + shift, bottom - top + shift)
+        check_box(box, image.width, image.height, found.where)
+        objects.append(replace(found, box=box))
+    return replace(image, objects=tuple(objects))

@@ -1,0 +1,165 @@
+"""Settings that follow from the data, the machine and the weights, for sets of one's own; each with its reason.
+
+`settings_of_data` is for any config: class count, masks. `fit` is for configs with FIT_TO_DATA (``own_small``): sizes by
+the boxes' sizes, anchors, batch by the memory, schedule by the number of images. These are rules of thumb of this
+project, made for 20 to 5000 images; no paper has them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fvcore.common.config import CfgNode
+
+from transfer.config import NETWORKS
+from transfer.data.annotations import DetectionData
+
+#: Shorter side in pixels: a small box (the tenth percentile) is to have this side, within what the device bears.
+SMALL_BOX = 24
+LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
+#: Views of images in all: so many, and so many more an image, up to the last; a GPU sees three times as many.
+VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1600, 12, 24_000
+GPU_VIEWS = 3
+BATCH = {"cpu": 4, "cuda": 8}
+#: Learning rate per image of a batch: Detectron2's .02 at 16.
+RATE = 0.02 / 16
+#: Share of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
+SHARE_OF_MEMORY = 0.7
+FIXED_BYTES, BYTES_A_PIXEL = 1.5e9, 7000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that follows from something, and from what."""
+
+    key: str
+    value: Any
+    why: str
+
+    @property
+    def words(self) -> list[str]:
+        """As KEY VALUE on a command line."""
+        return [self.key, str(self.value) if isinstance(self.value, str) else repr(self.value)]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """device: "cpu" or "cuda". free: bytes of memory. cores: of the CPU that this process may use."""
+
+    device: str
+    free: float
+    cores: int
+
+
+def this_machine(device_name: str) -> Machine:
+    """The device of MODEL.DEVICE and its free memory."""
+    import torch
+
+    from momentum_transfer.devices import choose_device
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    device = choose_device(device_name, "MODEL.DEVICE")
+    if device.type == "cuda":
+        return Machine("cuda", float(torch.cuda.mem_get_info(device)[0]), cores)
+    return Machine("cpu", free_memory(), cores)
+
+
+def free_memory() -> float:
+    """Bytes that a process may still take: what the kernel says, or the limit of the control group where it is less."""
+    free = float("inf")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024.0 * int(line.split()[1])
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (text := limit.read_text(encoding="ascii").strip()) != "max":
+        free = min(free, float(text) - float(used.read_text(encoding="ascii")))
+    return free if free < float("inf") else 4e9  # a system that does not say
+
+
+def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Setting]:
+    """Class count and masks, which no config can know of a set of one's own."""
+    classes, name = len(sets[0].classes), NETWORKS[cfg.MODEL.META_ARCHITECTURE][1]
+    found = [Setting(f"MODEL.{name}.NUM_CLASSES", classes, "classes of the set")]
+    if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] != "detection":
+        return found
+    segmentations = [entry.get("segmentation") for data in sets for entry in data.load()["annotations"]]
+    if cfg.MODEL.MASK_ON and not all(segmentations):
+        found.append(Setting("MODEL.MASK_ON", False, "the set has boxes only"))
+    elif cfg.MODEL.MASK_ON and any(isinstance(one, dict) for one in segmentations):
+        found.append(Setting("INPUT.MASK_FORMAT", "bitmask", "masks are run lengths"))
+    return found
+
+
+def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine) -> list[Setting]:
+    """Sizes, anchors, batch and schedule of a config with FIT_TO_DATA.
+
+    Args:
+        sets: what trains.
+    """
+    images = [image for data in sets for image in data.load()["images"]]
+    count = len({(data.name, entry["image_id"]) for data in sets for entry in data.load()["annotations"]})
+    side, aspect, small, why_side = _side(sets, images, machine)
+    batch, side, why_batch = _batch(count, side, aspect, machine)
+    longest = int(side * aspect)
+    views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
+    steps = max(views // batch, 1)
+    rate = float(f"{RATE * batch * cfg.FIT_RATE:.4g}")
+    smallest = 32 if small * side >= 22 else 16 if small * side >= 11 else 8
+    sizes = [max(side - 64, 128), max(side - 32, 128), side]
+    settings = [
+        Setting("INPUT.MIN_SIZE_TRAIN", sizes, why_side),
+        Setting("INPUT.MIN_SIZE_TEST", side, "as in training"),
+        Setting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
+        Setting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
+        Setting("SOLVER.IMS_PER_BATCH", batch, why_batch),
+        Setting("SOLVER.BASE_LR", rate, f"{RATE:g} an image of a batch" + (f" x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else "")),
+        Setting("SOLVER.MAX_ITER", steps, f"{views} views of {count} images with objects, {views / max(count, 1):.0f} of each"),
+        Setting("SOLVER.WARMUP_ITERS", min(100, max(steps // 10, 1)), "a tenth of the run, at most 100"),
+        Setting("SOLVER.CHECKPOINT_PERIOD", max(steps // 4, 50), "four times"),
+        Setting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
+    ]  # fmt: skip
+    if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and len(cfg.MODEL.ANCHOR_GENERATOR.SIZES) == 5:
+        anchors = [[smallest * 2**level] for level in range(5)]
+        why = f"a small box has {small * side:.0f} px at that size"
+        settings.append(Setting("MODEL.ANCHOR_GENERATOR.SIZES", anchors, why))
+    return settings
+
+
+def _side(
+    sets: Sequence[DetectionData], images: Sequence[dict[str, Any]], machine: Machine
+) -> tuple[int, float, float, str]:
+    """Shorter side, longest aspect, a small box as a share of the shorter side, and the reason."""
+    shapes = {(data.name, image["id"]): (image["width"], image["height"]) for data in sets for image in data.load()["images"]}
+    shares = [
+        (entry["bbox"][2] * entry["bbox"][3]) ** 0.5 / min(shapes[data.name, entry["image_id"]])
+        for data in sets
+        for entry in data.load()["annotations"]
+        if entry["bbox"][2] > 0 and entry["bbox"][3] > 0
+    ]
+    small = float(np.quantile(shares, 0.1)) if shares else 0.1
+    most = MOST_SIDE[machine.device]
+    side = int(np.clip(SMALL_BOX / small, LEAST_SIDE, most)) // 32 * 32
+    aspects = [max(image["width"], image["height"]) / min(image["width"], image["height"]) for image in images]
+    aspect = float(np.clip(np.quantile(aspects, 0.95), 5 / 3, 4))
+    native = int(np.median([min(image["width"], image["height"]) for image in images]))
+    why = f"a small box is {100 * small:.0f} % of the shorter side ({native} px in the files): {SMALL_BOX} px of it, {LEAST_SIDE} to {most}"
+    return side, aspect, small, why
+
+
+def _batch(count: int, side: int, aspect: float, machine: Machine) -> tuple[int, int, str]:
+    """Batch and shorter side that fit into the memory: first the batch is halved, then the side shrinks."""
+    batch, room = BATCH[machine.device], SHARE_OF_MEMORY * machine.free
+    while batch > max(count, 1):
+        batch //= 2
+    whole = batch
+    while FIXED_BYTES + BYTES_A_PIXEL * batch * side * side * aspect > room and (batch > 1 or side > 128):
+        batch, side = (batch // 2, side) if batch > 1 else (batch, side - 32)
+    short = " (less than usual)" if batch < whole else ""
+    return batch, side, f"{machine.device}, {machine.free / 2**30:.1f} GiB free{short}"
