@@ -4,6 +4,10 @@
 
 Weights come from tools/convert.py; `--weights none` starts the whole detector at random. With several GPUs:
 `torchrun --nproc-per-node 8 tools/transfer.py …`.
+
+A set of one's own, in COCO's JSON, VOC's XML or YOLO's text (docs/own-data.md):
+
+    python tools/transfer.py --config transfer/own_small --weights OUT.pkl --train PHOTOGRAPHS --split 0.8
 """
 
 import argparse
@@ -18,11 +22,12 @@ from momentum_transfer.errors import InputError
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
-    from transfer import config
+    from transfer.own_settings import OwnSource, load_for
 
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
-    cfg = config.load(args.config, [*overrides, *args.overrides])
+    source = OwnSource(args.train, args.val, args.split, args.title, args.images)
+    cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
     weights = args.weights or cfg.MODEL.WEIGHTS
     say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
     from transfer.ranges import check_settings  # after the settings, because torch takes seconds
@@ -31,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
 
     if args.check_data:
         check_settings(cfg)
-        open_task(cfg).check(cfg, open_images=True)
+        open_task(cfg).check(cfg, open_images=True, overview=False)
         return
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
@@ -43,12 +48,17 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
     made.add_argument("--weights", help="backbone .pkl, detector .pth, hf:org/name, or none (default: MODEL.WEIGHTS)")
+    made.add_argument("--train", metavar="FOLDER_OR_FILE", help="a set of one's own: COCO, VOC or YOLO form")
+    made.add_argument("--val", metavar="FOLDER_OR_FILE", help="what tests; or:")
+    made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")
+    made.add_argument("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
+    made.add_argument("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
     made.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
     made.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
     made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
     made.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
     made.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
-    made.add_argument("--check-data", action="store_true", help="only look through data and images")
+    made.add_argument("--check-data", action="store_true", help="only look through data and images; writes nothing")
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return made
 

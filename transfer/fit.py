@@ -1,7 +1,7 @@
 """Settings that follow from the data, the machine and the weights, for sets of one's own; each with its reason.
 
-`settings_of_data` is for any config: class count, masks. `fit` is for configs with FIT_TO_DATA (``own_small``): sizes by
-the boxes' sizes, anchors, batch by the memory, schedule by the number of images. These are rules of thumb of this
+`settings_of_data` is for any config: class count, masks. `fit` is for configs with FIT_TO_DATA (``own_small``): sizes
+by the boxes' sizes, anchors, batch by the memory, schedule by the number of images. These are rules of thumb of this
 project, made for 20 to 5000 images; no paper has them.
 """
 
@@ -22,9 +22,9 @@ from transfer.data.annotations import DetectionData
 #: Shorter side in pixels: a small box (the tenth percentile) is to have this side, within what the device bears.
 SMALL_BOX = 24
 LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
-#: Views of images in all: so many, and so many more an image, up to the last; a GPU sees three times as many.
-VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1600, 12, 24_000
-GPU_VIEWS = 3
+#: Views of images in all: so many, and so many more an image, up to the last; a GPU sees four times as many.
+VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1000, 8, 12_000
+GPU_VIEWS = 4
 BATCH = {"cpu": 4, "cuda": 8}
 #: Learning rate per image of a batch: Detectron2's .02 at 16.
 RATE = 0.02 / 16
@@ -111,6 +111,8 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine) -> list[S
     views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
     steps = max(views // batch, 1)
     rate = float(f"{RATE * batch * cfg.FIT_RATE:.4g}")
+    why_rate = f"{RATE:g} an image of a batch" + (f" x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else "")
+    why_steps = f"{views} views of {count} images with objects, {views / max(count, 1):.0f} of each"
     smallest = 32 if small * side >= 22 else 16 if small * side >= 11 else 8
     sizes = [max(side - 64, 128), max(side - 32, 128), side]
     settings = [
@@ -119,8 +121,8 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine) -> list[S
         Setting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
         Setting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
         Setting("SOLVER.IMS_PER_BATCH", batch, why_batch),
-        Setting("SOLVER.BASE_LR", rate, f"{RATE:g} an image of a batch" + (f" x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else "")),
-        Setting("SOLVER.MAX_ITER", steps, f"{views} views of {count} images with objects, {views / max(count, 1):.0f} of each"),
+        Setting("SOLVER.BASE_LR", rate, why_rate),
+        Setting("SOLVER.MAX_ITER", steps, why_steps),
         Setting("SOLVER.WARMUP_ITERS", min(100, max(steps // 10, 1)), "a tenth of the run, at most 100"),
         Setting("SOLVER.CHECKPOINT_PERIOD", max(steps // 4, 50), "four times"),
         Setting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
@@ -136,7 +138,9 @@ def _side(
     sets: Sequence[DetectionData], images: Sequence[dict[str, Any]], machine: Machine
 ) -> tuple[int, float, float, str]:
     """Shorter side, longest aspect, a small box as a share of the shorter side, and the reason."""
-    shapes = {(data.name, image["id"]): (image["width"], image["height"]) for data in sets for image in data.load()["images"]}
+    shapes = {
+        (data.name, image["id"]): (image["width"], image["height"]) for data in sets for image in data.load()["images"]
+    }
     shares = [
         (entry["bbox"][2] * entry["bbox"][3]) ** 0.5 / min(shapes[data.name, entry["image_id"]])
         for data in sets
@@ -149,7 +153,10 @@ def _side(
     aspects = [max(image["width"], image["height"]) / min(image["width"], image["height"]) for image in images]
     aspect = float(np.clip(np.quantile(aspects, 0.95), 5 / 3, 4))
     native = int(np.median([min(image["width"], image["height"]) for image in images]))
-    why = f"a small box is {100 * small:.0f} % of the shorter side ({native} px in the files): {SMALL_BOX} px of it, {LEAST_SIDE} to {most}"
+    why = (
+        f"small boxes are {100 * small:.0f} % of the shorter side ({native} px in the files) and are to have "
+        f"{SMALL_BOX} px; {LEAST_SIDE} to {most} on {machine.device}"
+    )
     return side, aspect, small, why
 
 

@@ -19,6 +19,7 @@ from momentum_transfer.files import weights_name, write_text
 from momentum_transfer.run_lock import alone_in
 from momentum_transfer.settings import config_hash, dump, value_of
 from transfer.config import get_cfg
+from transfer.data.datasets import content_name
 from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.initial_weights import InitialWeights, read_initial, read_trained
@@ -28,7 +29,7 @@ from transfer.tasks import Task, open_task
 
 #: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.
 _FREE = {
-    "": ("OUTPUT_DIR", "TRIALS", "ENGINE"),
+    "": ("OUTPUT_DIR", "TRIALS", "ENGINE", "FIT_TO_DATA", "FIT_RATE"),
     "DATASETS": ("ROOT",),
     "DATALOADER": ("NUM_WORKERS",),
     "MODEL": ("DEVICE",),
@@ -79,6 +80,8 @@ def identity(cfg: CfgNode, evaluation: bool = True) -> str:
     same = cfg.clone()
     same.defrost()
     _without_later(same, get_cfg())
+    for split in ("TRAIN", "TEST"):  # a set of one's own is what its file holds, wherever that lies
+        same.DATASETS[split] = type(cfg.DATASETS[split])(content_name(name) for name in cfg.DATASETS[split])
     for section, keys in _FREE.items():
         for key in keys:
             del (same[section] if section else same)[key]

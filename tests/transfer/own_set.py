@@ -11,6 +11,7 @@ turned, scaled and pasted on other parts of these photographs. OUT gets one fold
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ def _ellipse(x: float, y: float, across: float, down: float) -> Corners:
     return [(x + across * np.cos(a), y + down * np.sin(a)) for a in np.linspace(0, 2 * np.pi, 32, endpoint=False)]
 
 
+@functools.cache
 def photographs() -> tuple[list[Thing], list[Image.Image]]:
     """Things to paste, and grounds without things to paste them on."""
     from sklearn.datasets import load_sample_images
@@ -92,7 +94,9 @@ def make(count: int, seed: int, size: tuple[int, int] = (320, 240), share: float
     things, grounds = photographs()
     random = np.random.default_rng(seed)
     return [
-        _scene(f"photo_{number:04d}", "train" if number < round(share * count) else "val", things, grounds, size, random)
+        _scene(
+            f"photo_{number:04d}", "train" if number < round(share * count) else "val", things, grounds, size, random
+        )
         for number in range(count)
     ]
 

@@ -135,7 +135,7 @@ def test_checking_the_data_writes_a_histogram_and_examples(tmp_path):
     check_data(shapes_config("mask_rcnn", tmp_path, "TEST.VISUALS", "2"))
     written = {path.name.split("_", 1)[-1] for path in (tmp_path / "out/data").iterdir()}
     assert sum(name.endswith("classes.csv") for name in written) == 1
-    assert sum(bool(re.search(r"_example_\d\.png$", name)) for name in written) == 2
+    assert sum(bool(re.search(r"example_\d\.png$", name)) for name in written) == 2
 
 
 def test_the_best_detector_of_a_training_is_kept(tmp_path):

@@ -53,6 +53,15 @@ def short_name(name: str) -> str:
     return name if found is None else found["name"] or part_title(found["file"])
 
 
+def content_name(name: str) -> str:
+    """A set of DATASETS.TRAIN or TEST as hashes of settings take it: of one that `open_own` wrote, whose file is named
+    by its content, the name and the file without their folders."""
+    found = _FILES.fullmatch(name)
+    if found is None or not re.search(r"-[0-9a-f]{12}\.json$", found["file"]):
+        return name
+    return f"{short_name(name)}={Path(found['file']).name}"
+
+
 def register_coco(name: str, images_dir: str | Path, annotation_file: str | Path) -> None:
     """Make a set in COCO's form known under a name.
 

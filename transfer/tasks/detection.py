@@ -34,7 +34,7 @@ class Detection(Task[DetectionData]):
         super().__init__(train, test)
         self.detections = detections
 
-    def check(self, cfg: CfgNode, *, open_images: bool = False) -> None:
+    def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
         """See ``Task.check``."""
         sets, scored = self.sets(), {data.name for data in self.test}
         for data in sets:
@@ -44,7 +44,7 @@ class Detection(Task[DetectionData]):
             if open_images:
                 _open_images(data)
             say(f"{data.name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
-            if is_main() and cfg.TEST.VISUALS:
+            if overview and is_main() and cfg.TEST.VISUALS:
                 for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                     say(f"  {path}")
         _check_same_classes(sets)

@@ -35,7 +35,7 @@ class Segmentation(Task[SemanticData]):
         super().__init__(train, test)
         self.ignore = ignore
 
-    def check(self, cfg: CfgNode, *, open_images: bool = False) -> None:
+    def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
         """See ``Task.check``; label files are all read, images are opened for their size in any case."""
         for data in self.sets():
             check_count(cfg, data)
@@ -43,7 +43,7 @@ class Segmentation(Task[SemanticData]):
             if not counts.any():
                 raise InputError(f"every pixel of {data.name} is labelled to be ignored; nothing is left to learn")
             say(f"{data.name}: {len(data.pairs)} images, {len(data.classes)} classes, checked")
-            if is_main() and cfg.TEST.VISUALS:
+            if overview and is_main() and cfg.TEST.VISUALS:
                 folder = Path(cfg.OUTPUT_DIR) / "data"
                 for path in write_label_overview(data, counts, folder, cfg.TEST.VISUALS):
                     say(f"  {path}")

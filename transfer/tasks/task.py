@@ -42,14 +42,13 @@ class Task(ABC, Generic[Data]):
         return next(data for data in self.test if data.name == name)
 
     @abstractmethod
-    def check(self, cfg: CfgNode, *, open_images: bool = False) -> None:
+    def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
         """Look through every data set; what is wrong but bearable is said, what is not raises InputError.
-
-        An overview of each (class counts, example images) goes to OUTPUT_DIR/data.
 
         Args:
             open_images: also open every image and compare its size with the annotations'; takes some milliseconds an
                 image, so that training leaves it to the moment when an image's turn comes.
+            overview: class counts and example images go to OUTPUT_DIR/data; without it nothing is written.
         """
 
     @abstractmethod

@@ -32,7 +32,8 @@ from transfer.torchvision_engine.weights import export_state, load_detector, own
 
 #: Settings that may change between a training and its resumption.
 _FREE = ("OUTPUT_DIR", "TEST", "DATALOADER.NUM_WORKERS", "DATASETS.ROOT", "DATASETS.TEST", "TRIALS", "ENGINE",
-         "MODEL.DEVICE", "MODEL.WEIGHTS", "SOLVER.CHECKPOINT_PERIOD", "PROTOCOL", "SEED")  # fmt: skip
+         "MODEL.DEVICE", "MODEL.WEIGHTS", "SOLVER.CHECKPOINT_PERIOD", "PROTOCOL", "SEED", "FIT_TO_DATA",
+         "FIT_RATE")  # fmt: skip
 
 
 @dataclass(frozen=True)

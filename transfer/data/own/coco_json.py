@@ -43,7 +43,9 @@ def read_coco(source: Path, images: Path | None = None) -> LabelledSet:
     said = {file: _split(file, source) for file in files}
     if len(files) > 1 and set(said.values()) != {"train", "val"}:
         listed = ", ".join(str(file) for file in files[:4])
-        raise InputError(f"expected one COCO JSON in {source}, or one to train and one to test, found {listed}; name one")
+        raise InputError(
+            f"expected one COCO JSON in {source}, or one to train and one to test, found {listed}; name one"
+        )
     tests = [file for file in files if "test" in (*_words(file), file.parent.name.lower())]
     if 0 < len(tests) < sum(split == "val" for split in said.values()):  # train, valid and test: test is kept back
         files = [file for file in files if file not in tests]
@@ -87,12 +89,18 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
     for entry in content["annotations"]:
         where = f"annotation {entry['id']} of {file}"
         if entry.get("image_id") not in known:
-            raise InputError(f"expected the id of an image in {where}, found {shown(entry.get('image_id'))}; correct it")
+            raise InputError(
+                f"expected the id of an image in {where}, found {shown(entry.get('image_id'))}; correct it"
+            )
         if entry.get("category_id") not in of_id:
-            raise InputError(f"expected the id of a category in {where}, found {shown(entry.get('category_id'))}; correct it")
+            raise InputError(
+                f"expected the id of a category in {where}, found {shown(entry.get('category_id'))}; correct it"
+            )
         objects.setdefault(entry["image_id"], []).append(entry)
     index = _index(file, images)
-    return [_image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]], classes
+    return [
+        _image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]
+    ], classes
 
 
 def _index(file: Path, images: Path | None) -> ImageIndex:
@@ -116,10 +124,14 @@ def _image(
     if not isinstance(name, str) or not name:
         raise InputError(f"expected file_name in {where}, found {shown(name)}; add it")
     if type(width) is not int or type(height) is not int or min(width, height) < 1:
-        raise InputError(f"expected a positive width and height in {where}, found {shown(width)}, {shown(height)}; correct it")
+        raise InputError(
+            f"expected a positive width and height in {where}, found {shown(width)}, {shown(height)}; correct it"
+        )
     path = index.find(name, file.parent / split, where)
     check_size(path, width, height, where)
-    return LabelledImage(path, width, height, tuple(_object(entry, of_id, file, width, height) for entry in entries), split)
+    return LabelledImage(
+        path, width, height, tuple(_object(entry, of_id, file, width, height) for entry in entries), split
+    )
 
 
 def _object(entry: Mapping[str, Any], of_id: Mapping[int, str], file: Path, width: int, height: int) -> Box:

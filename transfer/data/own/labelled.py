@@ -80,6 +80,10 @@ class ImageIndex:
             self._by_name.setdefault(file.name, []).append(file)
             self._by_stem.setdefault(file.stem, []).append(file)
 
+    def has(self, stem: str) -> bool:
+        """Whether an image is called so, with any ending."""
+        return stem in self._by_stem
+
     def find(self, name: str, near: Path, where: str) -> Path:
         """The file that a label means by ``name``: of several, the one that shares most folders with it and ``near``.
 
@@ -87,9 +91,11 @@ class ImageIndex:
             InputError: there is none, or two fit equally.
         """
         wanted = Path(name.replace("\\", "/"))
-        found = self._by_name.get(wanted.name) or self._by_stem.get(wanted.stem, [])
+        found = self._by_name.get(wanted.name) or self._by_stem.get(wanted.name) or self._by_stem.get(wanted.stem, [])
         if not found:
-            raise InputError(f"expected the image {name} of {where} below {self.root}, found none; add it or drop the label")
+            raise InputError(
+                f"expected the image {name} of {where} below {self.root}, found none; add it or drop the label"
+            )
         ranked = sorted(found, key=lambda file: _closeness(file, wanted, near), reverse=True)
         if len(ranked) > 1 and _closeness(ranked[0], wanted, near) == _closeness(ranked[1], wanted, near):
             raise InputError(
@@ -130,11 +136,10 @@ def check_box(box: Sequence[float], width: int, height: int, where: str) -> None
     x, y, across, down = box
     shown = [round(value, 2) for value in box]
     if across < 0 or down < 0:
-        raise InputError(f"expected a box with its ends in order in {where}, found x, y, width, height {shown}; correct it")
+        raise InputError(f"expected a box with its ends in order in {where}, found x, y, width, height {shown}")
     if x < -TOLERANCE or y < -TOLERANCE or x + across > width + TOLERANCE or y + down > height + TOLERANCE:
         raise InputError(
-            f"expected a box inside its image of {width}x{height} pixels in {where}, found x, y, width, height {shown}; "
-            "correct it"
+            f"expected a box inside its image of {width}x{height} pixels in {where}, found x, y, width, height {shown}"
         )
 
 

@@ -23,6 +23,7 @@ from transfer.data.own import coco_json, voc_xml, yolo
 from transfer.data.own.labelled import Box, LabelledImage, LabelledSet, image_files
 from transfer.data.run_lengths import decode_mask
 
+
 @dataclass(frozen=True)
 class OwnData:
     """A set of one's own, split and ready.
@@ -128,12 +129,10 @@ def read_set(source: Path, images: Path | None = None) -> LabelledSet:
     ]
     found = [form for form, here in forms if here]
     if len(found) > 1:
-        raise InputError(
-            f"expected labels in one form in {source}, found {' and '.join(found)}; give the folder or file of one of them"
-        )
+        raise InputError(f"expected labels in one form in {source}, found {' and '.join(found)}; give one of them")
     if not found:
         raise InputError(
-            f"expected a COCO JSON, VOC XML files, or YOLO labels with data.yaml or classes.txt in {source}, found none; "
+            f"expected a COCO JSON, VOC XML, or YOLO labels with data.yaml or classes.txt in {source}, found none; "
             "name the labels' folder"
         )
     if found[0] == coco_json.FORM:
@@ -165,8 +164,8 @@ def _split(whole: LabelledSet, share: float | None, seed: int) -> list[list[Labe
         parts = [[image for image in images if image.split == word] for word in ("train", "val")]
         if not all(parts):
             raise InputError(
-                f"expected --val FOLDER_OR_FILE or --split 0.8, found neither, and {whole.root} says nothing of its own; "
-                "add one of them"
+                f"expected --val FOLDER_OR_FILE or --split 0.8, found neither, and {whole.root} has no split of "
+                "its own; add one of them"
             )
         return parts
     number: dict[str, int] = {}
@@ -258,4 +257,6 @@ def _area(box: Box, image: LabelledImage) -> float:
     try:
         return float(decode_mask(box.segmentation, image.height, image.width).sum())
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise InputError(f"expected COCO's polygons or run lengths in {box.where}, found: {error}; correct it") from error
+        raise InputError(
+            f"expected COCO's polygons or run lengths in {box.where}, found: {error}; correct it"
+        ) from error

@@ -64,13 +64,14 @@ def _read(file: Path, index: ImageIndex, splits: dict[str, str]) -> LabelledImag
         raise InputError(f"expected <size> with width and height in {file}:{root.line}, found none; add it")
     width, height = (int(_number(size, side, file)) for side in ("width", "height"))
     if min(width, height) < 1:
-        raise InputError(f"expected a positive width and height in {file}:{size.line}, found {width}x{height}; correct it")
+        raise InputError(
+            f"expected a positive width and height in {file}:{size.line}, found {width}x{height}; correct it"
+        )
     name = root.child("filename")
     named = (name.text.strip() if name is not None else "") or file.stem
-    try:
-        image = index.find(named, file.parent, str(file))
-    except InputError:  # tools rename images and leave <filename> as it was
-        image = index.find(file.stem, file.parent, f"{file}:{name.line if name is not None else root.line}")
+    where = f"{file}:{name.line if name is not None else root.line}"
+    # The XML's own name first: tools rename files and leave <filename> as it was.
+    image = index.find(file.stem if index.has(file.stem) else named, file.parent, where)
     check_size(image, width, height, f"{file}:{size.line}")
     objects = tuple(_object(node, file) for node in root.all("object"))
     return LabelledImage(image, width, height, objects, splits.get(file.stem, ""))
@@ -83,7 +84,9 @@ def _number(node: Node, tag: str, file: Path) -> float:
     try:
         return float(child.text)
     except ValueError as error:
-        raise InputError(f"expected a number in <{tag}> of {file}:{child.line}, found {child.text.strip()!r}") from error
+        raise InputError(
+            f"expected a number in <{tag}> of {file}:{child.line}, found {child.text.strip()!r}"
+        ) from error
 
 
 def _object(node: Node, file: Path) -> Box:
@@ -95,8 +98,7 @@ def _object(node: Node, file: Path) -> Box:
     left, top, right, bottom = (_number(box, side, file) for side in ("xmin", "ymin", "xmax", "ymax"))
     if right < left or bottom < top:
         raise InputError(
-            f"expected xmin <= xmax and ymin <= ymax in {file}:{box.line}, found {left:g}, {top:g}, {right:g}, {bottom:g}; "
-            "correct it"
+            f"expected xmin <= xmax and ymin <= ymax in {file}:{box.line}, found {left:g} {top:g} {right:g} {bottom:g}"
         )
     difficult = node.child("difficult")
     hard = difficult is not None and difficult.text.strip() not in ("", "0")

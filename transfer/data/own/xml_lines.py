@@ -48,7 +48,9 @@ def read_xml(path: Path) -> Node:
         stack[-1].text += data
 
     def entity(*_: object) -> None:
-        raise InputError(f"expected an XML without entities, found one in {path}:{parser.CurrentLineNumber}; take it out")
+        raise InputError(
+            f"expected an XML without entities, found one in {path}:{parser.CurrentLineNumber}; take it out"
+        )
 
     parser.StartElementHandler, parser.EndElementHandler = begin, end
     parser.CharacterDataHandler, parser.EntityDeclHandler = text, entity

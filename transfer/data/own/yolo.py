@@ -1,7 +1,7 @@
 """YOLO's text labels: a line an object, ``class x y width height`` or ``class x1 y1 x2 y2 …``, in shares of the image.
 
-Classes and folders are said by data.yaml (``names``, ``train``, ``val``), or by a classes.txt beside the labels. An image
-without a text file, or with an empty one, shows nothing.
+Classes and folders are said by data.yaml (``names``, ``train``, ``val``), or by a classes.txt beside the labels. An
+image without a text file, or with an empty one, shows nothing.
 """
 
 from __future__ import annotations
@@ -177,18 +177,24 @@ def _object(line: str, where: str, classes: Sequence[str], width: int, height: i
     precise = [_half_unit(word) for word in words]
     for value, half in zip(values, precise, strict=True):
         if not -half <= value <= 1 + half:  # False for NaN
-            raise InputError(f"expected shares of the image from 0 to 1 in {where}, found {value:g}; divide by its size")
+            raise InputError(
+                f"expected shares of the image from 0 to 1 in {where}, found {value:g}; divide by its size"
+            )
     if len(values) == 4:
         box = _box(values, precise, width, height)
         check_box(box, width, height, where)
         return Box(classes[int(first)], box, where)
     sides = (width, height)
-    polygon = [_shortest(v * sides[n % 2], p * sides[n % 2]) for n, (v, p) in enumerate(zip(values, precise, strict=True))]
+    polygon = [
+        _shortest(v * sides[n % 2], p * sides[n % 2]) for n, (v, p) in enumerate(zip(values, precise, strict=True))
+    ]
     left, top, right, bottom = min(polygon[::2]), min(polygon[1::2]), max(polygon[::2]), max(polygon[1::2])
     return Box(classes[int(first)], (left, top, right - left, bottom - top), where, segmentation=[polygon])
 
 
-def _box(values: Sequence[float], precise: Sequence[float], width: int, height: int) -> tuple[float, float, float, float]:
+def _box(
+    values: Sequence[float], precise: Sequence[float], width: int, height: int
+) -> tuple[float, float, float, float]:
     """Corner and sides in pixels, each the shortest number that the text can stand for."""
     (x, y, across, down), (dx, dy, da, dd) = values, precise
     return (

@@ -1,0 +1,97 @@
+"""A detector's settings for its data: a set of one's own is opened, and what follows from it filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from momentum_transfer.backbones.read import load_backbone
+from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.console import say
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import value_of
+from transfer import config
+from transfer.data.annotations import DetectionData
+from transfer.data.own.open import open_own
+from transfer.fit import Setting, fit, settings_of_data, this_machine
+from transfer.tasks import open_task
+
+
+@dataclass(frozen=True)
+class OwnSource:
+    """What --train, --val, --split, --title and --images say; see `open_own`."""
+
+    train: str | None = None
+    val: str | None = None
+    split: float | None = None
+    title: str = ""
+    images: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.train is None and (self.val or self.split is not None or self.title or self.images):
+            raise InputError(
+                "expected --train FOLDER_OR_FILE with --val, --split, --title or --images, found none; add it"
+            )
+
+
+def load_for(
+    file: str | Path | None,
+    overrides: Sequence[str] = (),
+    source: OwnSource | None = None,
+    *,
+    weights: str = "",
+    resume: bool = False,
+) -> CfgNode:
+    """Settings of a config file with what follows from the data, the machine and the weights; all of it is said.
+
+    Args:
+        file: a config. overrides: KEY VALUE words, which win over what follows from the data.
+        source: a set of one's own, in the place of DATASETS.TRAIN and TEST.
+        weights: what --weights names; with FIT_TO_DATA the ResNet's depth is theirs.
+        resume: with FIT_TO_DATA the fitted settings are those of the run in OUTPUT_DIR, where there is one.
+
+    Raises:
+        InputError: wrong settings or data.
+    """
+    cfg = config.load(file, overrides)
+    found: list[Setting] = []
+    sets: list[DetectionData] = []
+    if source is not None and source.train is not None:
+        own = open_own(source.train, source.val, source.split, seed=cfg.SEED, title=source.title, images=source.images)
+        for line in own.lines():
+            say(line)
+        names = [Setting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)]
+        found, sets = [*names, *settings_of_data(cfg, [own.train, own.val])], [own.train]
+    elif cfg.FIT_TO_DATA:
+        task = open_task(cfg)
+        found, sets = settings_of_data(cfg, task.sets()), list(task.train)
+    if cfg.FIT_TO_DATA:
+        before = Path(cfg.OUTPUT_DIR) / "config.yaml"
+        fitted = fit(cfg, sets, this_machine(cfg.MODEL.DEVICE))
+        if resume and before.is_file():
+            earlier = config.load(before)
+            fitted = [Setting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]
+        found += [*fitted, *_of_weights(weights)]
+    given = set(overrides[::2])
+    for one in found:
+        if one.why and one.key not in given:
+            say(f"  {one.key} {one.words[1]}: {one.why}")
+    return config.load(file, [*(word for one in found for word in one.words), *overrides])
+
+
+def _of_weights(weights: str) -> list[Setting]:
+    """Depth and widths of the ResNet in a backbone's file; a detector's file does not tell them."""
+    if not weights or weights.lower() == "none" or Path(weights).suffix == ".pth":
+        return []
+    found = load_backbone(weights).architecture
+    if not isinstance(found, Architecture):
+        return []
+    depth = int(found.name.removeprefix("resnet"))
+    channels = {"STEM_OUT_CHANNELS": found.width, "RES2_OUT_CHANNELS": found.width * (4 if depth >= 50 else 1)}
+    if depth >= 50:
+        channels["WIDTH_PER_GROUP"] = found.width
+    why = "the weights' own"
+    return [Setting(f"MODEL.RESNETS.{key}", value, why) for key, value in {"DEPTH": depth, **channels}.items()]
