@@ -10,7 +10,7 @@ ROOMS = find_packages(include=[f"{room}{inside}" for room in ("momentum_transfer
                                for inside in ("", ".*")])  # fmt: skip
 
 TOOLS = ["momentum_transfer_tools"]
-TOOLS += [f"{TOOLS[0]}.benchmarks", f"{TOOLS[0]}.benchmarks.evaluators"]
+TOOLS += [f"{TOOLS[0]}.benchmarks", f"{TOOLS[0]}.benchmarks.evaluators", f"{TOOLS[0]}.benchmarks.gpu_parts"]
 
 setup(
     packages=[*ROOMS, "momentum_transfer.configs", *TOOLS],
