@@ -69,10 +69,15 @@ def settings_hash(cfg: CfgNode) -> str:
 
 
 class Images:
-    """The labelled images of one command; each split is opened when it is first asked for, and once."""
+    """The labelled images of one command; each split is opened when it is first asked for, and once.
 
-    def __init__(self, cfg: CfgNode) -> None:
+    Args:
+        verify: cached features count for images of the same content, not of the same size and time of change.
+    """
+
+    def __init__(self, cfg: CfgNode, verify: bool = False) -> None:
         self.cfg = cfg
+        self.verify = verify
 
     @cached_property
     def train(self) -> LabelledImages:
@@ -149,7 +154,7 @@ def _features(
     drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
     about = About(
         weights=network.weights,
-        data=f"{data.NAME} {data[split]}{drawn} {data_hash(part)}",
+        data=f"{data.NAME} {data[split]}{drawn} {data_hash(part, content=images.verify)}",
         transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
         layer=cfg.FEATURES.LAYER if network.description != RAW_PIXELS else PIXELS,
         precision=cfg.FEATURES.PRECISION,

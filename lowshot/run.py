@@ -42,6 +42,7 @@ class Request:
         which, family: as ``load_backbone`` takes them.
         features, test_features: files of features made elsewhere.
         results: where records go (None: OUTPUT_DIR/results.jsonl).
+        verify: recognise images in the feature cache by content.
     """
 
     command: str
@@ -51,6 +52,7 @@ class Request:
     features: str = ""
     test_features: str = ""
     results: Path | None = None
+    verify: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     source = inputs.load_source(request.weights, request.which, request.family)
     checkpoint, network = inputs.identity(source, request.weights)
     title = cfg.DATASETS.TITLE or f"{cfg.DATASETS.NAME} {cfg.DATASETS.TEST}"
-    subject, images = Subject(checkpoint, network, title, config), inputs.Images(cfg)
+    subject, images = Subject(checkpoint, network, title, config), inputs.Images(cfg, request.verify)
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
     check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything

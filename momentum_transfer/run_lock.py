@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum_transfer import distributed
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import remove_leftovers
@@ -106,18 +105,19 @@ def alone(folder: str | Path, *, patience: float = PATIENCE, for_children: bool 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     descriptor, locked = _taken(path, patience)
-    ended = threading.Event()
+    ended, signed = threading.Event(), False
     try:
         if not for_children:
             _private.add(descriptor)
         _sign(path, descriptor, locked)
+        signed = True
         threading.Thread(target=_beat, args=(path, ended), daemon=True).start()
         remove_leftovers(folder)
         yield descriptor
     finally:
         ended.set()
         _private.discard(descriptor)
-        if not for_children:
+        if signed and not for_children:
             path.unlink(missing_ok=True)
         os.close(descriptor)
         if made:
@@ -132,7 +132,9 @@ def alone_in(folder: str | Path) -> Iterator[None]:
     Raises:
         InputError: another run is at work there; torchrun ends the other processes.
     """
-    if distributed.is_main():
+    from momentum_transfer.distributed import is_main  # here, because it imports torch, which takes seconds
+
+    if is_main():
         with alone(folder):
             yield
     else:

@@ -43,6 +43,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
     made.add_argument("--test-features", metavar="TEST.npz", default="")
     made.add_argument("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
+    made.add_argument(
+        "--verify", action="store_true",
+        help="read every image file to know it in the feature cache by content (default: by path, size and time)",
+    )  # fmt: skip
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return made
 

@@ -24,6 +24,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from momentum_transfer.console import Stopped, run_tool, say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text, write_text
+from momentum_transfer.run_lock import alone
 from momentum_transfer.shipped import started, typed, workplace
 
 BACKBONES = ("momentum2_digits", "random_digits")
@@ -154,8 +155,10 @@ def _finished(memory: Path) -> dict[str, float]:
         loaded = json.loads(memory.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {memory}: {error}; start over with --fresh") from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, (int, float)) for value in loaded.values()):
+        raise InputError(f"expected seconds by step in {memory}, found something else; start over with --fresh")
     return {str(key): float(value) for key, value in loaded.items()}
 
 
@@ -171,9 +174,9 @@ def main(args: argparse.Namespace) -> None:
     os.chdir(workplace())
     if args.fresh and output.exists():
         shutil.rmtree(output)
-    output.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    run_chain(steps(output), output, args.jobs)
+    with alone(output):
+        run_chain(steps(output), output, args.jobs)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (2**20 if sys.platform != "darwin" else 2**30)
     say(f"quickstart took {time.monotonic() - begun:.0f} s; the largest process held {peak:.2f} GiB")
     say(f"report: {(output / 'report.html').resolve()}  (Markdown beside it; numbers in results.jsonl)")

@@ -1,14 +1,16 @@
 """Feature cache on disk: the format of an entry, appending to it, and resuming a killed extraction.
 
-An entry is a folder ``<key>/`` with ``features.npy`` [N, D] float32, ``labels.npy`` and ``about.json``; the key is the
-hash of all that determines the numbers. The rows are written into ``features.partial.npy`` as they come, with a
-progress file per process beside it; the final name appears only when every row is there.
+An entry is a folder ``<key>/`` with ``features.npy`` [N, D] float32, ``labels.npy`` and ``about.json``, in which
+stand what determines the numbers, whose hash is the key, and the SHA-256 of both files. The rows are written into
+``features.partial.npy`` as they come, with a progress file per process beside it: how many there are, and the CRC-32 of
+their bytes. The final name appears only when every row is there.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +21,8 @@ import numpy as np
 from momentum_transfer import distributed
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of_text, write_text
+from momentum_transfer.files import atomic_path, sha256_of, sha256_of_text, write_text
+from momentum_transfer.neighbours import chunks
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class About:
     transform: str
     layer: str
     precision: str
-    format: int = 1
+    format: int = 2  # 1, before 2026-11-22, had no checksums
 
     @property
     def key(self) -> str:
@@ -56,7 +59,7 @@ class Entry:
             return
         try:
             found = json.loads(described.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise self._damaged(described)
@@ -99,43 +102,69 @@ class Entry:
             shape = (count, width())
             np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.float32, shape=shape).flush()
             _reserve(unfinished)
-            write_text(self.folder / "about.json", json.dumps(asdict(about), indent=1, sort_keys=True))
+            self._describe(asdict(about))
         distributed.barrier()
         self._array(unfinished, (count, None), mmap_mode="r")  # a file that is too short would be lengthened by r+
         rows: np.memmap = self._array(unfinished, (count, None), mmap_mode="r+")
         return rows
 
-    def progress(self, begin: int, end: int) -> int:
-        """How many of the rows ``begin`` to ``end`` an earlier run has written."""
+    def progress(self, rows: np.ndarray, begin: int, end: int) -> tuple[int, int]:
+        """How many of the rows ``begin`` to ``end`` an earlier run has written, and the CRC-32 of their bytes."""
         file = self._progress_file(begin, end)
         if not file.is_file():
-            return 0
-        text = file.read_text(encoding="utf-8")
-        if not text.isdecimal() or int(text) > end - begin:
+            return 0, 0
+        done, _, checksum = file.read_text(encoding="utf-8", errors="replace").partition(" ")
+        if not (done.isdecimal() and len(done) < 12 and int(done) <= end - begin):
             raise self._damaged(file)
-        return int(text)
+        found = crc_of(rows[begin : begin + int(done)])
+        if checksum != f"{found:08x}":
+            raise self._damaged(self.folder / "features.partial.npy")
+        return int(done), found
 
-    def write_progress(self, begin: int, end: int, done: int) -> None:
-        """Note that ``done`` of these rows are on disk."""
-        write_text(self._progress_file(begin, end), str(done))
+    def write_progress(self, begin: int, end: int, done: int, checksum: int) -> None:
+        """Note that ``done`` of these rows are on disk, and the CRC-32 of their bytes."""
+        write_text(self._progress_file(begin, end), f"{done} {checksum:08x}")
 
     def finish(self, labels: np.ndarray) -> None:
         """Give the array its final name when every process has come to its end."""
         distributed.barrier()
         if distributed.is_main():
-            np.save(self.folder / "labels.npy", labels)
-            (self.folder / "features.partial.npy").replace(self.folder / "features.npy")
+            with atomic_path(self.folder / "labels.npy") as temporary:
+                np.save(temporary, labels)
+            unfinished = self.folder / "features.partial.npy"
+            sums = {"features.npy": sha256_of(unfinished), "labels.npy": sha256_of(self.folder / "labels.npy")}
+            self._describe(json.loads((self.folder / "about.json").read_text(encoding="utf-8")) | {"sha256": sums})
+            unfinished.replace(self.folder / "features.npy")
             for progress in self.folder.glob("progress.*"):
                 progress.unlink()
         distributed.barrier()
 
     def read(self, labels: np.ndarray) -> np.memmap:
-        """The features [N, D] as a memory map; the entry's labels must be the data set's ``labels``."""
+        """The features [N, D] as a memory map, compared with their checksum (half a second a gigabyte).
+
+        Raises:
+            InputError: features or labels are not what was written, or the labels not the data set's ``labels``.
+        """
+        if distributed.is_main():
+            for name, wanted in self._checksums().items():
+                if not (self.folder / name).is_file() or sha256_of(self.folder / name) != wanted:
+                    raise self._damaged(self.folder / name)
         file = self.folder / "labels.npy"
         if not np.array_equal(self._array(file, labels.shape), labels):
             raise self._damaged(file)
         features: np.memmap = self._array(self.folder / "features.npy", (len(labels), None), mmap_mode="r")
         return features
+
+    def _checksums(self) -> dict[str, str]:
+        file = self.folder / "about.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))["sha256"]
+            return {name: found[name] for name in ("features.npy", "labels.npy")}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+            raise self._damaged(file) from error
+
+    def _describe(self, content: dict[str, Any]) -> None:
+        write_text(self.folder / "about.json", json.dumps(content, indent=1, sort_keys=True))
 
     def _progress_file(self, begin: int, end: int) -> Path:
         return self.folder / f"progress.{begin}-{end}"
@@ -155,6 +184,13 @@ class Entry:
         return InputError(
             f"expected {file} as an extraction writes it, found it damaged; delete {self.folder} and run again"
         )
+
+
+def crc_of(rows: np.ndarray, so_far: int = 0) -> int:
+    """CRC-32 of the rows' bytes, going on from that of the rows before them."""
+    for part in chunks(len(rows)):
+        so_far = zlib.crc32(np.ascontiguousarray(rows[part]).view(np.uint8), so_far)
+    return so_far
 
 
 def _reserve(file: Path) -> None:

@@ -4,6 +4,7 @@ Under torchrun every process fills its own range of rows, which needs a file sys
 disk is described in lowshot/features/cache.py.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from lowshot.features.cache import About, Entry
+from lowshot.features.cache import About, Entry, crc_of
 from lowshot.features.feature_set import FeatureSet, check
 from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.console import say, track
 from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected
 from momentum_transfer.ranges import Choice
@@ -71,22 +73,40 @@ class Pixels(nn.Module):
         return images.float().mean(dim=1).flatten(1)
 
 
-def data_hash(dataset: LabelledImages) -> str:
+def data_hash(dataset: LabelledImages, *, content: bool = False) -> str:
     """Hash of which images a data set lists, in order, with their labels.
 
-    Files count by their path, images in memory by their content; so replacing a file's content under the same name
-    goes unnoticed, as reading all of them would cost as much as the extraction.
+    Images in memory count by their content; files by path, size and time of change, so that a replaced one is noticed
+    at the cost of a look into its folder, or by their ``content``, which is to read all of them.
+
+    Raises:
+        InputError: a data set of another kind.
     """
     digest = sha256(np.ascontiguousarray(dataset.labels).tobytes())
     inner = dataset
     while isinstance(inner, Selected):
         digest.update(np.ascontiguousarray(inner.indices).tobytes())
         inner = inner.dataset
-    for name in ("paths", "images", "glyphs"):
+    if hasattr(inner, "paths"):
+        digest.update(np.ascontiguousarray(inner.paths).tobytes())
+        for path in map(os.fsdecode, inner.paths):
+            digest.update(_file_key(path, content))
+        return digest.hexdigest()
+    for name in ("images", "glyphs"):
         if hasattr(inner, name):
             digest.update(np.ascontiguousarray(getattr(inner, name)).tobytes())
             return digest.hexdigest()
     raise InputError(f"cannot name the images of a {type(inner).__name__}: it has neither paths nor images")
+
+
+def _file_key(path: str, content: bool) -> bytes:
+    try:
+        if content:
+            return bytes.fromhex(sha256_of(path))
+        known = os.stat(path)
+    except OSError:  # reading it will say so, or replace it by another image, as the data set is told
+        return b"missing"
+    return f"{known.st_size} {known.st_mtime_ns}\n".encode()
 
 
 class _Transformed(Dataset[Tensor]):
@@ -159,7 +179,8 @@ def _fill(
 ) -> None:
     """Compute this process's range of rows, from where an earlier run has come to; rows first, then the progress."""
     begin, end = _own_range(len(images))
-    position = begin + entry.progress(begin, end)
+    done, checksum = entry.progress(rows, begin, end)
+    position = begin + done
     if position > begin:
         say(f"features of {name}: going on after {position - begin} of {end - begin} images")
     own = Subset(images, range(position, end))
@@ -167,9 +188,10 @@ def _fill(
     for batch in track(loader, f"features of {name}"):
         features = compute(source.network, batch, about.precision, device).cpu().numpy()
         rows[position : position + len(batch)] = features
+        checksum = crc_of(features, checksum)
         position += len(batch)
         rows.flush()
-        entry.write_progress(begin, end, position - begin)
+        entry.write_progress(begin, end, position - begin, checksum)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from lowshot.features.extract import LAYERS, Pixels, Source, StageFeatures, data
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
+from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.views import eval_transform
 from tests.two_processes import in_two_processes
 
@@ -269,3 +270,45 @@ def test_two_processes_share_the_images_and_equal_one(tmp_path):
     alone = run(CountingNetwork(), tmp_path / "one").features
     assert all(np.array_equal(features, alone) for features, _ in results)
     assert sum(seen for _, seen in results) == len(IMAGES) + 1  # and one for the shape
+
+
+def test_a_flipped_bit_anywhere_in_a_finished_entry_is_noticed(tmp_path):
+    run(CountingNetwork(), tmp_path)
+    (entry,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    for name in ("features.npy", "labels.npy", "about.json"):
+        file = entry / name
+        whole = bytearray(file.read_bytes())
+        for place in range(0, len(whole), 37):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+            with pytest.raises(InputError, match=r"damaged|other settings"):
+                run(CountingNetwork(), tmp_path)
+        file.write_bytes(whole)
+    run(CountingNetwork(), tmp_path)
+
+
+def test_a_flipped_bit_in_the_rows_of_a_killed_extraction_is_noticed(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(CountingNetwork(limit=2), tmp_path)
+    (partial,) = tmp_path.rglob("features.partial.npy")
+    content = bytearray(partial.read_bytes())
+    content[-3 * 12 - 40] ^= 1  # in the first eight rows, of three numbers
+    partial.write_bytes(content)
+    with pytest.raises(InputError, match=r"features\.partial\.npy .* damaged"):
+        run(CountingNetwork(), tmp_path)
+
+
+def test_an_image_replaced_under_its_name_is_another_and_with_verify_by_content_alone(tmp_path):
+    files = [tmp_path / f"{n}.png" for n in range(2)]
+    for n, file in enumerate(files):
+        file.write_bytes(bytes([n]) * 8)
+    data = FileImages(files, [0, 1], ["a", "b"])
+    before, content = data_hash(data), data_hash(data, content=True)
+    time_of_change = files[0].stat().st_mtime_ns
+    files[0].write_bytes(b"other!!!")
+    os.utime(files[0], ns=(time_of_change, time_of_change))
+    assert data_hash(data) == before  # same path, size and time
+    assert data_hash(data, content=True) != content
+    files[0].write_bytes(bytes(8))
+    os.utime(files[0], ns=(1, 1))
+    assert data_hash(data) != before
+    assert data_hash(data, content=True) == content
