@@ -32,6 +32,6 @@ class InputError(Exception):
 
     def __init__(self, message: str) -> None:
         # A DataLoader raises a worker's exception again with the worker's traceback in front of the message.
-        if message.startswith("Caught InputError in "):
-            message = message.rstrip().rpartition("InputError: ")[2]
+        if message.startswith(f"Caught {type(self).__name__} in "):
+            message = message.rstrip().rpartition(f"{type(self).__name__}: ")[2]
         super().__init__(_LINE_BREAK.sub(" ", message).strip() if "\n" in message else message)

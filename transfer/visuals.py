@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from momentum_transfer.files import atomic_path
+from momentum_transfer.images.reading import read_rgb
 from transfer.data.annotations import DetectionData
 from transfer.data.run_lengths import decode_mask
 from transfer.image_quality import best_and_worst
@@ -46,8 +47,7 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     written = []
     for prefix, image in chosen:
         path = folder / f"{prefix}{data.image_path(image).stem}.png"
-        with Image.open(data.image_path(image)) as opened:
-            drawn = draw(opened.convert("RGB"), found[image["id"]], names)
+        drawn = draw(read_rgb(data.image_path(image)), found[image["id"]], names)
         with atomic_path(path) as temporary:
             drawn.save(temporary)
         written.append(path)

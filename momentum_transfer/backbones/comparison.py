@@ -20,6 +20,7 @@ from momentum_transfer.console import track
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path, write_text
 from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.images.views import eval_transform
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
@@ -79,10 +80,7 @@ class ImageBatches:
         item = self._items[index]
         if not isinstance(item, Path):
             return item[0]
-        try:
-            return Image.open(item).convert("RGB")
-        except OSError as error:
-            raise InputError(f"expected an image, found an unreadable file: {item} ({error}); remove it") from error
+        return read_rgb(item)
 
 
 @dataclass(frozen=True)

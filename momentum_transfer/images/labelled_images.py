@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,9 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
-
-# What Pillow is known to raise on a damaged file; a missing file is an OSError too.
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, PIL.Image.DecompressionBombError)
+from momentum_transfer.images.reading import UnreadableImage, read_rgb
 
 
 class LabelledImages(Protocol):
@@ -78,10 +74,9 @@ class FileImages:
     def _read(self, position: int) -> PIL.Image.Image | None:
         path = os.fsdecode(self.paths[position])
         try:
-            with PIL.Image.open(path) as image:
-                return image.convert("RGB")
-        except UNREADABLE as error:
-            self._count(position, f"{path}: {error}")
+            return read_rgb(path)
+        except UnreadableImage as error:
+            self._count(position, str(error))
             return None
 
     def _count(self, position: int, problem: str) -> None:

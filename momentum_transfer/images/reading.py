@@ -17,12 +17,12 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line
 
 #: Endings of image files, as they are looked for in folders.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 
-#: EXIF's tag of how a picture is to be turned, and its values that swap width and height.
+#: EXIF's tag of how an image is to be turned, and its values that swap width and height.
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
 
 _WHITE = (255, 255, 255, 255)
@@ -47,10 +47,9 @@ def _opened(path: str | Path) -> Iterator[PIL.Image.Image]:
             "scale it down or cut it"
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise UnreadableImage(
-            f"expected a readable image at {path}, found: {detail}; restore it or leave it out"
-        ) from error
+        unknown = isinstance(error, PIL.UnidentifiedImageError)
+        detail = "no image format is recognised in it" if unknown else one_line(error)
+        raise UnreadableImage(f"cannot read the image {path}: {detail}; restore it or leave it out") from error
 
 
 def read_rgb(path: str | Path) -> PIL.Image.Image:
@@ -61,25 +60,35 @@ def read_rgb(path: str | Path) -> PIL.Image.Image:
     """
     with _opened(path) as image:
         image.load()
-        return _as_rgb(PIL.ImageOps.exif_transpose(image), path)
+        return as_rgb(image, path)
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:
     """(width, height) of an image file as `read_rgb` gives it, from the header alone; `UnreadableImage`."""
     with _opened(path) as image:
         width, height = image.size
-        sideways = image.getexif().get(_ORIENTATION) in _SIDEWAYS
-        return (height, width) if sideways else (width, height)
+        return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
 
 
 def stored_orientation(path: str | Path) -> tuple[int, tuple[int, int]]:
     """EXIF's orientation (1 where it says none) and the (width, height) before it is turned; `UnreadableImage`."""
     with _opened(path) as image:
+        return _orientation(image), image.size
+
+
+def _orientation(image: PIL.Image.Image) -> int:
+    """1 to 8; 1, upright, where EXIF is absent or broken."""
+    try:
         found = image.getexif().get(_ORIENTATION, 1)
-        return (found if found in range(1, 9) else 1), image.size
+    except (OSError, SyntaxError, ValueError, KeyError, TypeError, struct.error):
+        return 1
+    return found if found in range(1, 9) else 1
 
 
-def _as_rgb(image: PIL.Image.Image, path: str | Path) -> PIL.Image.Image:
+def as_rgb(image: PIL.Image.Image, path: str | Path = "memory") -> PIL.Image.Image:
+    """An image of Pillow's as `read_rgb` gives it; ``path`` is for messages."""
+    if _orientation(image) != 1:
+        image = PIL.ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith(("I", "F")):

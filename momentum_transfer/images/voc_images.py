@@ -10,6 +10,7 @@ import numpy as np
 import PIL.Image
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.reading import read_rgb
 
 CLASSES = [
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -61,5 +62,4 @@ class VocImages:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
-        with PIL.Image.open(self.paths[index]) as image:
-            return image.convert("RGB"), 0
+        return read_rgb(self.paths[index]), 0

@@ -13,8 +13,8 @@ import numpy as np
 import PIL.Image
 import PIL.ImageDraw
 
-from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
+from momentum_transfer.images.reading import read_rgb
 from transfer.data.annotations import DetectionData, file_stem
 from transfer.data.run_lengths import decode_mask
 
@@ -32,12 +32,7 @@ def class_histogram(data: DetectionData) -> list[tuple[str, int, int]]:
 
 def draw_example(data: DetectionData, image: Mapping[str, Any], least_side: int = 384) -> PIL.Image.Image:
     """A picture with its masks, boxes and class names; small ones are enlarged by a whole factor."""
-    path = data.image_path(image)
-    try:
-        with PIL.Image.open(path) as opened:
-            picture = np.asarray(opened.convert("RGB")).astype(np.float32)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"expected a readable image at {path} (image {image['id']}), found: {error}") from error
+    picture = np.asarray(read_rgb(data.image_path(image))).astype(np.float32)
     found = [a for a in data.load()["annotations"] if a["image_id"] == image["id"]]
     for number, annotation in enumerate(found):
         if annotation.get("segmentation"):

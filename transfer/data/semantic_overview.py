@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from momentum_transfer.files import atomic_path
+from momentum_transfer.images.reading import read_rgb
 from transfer.data.annotations import file_stem
 from transfer.data.overview import histogram
 from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
@@ -35,7 +36,7 @@ def write_label_overview(data: SemanticData, counts: NDArray[np.int64], folder: 
     for number, index in enumerate(_spread(len(data.pairs), examples), 1):
         written.append(folder / f"{stem}_example_{number}.png")
         with atomic_path(written[-1]) as temporary:
-            picture = Image.open(data.pairs[index][0]).convert("RGB")
+            picture = read_rgb(data.pairs[index][0])
             beside(picture, tinted(picture, data.labels(index))).save(temporary)
     return written
 
@@ -44,7 +45,7 @@ def draw_label_predictions(data: SemanticData, results: Path, folder: Path, coun
     """Draw ``count`` pictures spread over the set as ``<image file's stem>.png``: picture, truth, prediction."""
     written = []
     for index in _spread(len(data.pairs), count):
-        picture = Image.open(data.pairs[index][0]).convert("RGB")
+        picture = read_rgb(data.pairs[index][0])
         predicted = np.asarray(Image.open(label_file(results, index)))
         written.append(folder / f"{data.pairs[index][0].stem}.png")
         with atomic_path(written[-1]) as temporary:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
 from momentum_transfer.distributed import barrier, is_main
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.samplers import leave_signals_to_the_loop
 from transfer.config import task_name
 from transfer.data.annotations import DetectionData
@@ -85,6 +88,26 @@ def _compressed(segmentation: Any) -> Any:
     return segmentation
 
 
+@contextlib.contextmanager
+def _our_reader() -> Iterator[None]:
+    """Photographs by the project's one reader: Detectron2's knows no 16 bits, no transparency, and names no file."""
+    from detectron2.data import detection_utils
+
+    theirs = detection_utils.read_image
+
+    def read(file_name: str, format: str | None = None) -> Any:
+        if format not in ("RGB", "BGR"):  # label images
+            return theirs(file_name, format)
+        pixels = np.asarray(read_rgb(file_name))
+        return pixels[:, :, ::-1] if format == "BGR" else pixels
+
+    detection_utils.read_image = read
+    try:
+        yield
+    finally:
+        detection_utils.read_image = theirs
+
+
 class NamingMapper:
     """Detectron2's mapper, except that an image which it cannot read is named in an InputError.
 
@@ -102,8 +125,9 @@ class NamingMapper:
             leave_signals_to_the_loop()
         self.settled = True
         try:
-            return self.mapper(picture)
-        except (OSError, SyntaxError, SizeMismatchError) as error:  # Pillow raises SyntaxError for some broken files
+            with _our_reader():
+                return self.mapper(picture)
+        except (OSError, SizeMismatchError) as error:
             raise InputError(f"cannot read the image {picture['file_name']}: {error}; repair or remove it") from error
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.reading import UnreadableImage, as_rgb, read_rgb, upright_size
 
 #: Endings of image files that are looked for in folders.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -87,9 +88,8 @@ def unreadable(photos: Iterable[Photograph]) -> dict[Photograph, str]:
     wrong = {}
     for photo in photos:
         try:
-            with Image.open(photo.path) as opened:
-                opened.size  # noqa: B018, reading the header is the point
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            upright_size(photo.path)
+        except UnreadableImage as error:
             wrong[photo] = str(error)
     return wrong
 
@@ -97,7 +97,7 @@ def unreadable(photos: Iterable[Photograph]) -> dict[Photograph, str]:
 def refuse_unreadable(wrong: dict[Photograph, str]) -> None:
     """Raise InputError with the first of the files that cannot be read, where there is one."""
     if wrong:
-        some = "; ".join(f"{photo.path}: {why}" for photo, why in list(wrong.items())[:_NAMED])
+        some = "; ".join(list(wrong.values())[:_NAMED])
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise InputError(
             f"expected images, found {len(wrong)} that cannot be read: {some}{more}; remove them, or leave them out by "
@@ -111,11 +111,7 @@ def read_photograph(path: str | Path) -> np.ndarray:
     Raises:
         InputError: it cannot be read; the file is named.
     """
-    try:
-        with Image.open(path) as opened:
-            return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read the image {path}: {error}; repair or remove it") from error
+    return np.asarray(read_rgb(path))
 
 
 def as_pixels(image: Any) -> np.ndarray:
@@ -130,7 +126,7 @@ def as_pixels(image: Any) -> np.ndarray:
     if isinstance(image, (str, Path)):
         return read_photograph(image)
     if isinstance(image, Image.Image):
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        return np.asarray(as_rgb(image))
     array = np.asarray(image)
     if array.dtype != np.uint8:
         raise InputError(f"expected an image of uint8 (0 … 255), found {array.dtype}; multiply by 255 and convert")

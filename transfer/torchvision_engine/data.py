@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch.utils.data import Dataset
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.samplers import Place
 from transfer.data.annotations import DetectionData
 from transfer.data.run_lengths import decode_mask
@@ -176,13 +177,7 @@ def read_image(picture: Picture) -> np.ndarray:
     Raises:
         InputError: the file cannot be read, or has another size than the data set says; the file is named.
     """
-    try:
-        with Image.open(picture.file) as opened:
-            image = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
-    except OSError as error:
-        raise InputError(
-            f"cannot read the image {picture.file}: {error}; restore it or drop it from the data set"
-        ) from error
+    image = np.asarray(read_rgb(picture.file))
     if image.shape[:2] != (picture.height, picture.width):
         raise InputError(
             f"expected {picture.width}×{picture.height} pixels in {picture.file} as its data set says, found "

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from momentum_transfer.console import ProgressLine
 from momentum_transfer.distributed import barrier, rank, world_size
-from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
+from momentum_transfer.images.reading import upright_size
 from momentum_transfer.samplers import Place, ordered_loader
 from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
 from transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
@@ -68,11 +68,8 @@ def pictures_of(data: SemanticData) -> list[Picture]:
     """The images with their sizes, numbered in order."""
     found = []
     for number, (file, _) in enumerate(data.pairs):
-        try:
-            with Image.open(file) as opened:
-                found.append(Picture(file, number, opened.height, opened.width, ()))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"cannot read the image {file}: {error}; repair or remove it") from error
+        width, height = upright_size(file)
+        found.append(Picture(file, number, height, width, ()))
     return found
 
 
