@@ -1,8 +1,9 @@
 """Views of labelled and unlabelled images for training classifiers; normalisation as in evaluation.
 
-Photographs: a random crop of 8-100 % of the area, and a flip. Small squares (CIFAR, STL-10): a shift by up to an eighth
-of the side, and a flip: the habit on CIFAR, and a choice, since Momentum² Teacher (STL-10) and RCF (CIFAR) do not print
-the view of their linear classifiers. Digits: the shift alone, because a mirrored digit is another sign.
+Photographs: a random crop of 8-100 % of the area, and a flip. Small squares (CIFAR, STL-10, Fashion-MNIST): a shift by
+up to an eighth of the side, and a flip: the habit on CIFAR, and a choice, since Momentum² Teacher (STL-10) and RCF
+(CIFAR) do not print the view of their linear classifiers. Digits (MNIST too): the shift alone, because a mirrored digit
+is another sign.
 """
 
 import zlib
@@ -15,16 +16,15 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from lowshot.rand_augment import RandomLevelAugment
+from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
 from momentum_transfer.images.views import MEAN, STD, Normalise
-
-SMALL_SQUARES = ("digits", "cifar10", "cifar100", "stl10")
 
 
 def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
     if dataset not in SMALL_SQUARES:
         return [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
     shift = [v2.Resize((size, size)), v2.RandomCrop(size, padding=size // 8, padding_mode="reflect")]
-    return shift if dataset == "digits" else [*shift, v2.RandomHorizontalFlip()]
+    return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
 
 
 def weak_view(dataset: str, size: int) -> Callable[[PIL.Image.Image], Tensor]:

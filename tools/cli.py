@@ -18,6 +18,7 @@ from momentum_transfer.shipped import COMMAND, shipped_configs
 
 #: tools/NAME.py -> its line of the help
 TOOLS = {
+    "data": "data sets by name: download STL-10, CIFAR, MNIST, VOC; check folders of COCO, LVIS, ImageNet, …",
     "pretrain": "pretrain a backbone without labels: Momentum² Teacher, BYOL, MoCo, SimSiam, …",
     "convert": "turn any known checkpoint into Detectron2 or torchvision weights; NormRescale",
     "compare": "compare backbones on the same images: CKA, norms of weights",

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
+from momentum_transfer import network
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.extras import extra
@@ -26,9 +24,6 @@ MIRROR = "MOMENTUM_TRANSFER_HUB"
 #: Looked for in this order where a name holds no file; the first is what this project exports and pushes.
 PREFERRED = ("backbone.safetensors", "model.safetensors", "pytorch_model.bin")
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".tar", ".pkl", ".npz")
-
-#: Seconds that the Hub's host is given to answer before the local copies are taken.
-_PATIENCE = 5.0
 
 PURPOSE = "weights of the Hub"
 
@@ -129,17 +124,7 @@ def endpoint() -> str:
 
 def reachable() -> bool:
     """Whether the Hub's host answers: huggingface_hub itself would try for half a minute, and print each time."""
-    if extra("huggingface_hub.constants", PURPOSE).is_offline_mode():
-        return False
-    if getproxies():
-        return True  # what lies behind a proxy only a real request can tell
-    address = urlsplit(endpoint())
-    port = address.port or (80 if address.scheme == "http" else 443)
-    try:
-        with socket.create_connection((address.hostname or "", port), timeout=_PATIENCE):
-            return True
-    except OSError:
-        return False
+    return not extra("huggingface_hub.constants", PURPOSE).is_offline_mode() and network.reachable(endpoint())
 
 
 def _fetched(name: HubName) -> Path:

@@ -34,10 +34,10 @@ def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
     """A torchvision dataset; when its files are not there, an InputError that says where they should be."""
     try:
         return make()
-    except (RuntimeError, FileNotFoundError) as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, OSError, ValueError, AssertionError, LookupError, EOFError) as error:  # its readers' kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"expected {layout} for dataset {name!r}; found: {reason}; nothing is downloaded, put it there"
+            f"expected {layout} for dataset {name!r}; found: {reason}; put it there, or see `momentum-transfer data`"
         ) from error
 
 
@@ -113,7 +113,27 @@ def _cifar(name: str, root: Path, split: str) -> ArrayImages:
     return ArrayImages(found.data, found.targets, found.classes)
 
 
-DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "inaturalist")
+def _mnist(name: str, root: Path, split: str) -> ArrayImages:
+    """Grey digits or clothes as RGB images of 28 px, from ``root/MNIST/raw`` (``FashionMNIST``, ``KMNIST``)."""
+    if split not in ("train", "val", "test"):
+        raise InputError(f"expected a {name} split among train, val, found {split!r}")
+    kind = MNIST_LIKE[name]
+    layout = f"{kind.__name__}/raw with the four files of {name} in {root}"
+    found = _torchvision(name, lambda: kind(str(root), train=split == "train"), layout)
+    pixels = np.repeat(found.data.numpy()[..., np.newaxis], 3, axis=-1)
+    return ArrayImages(pixels, found.targets.numpy(), [str(label) for label in kind.classes])
+
+
+MNIST_LIKE = {
+    "mnist": torchvision.datasets.MNIST,
+    "fashion-mnist": torchvision.datasets.FashionMNIST,
+    "kmnist": torchvision.datasets.KMNIST,
+}
+DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", *MNIST_LIKE, "inaturalist")
+
+#: Images of one small size, taken whole; those of signs, of which the mirror image is another sign.
+SMALL_SQUARES = ("digits", "stl10", "cifar10", "cifar100", *MNIST_LIKE)
+SIGNS = ("digits", "mnist", "kmnist")
 
 
 def build_dataset(
@@ -182,4 +202,6 @@ def _build(
         return _stl10(folder, split)
     if name == "inaturalist":
         return inaturalist_images(folder, split, max_unreadable)
+    if name in MNIST_LIKE:
+        return _mnist(name, folder, split)
     return _cifar(name, folder, split)

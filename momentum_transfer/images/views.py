@@ -22,6 +22,7 @@ from torchvision.transforms import v2
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.augmentations import Augmentation, recipe_augmentations
+from momentum_transfer.images.datasets import SMALL_SQUARES
 from momentum_transfer.images.digits import DigitImages, digit_variant, render_digits
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected
@@ -191,9 +192,9 @@ def eval_transform(
     """The fixed transform for evaluation: PIL RGB -> float [3, image_size, image_size].
 
     Photographs of any size: shorter side to 256/224 of the size, then the central crop. Datasets of small squares
-    (digits, CIFAR, STL-10): the whole image, resized only if its size differs.
+    (digits, CIFAR, STL-10, MNIST): the whole image, resized only if its size differs.
     """
-    if dataset_name in ("digits", "cifar10", "cifar100", "stl10"):
+    if dataset_name in SMALL_SQUARES:
         steps: list[Callable[[Any], Any]] = [v2.Resize((image_size, image_size))]
     else:
         steps = [v2.Resize(round(image_size * 256 / 224)), v2.CenterCrop(image_size)]

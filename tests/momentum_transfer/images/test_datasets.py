@@ -83,7 +83,7 @@ def test_faulty_file_lists_are_named(folder: Path):
         build_dataset("filelist", folder, file_list=listing)
 
 
-@pytest.mark.parametrize("name", ["imagefolder", "stl10", "cifar10", "cifar100", "inaturalist"])
+@pytest.mark.parametrize("name", ["imagefolder", "stl10", "cifar10", "cifar100", "fashion-mnist", "inaturalist"])
 def test_missing_data_is_an_error_and_not_a_download(name: str, tmp_path: Path):
     with pytest.raises(InputError, match=r"DATA\.ROOT"):
         build_dataset(name)

@@ -1,0 +1,150 @@
+"""Published data sets that torchvision downloads: how large they are, where they come from, what reads them here.
+
+torchvision fetches from the addresses of the data sets' authors and compares every archive with its published MD5.
+"""
+
+from __future__ import annotations
+
+import shutil
+import urllib.error
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchvision import datasets
+
+from momentum_transfer import network
+from momentum_transfer.errors import InputError
+from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.images.voc_images import VocImages
+
+MEGA = 10**6
+#: From here on a download asks first.
+BIG = 1000 * MEGA
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set to download.
+
+    Attributes:
+        title, page: what it is, and its authors' page.
+        download, unpacked: bytes of the archives and of what is in them.
+        addresses: mirrors that torchvision tries; one must answer.
+        fetch: folder -> downloads, checks and unpacks into it; what is there already stays.
+        check: folder -> number of images by split; InputError where it is not all there.
+        use: settings that read it, with {root} for the folder.
+    """
+
+    title: str
+    page: str
+    download: int
+    unpacked: int
+    addresses: tuple[str, ...]
+    fetch: Callable[[Path], Any]
+    check: Callable[[Path], dict[str, int]]
+    use: tuple[str, ...]
+
+
+def _of_images(name: str, kind: Any, **split: Any) -> dict[str, Any]:
+    """What the data sets of images have in common: one class of torchvision, one reader, one setting."""
+    return {
+        "fetch": lambda root: kind(str(root), download=True, **split),
+        "check": lambda root: {part: len(build_dataset(name, root, part)) for part in ("train", "test")},
+        "use": (f"DATA.NAME {name} DATA.ROOT {{root}}", f"DATASETS.NAME {name} DATASETS.ROOT {{root}}"),
+    }
+
+
+def _voc_address(year: str) -> tuple[str, ...]:
+    return (datasets.voc.DATASET_YEAR_DICT[year]["url"],)
+
+
+def _fetch_voc(year: str, *splits: str) -> Callable[[Path], Any]:
+    return lambda root: [datasets.VOCDetection(str(root), year=year, image_set=s, download=True) for s in splits]
+
+
+def _check_voc(year: str, *splits: str) -> Callable[[Path], dict[str, int]]:
+    return lambda root: {split: len(VocImages(root / f"VOCdevkit/VOC{year}", split)) for split in splits}
+
+
+PUBLISHED = {
+    "mnist": Published(
+        "MNIST: 70,000 grey digits of 28 px, 10 classes", "yann.lecun.com/exdb/mnist", 12 * MEGA, 55 * MEGA,
+        tuple(datasets.MNIST.mirrors), **_of_images("mnist", datasets.MNIST, train=False),
+    ),
+    "fashion-mnist": Published(
+        "Fashion-MNIST: 70,000 grey clothes of 28 px, 10 classes", "github.com/zalandoresearch/fashion-mnist",
+        31 * MEGA, 55 * MEGA, tuple(datasets.FashionMNIST.mirrors),
+        **_of_images("fashion-mnist", datasets.FashionMNIST, train=False),
+    ),
+    "kmnist": Published(
+        "KMNIST: 70,000 grey Kuzushiji characters of 28 px, 10 classes", "codh.rois.ac.jp/kmnist", 21 * MEGA, 55 * MEGA,
+        tuple(datasets.KMNIST.mirrors), **_of_images("kmnist", datasets.KMNIST, train=False),
+    ),
+    "cifar10": Published(
+        "CIFAR-10: 60,000 images of 32 px, 10 classes", "www.cs.toronto.edu/~kriz/cifar.html", 171 * MEGA, 187 * MEGA,
+        (datasets.CIFAR10.url,), **_of_images("cifar10", datasets.CIFAR10, train=False),
+    ),
+    "cifar100": Published(
+        "CIFAR-100: 60,000 images of 32 px, 100 classes", "www.cs.toronto.edu/~kriz/cifar.html", 169 * MEGA, 187 * MEGA,
+        (datasets.CIFAR100.url,), **_of_images("cifar100", datasets.CIFAR100, train=False),
+    ),
+    "stl10": Published(
+        "STL-10: 13,000 labelled and 100,000 unlabelled images of 96 px, 10 classes", "cs.stanford.edu/~acoates/stl10",
+        2640 * MEGA, 3130 * MEGA, (datasets.STL10.url,), **_of_images("stl10", datasets.STL10, split="test"),
+    ),
+    "voc2007": Published(
+        "PASCAL VOC 2007: 9,963 photographs, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2007",
+        911 * MEGA, 920 * MEGA, _voc_address("2007"), _fetch_voc("2007", "trainval", "test"),
+        _check_voc("2007", "trainval", "test"),
+        ("voc_2007_trainval, voc_2007_test: DATASETS.ROOT {root}/VOCdevkit",
+         "DATASETS.NAME voc07 DATASETS.ROOT {root}/VOCdevkit/VOC2007"),
+    ),
+    "voc2012": Published(
+        "PASCAL VOC 2012: 17,125 photographs, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2012",
+        2000 * MEGA, 2010 * MEGA, _voc_address("2012"), _fetch_voc("2012", "trainval"),
+        _check_voc("2012", "trainval"), ("voc_2012_trainval: DATASETS.ROOT {root}/VOCdevkit",),
+    ),
+}  # fmt: skip
+
+
+def there(name: str, root: Path) -> dict[str, int] | None:
+    """Number of images by split where the data set lies in ``root`` already, and whole; else None."""
+    try:
+        return PUBLISHED[name].check(root) if root.is_dir() else None
+    except InputError:
+        return None
+
+
+def fetch(name: str, root: Path) -> dict[str, int]:
+    """Download, check and unpack a data set of ``PUBLISHED``; the number of images by split.
+
+    Raises:
+        InputError: no network, not enough space, an archive that is not the published one, or a download that broke
+            off; what was fetched whole stays, and the same command goes on.
+    """
+    found = PUBLISHED[name]
+    existing = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
+    needed, free = found.download + found.unpacked, shutil.disk_usage(existing).free
+    if free < needed:
+        raise InputError(f"expected {size(needed)} of free space in {root}, found {size(free)}; choose another --root")
+    if not any(network.reachable(address) for address in found.addresses):
+        raise InputError(
+            f"no network to {found.addresses[0]}; fetch {name} where there is one (the same command, or {found.page}) "
+            f"and put it in {root}"
+        )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        found.fetch(root)
+    except (urllib.error.URLError, RuntimeError, OSError, EOFError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(
+            f"{name} could not be downloaded: {reason}; give the command again, or see {found.page}"
+        ) from error
+    return found.check(root)
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 10**9:.1f} GB" if count >= 10**9 else f"{max(1, round(count / MEGA))} MB"
