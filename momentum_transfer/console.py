@@ -241,8 +241,15 @@ def tool_environment() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    threading.excepthook = _background_error
     # fvcore.nn decorates functions with torch.jit.script at import; nothing here uses them and no user can act on it.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
+
+
+def _background_error(args: threading.ExceptHookArgs) -> None:
+    """Of what a full disk does to TensorBoard's thread nothing is printed: the loop's next write raises the same."""
+    if not issubclass(args.exc_type, OSError):
+        threading.__excepthook__(args)
 
 
 def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:

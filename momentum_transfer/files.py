@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 #: Names that our tools give to every run's files, and so say nothing about which run it is.
 _GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
@@ -112,6 +113,34 @@ def _remove_unlocked(file: str) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """An OSError of the block that names no file gets ``path``: what was to be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def append_whole(stream: Any, content: bytes, path: Path) -> None:
+    """Append to an unbuffered binary file that nobody else writes, all of ``content`` or (on a full disk) nothing.
+
+    Raises:
+        OSError: naming ``path``.
+    """
+    before = os.fstat(stream.fileno()).st_size
+    try:
+        with naming(path):
+            rest = memoryview(content)
+            while rest:
+                rest = rest[stream.write(rest) :]
+    except OSError:
+        os.ftruncate(stream.fileno(), before)
+        raise
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from momentum_transfer import distributed
 from momentum_transfer.boards import Board, boards
-from momentum_transfer.files import write_text
+from momentum_transfer.files import append_whole, naming, write_text
 
 
 class Metrics:
@@ -33,18 +34,23 @@ class Metrics:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in read(self.path, before=first_step)))
-        self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  closed by __exit__
-        self._boards = boards(folder, first_step)
+        self._stream = open(self.path, "ab", buffering=0)  # noqa: SIM115  closed by __exit__
+        with naming(self.path.parent):
+            self._boards = boards(folder, first_step)
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Writes the figures after ``step`` steps as one whole line; NaN and infinities, which JSON lacks, as null."""
+        """Writes the figures after ``step`` steps as one whole line; NaN and infinities, which JSON lacks, as null.
+
+        Raises:
+            OSError: no space; no part of the line stays.
+        """
         if self._stream is None:
             return
         line = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        self._stream.write(json.dumps({"step": step, **line}) + "\n")
-        self._stream.flush()
-        for board in self._boards:
-            board.write(step, figures)
+        append_whole(self._stream, (json.dumps({"step": step, **line}) + "\n").encode(), self.path)
+        with naming(self.path.parent):
+            for board in self._boards:
+                board.write(step, figures)
 
     def __enter__(self) -> Metrics:
         return self
@@ -54,8 +60,10 @@ class Metrics:
     ) -> None:
         if self._stream is not None:
             self._stream.close()
-        for board in self._boards:
-            board.close()
+        # What ended the block is what is to be told, not that the boards cannot write their rest to the same full disk.
+        with contextlib.suppress(OSError) if error is not None else naming(self.path.parent):
+            for board in self._boards:
+                board.close()
 
 
 def read(path: str | Path, before: int | None = None) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ Every score of every evaluator ends here; the report is a pure function of these
 write, so a killed run leaves whole lines only.
 """
 
+import contextlib
+import fcntl
 import functools
 import importlib.metadata
 import json
@@ -16,7 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line
+from momentum_transfer.files import append_whole
 from momentum_transfer.shipped import typed
 
 #: Raised when the meaning of a key changes; the report lists records of other versions apart.
@@ -98,18 +101,24 @@ def make_record(
 
 
 def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append ``records`` to a results file, all of them in one write.
+    """Append ``records`` to a results file, all of them in one write; on a full disk none of them.
 
-    A half line that a power cut left is closed first, so that it damages no new record.
+    Writers take turns by a lock on the file. A half line that a power cut left is closed first, so that it damages no
+    new record.
+
+    Raises:
+        OSError: no space, or another refusal of the system; it names ``path``.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records)
-    with open(path, "ab+") as stream:
+    with open(path, "ab+", buffering=0) as stream:
+        with contextlib.suppress(OSError):  # a file system without locks: appending is one write all the same
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.seek(0, os.SEEK_END)
         if stream.tell() and _last_byte(stream) != b"\n":
             text = "\n" + text
-        stream.write(text.encode("utf-8"))
-        stream.flush()
+        append_whole(stream, text.encode("utf-8"), path)
         os.fsync(stream.fileno())
 
 
@@ -136,8 +145,10 @@ def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            problems.append(f"{path}:{number}: not JSON ({error.msg}): {_begun(line)}")
+            if "\\u" in line:
+                content_is_text(record)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"{path}:{number}: not JSON ({_reason(error)}): {_begun(line)}")
             continue
         problem = _problem(record)
         if problem:
@@ -145,6 +156,26 @@ def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
         else:
             records.append(record)
     return records, problems
+
+
+def content_is_text(content: Any) -> None:
+    """Raise ValueError where a text in parsed JSON is none: half of a surrogate pair, which no file takes.
+
+    Raises:
+        ValueError: it is. RecursionError: it is nested too deeply to look at.
+    """
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a character (a lone surrogate)") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "a number of too many digits" if "digits" in str(error) else one_line(error)
 
 
 def _begun(line: str) -> str:

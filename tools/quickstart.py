@@ -173,6 +173,8 @@ def main(args: argparse.Namespace) -> None:
         return
     os.chdir(workplace())
     if args.fresh and output.exists():
+        with alone(output):  # not that of a quickstart which is under way
+            pass
         shutil.rmtree(output)
     begun = time.monotonic()
     with alone(output):

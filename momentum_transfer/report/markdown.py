@@ -25,7 +25,7 @@ def render_markdown(report: Report) -> str:
     for block in report.provenance:
         lines += [f"### {escape(block.name)}", "", f"- records: {block.records}"]
         lines += [f"- {heading}: {escape('; '.join(values))}" for heading, values in block.facts]
-        lines += [*(f"- `{command.replace('`', ' ')}`" for command in block.commands), ""]
+        lines += [*(f"- {_code(command)}" for command in block.commands), ""]
     if report.notices:
         lines += ["## Set aside or worth knowing", "", *(f"- {escape(notice)}" for notice in report.notices), ""]
     lines.append(f"Made from {escape(', '.join(report.sources))}.")
@@ -50,6 +50,14 @@ def _table(table: TableView) -> list[str]:
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def _code(command: str) -> str:
+    """A command as a code span; with ``<``, ``>`` or a backtick in it as an element, for a span cannot escape them."""
+    if not set(command) & set("<>`"):
+        return f"`{' '.join(command.split())}`"
+    entities = {ord(mark): f"&#{ord(mark)};" for mark in "`*_[]\\"}
+    return f"<code>{escape(command).translate(entities)}</code>"
 
 
 def escape(text: str) -> str:

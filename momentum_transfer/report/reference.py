@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.shipped import CONFIGS
 
 #: Where the transcribed tables are.
@@ -96,9 +96,9 @@ def load_table(path: str | Path) -> ReferenceTable:
             marks=tuple(content.get("marks", ())),
             notes=tuple(content["notes"]),
         )
-    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, OSError, RecursionError, AttributeError) as error:
         raise InputError(
-            f"{path} is not a reference table ({error}); its keys are listed in configs/README.md"
+            f"{path} is not a reference table ({one_line(error)}); its keys are listed in configs/README.md"
         ) from error
     _check(path, table)
     return table

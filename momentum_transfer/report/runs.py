@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line
+from momentum_transfer.records import content_is_text
 
 #: A folder with one of these is a run that has nothing to show, and no mistake.
 _RUN_SIGNS = ("checkpoints", "backbone.safetensors", "results.jsonl")
@@ -134,8 +135,9 @@ def _read_json(path: Path, notices: list[str]) -> dict[str, Any]:
     """The object in a JSON file; one that holds something else is an empty object and told."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        notices.append(f"{path}: not JSON ({error})")
+        content_is_text(content)
+    except (OSError, ValueError, RecursionError) as error:
+        notices.append(f"{path}: not JSON ({one_line(error)})")
         return {}
     if not isinstance(content, dict):
         notices.append(f"{path}: expected an object, found {type(content).__name__}")
@@ -151,10 +153,12 @@ def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
+            if "\\u" in line:
+                content_is_text(row)
             # A resumed run repeats the steps after its checkpoint: the later line is the one that counts. Accuracies on
             # the way have lines of their own, beside the loss of the same step.
             rows.setdefault(float(row.get("step", row.get("iteration", len(rows)))), {}).update(row)
-        except (json.JSONDecodeError, AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, OverflowError, RecursionError):
             broken += bool(line.strip())
     if broken:
         notices.append(f"{path}: {broken} broken line(s) left out of the training curve")
@@ -173,4 +177,9 @@ def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False

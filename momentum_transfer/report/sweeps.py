@@ -36,7 +36,7 @@ def read_suites(results: Sequence[str | Path]) -> list[dict[str, Any]]:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             found.append({"runs": dict(content["runs"]), "plots": [PlotRequest(**plot) for plot in content["plots"]]})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f"expected what a suite's runner wrote in {path}, found other content; run the suite again"
             ) from error
