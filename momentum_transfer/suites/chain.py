@@ -1,4 +1,4 @@
-"""A chain of commands: what waits for what, several side by side, finished ones remembered, each line with its title."""
+"""Chains of commands: what waits for what, several side by side, finished ones remembered, lines with their titles."""
 
 from __future__ import annotations
 
