@@ -2,76 +2,16 @@
 
 Names are compared after wrapper components (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed.
 Families that write exactly the same names share one rule: a file cannot tell them apart, and nothing hangs on it.
+A family says where the tensors are; how they are named inside is told by layouts (``timm_layout_tables``), so that a
+MoCo v3 or DINO file may hold a ResNet or a ViT.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from momentum_transfer.backbones.families_of_timm import FAMILIES_OF_TIMM
+from momentum_transfer.backbones.family import ONLY, STUDENT, TEACHER, Family, Place, normalise, places
 
-Names = Mapping[str, str]
-
-STUDENT, TEACHER, ONLY = "student", "teacher", "backbone"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one network of a file may be.
-
-    Attributes:
-        container: dotted path of dict keys, "" for the top level.
-        prefix: of the network's tensors there.
-        evidence: the place counts only if this pattern matches a name in the container, or the family was asked for.
-    """
-
-    container: str
-    prefix: str = ""
-    evidence: str = ""
-
-
-@dataclass(frozen=True)
-class Family:
-    """How one family of checkpoints is laid out.
-
-    Attributes:
-        name: what ``--family`` takes.
-        title: the methods and code bases that write this layout.
-        networks: network -> the places where it may be; the first that holds tensors counts.
-        default: the network that the paper evaluates, used where the file holds it.
-        drops: pattern on the normalised name -> why it is no part of the backbone.
-        evidence: the rule competes only if one of these patterns matches a name in the file; empty: always.
-        needs: the rule competes only if the file holds this network.
-        layout: how backbone tensors are named: "torchvision", "numbered" (lightly's Sequential) or "detectron2".
-    """
-
-    name: str
-    title: str
-    networks: Mapping[str, tuple[Place, ...]]
-    default: str
-    drops: Names = field(default_factory=dict)
-    evidence: tuple[str, ...] = ()
-    layout: str = "torchvision"
-    needs: str = ""
-
-    def reason_to_drop(self, name: str) -> str:
-        """Why a normalised name is no part of the backbone; "" where no drop rule matches."""
-        return next((reason for pattern, reason in self.drops.items() if re.search(pattern, name)), "")
-
-    def has_evidence(self, names: list[str]) -> bool:
-        """Whether the normalised names of a file speak for this family."""
-        return not self.evidence or any(re.search(pattern, name) for name in names for pattern in self.evidence)
-
-
-def places(prefix: str, *containers: str) -> tuple[Place, ...]:
-    """The same prefix in several containers."""
-    return tuple(Place(container, prefix) for container in containers)
-
-
-def normalise(name: str) -> str:
-    """``name`` without the components that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
-
+__all__ = ["BY_NAME", "FAMILIES", "ONLY", "STUDENT", "TEACHER", "Family", "Place", "normalise", "places"]
 
 _FC = r"(^|\.)fc\."
 _HEAD = "classification or projection head"
@@ -155,11 +95,11 @@ FAMILIES: tuple[Family, ...] = (
         (r"^projector\.",),
     ),
     Family(
-        "dino", "DINO",
+        "dino", "DINO, iBOT, and DINOv2's teacher checkpoints",
         {TEACHER: (Place("teacher", "backbone."), Place("teacher")),
          STUDENT: (Place("student", "backbone."), Place("student")),
          ONLY: (Place("", "backbone.", _DINO_HEAD), Place("state_dict", "backbone.", _DINO_HEAD))}, TEACHER,
-        {r"^head\.": _HEAD, r"^(backbone\.)?fc\.": _HEAD},
+        {r"^(head|dino_head|ibot_head)\.": _HEAD, r"^(backbone\.)?fc\.": _HEAD, r"(^|\.)masked_embed$": "mask token"},
     ),
     Family(
         "vissl", "VISSL",
@@ -180,11 +120,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "lightly", "lightly, torchvision names",
-        {STUDENT: places("backbone.", "state_dict", ""), TEACHER: places("backbone_momentum.", "state_dict", "")},
+        {STUDENT: (*places("backbone.vit.", "state_dict", ""), *places("backbone.", "state_dict", "")),
+         TEACHER: (*places("backbone_momentum.vit.", "state_dict", ""),
+                   *places("backbone_momentum.", "state_dict", ""))},
         STUDENT,
         {r"^(\w*(projection|prediction)_head\w*|prototypes)\.": _HEAD, r"^backbone\.fc\.": _HEAD,
          r"^criterion\.": "loss state"},
-        (r"^backbone\.conv1\.",),
+        (r"^backbone\.(conv1|(vit\.)?patch_embed)\.",),
     ),
     Family(
         "lightly-numbered", "lightly, numbered Sequential",
@@ -217,7 +159,7 @@ FAMILIES: tuple[Family, ...] = (
         "torchvision", "flat torchvision names: torchvision, timm, and exported backbones of many methods",
         {ONLY: places("", *_ANY)}, ONLY,
         {r"^(fc|head|classifier)\.": _HEAD},
-        (r"^(conv1|bn1|layer[1-4])\.",),
+        (r"^(conv1|bn1|layer[1-4])\.",), "torchvision",
     ),
     Family(
         "detectron2", "Detectron2 .pkl",
@@ -225,13 +167,7 @@ FAMILIES: tuple[Family, ...] = (
         {r"^(stem\.fc|linear|fc)\.": _HEAD},
         (r"^(stem|res[2-5])\.",), "detectron2",
     ),
-)  # fmt: skip
-
-#: A file of an architecture that is known otherwise: timm's own names, or this project's export of them.
-NAMED = Family(
-    "named", "the network's own names, of the architecture that the file or the user names",
-    {ONLY: places("", *_ANY)}, ONLY,
-    {r"^(fc|head|head_dist|classifier|head_fc)\.": _HEAD},
+    *FAMILIES_OF_TIMM,
 )  # fmt: skip
 
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.containers import Entry, Tables
-from momentum_transfer.backbones.families import BY_NAME, FAMILIES, NAMED, ONLY, Family, Place
+from momentum_transfer.backbones.families import BY_NAME, FAMILIES, ONLY, Family, Place
 from momentum_transfer.backbones.key_report import KeyReport
-from momentum_transfer.backbones.layouts import to_torchvision_name
-from momentum_transfer.backbones.shapes import COUNTER, expected_shapes, infer_architecture
-from momentum_transfer.backbones.timm_network import TimmArchitecture
+from momentum_transfer.backbones.shapes import COUNTER, expected_shapes
+from momentum_transfer.backbones.understanding import NO_HINTS, Hints, Understood, understand
 from momentum_transfer.errors import InputError
 
 #: The ``format`` of this project's checkpoints.
@@ -43,7 +42,7 @@ class Reading:
     @property
     def score(self) -> tuple[int, int]:
         """(backbone tensors found with the right shape, keys of the file that the rule explains)."""
-        floats = sum(not target.endswith(COUNTER) for target in self.report.used.values())
+        floats = sum(not name.endswith(COUNTER) for name in self.state)
         return floats, len(self.report.used) + len(self.report.dropped) - self.unexplained
 
     def describe(self) -> str:
@@ -51,12 +50,7 @@ class Reading:
 
 
 def choose(
-    tables: Tables,
-    tree: Any,
-    which: str | None,
-    family: str | None,
-    path: Path,
-    architecture: AnyArchitecture | None = None,
+    tables: Tables, tree: Any, which: str | None, family: str | None, path: Path, hints: Hints = NO_HINTS
 ) -> Reading:
     """The best reading of a file, with the decisions in its notes.
 
@@ -65,7 +59,7 @@ def choose(
         tree: the whole file, for the default network of this project's checkpoints.
         which: the network asked for, or None.
         family: the rule asked for, or None.
-        architecture: what the file holds, where that is known; else a ResNet is inferred.
+        hints: what is known of the network beside the file's tensors.
 
     Raises:
         InputError: nothing found, a tie, or a checkpoint of another version of this project.
@@ -79,17 +73,13 @@ def choose(
     else:
         names = [entry.name for entries in tables.values() for entry in entries]
         rules = tuple(rule for rule in FAMILIES if rule.has_evidence(names))
-    if isinstance(architecture, TimmArchitecture):  # the other layouts are ResNets'
-        rules = tuple(rule for rule in rules if rule.layout == "torchvision")
     default = tree.get("network_default") if own else None
-    readings = _readings(rules, tables, which, default, family, architecture)
-    if architecture is not None and family is None and not any(reading.report.complete for reading in readings):
-        readings += _readings((NAMED,), tables, which, default, family, architecture)
+    readings = _readings(rules, tables, which, default, family, hints)
     readings.sort(key=lambda reading: reading.score, reverse=True)
-    if not readings or (readings[0].score[0] == 0 and architecture is None):
+    if not readings or (readings[0].score[0] == 0 and hints.asked is None):
         raise InputError(_nothing_found(tables, rules, readings, path))
     best, *others = readings
-    ties = [other for other in others if other.score == best.score]
+    ties = [other for other in others if other.score == best.score and best.score[0]]
     if ties:
         names = [reading.family.name for reading in (best, *ties)]
         raise InputError(
@@ -117,12 +107,7 @@ def _network_note(reading: Reading, which: str | None) -> str:
 
 
 def _read(
-    rule: Family,
-    tables: Tables,
-    which: str | None,
-    default: str | None,
-    family: str | None,
-    architecture: AnyArchitecture | None,
+    rule: Family, tables: Tables, which: str | None, default: str | None, family: str | None, hints: Hints
 ) -> Reading | None:
     """Apply one rule; None where the file has none of its places, or not the network asked for."""
     found = {
@@ -138,7 +123,7 @@ def _read(
             problem = f"expected a {which} network, found only the {' and '.join(found)} (family {rule.name})"
             return Reading(rule, which, tuple(found), None, {}, KeyReport(), problem=problem)
         network = next(iter(found))
-    return _account(rule, network, found, tables, architecture)
+    return _account(rule, network, found, tables, hints)
 
 
 def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Place | None:
@@ -151,27 +136,22 @@ def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Pl
 
 
 def _account(
-    rule: Family, network: str, found: Mapping[str, Place], tables: Tables, architecture: AnyArchitecture | None
-) -> Reading:
-    """Give every tensor of the file its fate under ``rule``.
-
-    What a given architecture names is never a head, whatever it is called: ConvNeXt has a ``head.norm``.
-    """
+    rule: Family, network: str, found: Mapping[str, Place], tables: Tables, hints: Hints
+) -> Reading | None:  # fmt: skip
+    """Give every tensor of the file its fate under ``rule``; None where the rule does not hold names of this layout."""
     report = KeyReport()
-    named = frozenset[str]() if architecture is None else expected_shapes(architecture)
     unexplained = 0
     inside: dict[str, Entry] = {}
     second: list[str] = []
     for container, entries in tables.items():
         for entry in entries:
             owner = _owner(entry, container, found)
-            reason = rule.reason_to_drop(entry.name)
-            name = to_torchvision_name(entry.name[len(found[network].prefix) :], rule.layout)
-            if reason and not (owner == network and name in named):
-                report.dropped[entry.key] = reason
-            elif owner == network:
+            if owner == network:
+                name = entry.name[len(found[network].prefix) :]
                 if inside.setdefault(name, entry) is not entry:
                     second.append(entry.key)  # two keys, one tensor of the backbone: which is meant, nobody can tell
+            elif reason := rule.reason_to_drop(entry.name):
+                report.dropped[entry.key] = reason
             elif owner is not None:
                 report.dropped[entry.key] = f"the other network ({owner})"
             elif copy := _copied(entry, container, rule, found):
@@ -180,15 +160,15 @@ def _account(
                 here = container == found[network].container
                 report.dropped[entry.key] = "outside the backbone's prefix" if here else "another part of the file"
                 unexplained += 1
-    reading = Reading(rule, network, tuple(found), None, {}, report, unexplained)
-    try:
-        shapes = {name: tuple(entry.tensor.shape) for name, entry in inside.items()}
-        reading.architecture = infer_architecture(shapes) if architecture is None else architecture
-    except InputError as error:
-        reading.problem = str(error)
-        return reading
-    reading.state = _compare(inside, reading.architecture, report)
-    report.unexpected.extend(second)
+    understood = understand(rule, inside, hints)
+    if understood is None:
+        return None
+    reading = Reading(rule, network, tuple(found), understood.architecture, {}, report, unexplained)
+    reading.problem = understood.problem
+    report.notes.extend(understood.notes)
+    if understood.architecture is not None:
+        reading.state = _compare(understood, inside, rule, report)
+        report.unexpected.extend(second)
     return reading
 
 
@@ -211,24 +191,42 @@ def _copied(entry: Entry, container: str, rule: Family, found: Mapping[str, Plac
     return ""
 
 
-def _compare(inside: Mapping[str, Entry], architecture: AnyArchitecture, report: KeyReport) -> dict[str, Tensor]:
-    """Match the entries under the prefix with the architecture; fills ``report``."""
-    expected = expected_shapes(architecture)
+def _compare(made: Understood, inside: Mapping[str, Entry], rule: Family, report: KeyReport) -> dict[str, Tensor]:
+    """Match the tensors under the prefix with the architecture; fills ``report``."""
+    assert made.architecture is not None
+    expected = expected_shapes(made.architecture)
     state: dict[str, Tensor] = {}
+    became: dict[str, list[str]] = {}
     for name, shape in expected.items():
-        entry = inside.get(name)
-        if entry is None:
+        tensor = made.tensors.get(name)
+        if tensor is None:
             if name.endswith(COUNTER):
                 report.filled.append(name)
                 state[name] = torch.zeros((), dtype=torch.int64)
             else:
                 report.missing.append(name)
-        elif tuple(entry.tensor.shape) != shape:
-            report.wrong_shape.append((entry.key, tuple(entry.tensor.shape), shape))
-        else:
-            report.used[entry.key] = name
-            state[name] = entry.tensor
-    report.unexpected.extend(entry.key for name, entry in inside.items() if name not in expected)
+            continue
+        if (*tensor.shape, 1, 1) == shape:  # a linear layer as timm's 1x1 convolution
+            tensor = tensor[:, :, None, None]
+        if tuple(tensor.shape) != shape:
+            report.wrong_shape.extend(
+                (inside[source].key, tuple(inside[source].tensor.shape), shape) for source in made.sources[name]
+                if source not in became
+            )  # fmt: skip
+            continue
+        for source in made.sources[name]:
+            became.setdefault(source, []).append(name)
+        state[name] = tensor
+    wrong = {key for key, _, _ in report.wrong_shape}
+    for source, entry in inside.items():
+        if source in became:
+            report.used[entry.key] = ", ".join(became[source])
+        elif entry.key not in wrong:
+            reason = made.dropped.get(source) or rule.reason_to_drop(entry.name)
+            if reason and source not in made.doubled:
+                report.dropped[entry.key] = reason
+            else:
+                report.unexpected.append(entry.key)
     return state
 
 
@@ -243,11 +241,11 @@ def _nothing_found(tables: Tables, rules: tuple[Family, ...], readings: list[Rea
     found = f"{len(keys)} tensors, such as {', '.join(keys[:3])}"
     heads = re.compile(r"(^|\.)(fc|head|classifier|linear|projector|projection_head)\.")
     if all(heads.search(key) for key in keys):
-        return (
-            f"expected a ResNet backbone, found only a head ({found}) in {path}; give the checkpoint of the whole model"
-        )
+        return f"expected a backbone, found only a head ({found}) in {path}; give the checkpoint of the whole model"
     if problems:
-        return f"{problems[0]} ({found}) in {path}; give a ResNet's checkpoint, or name its --family and --which"
+        return (
+            f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or name its --arch, --family and --which"
+        )
     return f"expected the names of a known family, found {found} in {path}; known families: {', '.join(BY_NAME)}"
 
 
@@ -264,10 +262,10 @@ def coverage_message(reading: Reading, path: Path) -> str:
         parts.append(f"{len(report.wrong_shape)} of another shape ({key} is {list(shape)}, expected {list(wanted)})")
     if report.unexpected:
         parts.append(
-            f"{len(report.unexpected)} that no {reading.architecture.name} has, or has once already "
+            f"{len(report.unexpected)} that no {reading.architecture} has, or has once already "
             f"({', '.join(report.unexpected[:3])})"
         )
     return (
-        f"expected every tensor of a {reading.architecture.name}, found {'; '.join(parts)} in {path} "
+        f"expected every tensor of a {reading.architecture}, found {'; '.join(parts)} in {path} "
         f"(family {reading.family.name}); nothing was loaded"
     )

@@ -27,9 +27,11 @@ from momentum_transfer.backbones.containers import leftovers, tensor_tables
 from momentum_transfer.backbones.families import BY_NAME, ONLY
 from momentum_transfer.backbones.key_report import CoverageError, KeyReport
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
+from momentum_transfer.backbones.model_config import read_model_config, timm_architecture_in
 from momentum_transfer.backbones.refusals import refuse_other_models, refuse_values
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
+from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.checkpoint_folder import CheckpointFolder
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
@@ -47,8 +49,8 @@ class SourceBackbone:
     """A backbone read from a file.
 
     Attributes:
-        state: torchvision's or timm's names -> tensors, BatchNorm statistics and counters included, no classifier.
-        architecture: inferred from names and shapes, or given.
+        state: torchvision's names (ResNets) or timm's -> tensors, statistics and counters included, no classifier.
+        architecture: inferred from names and shapes, or as asked.
         family: name of the rule that read it.
         network: "student", "teacher", or "backbone" where the file holds one network and does not say which.
         path: the file itself (a run folder is resolved to its checkpoint).
@@ -77,40 +79,40 @@ class SourceBackbone:
 
 def load_backbone(
     path: str | Path,
+    architecture: str | AnyArchitecture | None = None,
     *,
     which: str | None = None,
     family: str | None = None,
     trust_pickle: bool = False,
-    architecture: AnyArchitecture | str | None = None,
+    resize_positions: bool = False,
 ) -> SourceBackbone:
     """Read the backbone of a checkpoint of any known family.
 
     Args:
         path: a file, an output folder of ``tools/pretrain.py`` (its last checkpoint is taken), or weights on the Hub,
             ``hf:org/name[@revision][:file]``.
+        architecture: of the network, ``timm:NAME?img_size=224`` for example, where the file does not tell it.
         which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
         family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
         trust_pickle: allow the file to run code while it is read.
-        architecture: of a file that does not tell it, such as ``timm:convnext_tiny``; the default is what the file's
-            metadata say, then a ResNet by its tensors.
+        resize_positions: resample position embeddings to the image size of ``architecture``.
 
     Raises:
         CoverageError: backbone tensors are missing, mis-shaped or unexplained; it carries the report.
-        InputError: no checkpoint, no such network, an ambiguous family, no such network, or values that are no weights.
+        InputError: no checkpoint, an unknown network, an ambiguous family, no such network, or values that are no
+            weights.
     """
     if which not in (None, "student", "teacher"):
         raise InputError(f"expected which to be student or teacher, found {which!r}")
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
     file = checkpoint_file(path)
-    if isinstance(architecture, str):
-        architecture = parse_architecture(architecture)
     tree = read_tree(file, trust_pickle=trust_pickle)
     tables, carried = tensor_tables(tree), carried_metadata(tree, file)
-    known = architecture or architecture_in(carried)
-    if known is None:
+    hints = _hints(tree, carried, file, architecture, resize_positions)
+    if hints.asked is None and hints.told is None:
         refuse_other_models(tree, tables, file)
-    reading = choose(tables, tree, which, family, file, known)
+    reading = choose(tables, tree, which, family, file, hints)
     _say_network(reading, carried)
     if which is not None and reading.network != which:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
@@ -120,6 +122,22 @@ def load_backbone(
     if is_hub_name(path):
         source.metadata["source"] = pull.origin(path, file)
     return source
+
+
+def _hints(
+    tree: Any, carried: Mapping[str, str], file: Path, asked: str | AnyArchitecture | None, resize_positions: bool
+) -> Hints:
+    """The architecture that the user, the file's metadata, a timm training or a config beside the file names."""
+    if resize_positions and asked is None:
+        raise InputError("expected --arch with the img_size to resize positions to, found none; give both")
+    if isinstance(asked, str):
+        asked = parse_architecture(asked)
+    config = read_model_config(file)
+    told = architecture_in(carried) or timm_architecture_in(config)
+    named = tree.get("arch") if isinstance(tree, Mapping) else None
+    if told is None and asked is None and isinstance(named, str):
+        told = timm_architecture_in({"architecture": named})
+    return Hints(asked, told, config, resize_positions)
 
 
 def checkpoint_file(path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Refusals: files that hold no ResNet backbone, recognised before any family rule, each with its reason."""
+"""Refusals: files that hold no backbone that can be read, recognised before any family rule, each with its reason."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Named(Protocol):
 
 
 _OTHER_MODELS = (
-    ("a vision transformer",
-     r"(^|\.)(cls_token|pos_embed|patch_embed|class_token|encoder\.pos_embedding|conv_proj)(\.|$)"),
+    ("torchvision's vision transformer", r"^(conv_proj|encoder\.pos_embedding)(\.|$)"),
     ("a detector",
      r"(^|\.)(roi_heads?|rpn|rpn_head|proposal_generator|bbox_head|mask_head|fpn_lateral\d|fcos_head|retina_cls"
      r"|head\.(classification|regression)_head|backbone\.fpn|fpn_convs)(\.|$)"),
@@ -32,7 +31,7 @@ _OTHER_MODELS = (
 
 
 def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: Path) -> None:
-    """Raise for vision transformers, detectors, segmenters and JAX weights.
+    """Raise for torchvision's vision transformers, detectors, segmenters and JAX weights.
 
     Raises:
         InputError: the file is one of them.
@@ -42,7 +41,7 @@ def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: 
             match = next((entry.name for entry in entries if re.search(pattern, entry.name)), None)
             if match is not None:
                 raise InputError(
-                    f"expected a ResNet backbone, found {kind} ({match}) in {path}; give the backbone's own checkpoint"
+                    f"expected a backbone, found {kind} ({match}) in {path}; give the backbone's own checkpoint"
                 )
     jax_name = next(_haiku_names(tree), None)
     if jax_name is not None:

@@ -1,0 +1,92 @@
+"""The model config (``config.json``) that transformers and timm write beside their weights: what no tensor shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.backbones.timm_inference import Clues, Shapes
+from momentum_transfer.backbones.timm_network import TimmArchitecture, check_name
+from momentum_transfer.errors import InputError
+
+#: transformers' name of an activation -> timm's.
+_ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+                "relu": "relu", "silu": "silu"}  # fmt: skip
+#: layout -> (epsilon of all LayerNorms, of the last one, activation) of transformers' classes without a config.
+_DEFAULTS: Mapping[str, tuple[float | None, float | None, str]] = {
+    "transformers-vit": (1e-12, None, "gelu"),
+    "transformers-clip": (1e-5, None, "quick_gelu"),
+    "transformers-siglip": (1e-6, None, "gelu_tanh"),
+    "transformers-convnext": (None, 1e-12, "gelu"),
+}
+
+
+def read_model_config(file: Path) -> dict[str, Any]:
+    """transformers' or timm's config beside a file of weights; empty where there is none."""
+    path = file.parent / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known = isinstance(found, dict) and ("model_type" in found or "architecture" in found)
+    return found if known else {}
+
+
+def timm_architecture_in(config: Mapping[str, Any]) -> TimmArchitecture | None:
+    """The network that timm's own config names; None for any other config."""
+    name = config.get("architecture")
+    if not isinstance(name, str) or "model_type" in config:
+        return None
+    details = config.get("pretrained_cfg")
+    tag = details.get("tag") if isinstance(details, dict) else None
+    arguments = config.get("model_args")
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in (arguments if isinstance(arguments, dict) else {}).items()
+        if isinstance(value, (int, float, str, list)) and key not in ("num_classes", "in_chans")
+    }
+    for full in (f"{name}.{tag}" if tag else name, name):
+        try:
+            check_name(full)
+        except InputError:
+            continue
+        return TimmArchitecture(full, tuple(options.items()))
+    return None
+
+
+def clues_of(layout: str, family: str, classifier: bool, shapes: Shapes, config: Mapping[str, Any]) -> Clues:
+    """What layout, family and config say of a network; a config of another width is none of this file's."""
+    vision = config.get("vision_config")
+    told = vision if isinstance(vision, dict) else config
+    eps, final_eps, activation = _DEFAULTS.get(layout, (None, None, ""))
+    if family == "clip-openai":
+        activation = "quick_gelu"
+    if not layout.startswith("transformers") or not _same_width(told, shapes):
+        return Clues(layout, family, classifier, eps=eps, final_eps=final_eps, activation=activation)
+    stated = _number(told, "layer_norm_eps")
+    if stated is not None and "convnext" in layout:
+        final_eps = stated
+    elif stated is not None:
+        eps = stated
+    heads = told.get("num_attention_heads", told.get("num_heads"))
+    temperature, side, window = (_number(told, key) for key in ("rope_theta", "image_size", "window_size"))
+    return Clues(
+        layout, family, classifier, heads=tuple(heads) if isinstance(heads, list) else heads, eps=eps,
+        final_eps=final_eps, activation=_ACTIVATIONS.get(str(told.get("hidden_act", "")), activation),
+        side=None if side is None else int(side), window=None if window is None else int(window),
+        rope_temperature=temperature,
+    )  # fmt: skip
+
+
+def _same_width(config: Mapping[str, Any], shapes: Shapes) -> bool:
+    first = shapes.get("patch_embed.proj.weight") or shapes.get("stem.0.weight") or (0,)
+    sizes = config.get("hidden_sizes")
+    stated = config.get("embed_dim") or config.get("hidden_size") or (sizes[0] if isinstance(sizes, list) else None)
+    return stated == first[0]
+
+
+def _number(config: Mapping[str, Any], key: str) -> float | None:
+    value = config.get(key)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
