@@ -18,6 +18,7 @@ from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.containers import Entry, Tables
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES, ONLY, Family, Place
 from momentum_transfer.backbones.key_report import KeyReport
+from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import COUNTER, expected_shapes
 from momentum_transfer.backbones.understanding import NO_HINTS, Hints, Understood, understand
 from momentum_transfer.errors import InputError
@@ -38,6 +39,7 @@ class Reading:
     report: KeyReport
     unexplained: int = 0
     problem: str = ""
+    renamed: int = 0
 
     @property
     def score(self) -> tuple[int, int]:
@@ -164,7 +166,7 @@ def _account(
     if understood is None:
         return None
     reading = Reading(rule, network, tuple(found), understood.architecture, {}, report, unexplained)
-    reading.problem = understood.problem
+    reading.problem, reading.renamed = understood.problem, len(understood.tensors)
     report.notes.extend(understood.notes)
     if understood.architecture is not None:
         reading.state = _compare(understood, inside, rule, report)
@@ -232,6 +234,7 @@ def _compare(made: Understood, inside: Mapping[str, Entry], rule: Family, report
 
 def _nothing_found(tables: Tables, rules: tuple[Family, ...], readings: list[Reading], path: Path) -> str:
     """Why no rule found a backbone, with what the file holds."""
+    readings = sorted(readings, key=lambda reading: reading.renamed, reverse=True)  # the one that knows most names
     problems = [reading.problem for reading in readings if reading.problem]
     keys = [entry.key for entries in tables.values() for entry in entries]
     if not keys:
@@ -246,7 +249,10 @@ def _nothing_found(tables: Tables, rules: tuple[Family, ...], readings: list[Rea
         return (
             f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or name its --arch, --family and --which"
         )
-    return f"expected the names of a known family, found {found} in {path}; known families: {', '.join(BY_NAME)}"
+    return (
+        f"expected the names of a known family, found {found} in {path}; known families: {', '.join(BY_NAME)}; "
+        "--arch timm:NAME names any other network of timm"
+    )
 
 
 def coverage_message(reading: Reading, path: Path) -> str:
@@ -254,6 +260,7 @@ def coverage_message(reading: Reading, path: Path) -> str:
     report = reading.report
     if reading.architecture is None:
         return f"{reading.problem} in {path} (family {reading.family.name}); nothing was loaded"
+    called = reading.architecture.name if isinstance(reading.architecture, Architecture) else str(reading.architecture)
     parts = []
     if report.missing:
         parts.append(f"{len(report.missing)} missing ({', '.join(report.missing[:3])})")
@@ -262,10 +269,9 @@ def coverage_message(reading: Reading, path: Path) -> str:
         parts.append(f"{len(report.wrong_shape)} of another shape ({key} is {list(shape)}, expected {list(wanted)})")
     if report.unexpected:
         parts.append(
-            f"{len(report.unexpected)} that no {reading.architecture} has, or has once already "
-            f"({', '.join(report.unexpected[:3])})"
+            f"{len(report.unexpected)} that no {called} has, or has once already ({', '.join(report.unexpected[:3])})"
         )
     return (
-        f"expected every tensor of a {reading.architecture}, found {'; '.join(parts)} in {path} "
+        f"expected every tensor of a {called}, found {'; '.join(parts)} in {path} "
         f"(family {reading.family.name}); nothing was loaded"
     )

@@ -61,8 +61,6 @@ def clues_of(layout: str, family: str, classifier: bool, shapes: Shapes, config:
     vision = config.get("vision_config")
     told = vision if isinstance(vision, dict) else config
     eps, final_eps, activation = _DEFAULTS.get(layout, (None, None, ""))
-    if family == "clip-openai":
-        activation = "quick_gelu"
     if not layout.startswith("transformers") or not _same_width(told, shapes):
         return Clues(layout, family, classifier, eps=eps, final_eps=final_eps, activation=activation)
     stated = _number(told, "layer_norm_eps")

@@ -1,13 +1,13 @@
 """The timm network whose tensors a file holds, from timm names and shapes: its name, size and options.
 
 Rules, where shapes leave a choice:
-- several names share the shapes: the one of the file's own project (DINOv2's for DINOv2's layout, …); within it the one
-  of the file's own image size, else the first of its table with ``img_size``;
+- several names share the shapes: the one of the file's own project (DINOv2's for DINOv2's layout, …), within it the one
+  that shares most of width, MLP, patch, depth and image size, in this order; what differs is spelled out as an option;
 - a plain ViT with a classifier is timm's own name of it; without one, or out of a self-supervised project, the name
   tagged with DINO's or MAE's weights: the same network, and ImageNet's mean and standard deviation;
-- the number of heads, which no shape tells: the model config beside the file, else the named network of that width,
-  else one a 64 channels; MoCo v3's ViT-S has 12 (its paper, section 5);
-- the image size of a network without position embeddings: that of its name.
+- the number of heads, which no shape tells: the model config beside the file, else that of the project's networks of
+  that width (MoCo v3's ViT-S has 12: its paper, section 5), else it is asked for;
+- the image size of a network without position embeddings: that of its name; of Swin: the last stage is one window.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Clues:
         activation: timm's name of it; "" where timm's own of the name is right.
         side: of the images in pixels.
         window: of Swin.
+        scaled_window: of a Swin V2 fine-tuned with larger windows than it was trained with.
         rope_temperature: RoPE's base.
     """
 
@@ -52,7 +53,12 @@ class Clues:
     activation: str = ""
     side: int | None = None
     window: int | None = None
+    scaled_window: bool = False
     rope_temperature: float | None = None
+
+
+class UnknownNetwork(InputError):
+    """Names of no kind of network that is inferred."""
 
 
 def infer_timm(shapes: Shapes, clues: Clues) -> TimmArchitecture:
@@ -72,7 +78,7 @@ def infer_timm(shapes: Shapes, clues: Clues) -> TimmArchitecture:
         return _swin(shapes, clues)
     if "blocks.0.attn.qkv.weight" in shapes and len(shapes.get("patch_embed.proj.weight", ())) == 4:
         return _dinov3(shapes, clues) if "blocks.0.gamma_1" in shapes else _vit(shapes, clues)
-    raise InputError(
+    raise UnknownNetwork(
         f"expected a network that its tensors tell (ResNet, ViT, Swin, ConvNeXt), found names such as "
         f"{', '.join(list(shapes)[:2])}; name it, --arch timm:NAME"
     )
@@ -82,19 +88,21 @@ def _depth(shapes: Shapes, prefix: str = "blocks") -> int:
     return len({name.split(".")[prefix.count(".") + 1] for name in shapes if name.startswith(f"{prefix}.")})
 
 
+#: Heads of ViT-Ti, -S, -B and -L in every project but MoCo v3.
+_USUAL_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16}
+
+
 def _heads(width: int, rows: tuple[Named, ...], clues: Clues, text: str) -> int:
     if isinstance(clues.heads, int):
         return clues.heads
     if clues.family == "mocov3" and width == 384:
         return 12  # "12 heads" of the paper's ViT-S, not timm's 6
-    known = next((row.heads for row in rows if row.width == width), 0)
+    known = next((row.heads for row in rows if row.width == width), _USUAL_HEADS.get(width, 0))
     if known:
         return known
-    if width % 64 == 0:
-        return width // 64
     raise InputError(
         f"expected to know the heads of a ViT of width {width}, found that no tensor tells them; name the network, "
-        f"--arch '{text}&num_heads=N'"
+        f"--arch '{text}{'&' if '?' in text else '?'}num_heads=N'"
     )
 
 
@@ -175,6 +183,10 @@ def _dinov3(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     rows: tuple[Named, ...] = named.DINOV3_GATED if gated else named.DINOV3
     if "blocks.0.attn.q_bias" in shapes:
         rows = tuple(row._replace(name=f"{row.name}_qkvb") for row in rows if "7b" not in row.name)
+    if gated and clues.activation not in ("", "silu"):
+        raise InputError(
+            f"expected SwiGLU, silu with a gate, found {clues.activation} in the model config; timm has none"
+        )
     options: dict[str, Any] = {}
     if (registers := shapes["reg_token"][1]) != 4:
         options["num_reg_tokens"] = registers
@@ -190,17 +202,18 @@ def _named(
     rows: tuple[Named, ...], width: int, depth: int, patch: int, side: int | None, ratio: float, clues: Clues,
     options: dict[str, Any],
 ) -> TimmArchitecture:  # fmt: skip
-    """The row of these measures, or the first one with the measures spelled out."""
+    """The row that shares most of these measures, width first, with the others spelled out."""
     hidden = round(width * ratio)
-    same = [row for row in rows if (row.width, row.depth, row.patch, int(row.width * row.ratio)) ==
-            (width, depth, patch, hidden)]  # fmt: skip
-    row = next((row for row in same if row.side == side), (same or rows)[0])
-    spelled: dict[str, Any] = {}
-    if not same:
-        measures = {"embed_dim": (width, row.width), "depth": (depth, row.depth), "patch_size": (patch, row.patch)}
-        spelled = {key: found for key, (found, own) in measures.items() if found != own}
-        if hidden != int(width * row.ratio):
-            spelled["mlp_ratio"] = next(r for r in (ratio, (hidden + 0.5) / width) if int(width * r) == hidden)
+
+    def shared(row: Named) -> tuple[bool, ...]:
+        return (row.width == width, int(row.width * row.ratio) == hidden, row.patch == patch, row.depth == depth,
+                row.side == side)  # fmt: skip
+
+    row = max(rows, key=shared)
+    measures = {"embed_dim": (width, row.width), "depth": (depth, row.depth), "patch_size": (patch, row.patch)}
+    spelled: dict[str, Any] = {key: found for key, (found, own) in measures.items() if found != own}
+    if hidden != int(width * row.ratio):
+        spelled["mlp_ratio"] = next(r for r in (ratio, (hidden + 0.5) / width) if int(width * r) == hidden)
     if side is not None and side != row.side:
         spelled["img_size"] = side
     text = str(TimmArchitecture(row.name, tuple({**spelled, **options}.items())))
@@ -269,13 +282,11 @@ def _swin_measures(shapes: Shapes, head_of: str, axis: int) -> tuple[tuple[int, 
 
 def _swin(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     depths, width, heads = _swin_measures(shapes, "relative_position_bias_table", 1)
-    sides = [
-        isqrt(shapes[f"layers.{stage}.blocks.0.attn.relative_position_bias_table"][0]) for stage in range(len(depths))
-    ]
-    window, patch = (max(sides) + 1) // 2, shapes["patch_embed.proj.weight"][-1]
+    tables = [shapes[f"layers.{stage}.blocks.0.attn.relative_position_bias_table"][0] for stage in range(len(depths))]
+    window, patch = (isqrt(max(tables)) + 1) // 2, shapes["patch_embed.proj.weight"][-1]
     size = _SWIN_NAMES.get((depths, width), "")
     usual = tuple(width // 32 * 2**stage for stage in range(len(depths)))
-    side = clues.side or 8 * patch * window
+    side = clues.side or patch * 2 ** (len(depths) - 1) * ((isqrt(tables[-1]) + 1) // 2)
     if size and heads == usual and patch == 4 and window in (7, 12) and (window == 7 or size in ("base", "large")):
         name = f"swin_{size}_patch4_window{window}_{32 * window}"
         options: dict[str, Any] = {}
@@ -290,13 +301,18 @@ def _swin(shapes: Shapes, clues: Clues) -> TimmArchitecture:
 def _swin_v2(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     """Swin V2's tensors do not depend on the window: it must be told, by the release's buffers or a model config."""
     depths, width, heads = _swin_measures(shapes, "logit_scale", 0)
+    if clues.scaled_window:
+        raise InputError(
+            "expected a Swin V2 with the window of its training, found one fine-tuned with a larger window; name it, "
+            "--arch timm:swinv2_base_window12to16_192to256 for example"
+        )
     if clues.window is None:
         raise InputError(
             "expected to know the window of a Swin V2, found that no tensor of this file tells it; name the network, "
             "--arch timm:swinv2_tiny_window8_256 for example"
         )
     size, window = _SWIN_NAMES.get((depths, width), ""), clues.window
-    side = clues.side or 32 * window
+    side = clues.side or shapes["patch_embed.proj.weight"][-1] * 2 ** (len(depths) - 1) * window
     name = f"swinv2_{size}_window{window}_{side}"
     if size and (window, side) in ((8, 256), (16, 256)) and size != "large":
         return TimmArchitecture(name, tuple(_values(name, clues).items()))

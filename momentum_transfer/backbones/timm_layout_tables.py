@@ -310,3 +310,15 @@ def layout_of(names: Iterable[str]) -> Layout:
     """The layout that the inner names are in; timm's own where no other is recognised."""
     held = list(names)
     return next(layout for layout in LAYOUTS if layout.recognises(held))
+
+
+def is_openai_order(names: list[str]) -> bool:
+    """Whether CLIP's blocks hold their attention before their first norm, as OpenAI's class has it; open_clip's do not.
+
+    OpenAI's networks have QuickGELU, and nothing else in a file says so. A file whose names are sorted, as safetensors
+    sorts them, says neither.
+    """
+    block = "transformer.resblocks.0."
+    order = [names.index(name) for name in (f"{block}attn.in_proj_weight", f"{block}ln_1.weight", "ln_post.weight")
+             if name in names]  # fmt: skip
+    return len(order) == 3 and order == sorted(order) and "class_embedding" in names

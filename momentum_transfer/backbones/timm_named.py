@@ -1,6 +1,6 @@
 """timm's plain networks by project: what their entry points fix, so that a file's shapes can be given their name.
 
-The first row of a table stands for widths and depths that none of them has; its options are then spelled out.
+Where a file shares nothing with any row of a table, its first row stands for it, with all options spelled out.
 """
 
 from __future__ import annotations

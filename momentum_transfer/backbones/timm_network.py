@@ -28,6 +28,8 @@ STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
 #: What an architecture's text may not ask of timm: they make another kind of network, or read files.
 _OURS = ("num_classes", "in_chans", "features_only", "out_indices", "checkpoint_path", "cache_dir", "scriptable",
          "exportable", "no_jit", "feature_cls", "output_fmt", "device", "dtype")  # fmt: skip
+#: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
+_EPSILONS = ("norm_eps", "final_norm_eps")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def published(architecture: TimmArchitecture) -> TimmBackbone:
 def _create(architecture: TimmArchitecture, pretrained: bool = False) -> Any:
     """timm's network without its classifier; a convolutional one takes any size, so that only its images change."""
     options = dict(architecture.options)
+    epsilons = {key: options.pop(key) for key in _EPSILONS if key in options}
     try:
         network = _create_with(architecture, options, pretrained)
     except _NoSuchOption as error:
@@ -127,7 +130,20 @@ def _create(architecture: TimmArchitecture, pretrained: bool = False) -> Any:
         else:
             raise
     _check_patches(network, architecture)
+    _set_epsilons(network, **epsilons)
     return network
+
+
+def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: float | None = None) -> None:
+    """Epsilons of the LayerNorms, which other projects' classes choose otherwise than timm's entry points."""
+    for module in network.modules():
+        if norm_eps is not None and isinstance(module, nn.LayerNorm):
+            module.eps = float(norm_eps)
+    for name in ("norm", "fc_norm", "head.norm"):
+        parent, _, child = name.rpartition(".")
+        final = getattr(getattr(network, parent, None) if parent else network, child, None)
+        if final_norm_eps is not None and isinstance(final, nn.LayerNorm):
+            final.eps = float(final_norm_eps)
 
 
 class _NoSuchOption(InputError):

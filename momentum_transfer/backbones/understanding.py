@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isqrt
 from typing import Any
+
+from torch import Tensor
 
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.containers import Entry
@@ -13,8 +16,8 @@ from momentum_transfer.backbones.layouts import to_torchvision_name
 from momentum_transfer.backbones.model_config import clues_of
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import COUNTER, expected_shapes, infer_architecture
-from momentum_transfer.backbones.timm_inference import infer_timm
-from momentum_transfer.backbones.timm_layout_tables import TORCHVISION, layout_of
+from momentum_transfer.backbones.timm_inference import UnknownNetwork, infer_timm
+from momentum_transfer.backbones.timm_layout_tables import TORCHVISION, is_openai_order, layout_of
 from momentum_transfer.backbones.timm_layouts import Converted
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.errors import InputError
@@ -77,7 +80,7 @@ def understand(rule: Family, inside: Mapping[str, Entry], hints: Hints) -> Under
         known = found.architecture is not None and _fits(_shapes(made), found.architecture)
         if known or hints.told is None or not _fits(_shapes(made), hints.told):
             return found
-    return _timm(layout.name, rule, made, hints)
+    return _timm(layout.name, rule, made, tensors, hints)
 
 
 def _resnet(made: Converted, hints: Hints) -> Understood:
@@ -92,7 +95,7 @@ def _resnet(made: Converted, hints: Hints) -> Understood:
     return understood
 
 
-def _timm(layout: str, rule: Family, made: Converted, hints: Hints) -> Understood:
+def _timm(layout: str, rule: Family, made: Converted, inside: Mapping[str, Tensor], hints: Hints) -> Understood:
     understood = Understood(**vars(made))
     shapes = _shapes(made)
     if hints.asked is not None:
@@ -103,14 +106,40 @@ def _timm(layout: str, rule: Family, made: Converted, hints: Hints) -> Understoo
     if hints.told is not None and _fits(shapes, hints.told):
         understood.architecture = hints.told
         return understood
-    classifier = any(name.startswith(("head.weight", "head.fc.weight")) for name in shapes)
+    clues = replace(
+        clues_of(layout, rule.name, _has_classifier(shapes), shapes, hints.config), **_fixed_by_buffers(inside)
+    )
     try:
-        understood.architecture = infer_timm(shapes, clues_of(layout, rule.name, classifier, shapes, hints.config))
+        understood.architecture = infer_timm(shapes, clues)
+    except UnknownNetwork:
+        pass  # what the file holds is said by the one who looked at all families
     except InputError as error:
         understood.problem = str(error)
     except (KeyError, IndexError, ZeroDivisionError, ValueError) as error:
         understood.problem = f"expected the tensors of a whole network, found names of {layout} without some ({error})"
     return understood
+
+
+def _has_classifier(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    return any(name in shapes for name in ("head.weight", "head.fc.weight", "head_dist.weight"))
+
+
+def _fixed_by_buffers(inside: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What tensors that are no part of the backbone tell of it: Swin's buffers, the order of CLIP's blocks."""
+    found: dict[str, Any] = {}
+    tables = [tensor for name, tensor in inside.items() if name.endswith("relative_coords_table") and tensor.dim() == 4]
+    patch = inside.get("patch_embed.proj.weight")
+    if tables and patch is not None:
+        windows = [(table.shape[1] + 1) // 2 for table in tables]
+        stages = len({name.split(".")[1] for name in inside if name.startswith("layers.")})
+        found["window"], found["side"] = max(windows), windows[-1] * patch.shape[-1] * 2 ** (stages - 1)
+        found["scaled_window"] = any(float(table.max()) > 1.1 for table in tables)  # log2(8 + 1) / log2(8) otherwise
+    mask = inside.get("layers.0.blocks.1.attn_mask")
+    if mask is not None and mask.dim() == 3 and patch is not None:
+        found["side"] = isqrt(mask.shape[0]) * isqrt(mask.shape[1]) * patch.shape[-1]
+    if is_openai_order(list(inside)):
+        found["activation"] = "quick_gelu"
+    return found
 
 
 def _shapes(made: Converted) -> dict[str, tuple[int, ...]]:

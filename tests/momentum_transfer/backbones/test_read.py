@@ -19,6 +19,7 @@ from momentum_transfer.backbones.shapes import expected_shapes
 from momentum_transfer.errors import InputError
 from tests.momentum_transfer.backbones import family_writers
 from tests.momentum_transfer.backbones.family_writers import TINY, WRITERS, Sample, detectron2_name, network
+from tests.momentum_transfer.backbones.timm_family_writers import TIMM_WRITERS
 
 STATE = network().state_dict()
 
@@ -83,7 +84,8 @@ def parent_told(path: str, told: set[str]) -> bool:
 
 
 def test_every_rule_has_a_fixture():
-    assert {writer().family for writer in WRITERS} == {family.name for family in FAMILIES}
+    held = {writer().family for writer in WRITERS} | {writer().family for writer in TIMM_WRITERS}
+    assert held == {family.name for family in FAMILIES}
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
@@ -301,9 +303,9 @@ def test_wide_resnet_of_torchvision_is_refused_by_shape(tmp_path):
         load_backbone(tmp_path / "wide.pth")
 
 
-def test_vision_transformer_is_refused(tmp_path):
-    torch.save({"cls_token": torch.zeros(1, 1, 8), "blocks.0.attn.qkv.weight": torch.zeros(24, 8)}, tmp_path / "v.pth")
-    with pytest.raises(InputError, match=r"a vision transformer \(cls_token\)"):
+def test_torchvisions_vision_transformer_is_refused(tmp_path):
+    torch.save({"class_token": torch.zeros(1, 1, 8), "conv_proj.weight": torch.zeros(8, 3, 4, 4)}, tmp_path / "v.pth")
+    with pytest.raises(InputError, match=r"torchvision's vision transformer \(conv_proj\.weight\)"):
         load_backbone(tmp_path / "v.pth")
 
 
