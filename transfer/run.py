@@ -22,6 +22,7 @@ from transfer.config import get_cfg
 from transfer.data.datasets import content_name
 from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
+from transfer.error_analysis.analysis import write_analysis
 from transfer.initial_weights import InitialWeights, read_initial, read_trained
 from transfer.ranges import check_settings
 from transfer.run_classes import classes_of, write_classes
@@ -192,6 +193,8 @@ def _record(
                     finetuned=finetuned, items=kept,
                 )
             )  # fmt: skip
+    for name, found in task.analyses(predictions):
+        write_analysis(folder / f"errors_{name}.json", found)
     for path in task.draw(predictions, folder / "visuals", cfg.TEST.VISUALS):
         say(f"wrote {path}")
     results.append(file, records)

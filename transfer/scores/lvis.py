@@ -71,6 +71,29 @@ def evaluate(
     Raises:
         InputError: a file or an entry is wrong; both are named.
     """
+    inputs, groups = read_inputs(ground_truth, results, iou_type, max_dets, area_from)
+    truth, detections = inputs.truth, inputs.detections
+    largest = max(1, len(detections))  # the limit per image has been applied
+    outcomes = Outcomes(truth, (largest,))
+    tables = tabulate(inputs, (largest,), outcomes)
+    precision, recall = tables.precision[..., 0], tables.recall[..., 0]
+    return LvisScores(
+        metrics=lvis_metrics(precision, recall[..., None], (max_dets,), groups),
+        per_class=per_class(precision[..., 0], truth.class_names()),
+        precision=precision,
+        recall=recall,
+        category_ids=[category["id"] for category in truth.categories],
+        items=replace(outcomes.ranked("lvis", THRESHOLDS, AREAS, groups), limits=(int(max_dets),)),
+    )
+
+
+def read_inputs(
+    ground_truth: Source, results: Results, iou_type: IouType, max_dets: int, area_from: AreaFrom
+) -> tuple[Inputs, dict[str, list[int]]]:
+    """Objects and the detections that are judged, with their flags; and the categories of each frequency.
+
+    Args, Raises: as ``evaluate``.
+    """
     check_iou_type(iou_type)
     if isinstance(max_dets, bool) or not isinstance(max_dets, (int, np.integer)) or max_dets == 0 or max_dets < -1:
         raise InputError(f"expected max_dets as a whole number above 0, or -1 for no limit, found {max_dets!r}")
@@ -83,18 +106,7 @@ def evaluate(
     detections = detections.take(_judged(detections, _top_of_image(detections, max_dets), truth, absent))
     exempt = np.isin(_keys(detections.image, detections.category, truth), incomplete)
     crowd = np.zeros(len(truth), dtype=bool)
-    largest = max(1, len(detections))  # the limit per image has been applied
-    outcomes = Outcomes(truth, (largest,))
-    tables = tabulate(Inputs(truth, detections, crowd, truth.ignore, exempt), (largest,), outcomes)
-    precision, recall = tables.precision[..., 0], tables.recall[..., 0]
-    return LvisScores(
-        metrics=lvis_metrics(precision, recall[..., None], (max_dets,), groups),
-        per_class=per_class(precision[..., 0], truth.class_names()),
-        precision=precision,
-        recall=recall,
-        category_ids=[category["id"] for category in truth.categories],
-        items=replace(outcomes.ranked("lvis", THRESHOLDS, AREAS, groups), limits=(int(max_dets),)),
-    )
+    return Inputs(truth, detections, crowd, truth.ignore, exempt), groups
 
 
 def _finite(area: np.ndarray) -> np.ndarray:

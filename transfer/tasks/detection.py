@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 from PIL import Image
@@ -12,10 +13,11 @@ from momentum_transfer.console import say, track, warn
 from momentum_transfer.distributed import is_main
 from momentum_transfer.errors import InputError
 from momentum_transfer.verdicts.outcomes import Outcomes
-from transfer.data.annotations import DetectionData
+from transfer.data.annotations import DetectionData, file_stem
 from transfer.data.check_annotations import NAMED, check
 from transfer.data.overview import write_overview
-from transfer.engine import Predictions
+from transfer.engine import IouType, Predictions
+from transfer.error_analysis.analysis import analyse
 from transfer.scores import coco, lvis, voc
 from transfer.tasks.task import Task, check_count
 from transfer.visuals import draw_detections
@@ -51,18 +53,30 @@ class Detection(Task[DetectionData]):
 
     def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
         """See ``Task.scores``."""
-        data, found = self.tested(predictions.dataset), str(predictions.results)
-        truth = str(data.annotation_file)
-        # A mask's size is its pixels, though the file holds boxes too: Detectron2's definition of APs, APm and APl.
+        data = self.tested(predictions.dataset)
         for iou_type in predictions.iou_types:
-            scores: coco.CocoScores | lvis.LvisScores | voc.VocScores
-            if data.kind == "lvis":
-                scores = lvis.evaluate(truth, found, iou_type, self.detections, area_from="mask")
-            elif data.kind == "voc":
-                scores = voc.evaluate(truth, found, interpolation="area" if "2012" in data.name else "11-point")
-            else:
-                scores = coco.evaluate(truth, found, iou_type, area_from="mask")
+            scores = self._evaluate(data, predictions, iou_type)
             yield f"{data.kind}/{iou_type}", scores.metrics, scores.items
+
+    def analyses(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, Any]]]:
+        """See ``Task.analyses``; each class has its AP beside what IoU 0.5 tells."""
+        data = self.tested(predictions.dataset)
+        for iou_type in predictions.iou_types:
+            per_class = self._evaluate(data, predictions, iou_type).per_class
+            found = analyse(data.kind, data.annotation_file, predictions.results, iou_type, self.detections, per_class)
+            yield f"{file_stem(data.name)}_{iou_type}", found
+
+    def _evaluate(
+        self, data: DetectionData, predictions: Predictions, iou_type: IouType
+    ) -> coco.CocoScores | lvis.LvisScores | voc.VocScores:
+        """By the rules of the data set. A mask's size is its pixels, though the file holds boxes too: Detectron2's
+        definition of APs, APm and APl."""
+        truth, found = str(data.annotation_file), str(predictions.results)
+        if data.kind == "lvis":
+            return lvis.evaluate(truth, found, iou_type, self.detections, area_from="mask")
+        if data.kind == "voc":
+            return voc.evaluate(truth, found, interpolation="area" if "2012" in data.name else "11-point")
+        return coco.evaluate(truth, found, iou_type, area_from="mask")
 
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
         """See ``Task.draw``."""

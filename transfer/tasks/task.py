@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fvcore.common.config import CfgNode
 
@@ -54,6 +54,10 @@ class Task(ABC, Generic[Data]):
     @abstractmethod
     def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
         """What records call the task, metrics in percent and outcomes per image, for each kind of overlap there is."""
+
+    def analyses(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Which errors were made, as a name for the file and its content for the report; nothing where none is made."""
+        yield from ()
 
     @abstractmethod
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
