@@ -26,7 +26,8 @@ MIN_SIDE = 256
 
 
 def draw_detections(data: DetectionData, results: Path, folder: Path, count: int) -> list[Path]:
-    """Draw the detections on images of the data set, as PNG files in ``folder`` that replace those of an earlier run.
+    """Draw images of the data set with their objects, and beside them with the detections, as PNG files in ``folder``
+    that replace those of an earlier run.
 
     ``count`` random images, the same for every detector, as ``<image file's stem>.png``; and the ``count // 2`` on
     which this detector did best and worst (``transfer/image_quality.py``), with that word before.
@@ -42,6 +43,9 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     best, worst = best_and_worst(data, found, count // 2)
     chosen += [("best_", by_id[identity]) for identity in best] + [("worst_", by_id[identity]) for identity in worst]
     names = dict(zip(data.category_ids, data.classes, strict=True))
+    truth: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for entry in data.load()["annotations"]:
+        truth[entry["image_id"]].append(entry)
     for old in folder.glob("*.png"):
         old.unlink()
     written = []

@@ -19,6 +19,9 @@ def render_markdown(report: Report) -> str:
     lines += _table(report.summary)
     for table in (*report.overall, *report.evidence, *report.details, *report.analysis_tables, *report.conversions):
         lines += _table(table)
+    for part in report.errors:
+        for table in (*part.tables, *part.details):
+            lines += _table(table)
     if report.curves:
         lines += ["## Training", "", *(f"- {escape(f'{plot.title}: {plot.caption}')}" for plot in report.curves), ""]
     lines += ["## Provenance", ""]

@@ -17,6 +17,7 @@ from momentum_transfer.report.aggregate import Results, aggregate, check_strange
 from momentum_transfer.report.agreement import agreement_table, pairs
 from momentum_transfer.report.conversion import conversion_table
 from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
+from momentum_transfer.report.errors import ErrorPart, error_parts
 from momentum_transfer.report.evidence import evidence_tables
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
 from momentum_transfer.report.methods import merged
@@ -52,6 +53,7 @@ class Report:
     analyses: tuple[Plot, ...]
     analysis_tables: tuple[TableView, ...]
     galleries: tuple[Gallery, ...]
+    errors: tuple[ErrorPart, ...]
     conversions: tuple[TableView, ...]
     provenance: tuple[Provenance, ...]
     unfinished: tuple[str, ...]
@@ -129,6 +131,7 @@ def build(
         analyses=tuple(drawn),
         analysis_tables=(*time_tables(runs.curves, times), *tables),
         galleries=tuple(found),
+        errors=tuple(error_parts(runs.errors, colours, notices)),
         conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
         provenance=tuple(provenance(results)),
         unfinished=tuple(runs.unfinished),

@@ -18,8 +18,10 @@ from momentum_transfer.records import content_is_text
 #: A folder with one of these is a run that has nothing to show, and no mistake.
 _RUN_SIGNS = ("checkpoints", "backbone.safetensors", "results.jsonl")
 
-#: What is read from a run folder, besides conversion*.json.
+#: What is read from a run folder, and files of which there may be several.
 _SHOWN = ("metrics.jsonl", "visuals", "suite_state.json")
+
+_PATTERNS = ("conversion*.json", "errors_*.json")
 
 #: Levels below a run folder in which its sub-runs (a detector's, say) are looked for.
 DEPTH = 3
@@ -50,6 +52,19 @@ class Picture:
     path: Path
 
 
+@dataclass(frozen=True)
+class Analysis:
+    """The errors that a detector made (``transfer/error_analysis``); ``name`` is the data set and what overlaps are of.
+
+    The same ``place`` and ``name`` in several runs is the same detector on the same data.
+    """
+
+    run: str
+    place: str
+    name: str
+    content: Mapping[str, Any]
+
+
 @dataclass
 class RunFiles:
     """Everything found in the run folders.
@@ -60,6 +75,7 @@ class RunFiles:
     curves: list[Curve] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     conversions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: list[Analysis] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -72,22 +88,27 @@ def read_runs(folders: Sequence[str | Path]) -> RunFiles:
         if not folder.is_dir():
             raise InputError(f"run folder not found: {folder}; expected the OUTPUT_DIR of a tool")
         name = Path(os.path.abspath(folder)).name  # of a link, not of what it links to
-        before = (len(found.curves), len(found.pictures), len(found.conversions))
+        before = _size(found)
         places = _places(folder)
         for place in places:
             inside = place.relative_to(folder).as_posix()
-            if not any((place / shown).exists() for shown in _SHOWN) and not list(place.glob("conversion*.json")):
+            shown = any((place / name).exists() for name in _SHOWN)
+            if not shown and not any(next(place.glob(pattern), None) for pattern in _PATTERNS):
                 continue
             first = sources.setdefault((name, inside), place)
             if first == place:
                 _read_place(place, name, inside, found)
             else:
                 found.notices.append(f"{place}: left out, because {first} stands for {name} on this page")
-        after = (len(found.curves), len(found.pictures), len(found.conversions))
+        after = _size(found)
         told = any((folder / name).exists() for name in _RUN_SIGNS)
         if before == after and not (told or any((place / "suite_state.json").exists() for place in places)):
             found.notices.append(f"{folder}: no metrics.jsonl, visuals/*.png or conversion report in this run folder")
     return found
+
+
+def _size(found: RunFiles) -> tuple[int, ...]:
+    return len(found.curves), len(found.pictures), len(found.conversions), len(found.errors)
 
 
 def _places(folder: Path) -> list[Path]:
@@ -119,6 +140,9 @@ def _read_place(place: Path, run: str, inside: str, found: RunFiles) -> None:
             found.notices.append(f"{visuals}: holds no picture")
     for path in sorted(place.glob("conversion*.json")):
         found.conversions[name] = _read_json(path, found.notices)
+    for path in sorted(place.glob("errors_*.json")):
+        if content := _read_json(path, found.notices):
+            found.errors.append(Analysis(run, inside, path.stem.removeprefix("errors_"), content))
 
 
 def _unfinished(name: str, state: Mapping[str, Any]) -> list[str]:

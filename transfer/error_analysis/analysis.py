@@ -90,8 +90,9 @@ def _class(judged: Judged, kinds: Kinds, k: int, point: Operating, per_class: Ma
     numbers = {name: int((mine & (kinds.of_detection == place)).sum()) for place, name in enumerate(KINDS[:-1])}
     numbers[KINDS[-1]] = int((kinds.missed & (judged.truth.category == k)).sum())
     found = {
-        "name": name, "ap": _number(per_class.get(name, math.nan)), "objects": point.objects, "detections": point.detections,
-        "ap50": _number(point.ap50), "threshold": _number(point.threshold), "precision": _number(point.precision),
+        "name": name, "objects": point.objects, "detections": point.detections,
+        "ap": _number(per_class.get(name, math.nan)), "ap50": _number(point.ap50),
+        "threshold": _number(point.threshold), "precision": _number(point.precision),
         "recall": _number(point.recall), "f1": _number(point.f1), "kinds": numbers,
     }  # fmt: skip
     if len(judged.truth.categories) <= CURVES:
