@@ -51,7 +51,11 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     written = []
     for prefix, image in chosen:
         path = folder / f"{prefix}{data.image_path(image).stem}.png"
-        drawn = draw(read_rgb(data.image_path(image)), found[image["id"]], names)
+        opened = read_rgb(data.image_path(image))
+        drawn = _beside(
+            ("annotated", draw(opened, truth[image["id"]], names)),
+            ("detected", draw(opened, found[image["id"]], names)),
+        )
         with atomic_path(path) as temporary:
             drawn.save(temporary)
         written.append(path)
@@ -59,13 +63,16 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
 
 
 def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mapping[int, str]) -> Image.Image:
-    """The image with masks tinted, boxes and "class score" labels; worst score first, so that the best lies on top."""
+    """The image with masks tinted, boxes and "class score" labels; worst score first, so that the best lies on top.
+
+    Entries without a score are objects of the ground truth.
+    """
     scale = max(1, -(-MIN_SIDE // min(image.size)))
     canvas = image.resize((image.width * scale, image.height * scale), Image.Resampling.LANCZOS)
-    ordered = sorted(entries, key=lambda entry: entry["score"])
+    ordered = sorted(entries, key=lambda entry: entry.get("score", 0.0))
     for entry in ordered:
-        if "segmentation" in entry:
-            mask = decode_mask(entry["segmentation"], *entry["segmentation"]["size"])
+        if entry.get("segmentation"):
+            mask = decode_mask(entry["segmentation"], image.height, image.width)
             canvas = _tint(canvas, mask, colour_of(entry["category_id"]))
     pen = ImageDraw.Draw(canvas)
     line = max(2, min(canvas.size) // 250)
@@ -75,13 +82,26 @@ def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mappin
         x, y, width, height = (value * scale for value in entry["bbox"])
         colour = colour_of(entry["category_id"])
         pen.rectangle((x, y, x + width, y + height), outline=colour, width=line)
-        label = f"{names[entry['category_id']]} {entry['score']:.2f}"
+        label = names[entry["category_id"]] + (f" {entry['score']:.2f}" if "score" in entry else "")
         pen.font = font
         _, _, right, bottom = pen.textbbox((0, 0), label)
         corner = (max(0.0, min(x, canvas.width - right)), max(0.0, y - bottom - 1))
         pen.rectangle(pen.textbbox(corner, label), fill=colour, outline=colour, width=2)
         pen.text(corner, label, fill=_readable_on(colour))
     return canvas
+
+
+def _beside(*pictures: tuple[str, Image.Image]) -> Image.Image:
+    """Pictures of one size in a row, each under its heading."""
+    width, height = pictures[0][1].size
+    font = ImageFont.load_default(size=max(13, min(width, height) // 20))
+    strip, gap = round(1.5 * font.size), max(4, width // 100)
+    row = Image.new("RGB", (len(pictures) * (width + gap) - gap, height + strip), (255, 255, 255))
+    pen = ImageDraw.Draw(row)
+    for place, (heading, picture) in enumerate(pictures):
+        row.paste(picture, (place * (width + gap), strip))
+        pen.text((place * (width + gap), strip // 2), heading, fill=(60, 60, 60), font=font, anchor="lm")
+    return row
 
 
 def _readable_on(colour: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -13,8 +13,9 @@ from momentum_transfer.report.runs import Picture
 #: All pictures of a page together, in bytes of base64 text.
 BUDGET = 2_500_000
 
-#: The longest side of a picture on the page, in pixels.
+#: The longest side of a picture on the page, in pixels; one as wide as two (annotated beside detected) has twice that.
 LONGEST = 480
+_PAIR = 1.6
 
 #: File names of pictures that were chosen for one detector begin so; the others show the same scenes for all.
 CHOSEN = ("best_", "worst_")
@@ -33,6 +34,7 @@ class Shot:
     caption: str
     alt: str
     uri: str
+    pair: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Gallery:
     place: str
     title: str
     rows: tuple[tuple[Shot, ...], ...]
+
+    @property
+    def wide(self) -> bool:
+        """Whether a row needs the whole width of the page: several pictures as wide as two."""
+        return any(len(row) > 1 and any(shot.pair for shot in row) for row in self.rows)
 
 
 def galleries(pictures: Sequence[Picture], notices: list[str]) -> list[Gallery]:
@@ -53,9 +60,10 @@ def galleries(pictures: Sequence[Picture], notices: list[str]) -> list[Gallery]:
     spent = left_out = 0
     found: dict[tuple[str, str], dict[str, dict[str, Shot]]] = {}
     for picture in sorted(pictures, key=lambda p: (p.place, _order(p.name), p.name, runs.index(p.run))):
-        uri = data_uri(picture.path, notices)
-        if uri is None:
+        made = data_uri(picture.path, notices)
+        if made is None:
             continue
+        uri, pair = made
         if spent + len(uri) > BUDGET:
             left_out += 1
             continue
@@ -65,15 +73,19 @@ def galleries(pictures: Sequence[Picture], notices: list[str]) -> list[Gallery]:
         scene = picture.name.removeprefix(kind)
         # Each run has its own best images: its n-th stands beside the others' n-th.
         row = str(sum(picture.run in shots for shots in rows.values())) if kind else scene
-        shot = Shot(f"{picture.run} · {scene}", f"{picture.place}: detections of {picture.run} on {scene}", uri)
+        shot = Shot(f"{picture.run} · {scene}", f"{picture.place}: detections of {picture.run} on {scene}", uri, pair)
         rows.setdefault(row, {})[picture.run] = shot
     if left_out:
         notices.append(f"{left_out} picture(s) left out: the page holds at most {BUDGET / 1e6:.1f} MB of pictures")
-    made = []
+    shown = []
     for (place, kind), rows in found.items():
         in_order = tuple(tuple(shots[run] for run in runs if run in shots) for shots in rows.values())
-        made.append(Gallery("detector" if place == "." else place, _HEADINGS[kind], in_order))
-    return made
+        shown.append(Gallery("detector" if place == "." else place, _HEADINGS[kind], in_order))
+    return shown
+
+
+def _is_pair(size: tuple[int, int]) -> bool:
+    return size[0] >= _PAIR * size[1]
 
 
 def _kind(name: str) -> str:
@@ -84,8 +96,9 @@ def _order(name: str) -> int:
     return ("", *CHOSEN).index(_kind(name))
 
 
-def data_uri(path: Path, notices: list[str]) -> str | None:
-    """The picture as a ``data:`` URI, at most LONGEST pixels; None with a notice where it cannot be read."""
+def data_uri(path: Path, notices: list[str]) -> tuple[str, bool] | None:
+    """The picture as a ``data:`` URI, small enough, and whether it is as wide as two; None with a notice where it
+    cannot be read."""
     try:
         with Image.open(path) as image:
             picture = image.convert("RGB")
@@ -95,9 +108,11 @@ def data_uri(path: Path, notices: list[str]) -> str | None:
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         notices.append(f"{path}: not a readable picture ({error})")
         return None
-    picture.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
+    longest = 2 * LONGEST if _is_pair(picture.size) else LONGEST
+    picture.thumbnail((longest, LONGEST), Image.Resampling.LANCZOS)
     png, jpeg = io.BytesIO(), io.BytesIO()
     picture.save(png, "PNG", optimize=True)
     picture.save(jpeg, "JPEG", quality=88)
     kind, data = min((("png", png), ("jpeg", jpeg)), key=lambda pair: pair[1].tell())
-    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode('ascii')}"
+    pair = _is_pair(picture.size)
+    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode('ascii')}", pair

@@ -12,11 +12,9 @@ import numpy as np
 from PIL import Image
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.images.reading import UnreadableImage, as_rgb, read_rgb, upright_size
+from momentum_transfer.images.reading import SUFFIXES, UnreadableImage, as_rgb, read_rgb, upright_size
 
-#: Endings of image files that are looked for in folders.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-_VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".gif")
+_VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 #: Files that a message names.
 _NAMED = 3
 
@@ -106,11 +104,7 @@ def refuse_unreadable(wrong: dict[Photograph, str]) -> None:
 
 
 def read_photograph(path: str | Path) -> np.ndarray:
-    """An image file as uint8 [H, W, 3] in RGB, turned as its EXIF says.
-
-    Raises:
-        InputError: it cannot be read; the file is named.
-    """
+    """An image file as uint8 [H, W, 3] in RGB, upright; InputError names one that cannot be read."""
     return np.asarray(read_rgb(path))
 
 

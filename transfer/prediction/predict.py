@@ -15,6 +15,7 @@ from PIL import Image
 from momentum_transfer.console import ProgressLine, say, table, warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
+from momentum_transfer.run_lock import alone
 from transfer.data.semantic_overview import tinted
 from transfer.detector_run import DetectorRun, Found
 from transfer.prediction import outputs
@@ -66,18 +67,19 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, wanted: W
     if not wanted.skip_unreadable:
         refuse_unreadable(wrong)
     for photo, why in wrong.items():
-        warn(f"{photo.path} is left out: {why}")
+        warn(f"{why}; {photo.name} is left out")
     ids = _ids(photos, wanted.ids)
-    out.mkdir(parents=True, exist_ok=True)
-    store = Store(out, {"detector": run.sha256, "threshold": wanted.threshold, "classes": list(run.classes.names)})
-    waiting = [photo for photo in photos if photo not in wrong and not store.has(photo)]
-    if len(waiting) < len(photos) - len(wrong):
-        say(f"{len(photos) - len(wrong) - len(waiting)} images are done already")
-    if waiting:
-        _run(run, waiting, ids, out, wanted, store)
-    by_class, by_image = outputs.counts(run, store.done, wanted.shown_from)
-    table(f"{len(store.done)} images", ("class", "images", outputs.what_is_counted(run)), by_class)
-    return [*outputs.write_results(out, run, store.done), *outputs.write_counts(out, run, by_class, by_image)]
+    with alone(out):
+        origin = {"detector": run.sha256, "threshold": wanted.threshold, "classes": list(run.classes.names)}
+        store = Store(out, origin)
+        waiting = [photo for photo in photos if photo not in wrong and not store.has(photo)]
+        if len(waiting) < len(photos) - len(wrong):
+            say(f"{len(photos) - len(wrong) - len(waiting)} images are done already")
+        if waiting:
+            _run(run, waiting, ids, out, wanted, store)
+        by_class, by_image = outputs.counts(run, store.done, wanted.shown_from)
+        table(f"{len(store.done)} images", ("class", "images", outputs.what_is_counted(run)), by_class)
+        return [*outputs.write_results(out, run, store.done), *outputs.write_counts(out, run, by_class, by_image)]
 
 
 def ids_of(file: str | Path) -> dict[str, int]:

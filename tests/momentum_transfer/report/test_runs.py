@@ -79,7 +79,7 @@ def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):
         folder = tmp_path / run / "mask_rcnn" / "visuals"
         folder.mkdir(parents=True)
         for name in ("worst_2", "best_1", "other"):
-            Image.new("RGB", (900, 300), "blue").save(folder / f"{name}.png")
+            Image.new("RGB", (900, 600), "blue").save(folder / f"{name}.png")
     found = read_runs([tmp_path / "momentum2", tmp_path / "random_init"])
     same, best, worst = build(small_records(), runs=found).galleries
     assert {gallery.place for gallery in (same, best, worst)} == {"mask_rcnn"}
@@ -87,8 +87,21 @@ def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):
     assert [shot.caption for shot in same.rows[0]] == ["momentum2 · other", "random_init · other"]
     assert best.title.startswith("the best of each")
     assert [[shot.caption for shot in row] for row in worst.rows] == [["momentum2 · 2", "random_init · 2"]]
-    width = Image.open(io.BytesIO(base64.b64decode(best.rows[0][0].uri.partition(",")[2]))).width
-    assert width == LONGEST < 900
+    assert _width(best.rows[0][0].uri) == LONGEST < 900
+    assert not best.wide
+
+
+def _width(uri: str) -> int:
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).width
+
+
+def test_annotated_beside_detected_is_shown_twice_as_wide_and_runs_below_each_other(tmp_path: Path):
+    for run in ("momentum2", "random_init"):
+        (tmp_path / run / "visuals").mkdir(parents=True)
+        Image.new("RGB", (2000, 900)).save(tmp_path / run / "visuals/scene.png")
+    (gallery,) = build(small_records(), runs=read_runs([tmp_path / "momentum2", tmp_path / "random_init"])).galleries
+    assert _width(gallery.rows[0][0].uri) == 2 * LONGEST
+    assert gallery.wide
 
 
 def test_each_runs_own_best_stand_side_by_side_although_they_are_other_scenes(tmp_path: Path):
