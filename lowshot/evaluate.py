@@ -12,8 +12,8 @@ from lowshot.run import Request, run
 from momentum_transfer.backbones import module_network
 from momentum_transfer.backbones.module_network import ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.read import SourceBackbone, of_network
 from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.source import SourceBackbone, of_network
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
