@@ -23,6 +23,8 @@ from transfer.image_quality import best_and_worst
 MIN_SCORE = 0.5
 #: Small images are enlarged until their shorter side has at least this many pixels.
 MIN_SIDE = 256
+#: The longer side of an enlarged picture has at most so many pixels.
+MAX_SIDE = 4096
 
 
 def draw_detections(data: DetectionData, results: Path, folder: Path, count: int) -> list[Path]:
@@ -62,12 +64,17 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     return written
 
 
+def enlargement(size: tuple[int, int], least: int) -> int:
+    """The whole factor that brings the shorter side to ``least``; less for a strip that would become too long."""
+    return max(1, min(-(-least // min(size)), MAX_SIDE // max(size)))
+
+
 def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mapping[int, str]) -> Image.Image:
     """The image with masks tinted, boxes and "class score" labels; worst score first, so that the best lies on top.
 
     Entries without a score are objects of the ground truth.
     """
-    scale = max(1, -(-MIN_SIDE // min(image.size)))
+    scale = enlargement(image.size, MIN_SIDE)
     canvas = image.resize((image.width * scale, image.height * scale), Image.Resampling.LANCZOS)
     ordered = sorted(entries, key=lambda entry: entry.get("score", 0.0))
     for entry in ordered:

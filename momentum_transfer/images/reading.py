@@ -70,6 +70,13 @@ def upright_size(path: str | Path) -> tuple[int, int]:
         return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
 
 
+def verified_size(path: str | Path) -> tuple[int, int]:
+    """(width, height) as stored, of a file whose checksums are right where its format has any; `UnreadableImage`."""
+    with _opened(path) as image:
+        image.verify()
+        return image.size
+
+
 def stored_orientation(path: str | Path) -> tuple[int, tuple[int, int]]:
     """EXIF's orientation (1 where it says none) and the (width, height) before it is turned; `UnreadableImage`."""
     with _opened(path) as image:

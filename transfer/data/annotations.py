@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line, shown
 
 KINDS = ("coco", "lvis", "voc")
 
@@ -72,25 +72,31 @@ def read_annotations(path: str | Path) -> dict[str, Any]:
         raise InputError(f"expected an annotation file (COCO JSON) at {path}, found none; check DATASETS.ROOT")
     try:
         data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"expected a COCO JSON in {path}, found something else: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"expected a COCO JSON in {path}, found something else: {one_line(error)}") from error
     for part in ("images", "annotations", "categories"):
         if not isinstance(data, dict) or not isinstance(data.get(part), list):
             raise InputError(f"expected a list {part!r} in {path}, found none; is it a COCO JSON for detection?")
         for entry in data[part]:
-            if not isinstance(entry, dict) or not isinstance(entry.get("id"), int):
-                raise InputError(f"expected entries with an integer id in {part!r} of {path}, found {str(entry)[:80]}")
+            if not isinstance(entry, dict) or type(entry.get("id")) is not int:
+                raise InputError(f"expected entries with an integer id in {part!r} of {path}, found {shown(entry)}")
     return data
+
+
+def _is_name(name: Any) -> bool:
+    return type(name) in (str, int, float) and str(name) != ""
 
 
 def open_dataset(name: str, images_dir: Path, annotation_file: Path, kind: str = "coco") -> DetectionData:
     """Read the categories and make a `DetectionData`; InputError for a missing folder, file or category list."""
     if not images_dir.is_dir():
-        raise InputError(f"expected the images of dataset {name!r} in {images_dir}, found no such folder")
+        raise InputError(f"expected the images of dataset {name!r} in {images_dir}, found no such folder; "
+                         "correct the path or DATASETS.ROOT")  # fmt: skip
     content = read_annotations(annotation_file)
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    if not categories or any("name" not in category for category in categories):
-        raise InputError(f"expected named categories in {annotation_file}, found {str(categories)[:80]}")
+    nameless = [category for category in categories if not _is_name(category.get("name"))]
+    if not categories or nameless:
+        raise InputError(f"expected named categories in {annotation_file}, found {shown(nameless)[:120]}")
     classes = tuple(str(category["name"]) for category in categories)
     ids = tuple(category["id"] for category in categories)
     return DetectionData(name, images_dir, annotation_file, classes, ids, kind, content)

@@ -17,10 +17,11 @@ from typing import Any
 
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line, shown
 from transfer.data.annotations import DetectionData
-from transfer.data.run_lengths import decode_mask
+from transfer.data.run_lengths import checked_runs
 
+_LONGEST = 10**6  # pixels a side; no image format in use has more
 NAMED = 10  # examples given per kind of problem
 TOLERANCE = 1.0  # pixels by which a box may leave its image
 MASK_TOLERANCE = 2.0  # pixels, or a twentieth of the box, by which a mask's box may differ from the box
@@ -72,6 +73,9 @@ def check(data: DetectionData, *, masks: bool = False, scored: bool = False) -> 
     Raises:
         InputError: what cannot, with its count and first ten entries.
     """
+    for part in ("images", "annotations"):
+        if not data.load()[part]:
+            raise InputError(f"expected {part} in {data.annotation_file}, found none; is it the right file?")
     problems = find_problems(data, masks=masks, scored=scored)
     fatal = [str(problem) for problem in problems if problem.fatal]
     if fatal:
@@ -104,11 +108,11 @@ def _problems(data: DetectionData, content: Mapping[str, Any]) -> Iterator[tuple
     for annotation in content["annotations"]:
         entry = f"annotation {annotation['id']}"
         image_id, category_id = annotation.get("image_id"), annotation.get("category_id")
-        image = images.get(image_id) if isinstance(image_id, int) else None
+        image = images.get(image_id) if type(image_id) is int else None
         if image is None:
-            yield "unknown image id", f"{entry} (image_id {image_id})"
-        if not isinstance(category_id, int) or category_id not in categories:
-            yield "unknown category id", f"{entry} (category_id {category_id})"
+            yield "unknown image id", f"{entry} (image_id {shown(image_id)})"
+        if type(category_id) is not int or category_id not in categories:
+            yield "unknown category id", f"{entry} (category_id {shown(category_id)})"
         if image is not None and _is_size(image.get("height")) and _is_size(image.get("width")):
             yield from (
                 (kind, f"{entry} of image {image['id']}: {detail}") for kind, detail in _shape(annotation, image)
@@ -119,15 +123,18 @@ def _lacking(annotations: list[dict[str, Any]], masks: bool, scored: bool) -> It
     for annotation in annotations:
         entry = f"annotation {annotation['id']}"
         if annotation.get("iscrowd", 0) not in (0, 1) or isinstance(annotation.get("iscrowd"), float):
-            yield "crowd flag other than 0 or 1", f"{entry} ({annotation['iscrowd']!r})"
+            yield "crowd flag other than 0 or 1", f"{entry} ({shown(annotation['iscrowd'])})"
         if masks and not annotation.get("segmentation"):
             yield "object without a mask", entry
-        if scored and not (_is_number(annotation.get("area")) and annotation["area"] >= 0):
-            yield "object without an area", f"{entry} ({annotation.get('area')!r})"
+        area = annotation.get("area")
+        if isinstance(area, (int, float)) and not (_is_number(area) and area >= 0):
+            yield "object without an area", f"{entry} ({shown(area)}, expected a finite number of at least 0)"
+        elif scored and not _is_number(area):
+            yield "object without an area", f"{entry} ({shown(area)})"
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return type(value) is int and 0 < value <= _LONGEST
 
 
 def _image_problems(data: DetectionData, images: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -137,21 +144,47 @@ def _image_problems(data: DetectionData, images: list[dict[str, Any]]) -> Iterat
             yield "missing image file", f"image {image['id']} (no file_name)"
             continue
         path = data.image_path(image)
+        if (where := _outside(path, data.images_dir)) is not None:
+            name = shown(image.get("file_name", image.get("coco_url")))[:120]
+            yield "missing image file", f"{name} (image {image['id']}: outside the images' folder, {where})"
+            continue
         if path.parent not in listed:
-            listed[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
+            listed[path.parent] = _names_in(path.parent)
         if path.name not in listed[path.parent] or path == data.images_dir:
             yield "missing image file", f"{path} (image {image['id']})"
         if not (_is_size(image.get("height")) and _is_size(image.get("width"))):
             yield "image without a positive size", f"image {image['id']}"
 
 
+def _outside(path: Path, folder: Path) -> str | None:
+    """Why a file cannot be one of the folder's, by its name alone; None where it can."""
+    if not path.is_relative_to(folder):
+        return "for it is an absolute path"
+    parts = path.relative_to(folder).parts
+    if ".." in parts:
+        return "for it has .. in it"
+    if "\0" in str(path) or any(len(part.encode("utf-8", "replace")) > 255 for part in parts):
+        return "for no file can have that name"
+    return None
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except (OSError, ValueError):
+        return set()
+
+
 def _shape(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Problems of one annotation's box and mask."""
     box = annotation.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
-        yield "malformed box", f"{box}, expected [x, y, width, height]"
+        yield "malformed box", f"{shown(box)}, expected [x, y, width, height]"
         return
     left, top, width, height = box
+    if width < 0 or height < 0:
+        yield "malformed box", f"{box}, expected a width and a height of at least 0"
+        return
     if left < -TOLERANCE or top < -TOLERANCE or left + width > image["width"] + TOLERANCE or (
         top + height > image["height"] + TOLERANCE
     ):  # fmt: skip
@@ -163,8 +196,8 @@ def _shape(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[
         return
     try:
         mask_box = _mask_box(annotation["segmentation"], image)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        yield "malformed mask", str(error)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        yield "malformed mask", one_line(error)
         return
     ends = (left, top, left + width, top + height)
     allowed = [max(MASK_TOLERANCE, side / 20) for side in (width, height, width, height)]
@@ -174,7 +207,7 @@ def _shape(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < math.inf and abs(value) <= 1e300
 
 
 def _mask_box(segmentation: Any, image: Mapping[str, Any]) -> tuple[float, float, float, float]:
@@ -190,15 +223,10 @@ def _mask_box(segmentation: Any, image: Mapping[str, Any]) -> tuple[float, float
         return min(xs), min(ys), max(xs), max(ys)
     size = [image["height"], image["width"]]
     if list(segmentation["size"]) != size:
-        raise ValueError(f"run lengths of size {list(segmentation['size'])}, expected {size}")
+        raise ValueError(f"run lengths of size {shown(list(segmentation['size']))}, expected {size}")
+    checked_runs(segmentation["counts"], *size)  # toBbox trusts what it is given
     if isinstance(segmentation["counts"], list):
-        if sum(segmentation["counts"]) != size[0] * size[1]:
-            raise ValueError(
-                f"run lengths sum up to {sum(segmentation['counts'])} pixels, expected {size[0] * size[1]}"
-            )
         segmentation = coco_mask.frPyObjects(segmentation, *size)
-    else:
-        decode_mask(segmentation, *size)  # toBbox trusts what it is given
     left, top, width, height = (float(value) for value in coco_mask.toBbox(segmentation))
     if left + width > size[1]:
         raise ValueError(f"run lengths that end in column {left + width:.0f} of {size[1]}")

@@ -18,6 +18,8 @@ from momentum_transfer.images.reading import read_rgb
 from transfer.data.annotations import DetectionData, file_stem
 from transfer.data.run_lengths import decode_mask
 
+#: The longer side of an enlarged example has at most so many pixels.
+MOST_SIDE = 4096
 # Distinct hues by golden-ratio steps, so that neighbours in a picture differ.
 _COLOURS = [tuple(int(255 * c) for c in matplotlib.colormaps["hsv"](k * 0.618 % 1)[:3]) for k in range(32)]
 
@@ -38,7 +40,8 @@ def draw_example(data: DetectionData, image: Mapping[str, Any], least_side: int 
         if annotation.get("segmentation"):
             mask = decode_mask(annotation["segmentation"], *picture.shape[:2])
             picture[mask] = 0.5 * picture[mask] + 0.5 * np.asarray(_COLOURS[number % len(_COLOURS)])
-    factor = max(1, round(least_side / min(picture.shape[:2])))
+    height, width = picture.shape[:2]
+    factor = max(1, min(round(least_side / min(height, width)), MOST_SIDE // max(height, width)))
     drawn = PIL.Image.fromarray(picture.astype(np.uint8))
     drawn = drawn.resize((drawn.width * factor, drawn.height * factor), PIL.Image.Resampling.NEAREST)
     pen = PIL.ImageDraw.Draw(drawn)

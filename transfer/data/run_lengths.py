@@ -19,10 +19,7 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]
     """
     if isinstance(segmentation, list):
         segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
-    counts = segmentation["counts"]
-    runs = np.asarray(counts, dtype=np.int64) if isinstance(counts, list) else run_lengths(counts)
-    if runs.min(initial=0) < 0 or runs.sum() != height * width:
-        raise ValueError(f"run lengths of {runs.sum()} pixels, expected {height} x {width}")
+    runs = checked_runs(segmentation["counts"], height, width)
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
@@ -30,6 +27,23 @@ def encode_mask(bitmap: NDArray[np.bool_]) -> dict[str, Any]:
     """COCO's compressed run lengths of a mask [height, width]."""
     runs = coco_mask.encode(np.asfortranarray(bitmap.astype(np.uint8)))
     return {"size": runs["size"], "counts": runs["counts"].decode("ascii")}
+
+
+def checked_runs(counts: Any, height: int, width: int) -> NDArray[np.int64]:
+    """The runs of an RLE's ``counts``, compressed or not, of which it is known that they fill [height, width].
+
+    Raises:
+        ValueError: they do not, or they are no whole numbers of at least 0.
+    """
+    if isinstance(counts, list):
+        if not all(type(run) is int and 0 <= run <= height * width for run in counts):
+            raise ValueError(f"run lengths need to be whole numbers from 0 to {height} x {width}")
+        runs = np.asarray(counts, dtype=np.int64)
+    else:
+        runs = run_lengths(counts)
+    if runs.min(initial=0) < 0 or runs.sum() != height * width:
+        raise ValueError(f"run lengths of {runs.sum()} pixels, expected {height} x {width}")
+    return runs
 
 
 def run_lengths(code: Any) -> NDArray[np.int64]:

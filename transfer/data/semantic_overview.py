@@ -14,7 +14,7 @@ from momentum_transfer.images.reading import read_rgb
 from transfer.data.annotations import file_stem
 from transfer.data.overview import histogram
 from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
-from transfer.visuals import MIN_SIDE, colour_of
+from transfer.visuals import MIN_SIDE, colour_of, enlargement
 
 #: Share of a class's colour in a tinted pixel. Class 0, mostly the background, stays as it is.
 TINT = 0.6
@@ -64,7 +64,7 @@ def tinted(picture: Image.Image, labels: NDArray[np.uint8]) -> Image.Image:
 
 def beside(*pictures: Image.Image) -> Image.Image:
     """Pictures of one size in a row, enlarged where they are small."""
-    scale = max(1, -(-MIN_SIDE // min(pictures[0].size)))
+    scale = enlargement(pictures[0].size, MIN_SIDE)
     width, height = pictures[0].width * scale, pictures[0].height * scale
     row = Image.new("RGB", (len(pictures) * width + (len(pictures) - 1) * scale, height), (255, 255, 255))
     for place, picture in enumerate(pictures):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
 from transfer.scores import masks, plain
 from transfer.scores.columns import Columns
@@ -108,10 +109,31 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
         InputError: it is no such file, or an entry is wrong; the entry and the file are named.
     """
     with _paused_collector():
+        truth = None
         if isinstance(source, (str, Path)):
             with suppress(Unusual):
-                return _ground_truth(plain.ground_truth(Path(source), iou_type, area), iou_type, area)
-        return _ground_truth(_sections(*_read_json(source, "ground truth")), iou_type, area)
+                truth = _ground_truth(plain.ground_truth(Path(source), iou_type, area), iou_type, area)
+        if truth is None:
+            truth = _ground_truth(_sections(*_read_json(source, "ground truth")), iou_type, area)
+    _warn_of(truth)
+    return truth
+
+
+def _warn_of(truth: GroundTruth) -> None:
+    """Say what the references score without a word, though it is most probably a mistake."""
+    nameless = sum("name" not in category for category in truth.categories)
+    outside = 0 if truth.boxes is None else int((truth.boxes[:, :2] < -1).any(axis=1).sum())
+    found = {
+        "objects with a negative or infinite area, which no range of sizes holds": (
+            int((~np.isfinite(truth.area) | (truth.area < 0)).sum())
+        ),
+        "annotations with the id 0, which COCO's scores count as never found": int(truth.zero_id.sum()),
+        "categories without a name; their ids stand for them": nameless,
+        "boxes that begin more than a pixel outside their image": outside,
+    }
+    for what, count in found.items():
+        if count:
+            warn(f"{truth.where}: {count} {what}")
 
 
 def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: IouType, area: bool) -> GroundTruth:
@@ -121,6 +143,13 @@ def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: 
         raise InputError(f"expected at least one category in {where}, found none")
     image_index, category_index = _positions(images), _positions(categories)
     image = annotations.lookup("image_id", image_index, f"the images of {where}")
+    boxes = annotations.boxes() if iou_type == "bbox" else None
+    if boxes is not None and len(wrong := np.flatnonzero((boxes[:, 2:] < 0).any(axis=1))):
+        if not isinstance(annotations, Columns):
+            raise Unusual
+        annotations.fail(int(wrong[0]), f"the bbox {boxes[wrong[0]].tolist()}", "expected no negative width or height")
+    if iou_type == "bbox":
+        _refuse_sizes(images)
     sorted_images = sorted(images.entries, key=lambda entry: image_index[entry["id"]])
     return GroundTruth(
         where=where,
@@ -135,7 +164,7 @@ def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: 
         ignore=annotations.flags("ignore"),
         difficult=annotations.flags("difficult"),
         zero_id=np.array([_reads_as_zero(identity) for identity in annotations.unique("id")], dtype=bool),
-        boxes=annotations.boxes() if iou_type == "bbox" else None,
+        boxes=boxes,
         rles=annotations.rles(_sizes(sorted_images, where)[image]) if iou_type == "segm" else None,
     )
 
@@ -157,18 +186,27 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     """
     sizes = _sizes(truth.images, truth.where) if iou_type == "segm" else None
     with _paused_collector():
-        if isinstance(source, (str, Path)):
-            with suppress(Unusual):
-                blocks = plain.detections(Path(source), iou_type, area_from)
-                return _joined([_detections(*block, truth, iou_type, sizes, str(source)) for block in blocks])
-        data, where = _read_json(source, "results")
-        if not isinstance(data, list):
-            raise InputError(
-                f"expected a list of detections (COCO result format) in {where}, found {_kind(data)}; "
-                "is this the ground truth file, or another kind of output?"
-            )
-        sized_by_box = iou_type == "bbox" or (area_from == "file" and len(data) > 0 and _has_box(data[0]))
-        return _detections(Columns(data, where, "entry"), sized_by_box, truth, iou_type, sizes, where)
+        found = _load_detections(source, truth, iou_type, area_from, sizes)
+    if found.boxes is not None and (count := int((found.boxes[:, 2:] < 0).any(axis=1).sum())):
+        warn(f"{found.where}: {count} detections with a negative width or height, which match nothing")
+    return found
+
+
+def _load_detections(
+    source: Any, truth: GroundTruth, iou_type: IouType, area_from: AreaFrom, sizes: np.ndarray | None
+) -> Detections:
+    if isinstance(source, (str, Path)):
+        with suppress(Unusual):
+            blocks = plain.detections(Path(source), iou_type, area_from)
+            return _joined([_detections(*block, truth, iou_type, sizes, str(source)) for block in blocks])
+    data, where = _read_json(source, "results")
+    if not isinstance(data, list):
+        raise InputError(
+            f"expected a list of detections (COCO result format) in {where}, found {_kind(data)}; "
+            "is this the ground truth file, or another kind of output?"
+        )
+    sized_by_box = iou_type == "bbox" or (area_from == "file" and len(data) > 0 and _has_box(data[0]))
+    return _detections(Columns(data, where, "entry"), sized_by_box, truth, iou_type, sizes, where)
 
 
 def _detections(
@@ -264,6 +302,15 @@ def _positions(entries: Columns) -> Positions:
             f"{entries.where}: the ids of the {entries.kind} entries are numbers and strings mixed; expected one kind"
         ) from error
     return Positions(ordered)
+
+
+def _refuse_sizes(images: Columns) -> None:
+    """An InputError for an image whose width or height is 0 or less; boxes do without, so they may be missing."""
+    for index, entry in enumerate(images.entries):
+        for side in ("width", "height"):
+            value = entry.get(side)
+            if isinstance(value, (int, float)) and value <= 0:
+                images.fail(index, f"the {side} {value!r}", "expected a whole number above 0")
 
 
 def _sizes(images: list[dict[str, Any]], where: str) -> np.ndarray:

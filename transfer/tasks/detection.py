@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
-from PIL import Image
 
 from momentum_transfer.console import say, track, warn
 from momentum_transfer.distributed import is_main
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.reading import UnreadableImage, verified_size
 from momentum_transfer.verdicts.outcomes import Outcomes
 from transfer.data.annotations import DetectionData, file_stem
 from transfer.data.check_annotations import NAMED, check
@@ -43,6 +43,8 @@ class Detection(Task[DetectionData]):
             check_count(cfg, data)
             for problem in check(data, masks=cfg.MODEL.MASK_ON, scored=data.name in scored):
                 warn(f"{data.name}: {problem}")
+            if data.name in scored:
+                self._check_scorable(data, ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",))
             if open_images:
                 _open_images(data)
             say(f"{data.name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
@@ -50,6 +52,17 @@ class Detection(Task[DetectionData]):
                 for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                     say(f"  {path}")
         _check_same_classes(sets)
+
+    def _check_scorable(self, data: DetectionData, iou_types: Sequence[IouType]) -> None:
+        """Score no detections at all: what scoring would refuse after the training, it refuses before it."""
+        truth = str(data.annotation_file)
+        for iou_type in iou_types:
+            if data.kind == "lvis":
+                lvis.evaluate(truth, [], iou_type, self.detections)
+            elif data.kind == "voc":
+                voc.evaluate(truth, [])
+            else:
+                coco.evaluate(truth, [], iou_type)
 
     def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
         """See ``Task.scores``."""
@@ -102,13 +115,13 @@ def _open_images(data: DetectionData) -> None:
     for image in track(data.load()["images"], f"{data.name}: images"):
         path = data.image_path(image)
         try:
-            with Image.open(path) as opened:
-                opened.verify()
-                # An image may be stored turned, with an EXIF note; both orders are one size here.
-                if sorted(opened.size) != sorted((image["width"], image["height"])):
-                    bad.append(f"{path} is {opened.width}×{opened.height}, not {image['width']}×{image['height']}")
-        except (OSError, SyntaxError, ValueError) as error:
-            bad.append(f"{path}: {error}")
+            width, height = verified_size(path)
+        except UnreadableImage as error:
+            bad.append(str(error))
+            continue
+        # An image may be stored turned, with an EXIF note; both orders are one size here.
+        if sorted((width, height)) != sorted((image["width"], image["height"])):
+            bad.append(f"{path} is {width}×{height}, not {image['width']}×{image['height']}")
     if bad:
         more = ", …" if len(bad) > NAMED else ""
         raise InputError(f"{len(bad)} images of {data.name} are unusable: {'; '.join(bad[:NAMED])}{more}")

@@ -86,7 +86,7 @@ def output_size(height: int, width: int, short_edge: int, long_edge: int) -> tup
     if max(new_height, new_width) > long_edge:
         scale = long_edge * 1.0 / max(new_height, new_width)
         new_height, new_width = new_height * scale, new_width * scale
-    return int(new_height + 0.5), int(new_width + 0.5)
+    return max(1, int(new_height + 0.5)), max(1, int(new_width + 0.5))  # a strip keeps a pixel
 
 
 class Mapper:

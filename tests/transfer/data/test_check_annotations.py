@@ -123,6 +123,10 @@ def test_problem_is_counted_named_and_fatal_where_it_must_be(kind: str, tmp_path
         {"size": 7, "counts": "x"},
         {"size": [40, 60], "counts": [[1], 2]},
         {"size": [40, 60], "counts": 5},
+        {"size": [40, 60], "counts": [-100, 2500]},
+        {"size": [40, 60], "counts": [2400.0]},
+        {"size": [40, 60], "counts": [10**30, 2400 - 10**30]},
+        [[1, 2, 3, 4, 5, 10**400]],
         "polygon",
     ],
 )
@@ -131,7 +135,18 @@ def test_masks_that_are_not_of_their_image_are_malformed(form: Any, tmp_path: Pa
     assert kinds == ["malformed mask"]
 
 
-@pytest.mark.parametrize("box", [[float("nan"), 1, 2, 3], ["1", 2, 3, 4], None, [1, 2, float("inf"), 3]])
+@pytest.mark.parametrize(
+    "box",
+    [
+        [5, 10, -20, 10],
+        [5, 10, 20, -0.5],
+        [10**400, 1, 2, 3],
+        [float("nan"), 1, 2, 3],
+        ["1", 2, 3, 4],
+        None,
+        [1, 2, float("inf"), 3],
+    ],
+)
 def test_boxes_that_are_not_four_numbers_are_malformed(box: Any, tmp_path: Path):
     assert [p.kind for p in find_problems(dataset(tmp_path, annotation(bbox=box)))] == ["malformed box"]
 
@@ -178,3 +193,42 @@ def test_masks_and_areas_are_asked_for_only_where_they_are_needed(tmp_path: Path
 def test_a_folder_is_no_picture(tmp_path: Path):
     data = dataset(tmp_path, lambda data: data["images"][0].update(file_name="."))
     assert [problem.kind for problem in find_problems(data)] == ["missing image file"]
+
+
+@pytest.mark.parametrize("area", [-1, float("inf"), float("nan"), 10**400])
+def test_an_area_that_is_there_is_a_finite_number_of_at_least_0(area: Any, tmp_path: Path):
+    assert [p.kind for p in find_problems(dataset(tmp_path, annotation(area=area)))] == ["object without an area"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "a/../../1.png", "1.png\0", "x" * 300, "..", "\ud800"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused_as_such(name: str, tmp_path: Path):
+    for changes in ({"file_name": name}, {"coco_url": f"http://host/{name}"}):
+
+        def rename(data: dict[str, Any], changes: dict[str, str] = changes) -> None:
+            del data["images"][0]["file_name"]
+            data["images"][0].update(changes)
+
+        (problem,) = find_problems(dataset(tmp_path, rename))
+        assert problem.kind == "missing image file"
+    (problem,) = find_problems(dataset(tmp_path, lambda data: data["images"][0].update(file_name=name)))
+    assert ("outside the images' folder" in problem.examples[0]) == (name != "\ud800")
+
+
+@pytest.mark.parametrize("part", ["images", "annotations"])
+def test_a_file_without_images_or_annotations_is_refused(part: str, tmp_path: Path):
+    with pytest.raises(InputError, match=f"expected {part} in .*own.json, found none"):
+        check(dataset(tmp_path, lambda data: data[part].clear()))
+
+
+@pytest.mark.parametrize("size", [True, 1.5, 10**400, -4, None, [1]])
+def test_sizes_are_whole_numbers(size: Any, tmp_path: Path):
+    kinds = [p.kind for p in find_problems(dataset(tmp_path, lambda data: data["images"][0].update(width=size)))]
+    assert kinds == ["image without a positive size"]
+
+
+@pytest.mark.parametrize("name", [None, "", [], {}])
+def test_categories_have_names(name: Any, tmp_path: Path):
+    with pytest.raises(InputError, match="expected named categories"):
+        dataset(tmp_path, lambda data: data["categories"][0].update(name=name))
