@@ -58,8 +58,19 @@ def add_own_keys(cfg: CfgNode) -> CfgNode:
 
 
 def _backbone_keys(cfg: CfgNode) -> None:
-    """How a backbone is trained. Detectron2 has AdamW in Python configs only."""
+    """Any backbone, and how it is trained. Detectron2 has AdamW and its ViT in Python configs only."""
+    cfg.MODEL.BACKBONE.ARCH = ""  # the ResNet of MODEL.RESNETS; or timm:NAME[?key=value…]
+    cfg.MODEL.BACKBONE.PIXELS = "network"  # a timm network's own mean and std; or settings: PIXEL_MEAN and PIXEL_STD
+    cfg.MODEL.BACKBONE.NORM = ""  # a timm network's BatchNorms: as they are, or SyncBN, or FrozenBN
+    cfg.MODEL.BACKBONE.DROP_PATH = 0.0  # of a timm network's last block, rising linearly from 0
+    cfg.MODEL.BACKBONE.SQUARE = 0  # pad a timm network's images to such a square; 0: to the next multiple of 32
     cfg.MODEL.BACKBONE.FROZEN = False  # all of it stays as it is, BatchNorm statistics too; neck and heads train
+    cfg.MODEL.VIT = type(cfg)()
+    cfg.MODEL.VIT.FORM = "network"  # as timm computes it; or vitdet: without prefix tokens and final norm
+    cfg.MODEL.VIT.WINDOW = 0  # vitdet: tokens along a side of a window; 0: every block is global
+    cfg.MODEL.VIT.GLOBAL_BLOCKS = 4  # where others have windows, evenly spaced, the last block among them
+    cfg.MODEL.VIT.RELATIVE_POSITIONS = False  # vitdet's decomposed ones, which start at 0
+    cfg.SOLVER.LAYER_DECAY = 1.0  # factor of the rate from one layer of a timm network to the one below
     cfg.SOLVER.OPTIMIZER = "SGD"  # or AdamW
     cfg.SOLVER.BETAS = (0.9, 0.999)  # AdamW's; torch's convention, 1 - the weight of the new value
 
@@ -97,8 +108,18 @@ def get_cfg() -> CfgNode:
 
 
 def load(file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
-    """Defaults, a YAML file with its ``_BASE_``, then KEY VALUE pairs; frozen. Mistakes raise InputError."""
-    return load_config(get_cfg(), file, overrides)
+    """Defaults, a YAML file with its ``_BASE_``, then KEY VALUE pairs; frozen. Mistakes raise InputError.
+
+    A timm network's own mean and standard deviation take the place of PIXEL_MEAN and PIXEL_STD (MODEL.BACKBONE.PIXELS).
+    """
+    cfg = load_config(get_cfg(), file, overrides)
+    if cfg.MODEL.BACKBONE.ARCH and cfg.MODEL.BACKBONE.PIXELS == "network":
+        from transfer.any_backbone import network_pixels  # here, because it imports torch and timm, which take seconds
+
+        cfg.defrost()
+        cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD = network_pixels(cfg)
+        cfg.freeze()
+    return cfg
 
 
 def num_classes(cfg: CfgNode) -> tuple[str, int]:

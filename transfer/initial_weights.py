@@ -6,15 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from momentum_transfer.backbones.read import detectron2_names, load_backbone
+from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.checkpoint_folder import read_archive
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, weights_name
 from momentum_transfer.hub import pull
 from momentum_transfer.hub.names import is_hub_name
+from transfer import any_backbone
 
 #: A ResNet's tensor within a detector. The extra norm of C4 heads, ``roi_heads.res5.norm``, is the detector's own.
 _RESNET = re.compile(r"^(?:backbone\.bottom_up\.|backbone\.|roi_heads\.)((?:stem|res[2-5])\.(?!norm\.).*)$")
@@ -23,33 +28,46 @@ _COUNTER = "num_batches_tracked"
 _SETTING = re.compile(r"anchor_generator|^pixel_(mean|std)$")
 #: What only a detector has, beside its backbone.
 _HEADS = ("proposal_generator.", "head.", "sem_seg_head.")
+#: A network of timm within a detector: under a pyramid, or by itself; and what ViTDet's network has beside a ViT.
+_UNDER_PYRAMID = re.compile(r"^backbone\.(?:bottom_up|net)\.(?!.*\.rel_pos_[hw]$)(.*)$")
+_ALONE = re.compile(r"^backbone\.(.*)$")
+#: Weights that are made, not read from a file.
+_MADE = ("timm:", "module:")
 #: Stands for random initialisation, so that it never happens by a forgotten option.
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Tensors by Detectron2's names. backbone: ``stem.conv1.weight`` …; detector: ``backbone.…``."""
+    """Tensors by Detectron2's names. backbone: ``stem.conv1.weight`` …; detector: ``backbone.…``.
+
+    architecture: of a backbone that is no ResNet, whose tensors have timm's names.
+    """
 
     name: str
     sha256: str = ""
     network: str = ""
+    architecture: str = ""
     backbone: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     detector: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
-def read_initial(weights: str) -> InitialWeights:
+def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
     """Read what ``--weights`` names.
 
     Args:
         weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
-            detector of either engine, either of them by its name on the Hub (``hf:org/name``), or ``none``.
+            detector of either engine, either of them by its name on the Hub (``hf:org/name``), ``timm:NAME`` for the
+            weights that timm publishes, or ``none``.
+        cfg: whose MODEL.BACKBONE.ARCH names the network that the weights are to be of; None for a ResNet.
 
     Raises:
-        InputError: there is no such file, it is damaged, or it holds no whole backbone.
+        InputError: there is no such file, it is damaged, holds no whole backbone or that of another network.
     """
     if weights.lower() == NONE:
         return InitialWeights(NONE)
+    if weights.startswith(_MADE):
+        return _backbone(weights, cfg)
     path = pull.local_file(weights) if is_hub_name(weights) else Path(weights)
     if not path.exists():
         raise InputError(
@@ -59,10 +77,28 @@ def read_initial(weights: str) -> InitialWeights:
     detector = _detector_in(path)
     if detector is not None:
         return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
-    source = load_backbone(path)
-    names = detectron2_names(source.architecture)
-    state = {names[name]: tensor for name, tensor in source.state.items()}
-    return InitialWeights(weights_name(weights), source.sha256, source.network, backbone=state)
+    return _backbone(weights, cfg)
+
+
+def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
+    """A backbone's tensors, as they stand in the detector of a config."""
+    asked = any_backbone.asked_architecture(cfg) if cfg is not None and cfg.MODEL.BACKBONE.ARCH else None
+    source = load_backbone(weights, architecture=asked)
+    found: Any = source.architecture
+    if asked is None and isinstance(found, Architecture):
+        names = detectron2_names(found)
+        state = {names[name]: tensor for name, tensor in source.state.items()}
+        return InitialWeights(weights_name(weights), source.sha256, source.network, backbone=state)
+    if asked is None or cfg is None:
+        raise InputError(
+            f"expected a ResNet's weights, found those of {found} in {weights}; set MODEL.BACKBONE.ARCH {found}"
+        )
+    if not isinstance(found, TimmArchitecture) or found.name.partition(".")[0] != asked.name.partition(".")[0]:
+        raise InputError(
+            f"expected the weights of {asked}, found those of {found} in {weights}; let both be one network"
+        )
+    state = any_backbone.detector_state(cfg, source.state)
+    return InitialWeights(weights_name(weights), source.sha256, source.network, str(asked), backbone=state)
 
 
 def _detector_in(path: Path) -> dict[str, Tensor] | None:
@@ -73,7 +109,8 @@ def _detector_in(path: Path) -> dict[str, Tensor] | None:
         state = read_detector(path)
     except InputError:
         return None
-    return state if any(name.startswith(_HEADS) for name in state) else None
+    whole = any(name.startswith(_HEADS) for name in state) and any(name.startswith("backbone.") for name in state)
+    return state if whole else None
 
 
 def read_detector(path: str | Path) -> dict[str, Tensor]:
@@ -100,13 +137,14 @@ def read_trained(path: Path) -> InitialWeights:
 
 
 def match_backbone(
-    shapes: Mapping[str, Sequence[int]], backbone: Mapping[str, Tensor], source: str
+    shapes: Mapping[str, Sequence[int]], backbone: Mapping[str, Tensor], source: str, architecture: str = ""
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Which of a detector's tensors a pretrained ResNet fills.
+    """Which of a detector's tensors a pretrained backbone fills.
 
     Args:
         shapes: shape of every tensor of the detector, by Detectron2's names.
         backbone: ``stem.conv1.weight`` …. source: what errors call it.
+        architecture: of a network that is no ResNet.
 
     Returns:
         Tensors to load by the detector's names, and the names of those that stay new.
@@ -117,8 +155,12 @@ def match_backbone(
     """
     found: dict[str, Tensor] = {}
     new, missing = [], []
+    pattern, advice = _RESNET, "let MODEL.RESNETS.DEPTH and the widths be the checkpoint's"
+    if architecture:
+        pattern = _UNDER_PYRAMID if any(_UNDER_PYRAMID.match(name) for name in shapes) else _ALONE
+        advice = "let MODEL.BACKBONE.ARCH be the checkpoint's"
     for name in shapes:
-        inside = _inside(name)
+        inside = _inside(name, pattern)
         if inside is None:
             new.append(name)
         elif inside in backbone:
@@ -128,22 +170,22 @@ def match_backbone(
     if missing:
         raise InputError(
             f"{source} covers {len(found)} of the backbone's {len(found) + len(missing)} tensors: "
-            f"{_some('missing', missing)}; let MODEL.RESNETS.DEPTH and the widths be the checkpoint's"
+            f"{_some('missing', missing)}; {advice}"
         )
     _check_shapes(shapes, found, source)
-    used = {_inside(name) for name in found}
+    used = {_inside(name, pattern) for name in found}
     unused = [name for name in backbone if name not in used and not name.endswith(_COUNTER)]
     if unused:
         raise InputError(
-            f"{source} holds {_some('tensors that this detector has no place for', unused)}; let MODEL.RESNETS.DEPTH "
-            "and NORM be the checkpoint's"
+            f"{source} holds {_some('tensors that this detector has no place for', unused)}; "
+            + (advice if architecture else "let MODEL.RESNETS.DEPTH and NORM be the checkpoint's")
         )
     return found, new
 
 
-def _inside(name: str) -> str | None:
-    """The key within a ResNet's own file; None where the tensor is the detector's own."""
-    found = _RESNET.match(name)
+def _inside(name: str, pattern: re.Pattern[str]) -> str | None:
+    """The key within a backbone's own file; None where the tensor is the detector's own."""
+    found = pattern.match(name)
     return found[1] if found else None
 
 

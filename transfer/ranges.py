@@ -29,7 +29,8 @@ from momentum_transfer.ranges import (
     refuse,
 )
 from momentum_transfer.settings import value_of
-from transfer.config import NETWORKS
+from transfer import any_backbone
+from transfer.config import NETWORKS, get_cfg
 
 _NAME = Words(r"[\w.:/-]*", "as a name")
 _LEVELS = Many(Words(r"\w+", "such as res4 or p3"))
@@ -55,6 +56,14 @@ _BACKBONE: dict[str, Rule] = {
     "MODEL.PIXEL_STD": Many(POSITIVE, lengths=(3,)),
     "MODEL.BACKBONE.NAME": _NAME,
     "MODEL.BACKBONE.FREEZE_AT": Number(0, 5, whole=True, unit="stages"),
+    "MODEL.BACKBONE.ARCH": Words(r"(timm:[^\0\s]+)?", "as timm:NAME[?key=value…], or empty for a ResNet"),
+    "MODEL.BACKBONE.PIXELS": Choice(("network", "settings")),
+    "MODEL.BACKBONE.NORM": Choice(("", "SyncBN", "FrozenBN")),
+    "MODEL.BACKBONE.DROP_PATH": Number(0, 1, below=True),
+    "MODEL.BACKBONE.SQUARE": Number(0, 2**16, whole=True, unit="px", note="0: no square"),
+    "MODEL.VIT.FORM": Choice(("network", "vitdet")),
+    "MODEL.VIT.WINDOW": COUNT_OR_NONE,
+    "MODEL.VIT.GLOBAL_BLOCKS": COUNT,
     **_section(
         "MODEL.RESNETS",
         {
@@ -219,6 +228,7 @@ _SOLVER: dict[str, Rule] = {
     "IMS_PER_BATCH": Number(1, whole=True, unit="images"),
     "CHECKPOINT_PERIOD": _STEPS,
     "OPTIMIZER": Choice(("SGD", "AdamW")),
+    "LAYER_DECAY": Number(0, 1, above=True),
     "BETAS": Many(Number(0, 1, below=True), lengths=(2,)),
     "LR_SCHEDULER_NAME": _NAME,
     "STEPS": Many(_STEPS_OR_NONE),
@@ -257,6 +267,9 @@ RULES: dict[str, Rule] = {
     "TEST.DETECTIONS_PER_IMAGE": COUNT,
     "TEST.PRECISE_BN.NUM_ITER": Number(1, whole=True, unit="batches"),
 }
+#: What a ResNet of MODEL.RESNETS has no place for.
+_TIMM_ONLY = ("MODEL.BACKBONE.NORM", "MODEL.BACKBONE.DROP_PATH", "MODEL.BACKBONE.SQUARE", "MODEL.VIT.FORM",
+              "MODEL.VIT.WINDOW", "MODEL.VIT.RELATIVE_POSITIONS", "SOLVER.LAYER_DECAY")  # fmt: skip
 _NORMS = {"MODEL.FPN": "OUT_CHANNELS", "MODEL.ROI_BOX_HEAD": "CONV_DIM", "MODEL.ROI_MASK_HEAD": "CONV_DIM"}
 
 
@@ -296,6 +309,13 @@ def _backbone_problems(cfg: CfgNode) -> Iterator[str]:
     c4 = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.BACKBONE.NAME == "build_resnet_backbone"
     if cfg.MODEL.BACKBONE.FROZEN and c4:
         yield "expected MODEL.BACKBONE.FROZEN with a pyramid, found a C4 detector, whose head is the backbone's res5"
+    if cfg.MODEL.BACKBONE.ARCH:
+        yield from any_backbone.problems(cfg)
+        return
+    defaults = get_cfg()
+    for key in _TIMM_ONLY:
+        if value_of(cfg, key) != value_of(defaults, key):
+            yield f"expected MODEL.BACKBONE.ARCH with {key}, found none; name a network of timm, or leave {key} out"
 
 
 def _cascade_problems(cfg: CfgNode) -> Iterator[str]:

@@ -18,7 +18,9 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
 from momentum_transfer.run_lock import alone_in
 from momentum_transfer.settings import config_hash, dump, value_of
+from transfer import any_backbone
 from transfer.config import get_cfg
+from transfer.cost import cost_of
 from transfer.data.datasets import content_name
 from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
@@ -27,6 +29,7 @@ from transfer.initial_weights import InitialWeights, read_initial, read_trained
 from transfer.ranges import check_settings
 from transfer.run_classes import classes_of, write_classes
 from transfer.tasks import Task, open_task
+from transfer.torchvision_engine.capabilities import unsupported
 
 #: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.
 _FREE = {
@@ -38,7 +41,11 @@ _FREE = {
     "TEST": ("VISUALS",),
 }
 #: Settings that came after 2026-11-21.
-_LATER = ("MODEL.BACKBONE.FROZEN", "MODEL.RPN.CONV_DIMS", "SOLVER.OPTIMIZER", "SOLVER.BETAS")
+_LATER = (
+    *(f"MODEL.BACKBONE.{name}" for name in ("FROZEN", "ARCH", "PIXELS", "NORM", "DROP_PATH", "SQUARE")),
+    *(f"MODEL.VIT.{name}" for name in ("FORM", "WINDOW", "GLOBAL_BLOCKS", "RELATIVE_POSITIONS")),
+    *("MODEL.RPN.CONV_DIMS", "SOLVER.OPTIMIZER", "SOLVER.BETAS", "SOLVER.LAYER_DECAY"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,9 @@ def run(cfg: CfgNode, request: Request) -> None:
     say(why)
     if request.eval_only and request.weights.lower() == "none":
         raise InputError("expected a trained detector (model_final.pth) with --eval-only, found --weights none")
-    initial = read_initial(request.weights)  # before the data: a wrong file is refused at once
+    for change in any_backbone.changes(cfg):
+        say(f"{cfg.MODEL.BACKBONE.ARCH}: {change}")
+    initial = read_initial(request.weights, cfg)  # before the data: a wrong file is refused at once
     if request.eval_only and not initial.detector:
         raise InputError(
             f"expected a trained detector (model_final.pth) with --eval-only, found the backbone {initial.name}; give "
@@ -151,6 +160,7 @@ def _trial(
         write_text(folder / "config.yaml", dump(cfg))
         if not request.eval_only:
             write_classes(folder, classes_of(task.train[0], engine.name))
+    network = _network(cfg, folder) if is_main() else {}
     detector = initial
     if not request.eval_only:
 
@@ -164,7 +174,22 @@ def _trial(
             say(f"{finetuned.seconds_per_step:.3f} s per iteration")
     for predictions in engine.predict(cfg, task, detector, folder):
         if is_main():
-            _record(cfg, task, predictions, initial, trial, seed, file, folder, finetuned=not request.eval_only)
+            details = {**network, "finetuned": not request.eval_only}
+            _record(cfg, task, predictions, initial, trial, seed, file, folder, details)
+
+
+def _network(cfg: CfgNode, folder: Path) -> dict[str, Any]:
+    """What the network is made of and needs, said, written to ``network.json``, and returned for the records."""
+    found: dict[str, Any] = {}
+    if cfg.MODEL.BACKBONE.ARCH:
+        found["architecture"] = str(any_backbone.detector_architecture(cfg))
+        found["changes"] = any_backbone.changes(cfg)
+    if unsupported(cfg) is None:  # what Detectron2 alone builds is not counted
+        cost = cost_of(cfg)
+        say(f"network: {cost}")
+        found |= cost.as_record()
+    write_text(folder / "network.json", json.dumps(found, indent=1))
+    return found
 
 
 def _record(
@@ -176,8 +201,7 @@ def _record(
     seed: int,
     file: Path,
     folder: Path,
-    *,
-    finetuned: bool,
+    details: dict[str, Any],
 ) -> None:
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
@@ -190,7 +214,7 @@ def _record(
                 results.make_record(
                     name, metric, value, checkpoint=checkpoint, network=initial.network, trial=trial, seed=seed,
                     protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine, dataset=predictions.dataset,
-                    finetuned=finetuned, items=kept,
+                    items=kept, **details,
                 )
             )  # fmt: skip
     for name, found in task.analyses(predictions):

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
 from tests.process_group import outcome_in_own_group, signal_own_group
+from tests.transfer import test_any_backbone as any_networks
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import (
     DETECTORS,
@@ -115,6 +116,39 @@ def test_settings_beside_the_papers_agree_too(name, settings):
     found |= parity.loss_differences(ours, theirs, tiny_samples(SIZES))
     assert found.pop("gradients") <= 1e-4
     assert {name for name, value in found.items() if value > 1e-6} == set()
+
+
+@pytest.mark.parametrize("detector", ["mask_rcnn", "cascade", "retinanet", "fcos"])
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [(any_networks.CONVNEXT, []), (any_networks.REGNET, []), (any_networks.SWIN, []), (any_networks.DINOV2, []),
+     (any_networks.DINOV3, []), (any_networks.VIT, any_networks.WINDOWS), (any_networks.DINOV2, any_networks.WINDOWS)],
+    ids=["convnext", "regnet", "swin", "dinov2", "dinov3", "vitdet", "vitdet-dinov2"],
+)  # fmt: skip
+def test_any_backbone_agrees_with_drop_path_in_training(detector, architecture, overrides):
+    given = ["MODEL.BACKBONE.ARCH", architecture, "MODEL.FPN.NORM", "LN", "MODEL.BACKBONE.DROP_PATH", "0.3", *overrides]
+    ours, theirs = parity.random_pair(tiny_config(detector, *KEEP_ALL, *given), tiny_samples(SIZES))
+    own_vit = type(getattr(theirs.backbone, "net", None)).__module__ == "detectron2.modeling.backbone.vit"
+    assert own_vit == bool(overrides)
+    assert set(export_state(ours)) == set(theirs.state_dict())
+    found = parity.prediction_differences(ours, theirs, tiny_samples(SIZES))
+    found |= parity.loss_differences(ours, theirs, tiny_samples(SIZES))
+    assert found.pop("gradients") <= 1e-4
+    assert set(found.values()) == {0.0}
+
+
+def test_a_frozen_squared_network_and_deeplab_on_a_network_of_timm_agree():
+    given = ["MODEL.BACKBONE.ARCH", any_networks.CONVNEXT, "MODEL.BACKBONE.FROZEN", "True", "MODEL.FPN.NORM", "BN"]
+    square = ["MODEL.BACKBONE.SQUARE", "128", "INPUT.MAX_SIZE_TRAIN", "128", "INPUT.MAX_SIZE_TEST", "128"]
+    ours, theirs = parity.random_pair(tiny_config("mask_rcnn", *KEEP_ALL, *given, *square), tiny_samples(SIZES))
+    assert set(parity.prediction_differences(ours, theirs, tiny_samples(SIZES)).values()) == {0.0}
+    samples = tiny_samples(SIZES)
+    for sample in samples:
+        sample.labels = torch.randint(0, 3, sample.image.shape[1:])
+    ours, theirs = parity.random_pair(tiny_config("stride16", *given[:2]), samples)
+    assert set(export_state(ours)) == set(theirs.state_dict())
+    assert parity.prediction_differences(ours, theirs, samples) == {"masks": 0.0}
+    assert parity.loss_differences(ours, theirs, samples)["loss_sem_seg"] <= 1e-6
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "hard_pixel_mining"])

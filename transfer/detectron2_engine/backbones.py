@@ -1,10 +1,13 @@
-"""Backbones that Detectron2's configuration cannot express: ResNets of basic blocks, and pyramids on any ResNet."""
+"""Backbones that Detectron2's configuration cannot express: ResNets of basic blocks, and pyramids on any backbone."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
+
+from transfer import any_backbone
+from transfer.detectron2_engine.any_backbone import plain_pyramid, wrapped
 
 #: Blocks of the ResNets that Detectron2 does not build by itself.
 SMALL = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -43,14 +46,28 @@ def basic_stage(blocks: int, inputs: int, outputs: int, norm: str, stride: int) 
 
 
 def pyramid(source: str, cfg: Any, input_shape: Any) -> nn.Module:
-    """FPN on such a ResNet; ``source``: what P6 and P7 are convolved from, or "" for Mask R-CNN's pooled P6."""
+    """FPN on such a ResNet or a network of timm, or the simple feature pyramid on a plain one.
+
+    Args:
+        source: what P6 and P7 are convolved from (P5 where there is no res5), or "" for Mask R-CNN's pooled P6.
+    """
     from detectron2.modeling.backbone import FPN
     from detectron2.modeling.backbone.fpn import LastLevelMaxPool, LastLevelP6P7
 
-    bottom_up, settings = resnet(cfg, input_shape), cfg.MODEL.FPN
-    top: nn.Module = LastLevelMaxPool()
+    settings, channels = cfg.MODEL.FPN, cfg.MODEL.FPN.OUT_CHANNELS
+    if cfg.MODEL.BACKBONE.ARCH and any_backbone.is_plain(cfg):
+        top = LastLevelP6P7(channels, channels, "p5") if source else LastLevelMaxPool()
+        return plain_pyramid(cfg, top)
+    bottom_up: Any = wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else resnet(cfg, input_shape)
+    top = LastLevelMaxPool()
     if source:
-        shape: Any = bottom_up.output_shape  # Detectron2's Backbone, which is untyped here
-        inputs = shape()["res5"].channels if source == "res5" else settings.OUT_CHANNELS
-        top = LastLevelP6P7(inputs, settings.OUT_CHANNELS, source)
-    return FPN(bottom_up, settings.IN_FEATURES, settings.OUT_CHANNELS, norm=settings.NORM, top_block=top)
+        inputs = bottom_up.output_shape()["res5"].channels if source == "res5" else channels
+        top = LastLevelP6P7(inputs, channels, source)
+    square = cfg.MODEL.BACKBONE.SQUARE
+    return FPN(bottom_up, settings.IN_FEATURES, channels, norm=settings.NORM, top_block=top, square_pad=square)
+
+
+def deeplab(original: Any, cfg: Any, input_shape: Any) -> nn.Module:
+    """The backbone of DeepLab: a network of timm, or Detectron2's ``original`` of ResNets."""
+    network: nn.Module = wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else original(cfg, input_shape)
+    return network

@@ -37,7 +37,9 @@ class Detectron2Engine:
         """Why Detectron2 cannot run the config here, or None."""
         if importlib.util.find_spec("detectron2") is None:
             return "Detectron2 is not installed"
-        if task_name(cfg) == "segmentation" and cfg.MODEL.RESNETS.DEPTH in SMALL:
+        if task_name(cfg) == "segmentation" and cfg.MODEL.SEM_SEG_HEAD.NAME == "LinearHead":
+            return "the linear segmentation probe is this project's own"
+        if task_name(cfg) == "segmentation" and cfg.MODEL.RESNETS.DEPTH in SMALL and not cfg.MODEL.BACKBONE.ARCH:
             return "Detectron2's DeepLab needs a ResNet of bottlenecks, MODEL.RESNETS.DEPTH 50 or more"
         if synchronises_on_cpu(cfg):
             return "SyncBN over several processes needs GPUs; use BN, or one process"

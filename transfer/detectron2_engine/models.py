@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from momentum_transfer.console import say
-from transfer.detectron2_engine.backbones import PYRAMIDS, pyramid, resnet
+from transfer.detectron2_engine.backbones import PYRAMIDS, deeplab, pyramid, resnet
 from transfer.detectron2_engine.c4 import heads
 from transfer.detectron2_engine.fcos import build_fcos
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector
@@ -45,6 +45,10 @@ def register() -> None:
         registry._do_register(name, builder)
     import detectron2.projects.deeplab  # noqa: F401, registers its backbone and head
 
+    name = "build_resnet_deeplab_backbone"
+    original = BACKBONE_REGISTRY._obj_map.pop(name)
+    BACKBONE_REGISTRY._do_register(name, functools.partial(deeplab, original))
+
 
 def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], list[str]]:
     """Give a fresh Detectron2 model its weights; names of what was loaded and of what stays new.
@@ -60,7 +64,7 @@ def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], 
     if initial.detector:
         found, new = match_detector(shapes, initial.detector, initial.name), []
     elif initial.backbone:
-        found, new = match_backbone(shapes, initial.backbone, initial.name)
+        found, new = match_backbone(shapes, initial.backbone, initial.name, initial.architecture)
     model.load_state_dict(found, strict=False)
     say(f"weights: {len(found)} tensors from {initial.name}; {len(new)} are new")
     return list(found), new

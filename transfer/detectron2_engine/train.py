@@ -15,6 +15,7 @@ from momentum_transfer.boards import Board, boards
 from momentum_transfer.console import Stopped, StopSignal, stop_signals
 from momentum_transfer.distributed import any_rank, barrier, is_main, rank
 from momentum_transfer.errors import InputError
+from transfer.any_backbone import group_rules
 from transfer.detectron2_engine.data import training_loader
 from transfer.detectron2_engine.models import load_initial, register
 from transfer.engine import Finetuned
@@ -97,11 +98,13 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
 
         @classmethod
         def build_optimizer(cls, cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
-            if cfg.SOLVER.OPTIMIZER == "SGD":
+            if cfg.SOLVER.OPTIMIZER == "SGD" and not cfg.MODEL.BACKBONE.ARCH:
                 return super().build_optimizer(cfg, model)
             from detectron2.solver.build import maybe_add_gradient_clipping
 
-            clipped: torch.optim.Optimizer = maybe_add_gradient_clipping(cfg, build_optimizer(cfg, model))
+            clipped: torch.optim.Optimizer = maybe_add_gradient_clipping(
+                cfg, build_optimizer(cfg, model, group_rules(cfg))
+            )
             return clipped
 
         @classmethod

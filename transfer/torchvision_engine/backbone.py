@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ class BottomUp(nn.Module):
         for name in self.stages:
             self.add_module(f"layer{int(name[-1]) - 1}", getattr(resnet, f"layer{int(name[-1]) - 1}"))
         self.channels = {name: _out_channels(self._stage(name)) for name in self.stages}
+        self.strides = {name: STRIDES[name] for name in self.stages}
         self._freeze(freeze_at)
 
     def _stage(self, name: str) -> nn.Module:
@@ -118,14 +120,21 @@ class ConvP6P7(nn.Module):
 class FPN(nn.Module):
     """Feature pyramid: lateral 1×1 convolutions, top-down sum, 3×3 output convolutions, extra levels on top.
 
-    ``size_divisibility``: images are padded to multiples of it, so that doubling a level meets the one below.
+    ``size_divisibility``: images are padded to multiples of it, so that doubling a level meets the one below; or to a
+    ``square`` of so many pixels where that is not 0.
     """
 
     def __init__(
-        self, bottom_up: BottomUp, sources: Sequence[str], channels: int, norm: str, top_block: MaxPoolP6 | ConvP6P7
+        self,
+        bottom_up: Any,
+        sources: Sequence[str],
+        channels: int,
+        norm: str,
+        top_block: MaxPoolP6 | ConvP6P7,
+        square: int = 0,
     ) -> None:
         super().__init__()
-        self.bottom_up, self.sources = bottom_up, list(sources)
+        self.bottom_up, self.sources, self.square = bottom_up, list(sources), square
         for name in self.sources:
             lateral = ConvNorm(bottom_up.channels[name], channels, 1, norm=norm)
             output = ConvNorm(channels, channels, 3, padding=1, norm=norm)
@@ -156,15 +165,17 @@ class FPN(nn.Module):
 
 
 class SingleScale(nn.Module):
-    """The backbone of C4 detectors: res2 … res4 and no pyramid. Named as a bare ResNet in Detectron2's files."""
+    """The backbone of C4 detectors and of segmentation: stages and no pyramid. Named as a bare network in files.
 
-    size_divisibility = 1
+    Args:
+        size_divisibility, square: what images are padded to, as for ``FPN``.
+    """
 
-    def __init__(self, bottom_up: BottomUp) -> None:
+    def __init__(self, bottom_up: Any, size_divisibility: int = 1, square: int = 0) -> None:
         super().__init__()
-        self.bottom_up = bottom_up
-        self.strides = {name: STRIDES[name] for name in bottom_up.stages}
-        self.channels = bottom_up.channels
+        self.bottom_up, self.size_divisibility, self.square = bottom_up, size_divisibility, square
+        self.strides, self.channels = dict(bottom_up.strides), dict(bottom_up.channels)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return self.bottom_up(x)
+        found: dict[str, Tensor] = self.bottom_up(x)
+        return found

@@ -61,11 +61,22 @@ def unsupported(cfg: CfgNode) -> str | None:
 
 def _problems(cfg: CfgNode) -> Iterator[str]:
     """What concerns every network."""
-    resnets, amp = cfg.MODEL.RESNETS, cfg.SOLVER.AMP
+    amp = cfg.SOLVER.AMP
     c4 = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.ROI_HEADS.NAME in C4_HEADS
     backbone = "build_resnet_backbone" if c4 else _BACKBONES[cfg.MODEL.META_ARCHITECTURE]
     if backbone != cfg.MODEL.BACKBONE.NAME:
         yield f"MODEL.BACKBONE.NAME of this network is not {backbone}"
+    if not cfg.MODEL.BACKBONE.ARCH:
+        yield from _resnet_problems(cfg)
+    if amp.ENABLED and runs_on_cpu(cfg.MODEL.DEVICE) and amp.PRECISION == "float16":
+        yield "float16 needs a GPU; set SOLVER.AMP.PRECISION bfloat16"
+    if synchronises_on_cpu(cfg):
+        yield "SyncBN over several processes needs GPUs; use BN, or one process"
+
+
+def _resnet_problems(cfg: CfgNode) -> Iterator[str]:
+    """What concerns ResNets only."""
+    resnets = cfg.MODEL.RESNETS
     if resnets.STRIDE_IN_1X1:
         yield "MODEL.RESNETS.STRIDE_IN_1X1 True is Caffe2's ResNet; set it False"
     bottlenecks = resnets.DEPTH >= 50
@@ -73,10 +84,6 @@ def _problems(cfg: CfgNode) -> Iterator[str]:
         bottlenecks and resnets.WIDTH_PER_GROUP != resnets.STEM_OUT_CHANNELS
     ):
         yield "MODEL.RESNETS: RES2_OUT_CHANNELS and WIDTH_PER_GROUP do not follow STEM_OUT_CHANNELS"
-    if amp.ENABLED and runs_on_cpu(cfg.MODEL.DEVICE) and amp.PRECISION == "float16":
-        yield "float16 needs a GPU; set SOLVER.AMP.PRECISION bfloat16"
-    if synchronises_on_cpu(cfg):
-        yield "SyncBN over several processes needs GPUs; use BN, or one process"
 
 
 def _detector_problems(cfg: CfgNode) -> Iterator[str]:
@@ -87,6 +94,8 @@ def _detector_problems(cfg: CfgNode) -> Iterator[str]:
     if cfg.INPUT.CROP.ENABLED:
         yield "INPUT.CROP is for semantic segmentation only"
     yield from _level_problems(cfg)
+    if model.BACKBONE.ARCH:
+        return
     used = model.FPN.IN_FEATURES if "fpn" in model.BACKBONE.NAME else model.ROI_HEADS.IN_FEATURES
     lacking = sorted(set(used) - set(model.RESNETS.OUT_FEATURES))
     if lacking:

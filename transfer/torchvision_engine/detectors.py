@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from momentum_transfer.errors import InputError
 from transfer.torchvision_engine import masks
 from transfer.torchvision_engine.backbone import FPN, SingleScale
 from transfer.torchvision_engine.dense import RetinaNet
 from transfer.torchvision_engine.fcos import FCOS
 from transfer.torchvision_engine.rpn import RPN
+from transfer.torchvision_engine.simple_pyramid import SimplePyramid
 from transfer.torchvision_engine.structures import Detections, Sample, Target
 
 
@@ -22,7 +24,9 @@ class Detector(nn.Module):
         backbone: gives named feature maps. pixel_mean, pixel_std: in the channel order of the images.
     """
 
-    def __init__(self, backbone: FPN | SingleScale, pixel_mean: Sequence[float], pixel_std: Sequence[float]) -> None:
+    def __init__(
+        self, backbone: FPN | SimplePyramid | SingleScale, pixel_mean: Sequence[float], pixel_std: Sequence[float]
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.pixel_mean: Tensor
@@ -35,11 +39,22 @@ class Detector(nn.Module):
         return self.pixel_mean.device
 
     def batch(self, images: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width)."""
+        """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width).
+
+        Raises:
+            InputError: one is larger than the square that all are padded to.
+        """
         normalised = [(x.to(self.device) - self.pixel_mean) / self.pixel_std for x in images]
         sizes = [(x.shape[-2], x.shape[-1]) for x in normalised]
         step = self.backbone.size_divisibility
         height, width = (-(-max(s) // step) * step for s in zip(*sizes, strict=True))
+        if square := self.backbone.square:
+            if max(height, width) > square:
+                raise InputError(
+                    f"expected images within MODEL.BACKBONE.SQUARE {square}, found {width} × {height}; lower "
+                    "INPUT.MAX_SIZE_TRAIN and MAX_SIZE_TEST"
+                )
+            height = width = square
         stacked = normalised[0].new_zeros(len(normalised), 3, height, width)
         for index, (x, (h, w)) in enumerate(zip(normalised, sizes, strict=True)):
             stacked[index, :, :h, :w] = x
@@ -71,7 +86,9 @@ class Detector(nn.Module):
 class RCNN(Detector):
     """Two stages: region proposals, then RoI heads."""
 
-    def __init__(self, backbone: FPN | SingleScale, rpn: RPN, roi_heads: nn.Module, **pixels: Sequence[float]) -> None:
+    def __init__(
+        self, backbone: FPN | SimplePyramid | SingleScale, rpn: RPN, roi_heads: nn.Module, **pixels: Sequence[float]
+    ) -> None:
         super().__init__(backbone, **pixels)
         self.proposal_generator, self.roi_heads = rpn, roi_heads
 
@@ -86,7 +103,7 @@ class RCNN(Detector):
 class OneStage(Detector):
     """RetinaNet and FCOS. ``heads.head`` holds the parameters, named ``head`` in Detectron2's files."""
 
-    def __init__(self, backbone: FPN, heads: RetinaNet | FCOS, **pixels: Sequence[float]) -> None:
+    def __init__(self, backbone: FPN | SimplePyramid, heads: RetinaNet | FCOS, **pixels: Sequence[float]) -> None:
         super().__init__(backbone, **pixels)
         self.heads = heads
 

@@ -14,6 +14,7 @@ from momentum_transfer.devices import choose_device
 from momentum_transfer.distributed import barrier, is_main, process_group, rank, world_size
 from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
+from transfer.any_backbone import group_rules
 from transfer.config import task_name
 from transfer.data.annotations import DetectionData
 from transfer.data.semantic_datasets import SemanticData
@@ -115,7 +116,7 @@ def initialise(detector: Detector, initial: InitialWeights) -> Position:
     if not initial.backbone:
         say("weights: none, so the whole detector starts at random, its backbone too")
         return Position(0, (), tuple(sorted(export_state(detector))))
-    loaded, new = load_backbone(detector, initial.backbone, initial.name)
+    loaded, new = load_backbone(detector, initial.backbone, initial.name, initial.architecture)
     say(f"weights: {len(loaded)} backbone tensors from {initial.name}; {len(new)} detector tensors are new")
     return Position(0, tuple(loaded), tuple(new))
 
@@ -123,7 +124,7 @@ def initialise(detector: Detector, initial: InitialWeights) -> Position:
 def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Training:
     """Optimiser, schedule, clipping and precision of a config."""
     s = cfg.SOLVER
-    optimizer = solver.build_optimizer(cfg, detector)
+    optimizer = solver.build_optimizer(cfg, detector, group_rules(cfg))
     schedule = schedule_of(cfg)
     clip = s.CLIP_GRADIENTS
     clipper = solver.GradientClipper(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None

@@ -9,6 +9,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from transfer import any_backbone
 from transfer.torchvision_engine.anchors import AnchorGenerator
 from transfer.torchvision_engine.backbone import FPN, BottomUp, ConvP6P7, MaxPoolP6, SingleScale
 from transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
@@ -21,6 +22,8 @@ from transfer.torchvision_engine.layers import norm_layer
 from transfer.torchvision_engine.pooler import RoIPooler
 from transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads
 from transfer.torchvision_engine.rpn import RPN
+from transfer.torchvision_engine.simple_pyramid import SimplePyramid
+from transfer.torchvision_engine.vit import LAST, ViT
 
 
 def architecture_of(cfg: CfgNode) -> Architecture:
@@ -55,14 +58,30 @@ def _resnet(cfg: CfgNode) -> Any:
     return build_backbone(architecture_of(cfg), norm if norm is not None else nn.Identity)
 
 
-def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN:
-    bottom_up = BottomUp(_resnet(cfg), freeze_at=freeze_at(cfg))
-    channels = cfg.MODEL.FPN.OUT_CHANNELS
+def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN | SimplePyramid:
+    square, sources = cfg.MODEL.BACKBONE.SQUARE, cfg.MODEL.FPN.IN_FEATURES
+    bottom_up: Any
+    if cfg.MODEL.BACKBONE.ARCH:
+        bottom_up = vit(cfg) if cfg.MODEL.VIT.FORM == "vitdet" else any_backbone.build_network(cfg)
+    else:
+        bottom_up = BottomUp(_resnet(cfg), freeze_at=freeze_at(cfg))
+    plain = LAST in bottom_up.channels
+    channels, norm = cfg.MODEL.FPN.OUT_CHANNELS, cfg.MODEL.FPN.NORM
     top: MaxPoolP6 | ConvP6P7 = MaxPoolP6()
-    if convolved_from:
-        inputs = bottom_up.channels["res5"] if convolved_from == "res5" else channels
-        top = ConvP6P7(inputs, channels, convolved_from)
-    return FPN(bottom_up, cfg.MODEL.FPN.IN_FEATURES, channels, cfg.MODEL.FPN.NORM, top)
+    if convolved_from:  # a plain network has no res5
+        from_stage = convolved_from == "res5" and not plain
+        top = ConvP6P7(bottom_up.channels["res5"] if from_stage else channels, channels, "res5" if from_stage else "p5")
+    if plain:
+        levels = [f"p{name[-1]}" for name in sources]
+        return SimplePyramid(bottom_up, bottom_up.channels[LAST], levels, channels, norm, top, square)
+    return FPN(bottom_up, sources, channels, norm, top, square)
+
+
+def vit(cfg: CfgNode) -> ViT:
+    """ViTDet's network of a config."""
+    shape, settings = any_backbone.vit_settings(cfg)
+    network = ViT(shape, **settings)
+    return network.requires_grad_(False) if cfg.MODEL.BACKBONE.FROZEN else network
 
 
 def _anchors(cfg: CfgNode, strides: Sequence[int]) -> AnchorGenerator:
@@ -70,7 +89,7 @@ def _anchors(cfg: CfgNode, strides: Sequence[int]) -> AnchorGenerator:
     return AnchorGenerator(settings.SIZES, settings.ASPECT_RATIOS, strides, settings.OFFSET)
 
 
-def _rpn(cfg: CfgNode, backbone: FPN | SingleScale) -> RPN:
+def _rpn(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale) -> RPN:
     rpn = cfg.MODEL.RPN
     return RPN(
         rpn.IN_FEATURES,
@@ -104,7 +123,7 @@ def _sampler(cfg: CfgNode) -> ProposalSampler:
     )
 
 
-def _pooler(cfg: CfgNode, backbone: FPN | SingleScale, head: CfgNode) -> RoIPooler:
+def _pooler(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale, head: CfgNode) -> RoIPooler:
     strides = [backbone.strides[name] for name in cfg.MODEL.ROI_HEADS.IN_FEATURES]
     return RoIPooler(head.POOLER_RESOLUTION, strides, head.POOLER_SAMPLING_RATIO, head.POOLER_TYPE == "ROIAlignV2")
 
@@ -138,12 +157,12 @@ def _mask_head(cfg: CfgNode, channels: int) -> MaskHead | None:
     return MaskHead(channels, classes, head.NUM_CONV, head.CONV_DIM, head.NORM)
 
 
-def _mask_branch(cfg: CfgNode, backbone: FPN) -> tuple[RoIPooler | None, MaskHead | None]:
+def _mask_branch(cfg: CfgNode, backbone: FPN | SimplePyramid) -> tuple[RoIPooler | None, MaskHead | None]:
     head = _mask_head(cfg, backbone.channels[cfg.MODEL.ROI_HEADS.IN_FEATURES[0]])
     return (_pooler(cfg, backbone, cfg.MODEL.ROI_MASK_HEAD) if head is not None else None), head
 
 
-def _heads(cfg: CfgNode, backbone: FPN) -> StandardRoIHeads:
+def _heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> StandardRoIHeads:
     levels = cfg.MODEL.ROI_HEADS.IN_FEATURES
     box_head = _box_head(cfg, backbone.channels[levels[0]])
     predictor = _box_predictor(cfg, box_head.outputs, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS)
@@ -151,7 +170,7 @@ def _heads(cfg: CfgNode, backbone: FPN) -> StandardRoIHeads:
     return StandardRoIHeads(levels, _sampler(cfg), pooler, box_head, predictor, *_mask_branch(cfg, backbone))
 
 
-def _cascade_heads(cfg: CfgNode, backbone: FPN) -> CascadeRoIHeads:
+def _cascade_heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> CascadeRoIHeads:
     levels, cascade = cfg.MODEL.ROI_HEADS.IN_FEATURES, cfg.MODEL.ROI_BOX_CASCADE_HEAD
     heads = [_box_head(cfg, backbone.channels[levels[0]]) for _ in cascade.IOUS]
     weights = zip(heads, cascade.BBOX_REG_WEIGHTS, strict=True)
@@ -176,7 +195,7 @@ def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:
     return RCNN(backbone, _rpn(cfg, backbone), heads, **pixels)
 
 
-def _retinanet(cfg: CfgNode, backbone: FPN) -> RetinaNet:
+def _retinanet(cfg: CfgNode, backbone: FPN | SimplePyramid) -> RetinaNet:
     settings = cfg.MODEL.RETINANET
     anchors = _anchors(cfg, [backbone.strides[name] for name in settings.IN_FEATURES])
     channels, levels = cfg.MODEL.FPN.OUT_CHANNELS, len(settings.IN_FEATURES)
@@ -199,7 +218,7 @@ def _retinanet(cfg: CfgNode, backbone: FPN) -> RetinaNet:
     )
 
 
-def _fcos(cfg: CfgNode, backbone: FPN) -> FCOS:
+def _fcos(cfg: CfgNode, backbone: FPN | SimplePyramid) -> FCOS:
     settings = cfg.MODEL.FCOS
     strides = [backbone.strides[name] for name in settings.IN_FEATURES]
     head = FCOSHead(

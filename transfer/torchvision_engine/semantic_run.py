@@ -14,9 +14,10 @@ from momentum_transfer import samplers
 from momentum_transfer.backbones.resnet import build_backbone
 from momentum_transfer.distributed import rank, world_size
 from momentum_transfer.samplers import Batches, Place, RepeatedPasses
+from transfer import any_backbone
 from transfer.data.semantic_datasets import IGNORE, SemanticData
 from transfer.engine import results_path
-from transfer.torchvision_engine.backbone import STRIDES, BottomUp, SingleScale, dilate
+from transfer.torchvision_engine.backbone import BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.detection_run import mapper_of
 from transfer.torchvision_engine.layers import norm_layer
 from transfer.torchvision_engine.models import architecture_of, freeze_at
@@ -28,7 +29,7 @@ from transfer.torchvision_engine.structures import Sample
 def unsupported(cfg: CfgNode) -> str | None:
     """Why the torchvision engine cannot run a semantic config, or None."""
     head, crop = cfg.MODEL.SEM_SEG_HEAD, cfg.INPUT.CROP
-    stride = _stride(cfg)
+    stride = any_backbone.output_stride(cfg)
     checks = (
         (head.NAME == "DeepLabV3Head", "MODEL.SEM_SEG_HEAD.NAME is not DeepLabV3Head"),
         (head.IGNORE_VALUE == IGNORE, f"MODEL.SEM_SEG_HEAD.IGNORE_VALUE is not {IGNORE}"),
@@ -43,22 +44,24 @@ def unsupported(cfg: CfgNode) -> str | None:
     return next((reason for fine, reason in checks if not fine), None)
 
 
-def _stride(cfg: CfgNode) -> int:
-    """Output stride of the backbone: each dilated stage gives up its stride of 2."""
-    dilated = (cfg.MODEL.RESNETS.RES4_DILATION > 1) + (cfg.MODEL.RESNETS.RES5_DILATION > 1)
-    return STRIDES["res5"] // 2**dilated
-
-
-def build(cfg: CfgNode) -> Segmentor:
-    """The DeepLab-v3 of a config, freshly initialised, on the CPU, in training mode."""
-    resnets, head = cfg.MODEL.RESNETS, cfg.MODEL.SEM_SEG_HEAD
+def _backbone(cfg: CfgNode) -> SingleScale:
+    """Maps without a pyramid: of a network of timm, or of a ResNet whose last stages may be dilated."""
+    if cfg.MODEL.BACKBONE.ARCH:
+        network = any_backbone.build_network(cfg)
+        return SingleScale(network, max(network.strides.values()), cfg.MODEL.BACKBONE.SQUARE)
+    resnets = cfg.MODEL.RESNETS
     norm = norm_layer(resnets.NORM)
     resnet = build_backbone(architecture_of(cfg), norm if norm is not None else torch.nn.Identity)
     if resnets.RES4_DILATION > 1:
         dilate(resnet.layer3, [resnets.RES4_DILATION])
     if resnets.RES5_DILATION > 1:
         dilate(resnet.layer4, [resnets.RES5_DILATION * grid for grid in resnets.RES5_MULTI_GRID])
-    backbone = SingleScale(BottomUp(resnet, freeze_at=freeze_at(cfg)))
+    return SingleScale(BottomUp(resnet, freeze_at=freeze_at(cfg)))
+
+
+def build(cfg: CfgNode) -> Segmentor:
+    """The DeepLab-v3 of a config, freshly initialised, on the CPU, in training mode."""
+    head, backbone = cfg.MODEL.SEM_SEG_HEAD, _backbone(cfg)
     crop = cfg.INPUT.CROP
     pool = (crop.SIZE[0] // head.COMMON_STRIDE, crop.SIZE[1] // head.COMMON_STRIDE) if crop.ENABLED else None
     aspp = ASPP(backbone.channels["res5"], head.ASPP_CHANNELS, head.ASPP_DILATIONS, head.NORM, pool, head.ASPP_DROPOUT)

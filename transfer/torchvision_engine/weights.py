@@ -1,6 +1,7 @@
 """Detector weights under Detectron2's names: what one engine trains, the other one reads.
 
-The engine's modules carry Detectron2's names already, except inside a ResNet, where they are torchvision's.
+The engine's modules carry Detectron2's names already, except inside a ResNet, where they are torchvision's; inside any
+other network they are timm's in both engines.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from momentum_transfer.backbones.read import detectron2_names
 from transfer.initial_weights import match_backbone, match_detector
+from transfer.torchvision_engine.backbone import BottomUp
 from transfer.torchvision_engine.detectors import Detector
 
 #: State of a training that Detectron2's files do not hold.
@@ -21,10 +23,13 @@ _OWN = ("loss_normalizer.value",)
 
 def names(detector: Detector) -> dict[str, str]:
     """Own name → Detectron2's name, for every tensor that its files hold."""
-    table = detectron2_names(detector.backbone.bottom_up.architecture)
+    bottom_up = getattr(detector.backbone, "bottom_up", None)
+    if not isinstance(bottom_up, BottomUp):
+        return _of_any_backbone(detector)
+    table = detectron2_names(bottom_up.architecture)
     # The backbone of C4 detectors is a bare ResNet, which is not called ``bottom_up`` there; its res5 is a head's.
-    bottom_up = "backbone.bottom_up." if hasattr(detector.backbone, "top_block") else "backbone."
-    prefixes = {"backbone.bottom_up.": ("", bottom_up), "roi_heads.res5.": ("layer4.", "roi_heads.")}
+    outside_it = "backbone.bottom_up." if hasattr(detector.backbone, "top_block") else "backbone."
+    prefixes = {"backbone.bottom_up.": ("", outside_it), "roi_heads.res5.": ("layer4.", "roi_heads.")}
     found = {}
     for name in detector.state_dict():
         theirs = re.sub(r"^heads\.head\.", "head.", name)
@@ -35,6 +40,16 @@ def names(detector: Detector) -> dict[str, str]:
                 theirs = outside + table[key] if key in table else theirs
         if not name.endswith(_OWN):
             found[name] = theirs
+    return found
+
+
+def _of_any_backbone(detector: Detector) -> dict[str, str]:
+    """Names of timm inside; without a pyramid the network is Detectron2's backbone itself."""
+    found = {}
+    for name in detector.state_dict():
+        if not name.endswith(_OWN):
+            theirs = re.sub(r"^heads\.head\.", "head.", name)
+            found[name] = theirs if hasattr(detector.backbone, "top_block") else theirs.replace(".bottom_up.", ".", 1)
     return found
 
 
@@ -54,13 +69,15 @@ def load_detector(detector: Detector, state: Mapping[str, Tensor], source: str) 
     _load(detector, match_detector(_shapes(detector), state, source))
 
 
-def load_backbone(detector: Detector, state: Mapping[str, Tensor], source: str) -> tuple[list[str], list[str]]:
-    """Load a pretrained ResNet into a fresh detector; InputError unless it is covered wholly (``match_backbone``).
+def load_backbone(
+    detector: Detector, state: Mapping[str, Tensor], source: str, architecture: str = ""
+) -> tuple[list[str], list[str]]:
+    """Load a pretrained backbone into a fresh detector; InputError unless it is covered wholly (``match_backbone``).
 
     Returns:
         Detectron2 names of the detector's tensors that were loaded, and of those that stay new.
     """
-    found, new = match_backbone(_shapes(detector), state, source)
+    found, new = match_backbone(_shapes(detector), state, source, architecture)
     _load(detector, found)
     return list(found), new
 

@@ -10,6 +10,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.errors import InputError
+from tests.transfer.test_any_backbone import VIT, WINDOWS
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, check_data, shapes_config, tiny_config
 from transfer.config import get_cfg
@@ -45,7 +46,8 @@ class Recorder(CfgNode):
 
 
 #: Read by the tool and by transfer/run.py, for both engines.
-OUTSIDE = {"MODEL.WEIGHTS", "ENGINE", "TRIALS", "PROTOCOL", "SEED"}
+OUTSIDE = {"MODEL.WEIGHTS", "ENGINE", "TRIALS", "PROTOCOL", "SEED", "MODEL.BACKBONE.PIXELS",
+           "FIT_RATE", "FIT_TO_DATA"}  # fmt: skip
 #: Branches that a tiny training does not take by itself.
 BRANCHES = [*("SOLVER.CLIP_GRADIENTS.ENABLED", "True"),
             *("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bfloat16"),
@@ -64,6 +66,9 @@ def configs(folder):
         yield shapes_config(name, folder / "shapes", *BRANCHES)
     crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", "INPUT.CROP.SIZE", "[32, 32]"]
     yield labels_config("stride16", folder / "labels", *BRANCHES[:-4], "SOLVER.MAX_ITER", "1", *crop)
+    any_network = ["MODEL.BACKBONE.ARCH", VIT, "MODEL.FPN.NORM", "LN", "SOLVER.LAYER_DECAY", "0.9"]
+    for form in (["MODEL.BACKBONE.NORM", "FrozenBN"], WINDOWS):
+        yield shapes_config("retinanet", folder / "shapes", *any_network, *form, *BRANCHES)
     for schedule in ("WarmupCosineLR", "WarmupMultiStepLR"):
         optimizer = ["SOLVER.OPTIMIZER", "AdamW"] if schedule == "WarmupCosineLR" else []
         yield shapes_config("retinanet", folder / "shapes", *BRANCHES, "SOLVER.LR_SCHEDULER_NAME", schedule, *optimizer)

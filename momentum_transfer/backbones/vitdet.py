@@ -1,0 +1,180 @@
+"""ViTDet's network (arXiv 2203.16527) from a plain ViT of timm: what of it is the same function, and the tensors' way.
+
+Detectron2's ViT has absolute position embeddings and blocks of norm, attention, norm, MLP; no CLS token, registers,
+final norm, LayerScale, rotary positions or gates. LayerScale folds into the layer before it without a difference:
+W' = diag(γ) W, b' = γ ⊙ b in ``attn.proj`` and ``mlp.fc2``. Prefix tokens take part in attention, so that a network
+without them is another function: it is only made where it is asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from momentum_transfer.backbones.timm_network import TimmBackbone
+from momentum_transfer.errors import InputError
+
+#: Parts of a block and of its attention and MLP that there may be; more is another function.
+_BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
+_ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
+_MLP = {"fc1", "act", "drop1", "norm", "fc2", "drop2"}
+
+
+class VitShape(NamedTuple):
+    """What a plain ViT is made of.
+
+    Attributes:
+        width, depth, heads, hidden: channels, blocks, attention heads, channels inside the MLP.
+        patch, grid: pixels along a patch; patches along a side of the position embeddings.
+        qkv_bias: whether queries, keys and values have one. eps: of the norms.
+        prefix: tokens before the patches (CLS, registers).
+    """
+
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    patch: int
+    grid: int
+    qkv_bias: bool
+    eps: float
+    prefix: int
+
+
+def describe(network: TimmBackbone) -> VitShape:
+    """The shape of a plain ViT, where ViTDet's network computes what its patches do apart from prefix tokens.
+
+    Raises:
+        InputError: it computes something else (rotary positions, gates, …); the message says what.
+    """
+    reason = next(_differences(network), None)
+    if reason:
+        raise InputError(
+            f"expected a ViT that Detectron2's own can compute, found {reason} in {network.architecture}; use "
+            "MODEL.VIT.FORM network, which runs timm's network in both engines"
+        )
+    inner = network.network
+    block = inner.blocks[0]
+    side = round(_positions(inner) ** 0.5)
+    return VitShape(
+        inner.embed_dim, len(inner.blocks), block.attn.num_heads, block.mlp.fc1.out_features, network.patch_size, side,
+        block.attn.qkv.bias is not None, float(block.norm1.eps), int(inner.num_prefix_tokens),
+    )  # fmt: skip
+
+
+def _positions(inner: Any) -> int:
+    """Position embeddings of patches alone."""
+    beside = 0 if getattr(inner, "no_embed_class", False) else inner.num_prefix_tokens
+    return int(inner.pos_embed.shape[1]) - int(beside)
+
+
+def _differences(network: TimmBackbone) -> Iterator[str]:
+    """Everything in the network that Detectron2's ViT lacks, except prefix tokens, LayerScale and the final norm."""
+    inner = network.network
+    if getattr(inner, "rope", None) is not None:
+        yield "rotary position embeddings (RoPE)"
+    if not network.plain or not hasattr(inner, "blocks") or not hasattr(inner, "patch_embed"):
+        yield "no plain ViT"
+        return
+    if getattr(inner, "pos_embed", None) is None:
+        yield "no absolute position embeddings"
+        return
+    if round(_positions(inner) ** 0.5) ** 2 != _positions(inner):
+        yield "position embeddings that are no square"
+    if not _identity(getattr(inner, "norm_pre", None)):
+        yield "a norm before the blocks"
+    if not isinstance(getattr(inner.patch_embed, "proj", None), nn.Conv2d):
+        yield "patches that are not one convolution"
+    elif inner.patch_embed.proj.bias is None:
+        yield "a patch projection without bias"
+    for block in inner.blocks:
+        yield from _block_differences(block)
+
+
+def _block_differences(block: Any) -> Iterator[str]:
+    parts = {name for name, child in block.named_children() if not _identity(child)}
+    attention, mlp = getattr(block, "attn", None), getattr(block, "mlp", None)
+    if attention is None or mlp is None or parts - _BLOCK:
+        yield f"blocks of other parts ({', '.join(sorted(parts - _BLOCK)) or type(block).__name__})"
+        return
+    kind = type(mlp).__name__
+    if {name for name, _ in mlp.named_children()} - _MLP or kind != "Mlp" or not _identity(getattr(mlp, "norm", None)):
+        yield f"another MLP than two layers ({kind})"
+        return
+    if not isinstance(mlp.act, nn.GELU) or getattr(mlp.act, "approximate", "none") != "none":
+        yield f"another activation than GELU ({type(mlp.act).__name__})"
+    extra = {name for name, child in attention.named_children() if not _identity(child)} - _ATTENTION
+    normed = [part for part in ("q_norm", "k_norm", "norm") if not _identity(getattr(attention, part, None))]
+    if extra or not isinstance(getattr(attention, "qkv", None), nn.Linear) or normed:
+        yield f"another attention ({', '.join([*sorted(extra), *normed]) or type(attention).__name__})"
+    if any(getattr(attention, part, None) is not None for part in ("gate", "relative_position_bias_table")):
+        yield "an attention with gates or position biases"
+    if not isinstance(block.norm1, nn.LayerNorm):
+        yield f"another norm than LayerNorm ({type(block.norm1).__name__})"
+
+
+def _identity(module: nn.Module | None) -> bool:
+    return module is None or isinstance(module, nn.Identity)
+
+
+def to_vitdet(state: Mapping[str, Tensor], shape: VitShape, patch: int = 16) -> dict[str, Tensor]:
+    """A ViT's tensors for ViTDet's network: LayerScale folded, prefix tokens and final norm left out.
+
+    Args:
+        state: timm's names.
+        shape: of that network.
+        patch: pixels of the patches that the projection is resampled to (``resample_patches``).
+
+    Returns:
+        ``patch_embed.proj.…``, ``pos_embed`` [1, grid², C] and ``blocks.i.{norm1, attn.{qkv,proj}, norm2,
+        mlp.{fc1,fc2}}.…``: the names of timm and Detectron2.
+    """
+    found = {"pos_embed": state["pos_embed"][:, -shape.grid * shape.grid :]}
+    for name, tensor in state.items():
+        if name.startswith("patch_embed.proj."):
+            found[name] = resample_patches(tensor, patch) if tensor.dim() == 4 else tensor
+        elif name.startswith("blocks.") and ".ls1." not in name and ".ls2." not in name:
+            found[name] = _scaled(name, tensor, state)
+    return found
+
+
+def _scaled(name: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """attn.proj and mlp.fc2 times the LayerScale that follows them, row by row."""
+    for inside, scale in ((".attn.proj.", ".ls1.gamma"), (".mlp.fc2.", ".ls2.gamma")):
+        block, found, _ = name.partition(inside)
+        if found and (gamma := state.get(block + scale)) is not None:
+            return gamma.view(-1, *[1] * (tensor.dim() - 1)) * tensor
+    return tensor
+
+
+def resample_patches(weight: Tensor, patch: int) -> Tensor:
+    """A patch projection [C, 3, p, p] for patches of another size, by the pseudo-inverse of their resizing.
+
+    FlexiViT (arXiv 2212.08013, section 3.4): the projection of a resized patch is then that of the patch itself.
+    """
+    if tuple(weight.shape[-2:]) == (patch, patch):
+        return weight
+    from timm.layers.patch_embed import resample_patch_embed
+
+    resampled: Tensor = resample_patch_embed(weight, [patch, patch])
+    return resampled.to(weight.dtype)
+
+
+def check_same_function(network: TimmBackbone, without_prefix: bool) -> VitShape:
+    """The shape of a network that may be written for Detectron2's ViT.
+
+    Args:
+        without_prefix: CLS tokens and registers may go, although the result is another function.
+
+    Raises:
+        InputError: the function would differ, and why.
+    """
+    shape = describe(network)
+    if shape.prefix and not without_prefix:
+        raise InputError(
+            f"expected a ViT without prefix tokens for Detectron2's, found {shape.prefix} in {network.architecture}, "
+            "which take part in attention; write .safetensors, or declare the other function that is left without them"
+        )
+    return shape

@@ -1,0 +1,358 @@
+"""Backbones of detectors beside ResNets: a network of timm as both engines build, freeze, check and decay it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from momentum_transfer.backbones.build import build_backbone, parse_architecture
+from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
+from momentum_transfer.backbones.vitdet import VitShape, describe, resample_patches, to_vitdet
+from momentum_transfer.errors import InputError
+from transfer.torchvision_engine.layers import norm_layer
+from transfer.torchvision_engine.solver import GroupRules
+
+#: Stride of a plain network's map, from which the simple feature pyramid goes up and down; other patches are resampled.
+PATCH = 16
+#: Name of that map, as Detectron2 calls it.
+LAST = "last_feat"
+_PREFIX = re.compile(r"^backbone\.(?:bottom_up\.|net\.)?")
+
+
+class DetectorBackbone(TimmBackbone):
+    """A network of timm whose forward gives maps by name: "res2" … of a hierarchical one, "last_feat" of a plain one.
+
+    Args:
+        frozen: no parameter takes a gradient, and the network stays in evaluation mode (BatchNorm, drop path).
+    """
+
+    def __init__(self, network: Any, architecture: TimmArchitecture, frozen: bool = False) -> None:
+        self.__dict__["frozen"] = frozen  # before the base, which may call train
+        super().__init__(network, architecture)
+        if self.plain:
+            self.strides, self.channels = {LAST: self.patch_size}, {LAST: int(self.network.embed_dim)}
+        elif "output_stride" in dict(architecture.options):  # dilated: the last map keeps the name that DeepLab knows
+            last = list(self.strides)[-1]
+            for table in (self._index, self.strides, self.channels):
+                table["res5"] = table[last]
+        if frozen:
+            self.requires_grad_(False)
+            self.train(False)
+
+    def train(self, mode: bool = True) -> DetectorBackbone:
+        """A frozen network stays in evaluation mode."""
+        super().train(mode and not self.frozen)
+        return self
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]  # maps, not features
+        """Normalised images [N, 3, H, W] → maps [N, C, H/stride, W/stride] by name."""
+        if self.plain:
+            return {LAST: self.tokens(x)[0][1]}
+        return self.maps(x)
+
+
+def asked_architecture(cfg: CfgNode) -> TimmArchitecture:
+    """The network that MODEL.BACKBONE.ARCH names: what checkpoints are of."""
+    found = parse_architecture(cfg.MODEL.BACKBONE.ARCH)
+    if not isinstance(found, TimmArchitecture):
+        raise InputError(
+            f"expected MODEL.BACKBONE.ARCH as timm:NAME, found {cfg.MODEL.BACKBONE.ARCH!r}; ResNets are set by "
+            "MODEL.RESNETS"
+        )
+    return found
+
+
+def detector_architecture(cfg: CfgNode) -> TimmArchitecture:
+    """The network as it stands in the detector: for images of any size, with patches of 16 px and with its drop path.
+
+    A plain network keeps the grid of its position embeddings; they are resized to each image's grid.
+    """
+    asked = asked_architecture(cfg)
+    options = dict(asked.options)
+    network = on_meta(asked)
+    if network.plain and network.patch_size != PATCH and not _segments(cfg):
+        grid = _grid(network)
+        options |= {"patch_size": PATCH} | ({"img_size": grid * PATCH} if grid else {})
+    if cfg.MODEL.BACKBONE.DROP_PATH:
+        options["drop_path_rate"] = float(cfg.MODEL.BACKBONE.DROP_PATH)
+    if (stride := output_stride(cfg)) != 32:
+        options["output_stride"] = stride
+    settled = replace(asked, options=tuple(options.items()))
+    dynamic = replace(asked, options=tuple((options | {"dynamic_img_size": True}).items()))
+    try:
+        on_meta(dynamic)
+    except (InputError, TypeError):  # it takes any size without being asked, or never
+        return settled
+    return dynamic
+
+
+def output_stride(cfg: CfgNode) -> int:
+    """Stride of res5: each dilated stage of DeepLab gives up its stride of 2."""
+    resnets = cfg.MODEL.RESNETS
+    return 32 // 2 ** ((resnets.RES4_DILATION > 1) + (resnets.RES5_DILATION > 1))
+
+
+def _grid(network: TimmBackbone) -> int:
+    """Patches along a side that the network's position embeddings are for; 0 where it has none."""
+    size = getattr(getattr(network.network, "patch_embed", None), "grid_size", None)
+    return int(size[0]) if size else 0
+
+
+def on_meta(architecture: TimmArchitecture) -> TimmBackbone:
+    """The network without memory for its tensors."""
+    with torch.device("meta"):
+        found: TimmBackbone = build_backbone(architecture)
+    return found
+
+
+def build_network(cfg: CfgNode, kind: Callable[..., DetectorBackbone] = DetectorBackbone) -> DetectorBackbone:
+    """The freshly initialised network of a config.
+
+    Args:
+        kind: a class derived from ``DetectorBackbone``.
+    """
+    built = build_backbone(detector_architecture(cfg), norm_layer(cfg.MODEL.BACKBONE.NORM))
+    network = kind(built.network, built.architecture, cfg.MODEL.BACKBONE.FROZEN)
+    unused = _unused(built.architecture)
+    for name, parameter in network.named_parameters():
+        if name in unused:
+            parameter.requires_grad_(False)
+    return network
+
+
+@functools.lru_cache(maxsize=8)
+def _unused(architecture: TimmArchitecture) -> frozenset[str]:
+    """Parameters that no map depends on, such as a norm before the classifier; DDP would wait for their gradients."""
+    network = on_meta(architecture)
+    network = DetectorBackbone(network.network, architecture).eval()
+    side = network.input.size
+    with torch.device("meta"):
+        sum(found.sum() for found in network(torch.empty(1, 3, side, side)).values()).backward()
+    return frozenset(name for name, parameter in network.named_parameters() if parameter.grad is None)
+
+
+def is_plain(cfg: CfgNode) -> bool:
+    """Whether a config's network has one map only: a ViT."""
+    return on_meta(asked_architecture(cfg)).plain
+
+
+def vit_settings(cfg: CfgNode) -> tuple[VitShape, dict[str, Any]]:
+    """ViTDet's network of a config: its shape, and window, global blocks, drop path and side of relative positions.
+
+    Raises:
+        InputError: the network is none that ViTDet's form is made from.
+    """
+    shape = describe(on_meta(asked_architecture(cfg)))
+    vit = cfg.MODEL.VIT
+    drop_path = 0.0 if cfg.MODEL.BACKBONE.FROZEN else float(cfg.MODEL.BACKBONE.DROP_PATH)
+    side = (cfg.MODEL.BACKBONE.SQUARE or cfg.INPUT.MIN_SIZE_TEST) // PATCH if vit.RELATIVE_POSITIONS else 0
+    return shape, {
+        "window": vit.WINDOW,
+        "global_at": global_blocks(shape.depth, vit.GLOBAL_BLOCKS) if vit.WINDOW else (),
+        "drop_path": drop_path,
+        "side": side,
+    }
+
+
+def global_blocks(depth: int, count: int) -> list[int]:
+    """Blocks that attend globally: ``count`` of them evenly spaced, the last one among them (ViTDet, section 3)."""
+    return sorted({round((k + 1) * depth / count) - 1 for k in range(min(count, depth))})
+
+
+def changes(cfg: CfgNode) -> list[str]:
+    """What a config's detector makes of the network that checkpoints are of; nothing for a ResNet or as it is."""
+    if not cfg.MODEL.BACKBONE.ARCH:
+        return []
+    network = on_meta(asked_architecture(cfg))
+    if not network.plain:
+        return []
+    found = []
+    if network.patch_size != PATCH and not _segments(cfg):
+        found.append(f"patches of {network.patch_size} px resampled to {PATCH} px (FlexiViT's pseudo-inverse)")
+    if cfg.MODEL.VIT.FORM == "vitdet":
+        tokens = network.num_prefix_tokens
+        found.append(f"another function: {tokens} prefix tokens and the final norm left out, LayerScale folded")
+        if cfg.MODEL.VIT.WINDOW:
+            count = cfg.MODEL.VIT.GLOBAL_BLOCKS
+            found.append(f"attention in windows of {cfg.MODEL.VIT.WINDOW}² tokens in all but {count} blocks")
+    return found
+
+
+def detector_state(cfg: CfgNode, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A network's tensors as they stand in the detector (see ``changes``).
+
+    Args:
+        state: timm's names, as ``backbones.read`` gives them.
+    """
+    network = on_meta(asked_architecture(cfg))
+    if not network.plain or _segments(cfg):
+        return dict(state)
+    if cfg.MODEL.VIT.FORM == "vitdet":
+        return to_vitdet(state, describe(network), PATCH)
+    weight = "patch_embed.proj.weight"
+    if network.patch_size == PATCH or weight not in state:
+        return dict(state)
+    return {**state, weight: resample_patches(state[weight], PATCH)}
+
+
+def group_rules(cfg: CfgNode) -> GroupRules | None:
+    """Rates by layer and the parameters without weight decay, by names within a detector; None for a ResNet."""
+    if not cfg.MODEL.BACKBONE.ARCH:
+        return None
+    network = on_meta(asked_architecture(cfg))
+    undecayed, decay = undecayed_in(network), cfg.SOLVER.LAYER_DECAY
+    layers = layers_of(network) if decay != 1.0 else {}
+    above = max(layers.values(), default=0) + 1  # neck and heads
+
+    def scale(name: str) -> float:
+        inner = inner_name(name)
+        if ".rel_pos_" in inner:  # ViTDet's own, in the layer of their block
+            inner = re.sub(r"rel_pos_[hw]$", "qkv.weight", inner)
+        return float(decay ** (above - layers.get(inner, above)))
+
+    return GroupRules(scale, lambda name: inner_name(name) in undecayed)
+
+
+def network_pixels(cfg: CfgNode) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of a network's images in 0..255, in the channel order of INPUT.FORMAT."""
+    found = on_meta(asked_architecture(cfg)).input
+    order = -1 if cfg.INPUT.FORMAT == "BGR" else 1
+    mean, std = ([round(255 * value, 6) for value in values][::order] for values in (found.mean, found.std))
+    return mean, std
+
+
+def problems(cfg: CfgNode) -> Iterator[str]:
+    """What keeps a network of timm from being a detector's backbone; nothing is computed (meta tensors).
+
+    Raises:
+        InputError: no such network or option.
+    """
+    backbone, name = cfg.MODEL.BACKBONE, cfg.MODEL.BACKBONE.ARCH
+    if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and backbone.NAME == "build_resnet_backbone":
+        yield f"expected a ResNet for a C4 detector, whose head is the backbone's res5, found {name}; use an FPN config"
+    if backbone.FREEZE_AT:
+        yield (
+            f"expected MODEL.BACKBONE.FREEZE_AT 0 with {name}, found {backbone.FREEZE_AT}: it counts a ResNet's "
+            "stages; set it 0, or MODEL.BACKBONE.FROZEN True"
+        )
+    asked = on_meta(asked_architecture(cfg))
+    if not asked.plain and not asked.strides:
+        yield f"expected a network that gives maps of strides 4 to 32 or patches, found none in {name}; take another"
+    if backbone.NORM and not has_batch_norm(asked):
+        yield f"expected BatchNorms for MODEL.BACKBONE.NORM {backbone.NORM}, found none in {name}; leave it out"
+    if cfg.TEST.PRECISE_BN.ENABLED and not has_batch_norm(asked) and not _norms_of_batches(cfg):
+        yield f"expected a BatchNorm for TEST.PRECISE_BN.ENABLED, found none in {name}, neck and heads; set it False"
+    yield from _plain_problems(cfg, asked) if asked.plain else _map_problems(cfg, asked)
+    network = on_meta(detector_architecture(cfg))
+    yield from _size_problems(cfg, network)
+
+
+def _norms_of_batches(cfg: CfgNode) -> bool:
+    """Whether neck or heads have BatchNorms."""
+    heads = {"RetinaNet": ["RETINANET"], "FCOS": ["FCOS"], "SemanticSegmentor": ["SEM_SEG_HEAD"]}
+    usual = ["ROI_BOX_HEAD", *(["ROI_MASK_HEAD"] if cfg.MODEL.MASK_ON else [])]
+    sections = heads.get(cfg.MODEL.META_ARCHITECTURE, usual) + ([] if _segments(cfg) else ["FPN"])
+    return any(cfg.MODEL[section].NORM in ("BN", "SyncBN") for section in sections)
+
+
+def _map_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
+    wanted = cfg.MODEL.SEM_SEG_HEAD.IN_FEATURES if _segments(cfg) else cfg.MODEL.FPN.IN_FEATURES
+    lacking = [name for name in wanted if name not in network.strides]
+    if lacking:
+        yield (
+            f"expected maps {', '.join(wanted)} of {network.architecture}, found {', '.join(network.strides)}; leave "
+            f"{', '.join(lacking)} out of IN_FEATURES, or take another network"
+        )
+    if cfg.MODEL.VIT.FORM != "network" or cfg.MODEL.VIT.WINDOW:
+        yield f"expected MODEL.VIT settings with a plain ViT, found maps of several strides in {network.architecture}"
+
+
+def _plain_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
+    if _segments(cfg) and cfg.MODEL.SEM_SEG_HEAD.NAME == "DeepLabV3Head":
+        yield (
+            f"expected a hierarchical network for DeepLab, found the plain {network.architecture}; use "
+            "MODEL.SEM_SEG_HEAD.NAME LinearHead"
+        )
+    if not _segments(cfg) and not cfg.MODEL.FPN.NORM:
+        yield "expected MODEL.FPN.NORM for a simple feature pyramid, found none; set LN, as ViTDet has it"
+    if cfg.MODEL.VIT.FORM == "vitdet":
+        describe(network)
+    elif cfg.MODEL.VIT.WINDOW or cfg.MODEL.VIT.RELATIVE_POSITIONS:
+        yield (
+            "expected MODEL.VIT.FORM vitdet with windows or relative positions, found network: windows have no "
+            "place for its prefix tokens"
+        )
+
+
+def _segments(cfg: CfgNode) -> bool:
+    return bool(cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor")
+
+
+def _size_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
+    """Whether the network takes the sizes that images are padded to, and gives maps of the strides it tells of."""
+    square = cfg.MODEL.BACKBONE.SQUARE
+    largest = max(cfg.INPUT.MAX_SIZE_TEST, cfg.INPUT.MAX_SIZE_TRAIN)
+    if square and largest > square:
+        yield f"expected images within MODEL.BACKBONE.SQUARE {square}, found INPUT.MAX_SIZE_… {largest}; lower these"
+    if square % 32:
+        yield f"expected MODEL.BACKBONE.SQUARE as a multiple of 32, found {square}"
+    if cfg.MODEL.VIT.FORM == "vitdet" and network.plain:
+        return
+    for height, width in ((square, square),) if square else ((96, 160), (224, 192)):
+        reason = _refuses(network, height, width)
+        if reason:
+            size = network.input.size
+            yield (
+                f"expected a network for images of any multiple of 32 px, found that {network.architecture} does not "
+                f"take {height} × {width}: {reason}; pad all images to its own by MODEL.BACKBONE.SQUARE {size}, or "
+                "another size by ?img_size=N and SQUARE N"
+            )
+
+
+def _refuses(network: TimmBackbone, height: int, width: int) -> str:
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            x = torch.empty(1, 3, height, width)
+            maps = {LAST: network.tokens(x)[0][1]} if network.plain else network.maps(x)
+    except (InputError, RuntimeError, AssertionError, ValueError) as error:
+        return (str(error).splitlines() or [""])[0].partition(";")[0][:90] or type(error).__name__
+    strides = {LAST: network.patch_size} if network.plain else network.strides
+    odd = [key for key, found in maps.items() if found.shape[-2:] != (height // strides[key], width // strides[key])]
+    return f"its {odd[0]} is {tuple(maps[odd[0]].shape[-2:])}" if odd else ""
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a model keeps running statistics of batches."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def layers_of(network: TimmBackbone) -> dict[str, int]:
+    """Tensor name → its layer as timm groups them, 0 for the stem; for rates by layer (BEiT, arXiv 2106.08254)."""
+    from timm.models import group_parameters
+
+    inner = network.network
+    if not hasattr(inner, "group_matcher"):
+        raise InputError(
+            f"expected layers that timm tells of for SOLVER.LAYER_DECAY, found none in {network.architecture}; set it 1"
+        )
+    found: dict[str, int] = group_parameters(inner, inner.group_matcher(coarse=False), reverse=True)
+    return found
+
+
+def undecayed_in(network: TimmBackbone) -> set[str]:
+    """Names of tensors that take no weight decay, as the network's authors have it: position embeddings mostly."""
+    found: Callable[[], set[str]] = getattr(network.network, "no_weight_decay", set)
+    return set(found())
+
+
+def inner_name(name: str) -> str:
+    """``backbone.bottom_up.stem.weight`` → ``stem.weight``: a name within the network."""
+    return _PREFIX.sub("", name) if name.startswith("backbone.") else ""
