@@ -7,7 +7,7 @@ is another sign.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import PIL.Image
@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from lowshot.rand_augment import RandomLevelAugment
 from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
-from momentum_transfer.images.views import MEAN, STD, Normalise
+from momentum_transfer.images.views import MEAN, STD, normalise
 
 
 def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
@@ -27,9 +27,11 @@ def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
     return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
 
 
-def weak_view(dataset: str, size: int) -> Callable[[PIL.Image.Image], Tensor]:
+def weak_view(
+    dataset: str, size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+) -> Callable[[PIL.Image.Image], Tensor]:
     """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see."""
-    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), Normalise(MEAN, STD)])
+    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), *normalise(mean, std)])
     return view
 
 
@@ -49,9 +51,11 @@ class SeededView:
         return f"SeededView({self.view}, seed={self.seed})"
 
 
-def strong_view(dataset: str, size: int, levels: str = "eman") -> Callable[[PIL.Image.Image], Tensor]:
+def strong_view(
+    dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+) -> Callable[[PIL.Image.Image], Tensor]:
     """The weak geometry, then two random operations; ``levels``: see :mod:`lowshot.rand_augment`."""
-    parts = [*_geometry(dataset, size), RandomLevelAugment(levels), Normalise(MEAN, STD)]
+    parts = [*_geometry(dataset, size), RandomLevelAugment(levels), *normalise(mean, std)]
     view: Callable[[PIL.Image.Image], Tensor] = v2.Compose(parts)
     return view
 
@@ -59,8 +63,10 @@ def strong_view(dataset: str, size: int, levels: str = "eman") -> Callable[[PIL.
 class WeakAndStrong:
     """PIL image -> (weak view, strong view), each with its own geometry."""
 
-    def __init__(self, dataset: str, size: int, levels: str = "eman") -> None:
-        self.weak, self.strong = weak_view(dataset, size), strong_view(dataset, size, levels)
+    def __init__(
+        self, dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+    ) -> None:
+        self.weak, self.strong = weak_view(dataset, size, mean, std), strong_view(dataset, size, levels, mean, std)
 
     def __call__(self, image: PIL.Image.Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

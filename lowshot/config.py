@@ -12,7 +12,7 @@ def get_cfg() -> CfgNode:
     cfg.OUTPUT_DIR = "outputs/lowshot"
     cfg.SEED = 0
     cfg.DATASETS = _datasets()
-    cfg.INPUT = CfgNode({"IMAGE_SIZE": 224})
+    cfg.INPUT = CfgNode({"IMAGE_SIZE": 224})  # of ResNets; a network of timm takes its own size (?img_size=N)
     cfg.FEATURES = _features()
     cfg.SEARCH = CfgNode()  # of kNN and retrieval
     cfg.SEARCH.PRECISION = "fp32"  # or bf16: meant for GPUs, the same neighbours (slower on CPUs)
@@ -27,7 +27,8 @@ def get_cfg() -> CfgNode:
     cfg.FINETUNE = _training("eman")
     cfg.FINETUNE.FRACTION = 0.01
     cfg.FIXMATCH = _fixmatch()
-    cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})  # of --weights scratch
+    # of --weights scratch: a ResNet of a width and a stem, or timm:NAME
+    cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})
     return cfg
 
 
@@ -49,6 +50,8 @@ def _datasets() -> CfgNode:
 def _features() -> CfgNode:
     node = CfgNode()
     node.LAYER = "pooled"  # or res2, res3, res4, res5: that stage's map, averaged over positions
+    # as the network pools by itself; of a ViT also cls, patch_mean, cls+patch_mean, last-N-blocks
+    node.POOL = "pooled"
     node.PRECISION = "bf16"  # autocast; or fp32
     node.BATCH_SIZE = 256
     node.WORKERS = 4

@@ -22,6 +22,7 @@ from lowshot.labelled_stream import Stream, steps_of
 from lowshot.presets import FinetunePreset
 from momentum_transfer import distributed
 from momentum_transfer.backbones.build import Backbone
+from momentum_transfer.console import say
 
 #: Batches over which the BN statistics are computed again, at most.
 PRECISE_BN_BATCHES = 200
@@ -124,9 +125,14 @@ def _train(
 def recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int) -> None:
     """Precise BN over ``count`` batches, one in memory at a time; under torchrun over those of all processes.
 
+    A network without batch normalisation stays as it is.
+
     Batch size and ``count`` are to be the same on every process.
     """
-    model.train()
+    if not get_bn_modules(model.train()):
+        say("the network has no batch normalisation: no statistics to compute again")
+        model.eval()
+        return
     with torch.no_grad():
         update_bn_stats(model, images, count)
         for layer in get_bn_modules(model):

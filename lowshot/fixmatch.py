@@ -26,7 +26,9 @@ from torch.nn.functional import cross_entropy
 from lowshot.classifier import Classifier
 from lowshot.presets import FixMatchPreset
 from momentum_transfer import distributed
-from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.backbones.batch_norm import has_batch_norm
+from momentum_transfer.backbones.build import Backbone, build_backbone
+from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
 from pretrain.norms import (
@@ -93,9 +95,25 @@ def check_preset(preset: FixMatchPreset, pretrained: bool) -> None:
         )
 
 
-def check_image_size(preset: FixMatchPreset, architecture: Architecture, size: int) -> None:
-    """Raise :class:`InputError` where instance normalisation would find a single position in the last stage."""
-    stride = 32 if architecture.stem == "imagenet" else 8
+def check_backbone(preset: FixMatchPreset, backbone: Backbone, size: int) -> None:
+    """What the backbone has to say to the preset: its stages' positions, its normalisation.
+
+    Raises:
+        InputError: instance normalisation would find a single position in the last stage, or the preset asks for
+            another normalisation of a network without batch normalisation.
+    """
+    name = backbone.architecture
+    if not has_batch_norm(backbone):
+        if preset.student != "BN" or preset.teacher not in (None, "BN", "EMAN"):
+            asked = preset.teacher if preset.student == "BN" else preset.student
+            raise InputError(
+                f"expected a network with batch normalisation for FixMatch with {asked}, found {name}, which has none "
+                "to put it in the place of; take FIXMATCH.PRESET eman, ema-bn or fixmatch"
+            )
+        what = "" if preset.teacher is None else ": the teacher keeps no statistics, EMAN is an average of weights, EMA"
+        say(f"{name} has no batch normalisation{what}")
+        return
+    stride = max(backbone.strides.values(), default=1)
     if "IN" in (preset.student, preset.teacher) and size <= stride:
         raise InputError(
             f"expected images of more than {stride} px for instance normalisation, which needs several positions in "
@@ -103,7 +121,7 @@ def check_image_size(preset: FixMatchPreset, architecture: Architecture, size: i
         )
 
 
-def with_norm(backbone: ResNet, norm: Norm) -> ResNet:
+def with_norm(backbone: Backbone, norm: Norm) -> Backbone:
     """The same network with another normalisation; tensors are copied by name (GN and IN have no statistics)."""
     built = build_backbone(backbone.architecture, norm)
     state = backbone.state_dict()
@@ -176,7 +194,7 @@ class FixMatch(nn.Module):
 
 
 def build_method(
-    backbone: ResNet, classes: int, preset: FixMatchPreset, seed: int, device: str | torch.device = "cpu"
+    backbone: Backbone, classes: int, preset: FixMatchPreset, seed: int, device: str | torch.device = "cpu"
 ) -> FixMatch:
     """Student and teacher, both with the backbone's tensors and one new classifier, drawn with ``seed``."""
     student_norm = Norm(preset.student, preset.bn_momentum)

@@ -10,11 +10,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from lowshot import image_settings, inputs
-from lowshot.augment import WeakAndStrong
 from lowshot.evaluations import Wanted
-from lowshot.features.extract import StageFeatures, compute
+from lowshot.features.extract import compute
+from lowshot.features.pooling import StageFeatures
 from lowshot.finetune import evaluate_finetune
-from lowshot.fixmatch import check_image_size
+from lowshot.fixmatch import check_backbone
 from lowshot.fixmatch_run import evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
@@ -104,7 +104,8 @@ def linear(cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, w
     if node.CACHED and source is None:
         raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
     batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, images, node.WORKERS)
-    network = StageFeatures(inputs.backbone_builder(cfg, source)(), cfg.FEATURES.LAYER).to(choose_device())
+    backbone = inputs.backbone_builder(cfg, source)()
+    network = StageFeatures(backbone, cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(choose_device())
     original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     features: FeatureBatches | None = None
     protocol = node.PRESET + ("/cached" if node.CACHED else "")
@@ -150,8 +151,8 @@ def fixmatch(
     """FixMatch and its teachers, see lowshot/fixmatch.py; the student is the result, the teacher stands beside it."""
     node, setting = cfg.FIXMATCH, image_settings.fixmatch_setting(cfg.FIXMATCH, pretrained=source is not None)
     data, build = inputs.labelled_data(cfg, images, node.WORKERS), inputs.backbone_builder(cfg, source)
-    check_image_size(setting.preset, build().architecture, cfg.INPUT.IMAGE_SIZE)
-    views = WeakAndStrong(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE, setting.preset.strong_levels)
+    check_backbone(setting.preset, build(), cfg.INPUT.IMAGE_SIZE)
+    views = images.weak_and_strong(setting.preset.strong_levels)
     protocol = image_settings.fixmatch_protocol(node)
     for trial in _trials(cfg, "FIXMATCH", protocol, setting.batch_size, data, source, wanted):
         found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, choose_device())

@@ -1,6 +1,6 @@
 """From settings and a checkpoint to what the evaluators take: data sets, a frozen backbone, features."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -10,20 +10,23 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from lowshot.augment import SeededView, weak_view
+from lowshot.augment import SeededView, WeakAndStrong, weak_view
 from lowshot.features.cache import About
-from lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.features.extract import Pixels, Source, data_hash, extract
 from lowshot.features.feature_set import FeatureSet, check_pair, read_npz
+from lowshot.features.pooling import StageFeatures
 from lowshot.labelled_data import LabelledData, check_classes
+from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
+from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
-from momentum_transfer.backbones.resnet import Architecture, ResNet, build_backbone
+from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import cache_root, sha256_of, sha256_of_text
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
 from momentum_transfer.images.labelled_images import LabelledImages
-from momentum_transfer.images.views import eval_transform
+from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.images.voc_images import VocImages
 from momentum_transfer.settings import config_hash
 
@@ -34,18 +37,27 @@ RAW_PIXELS = "raw pixels"
 SCRATCH = "scratch"
 
 
-def load_source(weights: str, which: str | None, family: str | None) -> SourceBackbone | None:
+def load_source(
+    weights: str, which: str | None, family: str | None, architecture: str | None = None
+) -> SourceBackbone | None:
     """The backbone behind ``--weights``, or None for the pixel baseline and for a start from scratch."""
-    return None if weights in (PIXELS, SCRATCH) else load_backbone(weights, which=which, family=family)
+    if weights in (PIXELS, SCRATCH):
+        return None
+    return load_backbone(weights, which=which, family=family, architecture=architecture)
 
 
-def backbone_builder(cfg: CfgNode, source: SourceBackbone | None) -> Callable[[], ResNet]:
+def architecture_of(cfg: CfgNode, source: SourceBackbone | None) -> AnyArchitecture:
+    """The source's, or that of a start from scratch."""
+    return source.architecture if source else named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+
+
+def backbone_builder(cfg: CfgNode, source: SourceBackbone | None) -> Callable[[], Backbone]:
     """A function that gives a fresh copy of the backbone each time; without a source one drawn with the seed."""
     if source is not None:
         return source.build
-    architecture = Architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+    architecture = architecture_of(cfg, None)
 
-    def build() -> ResNet:
+    def build() -> Backbone:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(cfg.SEED)
             return build_backbone(architecture)
@@ -73,11 +85,32 @@ class Images:
 
     Args:
         verify: cached features count for images of the same content, not of the same size and time of change.
+        own: how the network wants its images; None where the settings and the data set say it.
     """
 
-    def __init__(self, cfg: CfgNode, verify: bool = False) -> None:
-        self.cfg = cfg
-        self.verify = verify
+    def __init__(self, cfg: CfgNode, verify: bool = False, own: NetworkInput | None = None) -> None:
+        self.cfg, self.verify, self.own = cfg, verify, own
+
+    @property
+    def plain(self) -> Callable[[PIL.Image.Image], Tensor]:
+        """The evaluation's view."""
+        name, own = self.cfg.DATASETS.NAME, self.own
+        if own is None:
+            return eval_transform(name, self.cfg.INPUT.IMAGE_SIZE)
+        return eval_transform(name, own.size, own.mean, own.std, interpolation=own.interpolation, resized=own.resized)
+
+    @property
+    def weak(self) -> Callable[[PIL.Image.Image], Tensor]:
+        """Random views for training."""
+        return weak_view(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, *self._statistics)
+
+    def weak_and_strong(self, levels: str) -> WeakAndStrong:
+        """FixMatch's pairs of views; ``levels``: see :mod:`lowshot.rand_augment`."""
+        return WeakAndStrong(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, levels, *self._statistics)
+
+    @property
+    def _statistics(self) -> tuple[Sequence[float], Sequence[float]]:
+        return (MEAN, STD) if self.own is None else (self.own.mean, self.own.std)
 
     @cached_property
     def train(self) -> LabelledImages:
@@ -112,8 +145,9 @@ def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
     where = choose_device()
     if source is None:
         return Source(Pixels().to(where), sha256_of_text(PIXELS), RAW_PIXELS)
-    network = StageFeatures(source.build(), cfg.FEATURES.LAYER).to(where)
-    network.to(memory_format=torch.channels_last)
+    network = StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(where)
+    if network.channels_last:
+        network.to(memory_format=torch.channels_last)
     weights = sha256_of_text(f"{source.sha256} {source.network}")
     return Source(network, weights, f"{source.network} of {source.path}")
 
@@ -132,15 +166,14 @@ def feature_sets(
     network, data = feature_network(cfg, source), cfg.DATASETS
     check_classes(images.train, images.test)
     check_labels(images.train.labels, f"{data.NAME} {data.TRAIN}")
-    transform = eval_transform(data.NAME, cfg.INPUT.IMAGE_SIZE)
-    train, test = (_features(cfg, network, images, split, transform) for split in ("TRAIN", "TEST"))
+    train, test = (_features(cfg, network, images, split, images.plain) for split in ("TRAIN", "TEST"))
     check_pair(train, test)
     return train, test
 
 
 def view_features(cfg: CfgNode, source: SourceBackbone | None, images: Images) -> tuple[FeatureSet, FeatureSet]:
     """Features of two random views of every test image, from the cache or computed; the same views every time."""
-    network, view = feature_network(cfg, source), weak_view(cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE)
+    network, view = feature_network(cfg, source), images.weak
     first, second = (_features(cfg, network, images, "TEST", SeededView(view, cfg.SEED + n)) for n in (0, 1))
     return first, second
 
@@ -156,7 +189,7 @@ def _features(
         weights=network.weights,
         data=f"{data.NAME} {data[split]}{drawn} {data_hash(part, content=images.verify)}",
         transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
-        layer=cfg.FEATURES.LAYER if network.description != RAW_PIXELS else PIXELS,
+        layer=_layer(cfg, network),
         precision=cfg.FEATURES.PRECISION,
     )
     return extract(
@@ -172,10 +205,19 @@ def _features(
     )
 
 
+def _layer(cfg: CfgNode, network: Source) -> str:
+    """Which outputs the features are, for the cache; of a ResNet as ever, so that its entries are found."""
+    if not isinstance(network.network, StageFeatures):
+        return PIXELS
+    architecture = network.network.backbone.architecture
+    if isinstance(architecture, Architecture):
+        return cfg.FEATURES.LAYER
+    return f"{cfg.FEATURES.LAYER} {cfg.FEATURES.POOL} of {architecture}"
+
+
 def labelled_data(cfg: CfgNode, images: Images, workers: int) -> LabelledData:
     """Training and test images for classifiers that are trained on images."""
-    name, size = cfg.DATASETS.NAME, cfg.INPUT.IMAGE_SIZE
-    return LabelledData(images.train, images.test, weak_view(name, size), eval_transform(name, size), workers)
+    return LabelledData(images.train, images.test, images.weak, images.plain, workers)
 
 
 def given_features(train_file: str, test_file: str) -> tuple[FeatureSet, FeatureSet]:

@@ -3,7 +3,8 @@
 from fvcore.common.config import CfgNode
 
 from lowshot import knn, presets
-from lowshot.features.extract import LAYERS, PRECISIONS
+from lowshot.features.extract import PRECISIONS
+from lowshot.features.pooling import LAYERS, POOL
 from lowshot.fixmatch import STUDENTS, TEACHERS
 from lowshot.rand_augment import LEVELS
 from lowshot.svm import lowshot_svm as svm
@@ -64,6 +65,7 @@ RULES: dict[str, Rule] = {
     "DATASETS.LONG_TAIL": SHARE,
     "INPUT.IMAGE_SIZE": _PIXELS,
     "FEATURES.LAYER": Choice(LAYERS),
+    "FEATURES.POOL": POOL,
     "FEATURES.PRECISION": Choice(PRECISIONS),
     "FEATURES.BATCH_SIZE": Number(1, whole=True, unit="images"),
     "FEATURES.WORKERS": _WORKERS,

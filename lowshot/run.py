@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
@@ -22,6 +22,9 @@ from lowshot.ranges import check_settings
 from lowshot.score import Score
 from momentum_transfer import distributed, items
 from momentum_transfer import records as results
+from momentum_transfer.backbones.build import own_input
+from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
@@ -39,34 +42,47 @@ class Request:
     Attributes:
         command: of ``config.EVALUATIONS``, or "features" to compute and keep features alone.
         weights: a checkpoint, a run's folder, ``inputs.PIXELS`` or ``inputs.SCRATCH``; "" where features are given.
-        which, family: as ``load_backbone`` takes them.
+        which, family, arch: as ``load_backbone`` takes them; ``arch`` is also that of a start from scratch.
         features, test_features: files of features made elsewhere.
         results: where records go (None: OUTPUT_DIR/results.jsonl).
         verify: recognise images in the feature cache by content.
+        source: the backbone itself, in the place of ``weights``, which then only names it.
     """
 
     command: str
     weights: str = ""
     which: str | None = None
     family: str | None = None
+    arch: str | None = None
     features: str = ""
     test_features: str = ""
     results: Path | None = None
     verify: bool = False
+    source: SourceBackbone | None = None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated, as records name it. checkpoint: name and SHA-256; config: hash of the settings."""
+    """What is evaluated, as records name it.
+
+    Attributes:
+        checkpoint: name and SHA-256.
+        config: hash of the settings.
+        features: what the features are, where they are not those that the network pools by itself: an end of the
+            protocol's name, such as "/cls".
+        about: of another network than a ResNet: its architecture, and how its images were prepared.
+    """
 
     checkpoint: dict[str, str]
     network: str
     dataset: str
     config: str
+    features: str = ""
+    about: dict[str, str] = field(default_factory=dict)
 
     def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
         """The line of the results file, with the items file where there is one."""
-        network, details = self.network, dict(score.details)
+        network, details = self.network, {**self.about, **score.details}
         if score.network is not None:  # the checkpoint's network is then only where training began
             network, details["start_network"] = score.network, self.network
         if items is not None:
@@ -79,7 +95,7 @@ class Subject:
             network=network,
             dataset=self.dataset,
             config=self.config,
-            protocol=score.protocol,
+            protocol=score.protocol + self.features,
             engine=score.engine,
             trial=score.trial,
             seed=score.seed,
@@ -105,7 +121,8 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
         identity["start_network" if request.command in SCORES_OWN_NETWORKS else "network"] = subject.network
 
         def wanted(task: str, protocol: str, trial: int) -> bool:
-            return not results.done(file, task=task, protocol=protocol, trial=trial, **identity)
+            named = protocol + subject.features
+            return not results.done(file, task=task, protocol=named, trial=trial, **identity)
 
         # Trainings keep checkpoints in OUTPUT_DIR; evaluations on features only append records, which many may do.
         with alone_in(cfg.OUTPUT_DIR) if request.command in ON_IMAGES else contextlib.nullcontext():
@@ -139,21 +156,19 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     """Read weights and open data, once; what records say of them, and the evaluation with its inputs bound."""
     if request.command not in ("features", *EVALUATIONS):
         raise InputError(f"expected an evaluation of {', '.join(EVALUATIONS)}, found {request.command!r}")
-    config = inputs.settings_hash(cfg)
     if request.features or request.test_features:
         train, test = _given(request)
         both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
-        subject = Subject({"name": train.name, "sha256": both}, "", test.name, config)
+        subject = Subject({"name": train.name, "sha256": both}, "", test.name, inputs.settings_hash(cfg))
         return subject, partial(ON_FEATURES[request.command], cfg, train, test)
     if not request.weights:
         raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
     on_images = request.command in ON_IMAGES
     if request.weights == (inputs.PIXELS if on_images else inputs.SCRATCH):
         raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
-    source = inputs.load_source(request.weights, request.which, request.family)
-    checkpoint, network = inputs.identity(source, request.weights)
-    title = cfg.DATASETS.TITLE or f"{cfg.DATASETS.NAME} {cfg.DATASETS.TEST}"
-    subject, images = Subject(checkpoint, network, title, config), inputs.Images(cfg, request.verify)
+    source = request.source or inputs.load_source(request.weights, request.which, request.family, request.arch)
+    cfg, own = _own_images(cfg, request, source)
+    subject, images = _subject(cfg, request, source, own), inputs.Images(cfg, request.verify, own)
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
     check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything
@@ -165,6 +180,37 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
         views = inputs.view_features(cfg, source, images)
         return subject, partial(evaluate_diagnostics, cfg, train, test, views=views)
     return subject, partial(ON_FEATURES[request.command], cfg, train, test)
+
+
+def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -> tuple[CfgNode, NetworkInput | None]:
+    """The settings with the image size of the network, and how it wants its images; says both."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    if source is None and request.arch is not None:
+        cfg.MODEL.ARCH = request.arch
+        check_settings(cfg)
+    if request.weights == inputs.PIXELS:
+        return cfg, None
+    architecture = inputs.architecture_of(cfg, source)
+    own = own_input(architecture)
+    if own is not None:
+        cfg.INPUT.IMAGE_SIZE = own.size
+        say(f"images as {architecture} wants them: {own}")
+    return cfg, own
+
+
+def _subject(cfg: CfgNode, request: Request, source: SourceBackbone | None, own: NetworkInput | None) -> Subject:
+    checkpoint, network = inputs.identity(source, request.weights)
+    about = {} if own is None else {"architecture": str(inputs.architecture_of(cfg, source)), "input": str(own)}
+    pooled = cfg.FEATURES.POOL == "pooled" or request.command in ("finetune", "fixmatch")
+    return Subject(
+        checkpoint,
+        network,
+        cfg.DATASETS.TITLE or f"{cfg.DATASETS.NAME} {cfg.DATASETS.TEST}",
+        inputs.settings_hash(cfg),
+        "" if pooled else f"/{cfg.FEATURES.POOL}",
+        about,
+    )
 
 
 def _anything(labels: np.ndarray, name: str) -> None:

@@ -3,7 +3,8 @@
 python tools/compare.py SGD.pth LARS.pth --images val_images/
 python tools/compare.py SGD.pth LARS.pth RESCALED.pkl --images digits --image-size 32 --labels SGD LARS NormRescale
 
-The first is the reference; each of the others is compared with it. Depths and widths may differ.
+The first is the reference; each of the others is compared with it. Depths, widths and kinds of network may differ:
+stages that both have are compared by name, and the blocks of both in the matrix.
 """
 
 import argparse
@@ -39,16 +40,22 @@ def main(args: argparse.Namespace) -> None:
     if len(labels) != len(paths):
         raise InputError(f"expected {len(paths)} --labels, one a checkpoint, found {len(labels)}; give each a name")
     batches = ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, choose_device())
-    sources = [load_backbone(path, which=args.which, trust_pickle=args.trust_pickle) for path in paths]
+    archs = args.arch or [None] * len(paths)
+    if len(archs) != len(paths):
+        raise InputError(f"expected {len(paths)} --arch, one a checkpoint, found {len(archs)}; give each its own")
+    sources = [load_backbone(path, which=args.which, trust_pickle=args.trust_pickle, architecture=arch)
+               for path, arch in zip(paths, archs, strict=True)]  # fmt: skip
     comparisons = [compare(sources[0], other, batches, batch_statistics=args.batch_statistics) for other in sources[1:]]
-    stages = list(comparisons[0].stages())
-    rows = [(f"{label} vs. {labels[0]}", *(f"{c.stages()[s]:.3f}" for s in stages))
-            for label, c in zip(labels[1:], comparisons, strict=True)]  # fmt: skip
+    by_stage = [comparison.stages() for comparison in comparisons]
+    stages = max((list(found) for found in by_stage), key=len)
+    rows = [(f"{label} vs. {labels[0]}", *(f"{found[s]:.3f}" if s in found else "" for s in stages))
+            for label, found in zip(labels[1:], by_stage, strict=True)]  # fmt: skip
     table(f"linear CKA, {comparisons[0].count} images", ("pair", *stages), rows)
     norms = [weight_norms(source.state, kernel=3) for source in sources]
-    table("2-norm of the 3x3 convolutions", ("network", "smallest", "mean", "largest"),
-          [(label, *(f"{value:.2f}" for value in (min(n.values()), sum(n.values()) / len(n), max(n.values()))))
-           for label, n in zip(labels, norms, strict=True)])  # fmt: skip
+    if any(norms):
+        table("2-norm of the 3x3 convolutions", ("network", "smallest", "mean", "largest"),
+              [(label, *(f"{value:.2f}" for value in (min(n.values()), sum(n.values()) / len(n), max(n.values()))))
+               for label, n in zip(labels, norms, strict=True) if n])  # fmt: skip
     out = Path(args.output)
     for number, comparison in enumerate(comparisons, start=1):
         write_matrix(out / f"cka_blocks_{number}.json", comparison)
@@ -80,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
         choices=("student", "teacher"),
         help="network to take; default: what the paper evaluates",
     )
+    made.add_argument("--arch", nargs="+", metavar="TEXT",
+                      help="architectures, one a checkpoint, where they do not tell it: timm:NAME")  # fmt: skip
     made.add_argument("--labels", nargs="+", help="names for the plots, one a checkpoint")
     made.add_argument(
         "--output", default="outputs/compare", help="folder for plots and matrices (default: %(default)s)"

@@ -3,10 +3,12 @@
 python tools/lowshot.py features|knn|retrieval|svm|diagnostics|linear|finetune|fixmatch
     --config configs/smoke/lowshot_digits.yaml --weights outputs/run [KEY VALUE …]
 
---weights takes a checkpoint, a run's folder, or a word: "pixels" (no backbone: the image itself; features, knn,
-retrieval, svm) or "scratch" (a random start; linear, finetune, fixmatch). knn, retrieval and svm also take features
-made elsewhere: --features TRAIN.npz --test-features TEST.npz. Under torchrun, features, linear, finetune and fixmatch
-share the work between processes; knn, retrieval and svm share the extraction, and the first process does the rest.
+--weights takes a checkpoint, a run's folder, timm:NAME (the weights that timm publishes), module:package.path:factory
+(any torch.nn.Module that your own code makes, which this runs), or a word: "pixels" (no backbone: the image itself;
+features, knn, retrieval, svm) or "scratch" (a random start; linear, finetune, fixmatch). knn, retrieval and svm also
+take features made elsewhere: --features TRAIN.npz --test-features TEST.npz. Under torchrun, features, linear, finetune
+and fixmatch share the work between processes; knn, retrieval and svm share the extraction, and the first process does
+the rest.
 """
 
 import argparse
@@ -27,7 +29,7 @@ def main(args: argparse.Namespace) -> None:
     say(f"{args.command} of {args.weights or args.features or 'no weights'} on {cfg.DATASETS.NAME}")
     from lowshot.run import Request, run  # after the settings, because it imports torch, which takes seconds
 
-    run(cfg, Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__}))
+    run(cfg, Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__ if hasattr(args, name)}))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,11 +37,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("command", choices=("features", *EVALUATIONS))
     made.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
-    made.add_argument("--weights", default="", help='checkpoint, run folder, hf:org/name, "pixels" or "scratch"')
+    made.add_argument("--weights", default="", help="checkpoint, run folder, hf:org/name, timm:NAME, …")
     made.add_argument(
         "--network", "--which", dest="which", choices=("teacher", "student"), help="network of the checkpoint"
     )
     made.add_argument("--family", help="kind of a foreign checkpoint, if it is not recognised")
+    made.add_argument(
+        "--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it, or of scratch: timm:NAME"
+    )
     made.add_argument("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
     made.add_argument("--test-features", metavar="TEST.npz", default="")
     made.add_argument("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")

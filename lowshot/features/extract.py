@@ -20,7 +20,6 @@ from torch.utils.data import Dataset, Subset
 from lowshot.features.cache import About, Entry, crc_of
 from lowshot.features.feature_set import FeatureSet, check
 from momentum_transfer import distributed
-from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.console import say, track
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of
@@ -30,7 +29,6 @@ from momentum_transfer.ranges import Choice
 from momentum_transfer.samplers import ordered_loader
 
 PRECISIONS = ("bf16", "fp32")
-LAYERS = ("pooled", "res2", "res3", "res4", "res5")
 
 
 @dataclass(frozen=True)
@@ -46,24 +44,6 @@ class Source:
     network: Callable[[Tensor], Tensor]
     weights: str
     description: str
-
-
-class StageFeatures(nn.Module):
-    """A stage's map averaged over positions in float32, whatever the precision of the network: [N, C].
-
-    Args:
-        backbone: a ``momentum_transfer.backbones.resnet.ResNet``.
-        layer: "pooled" (the average of res5) or "res2" … "res5".
-    """
-
-    def __init__(self, backbone: ResNet, layer: str = "pooled") -> None:
-        super().__init__()
-        Choice(LAYERS).require("FEATURES.LAYER", layer)
-        self.backbone = backbone.eval().requires_grad_(False)
-        self.stage = "res5" if layer == "pooled" else layer
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.backbone.stages(images)[self.stage].float().mean(dim=(2, 3))
 
 
 class Pixels(nn.Module):
@@ -196,9 +176,14 @@ def _fill(
 
 @torch.no_grad()
 def compute(network: Callable[[Tensor], Tensor], images: Tensor, precision: str, device: str | torch.device) -> Tensor:
-    """Features [N, D] float32 on the device; channels-last, under bf16 autocast unless ``precision`` is fp32."""
+    """Features [N, D] float32 on the device, under bf16 autocast unless ``precision`` is fp32.
+
+    Images lie channels last, but for a network of timm: its features are to have the bits of its own forward.
+    """
     device = torch.device(device)
-    batch = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+    last = getattr(network, "channels_last", not hasattr(network, "forward_features"))
+    layout = torch.channels_last if last else torch.contiguous_format
+    batch = images.to(device, non_blocking=True, memory_format=layout)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         return network(batch).float()
 

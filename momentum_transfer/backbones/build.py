@@ -5,18 +5,23 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from momentum_transfer.backbones import resnet
+from momentum_transfer.backbones.module_network import ModuleArchitecture, ModuleBackbone
+from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture, NormLayer, ResNet
-from momentum_transfer.backbones.timm_network import TIMM, TimmArchitecture, TimmBackbone, build_timm, check_name
+from momentum_transfer.backbones.timm_names import TIMM, TimmArchitecture, check_name
+from momentum_transfer.backbones.timm_network import TimmBackbone, build_timm
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
 
-AnyArchitecture = Architecture | TimmArchitecture
-Backbone = ResNet | TimmBackbone
+AnyArchitecture = Architecture | TimmArchitecture | ModuleArchitecture
+Backbone = ResNet | TimmBackbone | ModuleBackbone
 
 
 def parse_architecture(text: str) -> AnyArchitecture:
@@ -84,12 +89,26 @@ def build_backbone(architecture: AnyArchitecture, norm_layer: NormLayer | None =
     """
     if isinstance(architecture, TimmArchitecture):
         return build_timm(architecture, norm_layer)
+    if isinstance(architecture, ModuleArchitecture):
+        return architecture.build(norm_layer)
     return resnet.build_backbone(architecture, nn.BatchNorm2d if norm_layer is None else norm_layer)
+
+
+@lru_cache(maxsize=32)
+def own_input(architecture: AnyArchitecture) -> NetworkInput | None:
+    """How the images of a network are to be, where it says so; None for a ResNet: settings and data sets say it."""
+    if isinstance(architecture, TimmArchitecture):
+        with torch.device("meta"):
+            return build_timm(architecture).input
+    if isinstance(architecture, ModuleArchitecture):
+        module = architecture.build()
+        return module.input if module.says_input else None
+    return None
 
 
 def metadata_of(architecture: AnyArchitecture) -> dict[str, str]:
     """The architecture as the metadata of files tell it; ``architecture_in`` reads it back."""
-    if isinstance(architecture, TimmArchitecture):
+    if not isinstance(architecture, Architecture):
         return {"architecture": str(architecture)}
     return {"architecture": architecture.name, "width": str(architecture.width), "stem": architecture.stem}
 

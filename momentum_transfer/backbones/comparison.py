@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from momentum_transfer import records as results
+from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.backbones.similarity import MIN_BATCH, block_names, cka_of_networks, stage_ends, weight_norms
 from momentum_transfer.console import track
 from momentum_transfer.errors import InputError
@@ -104,10 +104,11 @@ class Comparison:
     seed: int
 
     def stages(self) -> dict[str, float]:
-        """CKA of stem, res2 to res5 (their last blocks) and avgpool, which every depth has."""
+        """CKA of stem, res2 to res5 (their last blocks) and avgpool, as far as both networks have them."""
         ours, theirs = stage_ends(self.reference_blocks), stage_ends(self.other_blocks)
         rows, columns = self.reference_blocks, self.other_blocks
-        return {name: float(self.cka[rows.index(ours[name]), columns.index(theirs[name])]) for name in ours}
+        both = [name for name in ours if name in theirs]
+        return {name: float(self.cka[rows.index(ours[name]), columns.index(theirs[name])]) for name in both}
 
 
 def compare(
@@ -118,7 +119,7 @@ def compare(
     Args:
         batch_statistics: BatchNorm takes each batch's own statistics, as fine-tuning begins, and not the stored ones.
     """
-    networks: list[ResNet] = [source.build().to(batches.device) for source in (reference, other)]
+    networks: list[Backbone] = [source.build().to(batches.device) for source in (reference, other)]
     for network in networks:
         network.train(batch_statistics)
     names = (other.name, reference.name)

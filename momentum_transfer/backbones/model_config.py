@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.backbones.timm_inference import Clues, Shapes
-from momentum_transfer.backbones.timm_network import TimmArchitecture, check_name
+from momentum_transfer.backbones.timm_names import TimmArchitecture, check_name
 from momentum_transfer.errors import InputError
 
 #: transformers' name of an activation -> timm's.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 #: ImageNet's statistics of values in 0..1, which ResNets and detectors normalise with.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+#: Name of a map -> its stride.
+STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
 
 
 class NetworkInput(NamedTuple):
@@ -24,6 +27,11 @@ class NetworkInput(NamedTuple):
     std: tuple[float, ...] = IMAGENET_STD
     interpolation: str = "bilinear"
     crop: float = 0.875
+
+    @property
+    def resized(self) -> int:
+        """The shorter side before the central crop, as timm computes it."""
+        return math.floor(self.size / self.crop)
 
     def __str__(self) -> str:
         """As protocols and the console say it."""

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from momentum_transfer import digests
 from momentum_transfer.backbones.build import (
     AnyArchitecture,
-    Backbone,
     architecture_in,
-    build_backbone,
     metadata_of,
     parse_architecture,
 )
@@ -28,9 +23,12 @@ from momentum_transfer.backbones.families import BY_NAME, ONLY
 from momentum_transfer.backbones.key_report import CoverageError, KeyReport
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
 from momentum_transfer.backbones.model_config import read_model_config, timm_architecture_in
+from momentum_transfer.backbones.module_network import MODULE
 from momentum_transfer.backbones.refusals import refuse_other_models, refuse_values
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
+from momentum_transfer.backbones.source import SourceBackbone, named_backbone
+from momentum_transfer.backbones.timm_names import TIMM
 from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.checkpoint_folder import CheckpointFolder
 from momentum_transfer.console import say
@@ -42,39 +40,6 @@ from momentum_transfer.learned_settings import learned_settings, pretraining_has
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
            "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip
-
-
-@dataclass
-class SourceBackbone:
-    """A backbone read from a file.
-
-    Attributes:
-        state: torchvision's names (ResNets) or timm's -> tensors, statistics and counters included, no classifier.
-        architecture: inferred from names and shapes, or as asked.
-        family: name of the rule that read it.
-        network: "student", "teacher", or "backbone" where the file holds one network and does not say which.
-        path: the file itself (a run folder is resolved to its checkpoint).
-        sha256: of that file.
-        metadata: text that travels with conversions: source, hashes, network, method.
-        report: what became of every key.
-        name: what results call it.
-    """
-
-    state: dict[str, Tensor]
-    architecture: AnyArchitecture
-    family: str
-    network: str
-    path: Path
-    sha256: str
-    metadata: dict[str, str]
-    report: KeyReport = field(repr=False)
-    name: str = ""
-
-    def build(self) -> Backbone:
-        """The network with these weights: float32, eval mode, every tensor loaded strictly."""
-        network = build_backbone(self.architecture)
-        network.load_state_dict(self.state, strict=True)
-        return network.float().eval()
 
 
 def load_backbone(
@@ -90,7 +55,8 @@ def load_backbone(
 
     Args:
         path: a file, an output folder of ``tools/pretrain.py`` (its last checkpoint is taken), or weights on the Hub,
-            ``hf:org/name[@revision][:file]``.
+            ``hf:org/name[@revision][:file]``; or ``timm:NAME``, the weights that timm publishes, or
+            ``module:package.path:factory``, a module that the user's own code makes, which this runs.
         architecture: of the network, ``timm:NAME?img_size=224`` for example, where the file does not tell it.
         which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
         family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
@@ -106,6 +72,8 @@ def load_backbone(
         raise InputError(f"expected which to be student or teacher, found {which!r}")
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
+    if str(path).startswith((TIMM, MODULE)):
+        return named_backbone(str(path), which, family)
     file = checkpoint_file(path)
     tree = read_tree(file, trust_pickle=trust_pickle)
     tables, carried = tensor_tables(tree), carried_metadata(tree, file)

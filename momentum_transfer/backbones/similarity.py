@@ -15,7 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from momentum_transfer.backbones.build import Backbone
+from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD
 from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.errors import InputError
 
 #: Fewer images leave the unbiased estimator undefined (it divides by n - 3).
@@ -90,15 +93,32 @@ def _grams(layers: Iterable[Tensor]) -> Tensor:
     return torch.stack([(x - x.mean(0)) @ (x - x.mean(0)).T for x in flat])
 
 
-def block_outputs(network: ResNet, images: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Output of the stem (before pooling), of every residual block, and of the average pooling.
+def block_outputs(network: Backbone, images: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Outputs of a network's blocks, by name.
 
     Args:
         images: [N, 3, H, W].
 
     Yields:
-        ("stem", [N, C, H', W']), ("res2.0", …), …, ("avgpool", [N, C]).
+        of a ResNet ("stem", [N, C, H', W']) before pooling, ("res2.0", …), … of every residual block; of another
+        hierarchical network ("res2", …), … of every stage; of a plain ViT ("block.0", [N, T, C]), … the tokens of every
+        block after its final norm; last ("avgpool", [N, C]), the features as the network pools them.
     """
+    if isinstance(network, ResNet):
+        yield from _residual_blocks(network, images)
+    elif isinstance(network, TimmBackbone) and network.plain:
+        for number, (prefix, patches) in enumerate(network.tokens(images, network.depth)):
+            yield f"block.{number}", torch.cat([prefix, patches.flatten(2).transpose(1, 2)], dim=1)
+        yield "avgpool", network(images)
+    elif network.strides:
+        stages = network.stages(images)
+        yield from ((name, stages[name]) for name in network.strides)
+        yield "avgpool", stages["pooled"]
+    else:
+        yield "avgpool", network(images)
+
+
+def _residual_blocks(network: ResNet, images: Tensor) -> Iterator[tuple[str, Tensor]]:
     x = network.relu(network.bn1(network.conv1(images)))
     yield "stem", x
     x = network.maxpool(x)
@@ -111,34 +131,51 @@ def block_outputs(network: ResNet, images: Tensor) -> Iterator[tuple[str, Tensor
     yield "avgpool", network.avgpool(x).flatten(1)
 
 
-def block_names(network: ResNet) -> list[str]:
+def block_names(network: Backbone) -> list[str]:
     """The names that ``block_outputs`` yields."""
-    stages: tuple[nn.Sequential, ...] = (network.layer1, network.layer2, network.layer3, network.layer4)
-    blocks = [f"res{number}.{index}" for number, stage in enumerate(stages, 2) for index in range(len(stage))]
-    return ["stem", *blocks, "avgpool"]
+    if isinstance(network, ResNet):
+        stages: tuple[nn.Sequential, ...] = (network.layer1, network.layer2, network.layer3, network.layer4)
+        blocks = [f"res{number}.{index}" for number, stage in enumerate(stages, 2) for index in range(len(stage))]
+        return ["stem", *blocks, "avgpool"]
+    if isinstance(network, TimmBackbone) and network.plain:
+        return [*(f"block.{number}" for number in range(network.depth)), "avgpool"]
+    return [*network.strides, "avgpool"]
 
 
 def stage_ends(names: Sequence[str]) -> dict[str, str]:
-    """stem, res2 to res5 and avgpool -> the last block of each: what networks of different depth share."""
+    """stem, res2 to res5 (of a plain ViT: block) and avgpool -> the last block of each: what different depths share."""
     return {name.split(".")[0]: name for name in names}
 
 
 @torch.no_grad()
-def cka_of_networks(first: ResNet, second: ResNet, batches: Iterable[Tensor]) -> Tensor:
+def cka_of_networks(first: Backbone, second: Backbone, batches: Iterable[Tensor]) -> Tensor:
     """CKA of every block of ``first`` with every block of ``second``, of any depth or width.
 
     Args:
         first, second: in eval mode.
-        batches: images [n, 3, H, W], the same size n each time.
+        batches: images [n, 3, H, W] normalised by ImageNet's statistics, the same number n each time; a network with
+            statistics of its own sees them normalised by those.
 
     Returns:
         [blocks of first, blocks of second], rows and columns as ``block_names``.
     """
     cka = MinibatchCKA()
     for images in batches:
-        grams = [_grams(output for _, output in block_outputs(network, images)) for network in (first, second)]
+        grams = [
+            _grams(output for _, output in block_outputs(network, _as_wanted(images, network)))
+            for network in (first, second)
+        ]
         cka.update_grams(*grams)
     return cka.compute()
+
+
+def _as_wanted(images: Tensor, network: Backbone) -> Tensor:
+    mean, std = network.input.mean, network.input.std
+    if (mean, std) == (IMAGENET_MEAN, IMAGENET_STD):
+        return images
+    was, is_, by, now = (images.new_tensor(values).view(1, 3, 1, 1)
+                         for values in (IMAGENET_MEAN, mean, IMAGENET_STD, std))  # fmt: skip
+    return (images * by + was - is_) / now
 
 
 def weight_norms(state: Mapping[str, Tensor], kernel: int | None = None) -> dict[str, float]:

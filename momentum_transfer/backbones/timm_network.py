@@ -7,77 +7,23 @@ own description of it (``feature_info``, ``forward_intermediates``), never from 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.batch_norm import replace_batch_norm
-from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
+from momentum_transfer.backbones.timm_names import TimmArchitecture
 from momentum_transfer.errors import InputError
 from momentum_transfer.extras import extra
+from momentum_transfer.hub.pull import local_file
 
-TIMM = "timm:"
-#: Name of a map -> its stride.
-STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
-#: What an architecture's text may not ask of timm: they make another kind of network, or read files.
-_OURS = ("num_classes", "in_chans", "features_only", "out_indices", "checkpoint_path", "cache_dir", "scriptable",
-         "exportable", "no_jit", "feature_cls", "output_fmt", "device", "dtype")  # fmt: skip
 #: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
 _EPSILONS = ("norm_eps", "final_norm_eps")
-
-
-@dataclass(frozen=True)
-class TimmArchitecture:
-    """A network of timm.
-
-    Args:
-        name: as timm knows it, with or without the tag of its published weights (``resnet50.a1_in1k``);
-            the tag says which size, mean and standard deviation are its own.
-        options: of its constructor, in the order of the text.
-    """
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __post_init__(self) -> None:
-        for key, value in self.options:
-            if key in _OURS or key.startswith("pretrained"):
-                raise InputError(f"expected options of the network itself, found {key} in {self}; leave it out")
-            if not isinstance(value, (int, float, str, tuple)):
-                raise InputError(f"expected numbers or words as options, found {key}={value!r} in {self}; correct it")
-        size = dict(self.options).get("img_size", 1)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InputError(f"expected img_size as a side in pixels, found {size!r} in {self}; correct it")
-
-    def __str__(self) -> str:
-        """The text that ``parse_architecture`` reads back."""
-        query = "&".join(f"{key}={str(value).replace(' ', '')}" for key, value in self.options)
-        return f"{TIMM}{self.name}{'?' if query else ''}{query}"
-
-
-def check_name(name: str) -> None:
-    """Refuse what timm has no network of, naming the nearest.
-
-    Raises:
-        InputError: an unknown name or tag, or timm missing.
-    """
-    timm = extra("timm", "networks of timm")
-    bare, _, tag = name.partition(".")
-    if timm.is_model(bare):
-        tags = [full.partition(".")[2] for full in timm.list_models(f"{bare}.*", pretrained=True)]
-        if not tag or tag in tags:
-            return
-        raise InputError(f"expected a tag of {', '.join(tags) or 'none'} of timm's {bare}, found {tag!r}; correct it")
-    names = timm.list_models()
-    near = difflib.get_close_matches(bare, names, n=3, cutoff=0.5) or [n for n in names if n.startswith(bare[:3])][:3]
-    nearest = f"; the nearest are {', '.join(near)}" if near else ""
-    raise InputError(f"expected the name of one of timm's {len(names)} networks, found {bare!r}{nearest}")
 
 
 def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Module] | None = None) -> TimmBackbone:
@@ -96,7 +42,7 @@ def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Mo
 
 
 def published(architecture: TimmArchitecture) -> TimmBackbone:
-    """The network with the weights that timm publishes for its tag, downloaded or from timm's cache.
+    """The network with the weights that timm publishes for its tag, from a mirror, the cache or the Hub.
 
     Raises:
         InputError: timm publishes none, or they cannot be had: no network.
@@ -104,31 +50,41 @@ def published(architecture: TimmArchitecture) -> TimmBackbone:
     timm = extra("timm", "networks of timm")
     if not timm.models.is_model_pretrained(architecture.name):
         raise InputError(f"expected a network that timm publishes weights of, found {architecture}; give a checkpoint")
+    config = timm.get_pretrained_cfg(architecture.name)
+    if not config.hf_hub_id:
+        return TimmBackbone(_downloaded(architecture), architecture)
+    repository = config.hf_hub_id + (f"{config.architecture}.{config.tag}" if config.hf_hub_id.endswith("/") else "")
+    file = local_file(f"hf:{repository}" + (f":{config.hf_hub_filename}" if config.hf_hub_filename else ""))
+    overlay = {"file": str(file), "custom_load": False}
+    return TimmBackbone(_create(architecture, pretrained=True, pretrained_cfg_overlay=overlay), architecture)
+
+
+def _downloaded(architecture: TimmArchitecture) -> Any:
+    """From the address of its own that timm knows."""
     try:
-        network = _create(architecture, pretrained=True)
-    except InputError:
-        raise
-    except Exception as error:  # whatever its downloads raise: URLError, HfHubHTTPError, LocalEntryNotFoundError, …
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return _create(architecture, pretrained=True)
+    except OSError as error:  # urllib's URLError is one
         raise InputError(
-            f"expected to get timm's weights of {architecture}, found {type(error).__name__}: {reason[:150]}; this "
-            "needs the network once, or give a checkpoint's file"
+            f"expected to get timm's weights of {architecture}, found no way there ({error}); fetch them where there "
+            "is a network, or give a checkpoint's file"
         ) from error
-    return TimmBackbone(network, architecture)
 
 
-def _create(architecture: TimmArchitecture, pretrained: bool = False) -> Any:
-    """timm's network without its classifier; a convolutional one takes any size, so that only its images change."""
+def _create(architecture: TimmArchitecture, **source: Any) -> Any:
+    """timm's network without its classifier; a convolutional one takes any size, so that only its images change.
+
+    Args:
+        source: where its weights come from, as ``timm.create_model`` takes it.
+    """
     options = dict(architecture.options)
     epsilons = {key: options.pop(key) for key in _EPSILONS if key in options}
     try:
-        network = _create_with(architecture, options, pretrained)
+        network = _create_with(architecture, options, source)
     except _NoSuchOption as error:
-        if error.name == "img_size":
-            del options["img_size"]
-            network = _create_with(architecture, options, pretrained)
-        else:
+        if error.name != "img_size":
             raise
+        del options["img_size"]
+        network = _create_with(architecture, options, source)
     _check_patches(network, architecture)
     _set_epsilons(network, **epsilons)
     return network
@@ -154,10 +110,10 @@ class _NoSuchOption(InputError):
         self.name = name
 
 
-def _create_with(architecture: TimmArchitecture, options: dict[str, Any], pretrained: bool) -> Any:
+def _create_with(architecture: TimmArchitecture, options: dict[str, Any], source: dict[str, Any]) -> Any:
     timm = extra("timm", "networks of timm")
     try:
-        return timm.create_model(architecture.name, pretrained=pretrained, num_classes=0, **options)
+        return timm.create_model(architecture.name, num_classes=0, **source, **options)
     except TypeError as error:
         told = re.search(r"(unexpected|multiple values for) keyword argument '(\w+)'", str(error))
         if told is None or told[2] not in options:
@@ -194,12 +150,14 @@ class TimmBackbone(nn.Module):
         num_features: width C of what ``forward`` gives.
         plain: one map of one stride: ``tokens``. Otherwise ``stages``.
         strides, channels: of the maps by name, "res2" to "res5"; a stride that the network has no map of is not there.
+        depth: how many maps timm describes: of a plain network its blocks.
         patch_size: of a plain network: the stride of its map; otherwise 0.
         num_prefix_tokens: tokens before the patches in ``tokens`` (CLS, registers), of a plain network.
         class_token: whether the first of them is a CLS token.
     """
 
     network: Any
+    channels_last = False  # its features have the bits of timm's own
 
     def __init__(self, network: Any, architecture: TimmArchitecture) -> None:
         super().__init__()
@@ -214,6 +172,7 @@ class TimmBackbone(nn.Module):
         self._takes = set(inspect.signature(network.forward_intermediates).parameters) if info else set()
         self.plain = len(set(reductions)) == 1 and (len(reductions) > 1 or hasattr(network, "patch_embed"))
         self.patch_size = reductions[0] if self.plain else 0
+        self.depth = len(info)
         prefix = int(getattr(network, "num_prefix_tokens", 0) or 0)
         self.num_prefix_tokens = prefix if self.plain and "return_prefix_tokens" in self._takes else 0
         self.class_token = self.num_prefix_tokens > 0 and getattr(network, "cls_token", None) is not None
@@ -282,8 +241,10 @@ class TimmBackbone(nn.Module):
         """
         if not self.plain:
             raise InputError(f"expected a plain network with tokens, found the maps of {self.architecture}; use stages")
-        if not 1 <= blocks <= (depth := len(_feature_info(self.network))):
-            raise InputError(f"expected 1 to {depth} last blocks of {self.architecture}, found {blocks}; ask for fewer")
+        if not 1 <= blocks <= self.depth:
+            raise InputError(
+                f"expected 1 to {self.depth} last blocks of {self.architecture}, found {blocks}; ask for fewer"
+            )
         with self._sizes(x):
             options = {"norm": True, "intermediates_only": True, "stop_early": True}
             if self.num_prefix_tokens:

@@ -19,7 +19,7 @@ from momentum_transfer.backbones.shapes import COUNTER, expected_shapes, infer_a
 from momentum_transfer.backbones.timm_inference import UnknownNetwork, infer_timm
 from momentum_transfer.backbones.timm_layout_tables import TORCHVISION, is_openai_order, layout_of
 from momentum_transfer.backbones.timm_layouts import Converted
-from momentum_transfer.backbones.timm_network import TimmArchitecture
+from momentum_transfer.backbones.timm_names import TimmArchitecture
 from momentum_transfer.errors import InputError
 
 

@@ -187,17 +187,24 @@ def build_views(
 
 
 def eval_transform(
-    dataset_name: str, image_size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+    dataset_name: str,
+    image_size: int,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    *,
+    interpolation: str = "bilinear",
+    resized: int = 0,
 ) -> Callable[[PIL.Image.Image], Tensor]:
     """The fixed transform for evaluation: PIL RGB -> float [3, image_size, image_size].
 
-    Photographs of any size: shorter side to 256/224 of the size, then the central crop. Datasets of small squares
-    (digits, CIFAR, STL-10, MNIST): the whole image, resized only if its size differs.
+    Photographs of any size: shorter side to ``resized`` (0: 256/224 of the size), then the central crop. Datasets of
+    small squares (digits, CIFAR, STL-10, MNIST): the whole image, resized only if its size differs.
     """
+    mode = v2.InterpolationMode(interpolation)
     if dataset_name in SMALL_SQUARES:
-        steps: list[Callable[[Any], Any]] = [v2.Resize((image_size, image_size))]
+        steps: list[Callable[[Any], Any]] = [v2.Resize((image_size, image_size), mode)]
     else:
-        steps = [v2.Resize(round(image_size * 256 / 224)), v2.CenterCrop(image_size)]
+        steps = [v2.Resize(resized or round(image_size * 256 / 224), mode), v2.CenterCrop(image_size)]
     return v2.Compose([*steps, *normalise(mean, std)])
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from lowshot import fitting, fixmatch_run
 from lowshot.augment import WeakAndStrong, weak_view
 from lowshot.classifier import Classifier
-from lowshot.fixmatch import FixMatch, build_method, check_image_size, check_preset, unlabelled_loss, with_norm
+from lowshot.fixmatch import FixMatch, build_method, check_backbone, check_preset, unlabelled_loss, with_norm
 from lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import training_batches
@@ -276,10 +276,10 @@ def test_normalisations_that_do_not_fit_are_refused(change, pretrained, message)
 
 
 def test_instance_norm_needs_more_than_one_position():
-    check_image_size(FIXMATCH["in"], Architecture("resnet10", 4, "small"), 16)
-    check_image_size(FIXMATCH["gn"], Architecture("resnet10"), 32)
+    check_backbone(FIXMATCH["in"], build_backbone(Architecture("resnet10", 4, "small")), 16)
+    check_backbone(FIXMATCH["gn"], build_backbone(Architecture("resnet10")), 32)
     with pytest.raises(InputError, match=r"images of more than 32 px .* found INPUT\.IMAGE_SIZE 32"):
-        check_image_size(FIXMATCH["in"], Architecture("resnet10"), 32)
+        check_backbone(FIXMATCH["in"], build_backbone(Architecture("resnet10")), 32)
 
 
 def test_teacher_and_preset_must_fit():

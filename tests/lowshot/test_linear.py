@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 
 from lowshot import fitting, linear
 from lowshot.classifier import accuracy
-from lowshot.features.extract import StageFeatures
 from lowshot.features.feature_set import FeatureSet
+from lowshot.features.pooling import StageFeatures
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream
 from lowshot.presets import LINEAR, LinearPreset, Schedule

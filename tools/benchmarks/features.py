@@ -18,7 +18,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
 
-from lowshot.features.extract import StageFeatures, compute
+from lowshot.features.extract import compute
+from lowshot.features.pooling import StageFeatures
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backbone
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.devices import choose_device

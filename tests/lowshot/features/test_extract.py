@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from lowshot.features.cache import About
-from lowshot.features.extract import LAYERS, Pixels, Source, StageFeatures, data_hash, extract
+from lowshot.features.extract import Pixels, Source, data_hash, extract
+from lowshot.features.pooling import LAYERS, StageFeatures
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages

@@ -16,7 +16,8 @@ from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.backbones.read import CoverageError, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import expected_shapes
-from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
+from momentum_transfer.backbones.timm_names import TimmArchitecture
+from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.errors import InputError
 
 HIERARCHICAL = ("timm:test_convnext?img_size=64", "timm:test_efficientnet?img_size=64",

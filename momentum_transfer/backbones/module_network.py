@@ -1,0 +1,192 @@
+"""Any ``nn.Module`` as a backbone: what it is to give, and how its maps, widths and input are found.
+
+The protocol: ``module(images [N, 3, H, W])`` gives features [N, D], or one map [N, C, h, w], or a dict of maps
+[N, C, h, w] by any names, with pooled features [N, D] under "pooled" if the module has its own. Maps are told by their
+strides, the image's side over the map's; where no features are pooled, they are the mean of the deepest map over its
+positions. A module may say in an attribute ``input`` how its images are to be: a :class:`NetworkInput` or a dict of its
+fields; one that says nothing takes images of 224 px and those of the settings' size.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from momentum_transfer.backbones.batch_norm import replace_batch_norm
+from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
+from momentum_transfer.errors import InputError
+
+MODULE = "module:"
+
+
+@dataclass(frozen=True)
+class ModuleArchitecture:
+    """A module that the user's own code makes.
+
+    Args:
+        text: what records call it: ``module:package.path:factory``.
+        factory: makes the module anew.
+        input: how its images are to be, in the place of what the module says.
+    """
+
+    text: str
+    factory: Callable[[], nn.Module] = field(compare=False, repr=False)
+    input: NetworkInput | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def build(self, norm_layer: Callable[[int], nn.Module] | None = None) -> ModuleBackbone:
+        """The module as a backbone; ``norm_layer``: channels -> module, in the place of every BatchNorm."""
+        module = self.factory()
+        if not isinstance(module, nn.Module):
+            raise InputError(f"expected {self.text} to give a torch.nn.Module, found a {type(module).__name__}")
+        if norm_layer is not None:
+            replace_batch_norm(module, norm_layer)
+        return ModuleBackbone(module, self)
+
+
+def of_module(module: nn.Module, name: str, spec: NetworkInput | None = None) -> ModuleArchitecture:
+    """The architecture of a module at hand; every copy that is built of it is one of its own."""
+    return ModuleArchitecture(name, partial(copy.deepcopy, module), spec)
+
+
+def of_text(text: str) -> ModuleArchitecture:
+    """The architecture behind ``module:package.path:factory``; this imports, that is runs, the user's own code.
+
+    Raises:
+        InputError: no such form, no such module in the working folder or on Python's path, no such name in it.
+    """
+    package, colon, name = text.removeprefix(MODULE).partition(":")
+    if not package or not colon or not name.isidentifier():
+        raise InputError(f"expected {MODULE}package.path:factory, found {text!r}; name the module and its function")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # as python -m does, after everything that is installed
+    try:
+        found = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"expected a Python module {package}, found none ({error}); run in its folder, or set PYTHONPATH"
+        ) from error
+    factory = getattr(found, name, None)
+    if not callable(factory):
+        raise InputError(f"expected a function {name} that gives a network in {package}, found {factory!r}")
+    return ModuleArchitecture(text, factory)
+
+
+class ModuleBackbone(nn.Module):
+    """A user's module with the interface of the other backbones (``timm_network.TimmBackbone`` says what they mean)."""
+
+    plain = False
+    channels_last = False
+
+    def __init__(self, module: nn.Module, architecture: ModuleArchitecture) -> None:
+        super().__init__()
+        self.net = module
+        self.architecture = architecture
+        said = architecture.input or _own_input(module, architecture)
+        self.says_input = said is not None
+        self.input = said or NetworkInput()
+        self._by_name: dict[str, str] = {}  # our name of a map -> the module's
+        self._deepest = ""
+        self.channels: dict[str, int] = {}
+        self.strides: dict[str, int] = {}
+        self.num_features = self._find()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features [N, num_features] of images [N, 3, H, W]."""
+        return self._pooled(self._outputs(x))
+
+    def stages(self, x: Tensor) -> dict[str, Tensor]:
+        """Maps by the names of ``strides``, and "pooled"."""
+        outputs = self._outputs(x)
+        self._require_maps()
+        return {**{name: outputs[theirs] for name, theirs in self._by_name.items()}, "pooled": self._pooled(outputs)}
+
+    def maps(self, x: Tensor) -> dict[str, Tensor]:
+        """``stages`` without the pooled features."""
+        self._require_maps()
+        outputs = self._outputs(x)
+        return {name: outputs[theirs] for name, theirs in self._by_name.items()}
+
+    def _require_maps(self) -> None:
+        if not self._by_name:
+            raise InputError(
+                f"expected maps of stride 4, 8, 16 or 32 of {self.architecture}, found pooled features alone; let its "
+                "forward give a dict of maps"
+            )
+
+    def _outputs(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.net(x)
+        if isinstance(found, Tensor):
+            found = {"pooled" if found.dim() == 2 else "map": found}
+        if not isinstance(found, Mapping) or not found:
+            raise self._wrong(f"a {type(found).__name__}")
+        for name, tensor in found.items():
+            if not isinstance(tensor, Tensor) or tensor.dim() != (2 if name == "pooled" else 4):
+                shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise self._wrong(f"{shape} under {name!r}")
+            if len(tensor) != len(x):
+                raise self._wrong(f"{tuple(tensor.shape)} under {name!r} for {len(x)} images")
+        return dict(found)
+
+    def _wrong(self, found: str) -> InputError:
+        return InputError(
+            f"expected {self.architecture} to give features [N, D] or a dict of maps [N, C, h, w], found {found}"
+        )
+
+    def _pooled(self, outputs: dict[str, Tensor]) -> Tensor:
+        return outputs["pooled"] if "pooled" in outputs else outputs[self._deepest].mean(dim=(2, 3))
+
+    @torch.no_grad()
+    def _find(self) -> int:
+        """Strides, channels and width, from two grey images."""
+        training, parameter = self.net.training, next(self.net.parameters(), torch.zeros(()))
+        size = self.input.size
+        self.net.eval()
+        try:
+            outputs = self._outputs(torch.zeros(2, 3, size, size, device=parameter.device, dtype=parameter.dtype))
+        except InputError:
+            raise
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(
+                f"expected {self.architecture} to take images [N, 3, {size}, {size}], found {reason}; give it an "
+                "attribute input of the size that it takes"
+            ) from error
+        finally:
+            self.net.train(training)
+        maps = {name: tensor for name, tensor in outputs.items() if name != "pooled"}
+        for theirs, tensor in maps.items():
+            if self._deepest == "" or tensor.shape[-1] <= outputs[self._deepest].shape[-1]:
+                self._deepest = theirs
+            for name, stride in STRIDES.items():
+                if tensor.shape[-1] == -(-size // stride):
+                    self._by_name[name], self.channels[name], self.strides[name] = theirs, tensor.shape[1], stride
+        return int(self._pooled(outputs).shape[1])
+
+
+def _own_input(module: nn.Module, architecture: ModuleArchitecture) -> NetworkInput | None:
+    said = getattr(module, "input", None)
+    if said is None:
+        return None
+    try:
+        return said if isinstance(said, NetworkInput) else NetworkInput(**said)
+    except TypeError as error:
+        raise InputError(
+            f"expected the attribute input of {architecture} as a dict of {', '.join(NetworkInput._fields)}, "
+            f"found {said!r}"
+        ) from error
