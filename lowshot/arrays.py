@@ -20,7 +20,7 @@ from lowshot.linear import evaluate_linear, from_cache
 from lowshot.presets import LINEAR
 from lowshot.svm import lowshot_svm
 from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.neighbours import search
 from momentum_transfer.ranges import COUNT, POSITIVE, Choice
 
@@ -47,6 +47,11 @@ def extract_features(
         InputError: no image, or features that are no matrix.
     """
     Choice(PRECISIONS).require("precision", precision)
+    COUNT.require("batch_size", batch_size)
+    if not callable(network):
+        raise InputError(f"expected a network to call with images, found {shown(network)}; give a module")
+    if not isinstance(images, Iterable):
+        raise InputError(f"expected images [N, 3, H, W] or batches of them, found {shown(images)}; give an array")
     where = torch.device(device) if device is not None else choose_device()
     batches: Iterable[Any] = images
     if isinstance(images, (np.ndarray, Tensor)):

@@ -7,15 +7,14 @@ each take 1.4 MB.
 
 import hashlib
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer import npz
+from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.files import atomic_path, sha256_of
 from momentum_transfer.verdicts import outcomes
 from momentum_transfer.verdicts.outcomes import Outcomes
@@ -55,8 +54,8 @@ def read(folder: str | Path, reference: Mapping[str, Any]) -> Outcomes:
         raise InputError(f"items file not found: {file}; copy the folder {FOLDER}/ along with the results")
     if sha256_of(file) != reference.get("sha256"):
         raise InputError(f"expected the items file {file} as its record has it, found another content; evaluate again")
+    arrays = npz.read_arrays(file)
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return outcomes.from_arrays(dict(archive))
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"expected a NumPy archive in {file}, but it cannot be read: {error}") from error
+        return outcomes.from_arrays(arrays)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
+        raise InputError(f"expected outcomes of test items in {file}, found other arrays: {one_line(error)}") from error

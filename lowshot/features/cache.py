@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ class Entry:
         """The array in ``file``, of that shape (None is any size)."""
         try:
             array = np.load(file, allow_pickle=False, **options)
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, MemoryError, TypeError, SyntaxError, TokenError) as error:
             raise self._damaged(file) from error
         fits = [want in (None, size) for want, size in zip(shape, array.shape, strict=False)]
         if array.ndim != len(shape) or not all(fits):
@@ -189,7 +190,7 @@ class Entry:
 def crc_of(rows: np.ndarray, so_far: int = 0) -> int:
     """CRC-32 of the rows' bytes, going on from that of the rows before them."""
     for part in chunks(len(rows)):
-        so_far = zlib.crc32(np.ascontiguousarray(rows[part]).view(np.uint8), so_far)
+        so_far = zlib.crc32(np.ascontiguousarray(rows[part]).tobytes(), so_far)
     return so_far
 
 

@@ -1,12 +1,11 @@
 """Features with their labels: read, checked, compared."""
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from momentum_transfer import npz
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of
 from momentum_transfer.neighbours import chunks
@@ -52,17 +51,15 @@ def read_npz(path: str | Path) -> FeatureSet:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"feature file not found: {path}; expected an .npz with the arrays features and labels")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in ("features", "labels") if key not in archive]
-            if missing:
-                raise InputError(
-                    f"expected the arrays features [N, D] and labels in {path}, found {', '.join(archive.files)}; "
-                    f"missing: {', '.join(missing)}"
-                )
-            features, labels = archive["features"], archive["labels"]
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"expected a NumPy .npz archive without pickled objects in {path}: {error}") from error
+    with npz.opened(path) as archive:
+        known = npz.names_of(archive)
+        missing = [key for key in ("features", "labels") if key not in known]
+        if missing:
+            raise InputError(
+                f"expected the arrays features [N, D] and labels in {path}, found {', '.join(known)}; "
+                f"missing: {', '.join(missing)}"
+            )
+    features, labels = npz.read_arrays(path, ("features", "labels")).values()
     if features.dtype.kind != "f":
         raise InputError(f"features of {path} are {features.dtype}, expected floating-point numbers")
     if labels.dtype.kind not in "iub":

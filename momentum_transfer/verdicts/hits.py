@@ -46,6 +46,8 @@ class PerItem:
         """What ``arrays`` gave; InputError where it is something else."""
         try:
             count, test_set = int(found["count"]), str(found["test_set"])
+            if any(name.startswith("hit ") and 8 * values.size < count for name, values in found.items()):
+                raise ValueError(f"the hits of {count} items")  # unpackbits would make as many as it is told
             values = {
                 name.removeprefix("hit "): np.unpackbits(values, count=count).astype(bool)
                 if name.startswith("hit ")
