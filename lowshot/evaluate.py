@@ -83,9 +83,9 @@ def _source(module: nn.Module, name: str, spec: NetworkInput | Mapping[str, Any]
     if spec is None and isinstance(module, (ResNet, TimmBackbone, ModuleBackbone)):
         source = of_network(module)
     else:
-        if isinstance(spec, Mapping):
-            spec = NetworkInput(**{"size": size, **spec})
-        if spec is None and getattr(module, "input", None) is None:
+        if spec is not None:
+            spec = module_network.input_of(spec, "input", size)
+        elif getattr(module, "input", None) is None:
             spec = NetworkInput(size)
         architecture = module_network.of_module(module, name or type(module).__name__, spec)
         source = of_network(ModuleBackbone(module, architecture))

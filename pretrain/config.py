@@ -9,7 +9,7 @@ def get_cfg() -> CfgNode:
     cfg.OUTPUT_DIR = "outputs/pretrain"
     cfg.SEED = 0
     cfg.METHOD = CfgNode({"NAME": "momentum2"})  # momentum2, byol, moco, simsiam, supervised, random
-    cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})
+    cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})  # the last two of ResNets; or timm:NAME
     _add_head_and_teacher(cfg)
     _add_data(cfg)
     _add_solver(cfg)

@@ -49,8 +49,8 @@ def build_method(
 
     Args:
         name: a key of ``PRESETS``, or a config by name or path, such as ``smoke/moco_eman_digits``.
-        arch, width, stem: of the backbone, see :class:`momentum_transfer.backbones.resnet.Architecture`. They are used
-            with the presets; a config brings its own.
+        arch, width, stem: of the backbone, see :class:`momentum_transfer.backbones.resnet.Architecture`; ``arch`` may
+            be ``timm:NAME``. They are used with the presets; a config brings its own.
         settings: others in the place of the paper's: ``{"HEAD.HIDDEN": 512, "NORM.TEACHER": "EMAN"}``.
 
     Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from momentum_transfer import distributed
+from momentum_transfer.backbones.build import named_architecture, own_input
+from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import LabelledImages, build_dataset
 from momentum_transfer.images.decoded import kept_in_memory
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
-from momentum_transfer.images.views import TwoViewDataset, build_views, eval_transform
+from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
 from momentum_transfer.samplers import Batches, Place, training_loader, whole_steps
 from momentum_transfer.worker_count import MEASURED, candidates, measured_batches
 from pretrain.monitor import EvaluationImages
@@ -48,7 +50,25 @@ def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> Labelle
 
 def evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
     """The images under the fixed evaluation transform."""
-    return EvaluationImages(images, eval_transform(cfg.DATA.NAME, cfg.DATA.IMAGE_SIZE))
+    return EvaluationImages(images, eval_transform(cfg.DATA.NAME, cfg.DATA.IMAGE_SIZE, *statistics(cfg)))
+
+
+def statistics(cfg: CfgNode) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and standard deviation of the views: the network's own, ImageNet's for a ResNet.
+
+    Raises:
+        InputError: the network has a size of its own, and DATA.IMAGE_SIZE is another.
+    """
+    architecture = named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+    own = own_input(architecture)
+    if own is None:
+        return MEAN, STD
+    if own.size != cfg.DATA.IMAGE_SIZE:
+        raise InputError(
+            f"expected DATA.IMAGE_SIZE {own.size}, the size of {architecture}, found {cfg.DATA.IMAGE_SIZE}; set it, or "
+            "say the size in MODEL.ARCH: timm:NAME?img_size=N"
+        )
+    return own.mean, own.std
 
 
 class EpochImages(Dataset):
@@ -79,7 +99,13 @@ class TrainingBatches:
         self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
         uses = plan.steps / plan.steps_per_epoch
         images = kept_in_memory(images, data.MEMORY_SHARE, uses=uses, processes=distributed.local_world_size())
-        recipe: dict[str, Any] = {"remove": data.REMOVE, "crop_scale": tuple(data.CROP_SCALE) or None}
+        mean, std = statistics(cfg)
+        recipe: dict[str, Any] = {
+            "mean": mean,
+            "std": std,
+            "remove": data.REMOVE,
+            "crop_scale": tuple(data.CROP_SCALE) or None,
+        }
         self.dataset: TwoViewDataset | CanvasDataset
         if data.VIEWS_ON == "device":
             self.device_views = build_device_views(data.VIEWS, data.IMAGE_SIZE, **recipe)

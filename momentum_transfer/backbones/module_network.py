@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -181,12 +182,24 @@ class ModuleBackbone(nn.Module):
 
 def _own_input(module: nn.Module, architecture: ModuleArchitecture) -> NetworkInput | None:
     said = getattr(module, "input", None)
-    if said is None:
-        return None
+    return said if said is None else input_of(said, f"the attribute input of {architecture}")
+
+
+def input_of(said: Any, where: str, size: int = NetworkInput().size) -> NetworkInput:
+    """A :class:`NetworkInput`, or a dict of some of its fields, checked.
+
+    Args:
+        where: for the message.
+        size: where the dict says none.
+
+    Raises:
+        InputError: something else, or values of another kind.
+    """
     try:
-        return said if isinstance(said, NetworkInput) else NetworkInput(**said)
-    except TypeError as error:
-        raise InputError(
-            f"expected the attribute input of {architecture} as a dict of {', '.join(NetworkInput._fields)}, "
-            f"found {said!r}"
-        ) from error
+        found = said if isinstance(said, NetworkInput) else NetworkInput(**{"size": size, **said})
+        sound = found.size == int(found.size) > 0 and len(found.mean) == len(found.std) == 3 and min(found.std) > 0
+        if sound and 0 < found.crop <= 1 and found.interpolation in ("bilinear", "bicubic"):
+            return NetworkInput(int(found.size), tuple(found.mean), tuple(found.std), found.interpolation, found.crop)
+    except (TypeError, ValueError):
+        pass
+    raise InputError(f"expected {where} as {', '.join(NetworkInput._fields)} of images, found {said!r}")

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fvcore.common.config import CfgNode
+from torch import nn
 
 from momentum_transfer import distributed
-from momentum_transfer.backbones.build import AnyArchitecture, build_backbone, named_architecture
+from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
 from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
@@ -23,10 +24,35 @@ from pretrain.methods.supervised import Classifier, Supervised
 from pretrain.norms import FOLLOWS_STUDENT, Norm
 from pretrain.ranges import check_settings
 
+#: Normalisations that a network without batch normalisation can be trained with: of its heads' batches or statistics.
+WITHOUT_BN = ("BN", "SyncBN", "ShuffleBN", "EMAN")
+
 
 def architecture_of(cfg: CfgNode) -> AnyArchitecture:
     """The backbone that the settings name."""
     return named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+
+
+def _backbone(cfg: CfgNode, norm: Norm) -> Backbone:
+    """The backbone with that normalisation in the place of its batch normalisation.
+
+    Raises:
+        InputError: it has none, and ``norm`` is not one that the heads alone can have.
+    """
+    channels: list[int] = []
+
+    def layer(count: int) -> nn.Module:
+        channels.append(count)
+        return norm(count)
+
+    backbone = build_backbone(architecture_of(cfg), layer)
+    if not channels and norm.name not in WITHOUT_BN:
+        raise InputError(
+            f"expected a network with batch normalisation for {norm.name}, found {backbone.architecture}, which has "
+            f"none to put it in the place of; take NORM.STUDENT and NORM.TEACHER of {', '.join(WITHOUT_BN)}, which "
+            "then normalise in the heads alone, or another network"
+        )
+    return backbone
 
 
 def scaled_teacher_momentum(cfg: CfgNode) -> float:
@@ -72,7 +98,7 @@ def virtual_processes(cfg: CfgNode) -> int:
 
 
 def _branch(cfg: CfgNode, norm: Norm, predictor: bool) -> Branch:
-    backbone = build_backbone(architecture_of(cfg), norm)
+    backbone = _backbone(cfg, norm)
     head = cfg.HEAD
     head_norm = norm.for_vectors if head.PROJECTOR_NORM else None
     projector = mlp(backbone.num_features, head.HIDDEN, head.OUTPUT, head_norm)
@@ -120,7 +146,7 @@ def _student_alpha(cfg: CfgNode) -> dict[str, Any]:
 
 def _simsiam(cfg: CfgNode, num_classes: int) -> Method:
     norm = _student_norm(cfg)
-    backbone = build_backbone(architecture_of(cfg), norm)
+    backbone = _backbone(cfg, norm)
     head = cfg.HEAD
     projector = simsiam_projector(backbone.num_features, head.HIDDEN, head.OUTPUT, norm.for_vectors)
     predictor = mlp(head.OUTPUT, head.PREDICTOR_HIDDEN or head.HIDDEN, head.OUTPUT, norm.for_vectors)
@@ -128,12 +154,12 @@ def _simsiam(cfg: CfgNode, num_classes: int) -> Method:
 
 
 def _supervised(cfg: CfgNode, num_classes: int) -> Method:
-    backbone = build_backbone(architecture_of(cfg), _student_norm(cfg))
+    backbone = _backbone(cfg, _student_norm(cfg))
     return Supervised(Classifier(backbone, num_classes), **_student_alpha(cfg))
 
 
 def _random(cfg: CfgNode, num_classes: int) -> Method:
-    return RandomBackbone(build_backbone(architecture_of(cfg), Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)))
+    return RandomBackbone(_backbone(cfg, Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)))
 
 
 METHODS: dict[str, Callable[[CfgNode, int], Method]] = {
