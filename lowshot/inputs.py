@@ -20,14 +20,18 @@ from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_b
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.console import warn
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import cache_root, sha256_of, sha256_of_text
+from momentum_transfer.files import cache_root, part_title, sha256_of, sha256_of_text
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
 from momentum_transfer.images.labelled_images import LabelledImages
+from momentum_transfer.images.splits import stratified_split
+from momentum_transfer.images.subsets import Selected, select
 from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.images.voc_images import VocImages
+from momentum_transfer.published_sets import published_counts
 from momentum_transfer.settings import config_hash
 
 #: The weights that are no weights: the image's own grey values.
@@ -69,7 +73,10 @@ def identity(source: SourceBackbone | None, weights: str) -> tuple[dict[str, str
     """What records say about the weights: the checkpoint's name and hash, and its network."""
     if source is None:
         return {"name": weights, "sha256": sha256_of_text(weights)}, ""
-    return {"name": source.name, "sha256": source.sha256}, source.network
+    checkpoint = {"name": source.name, "sha256": source.sha256}
+    if method := source.metadata.get("method", ""):
+        checkpoint["method"] = method
+    return checkpoint, source.network
 
 
 def settings_hash(cfg: CfgNode) -> str:
@@ -77,7 +84,11 @@ def settings_hash(cfg: CfgNode) -> str:
     lists = [cfg.DATASETS.TRAIN_LIST, cfg.DATASETS.TEST_LIST]
     lists += [cfg[name].SPLIT_FILE for name in ("LINEAR", "FINETUNE", "FIXMATCH")]
     contents = [sha256_of(Path(file)) for file in lists if file and Path(file).is_file()]
-    return sha256_of_text(" ".join([config_hash(cfg), *contents]))[:12] if contents else config_hash(cfg)
+    same = cfg.clone()
+    same.defrost()
+    if not same.DATASETS.SPLIT:  # came after 2026-11-21: the records of before keep their hashes
+        del same.DATASETS["SPLIT"]
+    return sha256_of_text(" ".join([config_hash(same), *contents]))[:12] if contents else config_hash(same)
 
 
 class Images:
@@ -123,8 +134,33 @@ class Images:
         return _open(self.cfg, "TEST")
 
 
+def title(cfg: CfgNode, images: int, classes: int) -> str:
+    """What records call the test set: the given title, else the name of its folder or list, else NAME and TEST.
+
+    A published set's title stands only for so many images and classes as that set has.
+    """
+    data = cfg.DATASETS
+    published = published_counts(data.TITLE)
+    if data.TITLE and published in (None, (images, classes)):
+        return str(data.TITLE)
+    if published is not None:
+        warn(
+            f"DATASETS.TITLE is {data.TITLE}, which has {published[0]} images of {published[1]} classes; here are "
+            f"{images} images of {classes}: records do not call them so"
+        )
+    if data.NAME == "imagefolder":
+        return f"{part_title(Path(data.ROOT) / data.TRAIN)}_test" if data.SPLIT else _part(data)
+    return part_title(data.TEST_LIST) if data.NAME == "filelist" else f"{data.NAME} {data.TEST}"
+
+
+def _part(data: CfgNode) -> str:
+    return part_title(Path(data.ROOT) / data.TEST)
+
+
 def _open(cfg: CfgNode, split: str) -> LabelledImages:
     data = cfg.DATASETS
+    if data.SPLIT:
+        return _part_of_training(cfg, split)
     if data.NAME == "voc07":
         return VocImages(data.ROOT, data[split])
     return build_dataset(
@@ -138,6 +174,19 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
         seed=data.SEED,
         max_unreadable=100 if split == "TRAIN" else 0,  # a test image is not replaced by another: it would count twice
     )
+
+
+def _part_of_training(cfg: CfgNode, split: str) -> LabelledImages:
+    """The part of DATASETS.TRAIN that trains or tests, by DATASETS.SPLIT."""
+    data = cfg.DATASETS
+    whole = build_dataset(
+        data.NAME, data.ROOT or None, data.TRAIN, file_list=data.TRAIN_LIST or None, image_size=cfg.INPUT.IMAGE_SIZE,
+        variant=data.VARIANT, seed=data.SEED, max_unreadable=0,
+    )  # fmt: skip
+    trains = stratified_split([[int(label)] for label in whole.labels], data.SPLIT, data.SEED)
+    rows = np.flatnonzero(trains == (split == "TRAIN"))
+    part = Selected(whole, rows, whole.labels[rows], list(whole.classes))
+    return select(part, long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0, seed=data.SEED)
 
 
 def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:

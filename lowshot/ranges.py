@@ -59,6 +59,7 @@ RULES: dict[str, Rule] = {
     "DATASETS.TEST": ANY_PATH,
     "DATASETS.TRAIN_LIST": ANY_PATH,
     "DATASETS.TEST_LIST": ANY_PATH,
+    "DATASETS.SPLIT": Number(0, 1, below=True, note="0: TEST is a set of its own"),
     "DATASETS.TITLE": Words(r"[^\0]*", "as text without NUL"),
     "DATASETS.VARIANT": Choice(VARIANTS),
     "DATASETS.SEED": SEED,

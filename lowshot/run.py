@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ class Subject:
     Attributes:
         checkpoint: name and SHA-256.
         config: hash of the settings.
+        data: numbers of ``images`` and ``classes`` that test: what alone shows which set it is.
         features: what the features are, where they are not those that the network pools by itself: an end of the
             protocol's name, such as "/cls".
         about: of another network than a ResNet: its architecture, and how its images were prepared.
@@ -77,6 +78,7 @@ class Subject:
     network: str
     dataset: str
     config: str
+    data: dict[str, int]
     features: str = ""
     about: dict[str, str] = field(default_factory=dict)
 
@@ -99,6 +101,7 @@ class Subject:
             engine=score.engine,
             trial=score.trial,
             seed=score.seed,
+            data=self.data,
             **details,
         )
 
@@ -159,7 +162,8 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     if request.features or request.test_features:
         train, test = _given(request)
         both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
-        subject = Subject({"name": train.name, "sha256": both}, "", test.name, inputs.settings_hash(cfg))
+        counts = _counts(test.labels)
+        subject = Subject({"name": train.name, "sha256": both}, "", test.name, inputs.settings_hash(cfg), counts)
         return subject, partial(ON_FEATURES[request.command], cfg, train, test)
     if not request.weights:
         raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
@@ -168,7 +172,8 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
         raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
     source = request.source or inputs.load_source(request.weights, request.which, request.family, request.arch)
     cfg, own = _own_images(cfg, request, source)
-    subject, images = _subject(cfg, request, source, own), inputs.Images(cfg, request.verify, own)
+    images = inputs.Images(cfg, request.verify, own)
+    subject = _subject(cfg, request, source, own, _counts(images.test.labels, images.test.classes))
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
     check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything
@@ -199,18 +204,27 @@ def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -
     return cfg, own
 
 
-def _subject(cfg: CfgNode, request: Request, source: SourceBackbone | None, own: NetworkInput | None) -> Subject:
+def _subject(
+    cfg: CfgNode, request: Request, source: SourceBackbone | None, own: NetworkInput | None, counts: dict[str, int]
+) -> Subject:
     checkpoint, network = inputs.identity(source, request.weights)
     about = {} if own is None else {"architecture": str(inputs.architecture_of(cfg, source)), "input": str(own)}
     pooled = cfg.FEATURES.POOL == "pooled" or request.command in ("finetune", "fixmatch")
     return Subject(
         checkpoint,
         network,
-        cfg.DATASETS.TITLE or f"{cfg.DATASETS.NAME} {cfg.DATASETS.TEST}",
+        inputs.title(cfg, **counts),
         inputs.settings_hash(cfg),
+        counts,
         "" if pooled else f"/{cfg.FEATURES.POOL}",
         about,
     )
+
+
+def _counts(labels: np.ndarray, classes: Sequence[str] | None = None) -> dict[str, int]:
+    """Images, and classes: those that are named, else those that labels count up to."""
+    counted = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
+    return {"images": len(labels), "classes": len(classes) if classes is not None else counted}
 
 
 def _anything(labels: np.ndarray, name: str) -> None:
@@ -232,7 +246,9 @@ def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone:
     Args:
         alone: the other processes have left; otherwise all wait until the file says what is done.
     """
-    for scores in units:
+    for every in units:
+        # Five guesses of five classes or fewer are always right: no score.
+        scores = [score for score in every if score.metric != "top5" or subject.data["classes"] > 5]
         if distributed.is_main():
             written = _write_items(scores, file.parent, subject)
             lines = [subject.record(score, written.get(_unit(score)) if score.items is not None else None)

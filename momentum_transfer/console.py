@@ -137,13 +137,27 @@ class ProgressLine:
     def _print(self) -> None:
         self._printed = time.monotonic()
         elapsed = self._printed - self._begun
-        say(f"{self.description}: {self.done}/{self.total} in {elapsed:.0f} s  {self.note}".rstrip())
+        left = ""
+        if self._first < self.done < self.total:
+            left = f", about {duration(elapsed * (self.total - self.done) / (self.done - self._first))} left"
+        say(f"{self.description}: {self.done}/{self.total} in {elapsed:.0f} s{left}  {self.note}".rstrip())
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         else:
             self._print()
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it: ``40 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:

@@ -71,14 +71,14 @@ def make_record(
         task: what was asked, for example ``coco/bbox``, ``knn/k=20``, ``svm/k=4``.
         metric: ``AP``, ``top1``, … as the field calls it. Fractions are given as percent.
         value: the number; NaN is stored as null, because JSON has no NaN.
-        checkpoint: ``{"name": …, "sha256": …}`` of the weights.
+        checkpoint: ``{"name": …, "sha256": …}`` of the weights, and their ``method`` where their metadata name it.
         network: which network of the checkpoint, ``teacher`` or ``student``; where training makes both anew (FixMatch),
             which of these was scored, and ``start_network`` in the details is the checkpoint's.
         trial, seed: which repetition, and its seed.
         protocol: name of the preset, so that numbers of different protocols are never compared in silence.
         config: hash of the configuration (``momentum_transfer.settings.config_hash``).
         engine: ``torchvision``, ``detectron2``, ``scikit-learn``, …
-        details: further keys, such as ``k`` or ``cost``.
+        details: further keys, such as ``k`` or ``cost``, or ``data``: numbers of ``images`` and ``classes`` that test.
     """
     return {
         "format": FORMAT,
@@ -88,7 +88,11 @@ def make_record(
         "trial": int(trial),
         "seed": seed,
         "protocol": protocol,
-        "checkpoint": {"name": checkpoint.get("name", ""), "sha256": checkpoint.get("sha256", "")},
+        "checkpoint": {
+            "name": checkpoint.get("name", ""),
+            "sha256": checkpoint.get("sha256", ""),
+            **({"method": checkpoint["method"]} if checkpoint.get("method") else {}),
+        },
         "network": network,
         "dataset": dataset,
         "config": config,

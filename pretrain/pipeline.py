@@ -12,10 +12,12 @@ from torch.utils.data import Dataset
 
 from momentum_transfer import distributed
 from momentum_transfer.backbones.build import named_architecture, own_input
+from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
-from momentum_transfer.images.datasets import LabelledImages, build_dataset
+from momentum_transfer.images.datasets import LabelledImages, build_dataset, unlabelled_folder
 from momentum_transfer.images.decoded import kept_in_memory
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
+from momentum_transfer.images.subsets import select
 from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
 from momentum_transfer.samplers import Batches, Place, training_loader, whole_steps
 from momentum_transfer.worker_count import MEASURED, candidates, measured_batches
@@ -32,6 +34,16 @@ def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> Labelle
         held_out: of images that test: the classes are the training images', but none of them is thinned out.
     """
     data = cfg.DATA
+    if data.NAME == "imagefolder" and cfg.METHOD.NAME != "supervised" and not held_out:
+        photographs = unlabelled_folder(data.ROOT, split, data.MAX_UNREADABLE) if data.ROOT else None
+        if photographs is not None:
+            if data.LONG_TAIL != 1.0 or data.CLASS_FRACTION != 1.0 or data.TAXONOMY:
+                raise InputError(
+                    f"expected folders of classes in {data.ROOT} with LONG_TAIL, CLASS_FRACTION or TAXONOMY, found "
+                    "photographs without labels; leave these settings out"
+                )
+            say(f"{len(photographs)} photographs of {data.ROOT}, without labels")
+            return select(photographs, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
     return build_dataset(
         data.NAME,
         data.ROOT or None,

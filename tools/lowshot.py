@@ -19,17 +19,39 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from lowshot.config import EVALUATIONS, get_cfg
 from momentum_transfer.console import run_tool, say
+from momentum_transfer.errors import InputError
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings and evaluate."""
     from momentum_transfer.settings import load_config
 
-    cfg = load_config(get_cfg(), args.config, args.overrides)
+    cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
     say(f"{args.command} of {args.weights or args.features or 'no weights'} on {cfg.DATASETS.NAME}")
     from lowshot.run import Request, run  # after the settings, because it imports torch, which takes seconds
 
     run(cfg, Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__ if hasattr(args, name)}))
+
+
+def _own_data(args: argparse.Namespace) -> list[str]:
+    """--train, --val and --split as settings."""
+    if args.train is None:
+        if args.val is not None or args.split is not None:
+            raise InputError("expected --train FOLDER with --val or --split, found none; add it")
+        return []
+    train = Path(args.train).expanduser().resolve()
+    settings = ["DATASETS.NAME", "imagefolder", "DATASETS.ROOT", str(train.parent), "DATASETS.TRAIN", train.name]
+    if args.val is not None and args.split is not None:
+        raise InputError("expected --val or --split, found both; leave one out")
+    if args.val is not None:
+        return [*settings, "DATASETS.TEST", str(Path(args.val).expanduser().resolve())]
+    if args.split is not None:
+        return [*settings, "DATASETS.SPLIT", str(args.split)]
+    parts = [name for name in ("val", "valid", "validation", "test") if (train / name).is_dir()]
+    if not (train / "train").is_dir() or not parts:
+        raise InputError(f"expected --val FOLDER or --split 0.8, or folders train and val in {train}; add one of them")
+    return ["DATASETS.NAME", "imagefolder", "DATASETS.ROOT", str(train), "DATASETS.TRAIN", "train",
+            "DATASETS.TEST", parts[0]]  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--network", "--which", dest="which", choices=("teacher", "student"), help="network of the checkpoint"
     )
+    made.add_argument("--train", metavar="FOLDER", help="images of one's own, a folder a class (or train/ and val/)")
+    made.add_argument("--val", metavar="FOLDER", help="what tests, a folder a class; or:")
+    made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")
     made.add_argument("--family", help="kind of a foreign checkpoint, if it is not recognised")
     made.add_argument(
         "--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it, or of scratch: timm:NAME"

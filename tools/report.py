@@ -26,7 +26,13 @@ def main(args: argparse.Namespace) -> None:
     command = typed(["tools/report.py", *sys.argv[1:]])
     methods = parse(args.method)
     report = make_report(
-        args.results, args.runs, command=command, title=args.title, resamples=args.resamples, methods=methods
+        args.results,
+        args.runs,
+        command=command,
+        title=args.title,
+        resamples=args.resamples,
+        methods=methods,
+        baseline=args.baseline,
     )
     write_report(report, out)
     for verdict in report.verdicts:
@@ -60,6 +66,12 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=CKPT,CKPT",
         help="pretrainings of one method, as one column",
+    )
+    made.add_argument(
+        "--baseline",
+        default="",
+        metavar="NAME",
+        help="checkpoint to compare with (default: of METHOD random, or so named)",
     )
     made.add_argument("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
     return made

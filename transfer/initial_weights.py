@@ -48,6 +48,7 @@ class InitialWeights:
     sha256: str = ""
     network: str = ""
     architecture: str = ""
+    method: str = ""
     backbone: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     detector: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -85,10 +86,11 @@ def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
     asked = any_backbone.asked_architecture(cfg) if cfg is not None and cfg.MODEL.BACKBONE.ARCH else None
     source = load_backbone(weights, architecture=asked)
     found: Any = source.architecture
+    method = source.metadata.get("method", "")
     if asked is None and isinstance(found, Architecture):
         names = detectron2_names(found)
         state = {names[name]: tensor for name, tensor in source.state.items()}
-        return InitialWeights(weights_name(weights), source.sha256, source.network, backbone=state)
+        return InitialWeights(weights_name(weights), source.sha256, source.network, method=method, backbone=state)
     if asked is None or cfg is None:
         raise InputError(
             f"expected a ResNet's weights, found those of {found} in {weights}; set MODEL.BACKBONE.ARCH {found}"
@@ -98,7 +100,9 @@ def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
             f"expected the weights of {asked}, found those of {found} in {weights}; let both be one network"
         )
     state = any_backbone.detector_state(cfg, source.state)
-    return InitialWeights(weights_name(weights), source.sha256, source.network, str(asked), backbone=state)
+    return InitialWeights(
+        weights_name(weights), source.sha256, source.network, str(asked), method=method, backbone=state
+    )
 
 
 def _detector_in(path: Path) -> dict[str, Tensor] | None:

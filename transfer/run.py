@@ -205,7 +205,7 @@ def _record(
 ) -> None:
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
-    checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256}
+    checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256, "method": initial.method}
     for name, metrics, outcomes in task.scores(predictions):
         kept = items.write(file.parent, f"{name}-{predictions.dataset}-{checkpoint['name']}-t{trial}", outcomes)
         table(f"{predictions.dataset}, {name}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
@@ -214,7 +214,7 @@ def _record(
                 results.make_record(
                     name, metric, value, checkpoint=checkpoint, network=initial.network, trial=trial, seed=seed,
                     protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine, dataset=predictions.dataset,
-                    items=kept, **details,
+                    items=kept, data=task.size(predictions.dataset), **details,
                 )
             )  # fmt: skip
     for name, found in task.analyses(predictions):

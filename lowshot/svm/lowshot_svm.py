@@ -8,6 +8,7 @@ whose test score is best in the mean over all draws, for all of them; every reco
 Protocols:
     imagenet: top-1 and top-5; a class with fewer than k images is an error.
     inaturalist: the same, but a class with fewer than k images gives all it has (long tail).
+    own: as inaturalist, for sets of one's own, whose records are to carry no published set's name.
     voc07: images carry several labels, and are drawn as :mod:`lowshot.svm.shots` says; mAP (area under precision and
         recall). "Difficult" counts as negative.
 
@@ -49,6 +50,7 @@ class Protocol:
 PROTOCOLS = {
     "imagenet": Protocol(("top1", "top5")),
     "inaturalist": Protocol(("top1", "top5"), allow_fewer=True),
+    "own": Protocol(("top1", "top5"), allow_fewer=True),
     "voc07": Protocol(("mAP",), class_weights="vissl"),
 }
 

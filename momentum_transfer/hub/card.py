@@ -19,7 +19,7 @@ from momentum_transfer.extras import extra
 from momentum_transfer.files import atomic_path, write_text
 from momentum_transfer.hub.pull import PREFERRED
 from momentum_transfer.hub.scores import PURPOSE, Scored, card_results, leaderboard_entries, slug
-from momentum_transfer.report.aggregate import BASELINES, Cell, Results
+from momentum_transfer.report.aggregate import Cell, Results
 from momentum_transfer.report.provenance import provenance
 
 RECORDS = "results.jsonl"
@@ -49,7 +49,7 @@ def card_text(
 
 
 def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
-    baselines = [other for other in results.checkpoints if other != name and other.lower().startswith(BASELINES)]
+    baselines = [other for other in results.checkpoints if other != name and results.kind(other)]
     head = ["task", "metric", "dataset", "protocol", name, *baselines]
     lines = [f"# {name}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
              _row(head), _row(["---"] * len(head))]  # fmt: skip

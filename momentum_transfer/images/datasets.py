@@ -5,6 +5,7 @@ Nothing is downloaded: a missing folder is an error that says what should lie wh
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from momentum_transfer.images import subsets
 from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.inaturalist import inaturalist_images
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
+from momentum_transfer.images.reading import SUFFIXES, image_files
 
 
 def _folder(root: str | Path | None, name: str) -> Path:
@@ -39,6 +41,23 @@ def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
         raise InputError(
             f"expected {layout} for dataset {name!r}; found: {reason}; put it there, or see `momentum-transfer data`"
         ) from error
+
+
+def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -> FileImages | None:
+    """Photographs without labels: every image file below a folder (``root/split``, else ``root``), as one class.
+
+    None where no image lies in the folder itself: what it holds is then folders of classes.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    folder = _folder(root, "imagefolder")
+    folder = folder / split if (folder / split).is_dir() else folder
+    # The folder's own files first: ImageNet's class folders are not to be walked through for this.
+    if not any(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(folder)):
+        return None
+    files = image_files(folder)
+    return FileImages(files, [0] * len(files), ["unlabelled"], max_unreadable)
 
 
 def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:

@@ -28,6 +28,15 @@ _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
 _WHITE = (255, 255, 255, 255)
 
 
+def image_files(folder: Path) -> list[Path]:
+    """Every image file below a folder, sorted; hidden ones are left out."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
 class UnreadableImage(InputError):
     """An image file that cannot be read; the message names it and says why."""
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.images.augmentations import Augmentation, recipe_augmentations
+from momentum_transfer.images.augmentations import RECIPES, Augmentation, recipe_augmentations
 from momentum_transfer.images.datasets import SMALL_SQUARES
 from momentum_transfer.images.digits import DigitImages, digit_variant, render_digits
 from momentum_transfer.images.labelled_images import LabelledImages
@@ -153,7 +153,8 @@ def digit_glyphs(dataset: LabelledImages) -> NDArray[np.float32]:
         return digit_glyphs(dataset.dataset)[dataset.indices]
     if not isinstance(dataset, DigitImages):
         raise InputError(
-            "expected dataset 'digits' for view recipe 'digits', found another; choose a recipe for images"
+            f"expected dataset 'digits' for view recipe 'digits', found another; choose a recipe for images: "
+            f"DATA.VIEWS {', '.join(name for name in RECIPES if name != 'digits')}"
         )
     return dataset.glyphs
 

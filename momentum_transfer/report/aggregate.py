@@ -32,8 +32,9 @@ DESCRIPTIVE = (
     "rankme", "effective_rank", "uniformity", "alignment", "dead_features", "norm_mean", "norm_std",
 )  # fmt: skip
 
-#: A checkpoint whose name begins so is a baseline, in the order in which the columns stand.
-BASELINES = ("supervised", "random", "pixels", "none")
+#: Kinds of baselines, in the order in which the columns stand: "baseline" is the one that was named to the report, the
+#: others are told by the method in the checkpoint's metadata, else by the beginning of its name.
+BASELINES = ("baseline", "supervised", "random", "pixels", "none")
 
 
 class Measure(NamedTuple):
@@ -77,7 +78,8 @@ class Cell:
 class Results:
     """All cells, with what had to be set aside on the way.
 
-    ``unlike`` are the checkpoints whose settings are not those of the others in a measure.
+    ``unlike`` are the checkpoints whose settings are not those of the others in a measure, ``kinds`` the baselines
+    among the checkpoints, ``data`` what records say of the images that test: counts of ``images`` and ``classes``.
     """
 
     checkpoints: list[str]
@@ -85,6 +87,12 @@ class Results:
     records: dict[str, list[Mapping[str, Any]]]
     notices: list[str] = field(default_factory=list)
     unlike: dict[Measure, frozenset[str]] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    data: dict[Measure, Mapping[str, Any]] = field(default_factory=dict)
+
+    def kind(self, name: str) -> str:
+        """Which of `BASELINES` a checkpoint is; "" for one that is to be judged."""
+        return self.kinds.get(name, _kind_by_name(name))
 
     def tasks(self) -> dict[str, list[Measure]]:
         """Measures by family of task (the part before ``/``), in the order of the records."""
@@ -106,18 +114,34 @@ class Results:
         return list(chosen.values())
 
 
-def is_baseline(name: str) -> bool:
-    """Whether a checkpoint is there to be compared with: its name begins with random, supervised or pixels."""
-    return name.lower().startswith(BASELINES)
+def _kind_by_name(name: str) -> str:
+    return next((kind for kind in BASELINES[1:] if name.lower().startswith(kind)), "")
+
+
+def _kinds(records: Mapping[str, Sequence[Mapping[str, Any]]], named: str) -> dict[str, str]:
+    """Kind of each column: by the method that the checkpoint's own metadata names, else by its name."""
+    if named and named not in records:
+        raise InputError(
+            f"expected a checkpoint of {', '.join(records)} as --baseline, found {named}; name one of them"
+        )
+    found = {}
+    for name, own in records.items():
+        methods = {str(record["checkpoint"].get("method") or "") for record in own} - {""}
+        told = next((kind for kind in BASELINES[1:] if kind in methods), "") if methods else _kind_by_name(name)
+        found[name] = "baseline" if name == named else told
+    return found
 
 
 def baseline(results: Results, kind: str) -> str | None:
-    """The first checkpoint whose name begins with ``kind``."""
-    return next((name for name in results.checkpoints if name.lower().startswith(kind)), None)
+    """The first checkpoint of that kind."""
+    return next((name for name in results.checkpoints if results.kind(name) == kind), None)
 
 
-def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
+def aggregate(records: Sequence[Mapping[str, Any]], baseline: str = "") -> Results:
     """Group records into cells.
+
+    Args:
+        baseline: the checkpoint to compare with, whatever it is; "": those that are told by method or name.
 
     Duplicates (the same measure, checkpoint and trial) with one value count once; with different values the newest
     counts. Both, records without a value, and trials of different settings in one mean are told in ``notices``.
@@ -150,7 +174,8 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
                 cells.setdefault(measure, {})[label] = Cell(finite, frozenset(configs), seeds, kept)
             if len(finite) < len(values):
                 undefined[measure][label] = [trial for trial, value in values.items() if value is None]
-    order = sorted(by_checkpoint, key=_column_order)
+    kinds = _kinds(by_checkpoint, baseline)
+    order = sorted(by_checkpoint, key=lambda name: _column_order(name, kinds[name]))
     unlike = {measure: found for measure, row in cells.items() if (found := _unlike(row, order))}
     notices += [
         *other_settings(unlike),
@@ -158,7 +183,18 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> Results:
         *without_value(undefined.items()),
         *mixed_versions(records),
     ]
-    return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices, unlike)
+    return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices, unlike, kinds, _data(records))
+
+
+def _data(records: Sequence[Mapping[str, Any]]) -> dict[Measure, Mapping[str, Any]]:
+    """What records say of the images that test, by measure; of unlike ones nothing, because no row is of both."""
+    found: dict[Measure, Mapping[str, Any]] = {}
+    for record in records:
+        said = record.get("data")
+        counts = said if isinstance(said, Mapping) else {}
+        measure = _measure(record)
+        found[measure] = counts if found.setdefault(measure, counts) == counts else {}
+    return found
 
 
 def check_strangers(records: Sequence[Mapping[str, Any]]) -> None:
@@ -267,6 +303,5 @@ def _column_labels(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str]
     }
 
 
-def _column_order(name: str) -> tuple[int, str]:
-    kinds = [index for index, kind in enumerate(BASELINES, start=1) if name.lower().startswith(kind)]
-    return (kinds[0] if kinds else 0, name)
+def _column_order(name: str, kind: str) -> tuple[int, str]:
+    return (BASELINES.index(kind) + 1 if kind else 0, name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from momentum_transfer.report import analyses, plots
-from momentum_transfer.report.aggregate import Measure, Results, is_baseline
+from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.agreement import Pair
 from momentum_transfer.report.differences import AHEAD, BEHIND, Comparisons
 from momentum_transfer.report.runs import Curve
@@ -70,7 +70,7 @@ def _shown(results: Results) -> list[str]:
     """The checkpoints that plots show: all of them up to a number, then baselines first and the others in order."""
     if len(results.checkpoints) <= CHECKPOINTS:
         return results.checkpoints
-    baselines = [name for name in results.checkpoints if is_baseline(name)][: CHECKPOINTS // 2]
+    baselines = [name for name in results.checkpoints if results.kind(name)][: CHECKPOINTS // 2]
     others = [name for name in results.checkpoints if name not in baselines][: CHECKPOINTS - len(baselines)]
     return [name for name in results.checkpoints if name in {*baselines, *others}]
 

@@ -29,7 +29,7 @@ def overall_table(results: Results, colours: dict[str, int]) -> TableView | None
     measures = _complete(results, names)
     if len(names) < 2 or len(measures) < 2:
         return None
-    base = baseline(results, "random")
+    base = baseline(results, "baseline") or baseline(results, "random")
     found = ranking(results)
     rows = []
     for index, name in enumerate(names):

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from momentum_transfer import records as records_file
 from momentum_transfer.errors import InputError
-from momentum_transfer.report.aggregate import Results, aggregate, check_strangers, is_baseline
+from momentum_transfer.report.aggregate import Results, aggregate, check_strangers
 from momentum_transfer.report.agreement import agreement_table, pairs
 from momentum_transfer.report.conversion import conversion_table
 from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
@@ -99,12 +99,13 @@ def build(
     resamples: int = RESAMPLES,
     times: Sequence[tuple[str, str, float]] = (),
     methods: Mapping[str, Sequence[str]] | None = None,
+    baseline: str = "",
 ) -> Report:
     """Turn records (and what run folders hold) into the report; ``methods``: see ``methods.merged``."""
     runs = runs or RunFiles()
     if methods:
         records = merged(records, methods)
-    results = aggregate(records)
+    results = aggregate(records, baseline)
     comparisons = Comparisons(results, resamples)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
@@ -153,7 +154,7 @@ def render_html(report: Report) -> str:
     """The page, in one file: style and pictures are inside it."""
     style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
     template = environment().get_template("page.html.j2")
-    return template.render(report=report, style=style, is_baseline=is_baseline, number=number)
+    return template.render(report=report, style=style, is_baseline=report.results.kind, number=number)
 
 
 def make_report(
@@ -165,6 +166,7 @@ def make_report(
     title: str = "Does it transfer?",
     resamples: int = RESAMPLES,
     methods: Mapping[str, Sequence[str]] | None = None,
+    baseline: str = "",
 ) -> Report:
     """Read everything from disk and build the report.
 
@@ -187,4 +189,5 @@ def make_report(
         resamples=resamples,
         times=published_times(tables),
         methods=methods,
+        baseline=baseline,
     )

@@ -2,18 +2,17 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from momentum_transfer.published_sets import published_counts, same_dataset
 from momentum_transfer.report.aggregate import Measure
 from momentum_transfer.report.reference import Published
 from momentum_transfer.report.views import CellView, RowView, number
 
 #: Published rows shown below one table; the others stay in configs/reference/.
 SHOWN = 6
-
-#: Words of dataset names that do not tell one dataset from another.
-_NOISE = {"test", "val", "validation", "train", "trainval", "minival", "fine", "sem", "seg"}
 
 
 @dataclass
@@ -25,8 +24,13 @@ class _Row:
     cells: dict[int, Published] = field(default_factory=dict)
 
 
-def published_rows(measures: Sequence[Measure], published: Sequence[Published]) -> tuple[list[RowView], int]:
+def published_rows(
+    measures: Sequence[Measure], published: Sequence[Published], data: Mapping[str, Any] | None = None
+) -> tuple[list[RowView], int]:
     """Rows for the columns ``measures``, under a heading for each printed table, and how many more there are.
+
+    Args:
+        data: counts of ``images`` and ``classes`` that our rows were tested on.
 
     Nearest means: the same protocol first, then the same data, then the protocol with most words in common (FCOS beside
     FCOS), then the paper's own numbers before those that it quotes, then most columns filled. Among equals the rows of
@@ -46,7 +50,7 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
     nearest = sorted(
         rows.values(),
         key=lambda row: (
-            *_differences(row.first, ours),
+            *_differences(row.first, ours, data or {}),
             -_alike(row.first, ours),
             _quoted(row.first),
             -len(row.cells),
@@ -59,13 +63,29 @@ def published_rows(measures: Sequence[Measure], published: Sequence[Published]) 
     shown: list[RowView] = []
     for _, group in itertools.groupby(nearest[:count], key=lambda row: (row.place, row.first.dataset)):
         same_table = list(group)
-        shown.append(_source(same_table, ours))
-        shown += [_view(row, measures) for row in same_table]
+        shown.append(_source(same_table, ours, data or {}))
+        shown += [_view(row, measures, data or {}) for row in same_table]
     return shown, len(nearest) - count
 
 
-def _differences(item: Published, ours: Measure) -> tuple[bool, bool]:
-    return (item.protocol != ours.protocol, not same_dataset(item.dataset, ours.dataset))
+def _differences(item: Published, ours: Measure, data: Mapping[str, Any]) -> tuple[bool, bool]:
+    return (item.protocol != ours.protocol, bool(_other_data(item, ours, data)))
+
+
+def _other_data(item: Published, ours: Measure, data: Mapping[str, Any]) -> str:
+    """Why our images are not, or not known to be, those of a published number; "" where counts show that they are."""
+    if not same_dataset(item.dataset, ours.dataset):
+        return f"other data: {item.dataset}"
+    wanted = published_counts(item.dataset)
+    found = (data.get("images"), data.get("classes"))
+    if wanted is None or None in found:
+        return f"data not known to be {item.dataset}: the records do not say how many images and classes were tested"
+    if found != wanted:
+        return (
+            f"other data: {item.dataset} has {wanted[0]} images of {wanted[1]} classes, "
+            f"here are {found[0]} images of {found[1]}"
+        )
+    return ""
 
 
 def _alike(item: Published, ours: Measure) -> int:
@@ -79,34 +99,23 @@ def _quoted(item: Published) -> bool:
     return item.mark[:1] in ("§", "†", "‡", "*") and bool(item.mark)
 
 
-def same_dataset(one: str, other: str) -> bool:
-    """Whether two dataset names mean the same images: ``VOC07 test`` and ``voc_2007_test`` do."""
-    return bool(_words(one)) and _words(one) == _words(other)
+def _reasons(item: Published, ours: Measure, data: Mapping[str, Any]) -> list[str]:
+    other = _other_data(item, ours, data)
+    reasons = [f"other protocol: {item.protocol or 'not named'}"] if item.protocol != ours.protocol else []
+    return [*reasons, other] if other else reasons
 
 
-def _words(name: str) -> list[str]:
-    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
-    words = [f"20{word}" if re.fullmatch("0[0-9]|1[0-9]", word) and "voc" in words else word for word in words]
-    return sorted(word for word in words if word not in _NOISE)
-
-
-def _reasons(item: Published, ours: Measure) -> list[str]:
-    other_protocol, other_data = _differences(item, ours)
-    reasons = [f"other protocol: {item.protocol or 'not named'}"] if other_protocol else []
-    return reasons + ([f"other data: {item.dataset}"] if other_data else [])
-
-
-def _source(rows: Sequence[_Row], ours: Measure) -> RowView:
+def _source(rows: Sequence[_Row], ours: Measure, data: Mapping[str, Any]) -> RowView:
     """The heading above the rows of one printed table: what differs from ours, and what its footnote signs mean."""
     first = rows[0].first
-    reasons = _reasons(first, ours)
+    reasons = _reasons(first, ours, data)
     marks = {item.mark for row in rows for item in row.cells.values() if item.mark}
     told = ["≠ " + ", ".join(reasons) if reasons else "same protocol and data", *sorted(marks)]
     return RowView(f"published: {first.source}", "source", (), note="; ".join(told))
 
 
-def _view(row: _Row, measures: Sequence[Measure]) -> RowView:
-    differs = bool(_reasons(row.first, measures[0]))
+def _view(row: _Row, measures: Sequence[Measure], data: Mapping[str, Any]) -> RowView:
+    differs = bool(_reasons(row.first, measures[0], data))
     cells = []
     for index in range(len(measures)):
         item = row.cells.get(index)

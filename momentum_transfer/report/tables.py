@@ -15,7 +15,7 @@ from momentum_transfer.report.views import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import Comparison
 
 #: Baselines that are not themselves compared with one.
-BASELINES_ONLY = ("random", "pixels", "none")
+BASELINES_ONLY = ("baseline", "random", "pixels", "none")
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -74,20 +74,21 @@ def difference_view(change: Comparison | None, word: str | None = None) -> CellV
 
 def compared(results: Results) -> list[tuple[str, str]]:
     """(checkpoint, baseline) for every checkpoint of interest against random, then against supervised."""
-    bases = [name for kind in ("random", "supervised") if (name := baseline(results, kind))]
+    bases = [name for kind in ("baseline", "random", "supervised") if (name := baseline(results, kind))]
     return [
         (name, base)
         for base in bases
         for name in results.checkpoints
-        if name != base and not name.lower().startswith(BASELINES_ONLY)
+        if name != base and results.kind(name) not in BASELINES_ONLY
     ]
 
 
 def _best(cells: Mapping[str, Cell]) -> set[str]:
-    """Names with the highest mean, as shown (one decimal); nothing is best alone."""
-    if len(cells) < 2:
+    """Names with the highest mean, as shown (one decimal); nothing is best alone, or where all are equal."""
+    shown = {round(cell.mean, 1) for cell in cells.values()}
+    if len(shown) < 2:
         return set()
-    top = max(round(cell.mean, 1) for cell in cells.values())
+    top = max(shown)
     return {name for name, cell in cells.items() if round(cell.mean, 1) == top}
 
 
@@ -191,7 +192,7 @@ def _detail_table(
         changes = [comparisons.of(measure, name, base) for measure in measures]
         if any(changes):
             rows.append(RowView(f"{name} − {base}", "difference", tuple(difference_view(c) for c in changes)))
-    beside, left_out = published_rows(measures, published)
+    beside, left_out = published_rows(measures, published, results.data.get(measures[0], {}))
     notes = [f"{left_out} more published rows of these measures are in configs/reference/."] if left_out else []
     return TableView(
         title,

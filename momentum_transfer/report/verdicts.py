@@ -14,7 +14,13 @@ from momentum_transfer.report.overall import ranking
 from momentum_transfer.report.tables import BASELINES_ONLY
 
 #: Baselines of the sentences, in this order, and what they are called there.
-KINDS = {"random": "random weights", "pixels": "raw pixels", "supervised": "supervised weights", "none": "no weights"}
+KINDS = {
+    "baseline": "the baseline",
+    "random": "random weights",
+    "pixels": "raw pixels",
+    "supervised": "supervised weights",
+    "none": "no weights",
+}
 
 #: More sentences than these nobody reads; then only those against the first baseline are told.
 SENTENCES = 6
@@ -69,8 +75,11 @@ def verdicts(comparisons: Comparisons) -> list[str]:
     """One sentence for every checkpoint that is to be judged and every baseline there is, the best one first."""
     results = comparisons.results
     told = []
-    if baseline(results, "random") is None:
-        told.append("No baseline: none of the checkpoints is named random…, so there is nothing to say what transfers.")
+    if baseline(results, "random") is None and baseline(results, "baseline") is None:
+        told.append(
+            "No baseline: none of the checkpoints is of METHOD random or named random…, so there is nothing to say "
+            "what transfers; --baseline NAME takes one of these."
+        )
     told += _best(results, _judged(results))
     pairs = _pairs(results)
     told += [_sentence(comparisons, *pair) for pair in pairs[:SENTENCES]]
@@ -80,7 +89,7 @@ def verdicts(comparisons: Comparisons) -> list[str]:
 
 
 def _judged(results: Results) -> list[str]:
-    return [name for name in results.checkpoints if not name.lower().startswith(BASELINES_ONLY)]
+    return [name for name in results.checkpoints if results.kind(name) not in BASELINES_ONLY]
 
 
 def _pairs(results: Results) -> list[tuple[str, str, str]]:

@@ -18,7 +18,11 @@ from momentum_transfer.images.datasets import DATASETS, ArrayImages
 from momentum_transfer.settings import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = [path for path in sorted((ROOT / "configs" / "lowshot").glob("*.yaml")) if "base_" not in path.name]
+PAPERS = [
+    path
+    for path in sorted((ROOT / "configs" / "lowshot").glob("*.yaml"))
+    if not path.name.startswith(("base_", "own_"))
+]
 CONFIGS = [*PAPERS, *sorted((ROOT / "configs" / "smoke").glob("lowshot*_digits.yaml"))]
 PAPERS_WITH_TABLES = [path for path in PAPERS if re.match(r"(eman|momentum2)_table", path.name)]
 

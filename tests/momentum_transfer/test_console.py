@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from momentum_transfer import console
 from momentum_transfer.console import ProgressLine, Stopped, run_tool, stop_signals, table, track
 from momentum_transfer.errors import InputError
 
@@ -108,6 +109,24 @@ def test_the_first_signal_only_sets_the_flag_and_the_second_ends():
 def test_track_yields_everything_and_ends_with_a_plain_line(capsys):
     assert list(track([1, 2, 3], "reading")) == [1, 2, 3]
     assert "reading: 3/3" in capsys.readouterr().out
+
+
+def test_progress_says_how_much_time_is_left(capsys, monkeypatch):
+    now = iter((0.0, 11.0, 11.0, 100.0, 100.0))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(now, 100.0))
+    with console.ProgressLine("train", 100, start=50) as line:
+        line.advance(5)  # 5 of 50 in 11 s: 45 more in 99 s
+        line.advance(45)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "train: 55/100 in 11 s, about 99 s left"
+    assert last.startswith("train: 100/100 in 100 s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(40, "40 s"), (720, "12 min"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h")]
+)
+def test_lengths_of_time_are_said_as_people_do(seconds: float, said: str):
+    assert console.duration(seconds) == said
 
 
 def test_progress_carries_its_note(capsys):

@@ -46,9 +46,9 @@ def records(tmp_path):
 @pytest.fixture
 def npz(tmp_path):
     generator = np.random.default_rng(0)
-    centres = generator.standard_normal((5, 8))
+    centres = generator.standard_normal((6, 8))
     for name, count in (("train", 200), ("test", 50)):
-        labels = np.arange(count) % 5
+        labels = np.arange(count) % 6
         np.savez(
             tmp_path / f"{name}.npz", features=centres[labels] + generator.standard_normal((count, 8)), labels=labels
         )
@@ -258,7 +258,7 @@ def test_files_that_are_no_npz_are_one_line(lowshot, npz, tmp_path, capsys):
 def test_multi_hot_labels_are_refused_where_they_cannot_be_scored(lowshot, npz, tmp_path, capsys):
     for name in ("train", "test"):
         with np.load(tmp_path / f"{name}.npz") as found:
-            features, labels = found["features"], np.eye(5, dtype=np.int64)[found["labels"]]
+            features, labels = found["features"], np.eye(6, dtype=np.int64)[found["labels"]]
         np.savez(tmp_path / f"{name}.npz", features=features, labels=labels)
     assert lowshot("knn", *npz, "KNN.PRESETS", "['majority-5']") == 2
     assert "found multi-hot labels" in capsys.readouterr().err

@@ -36,6 +36,13 @@ class Detection(Task[DetectionData]):
         super().__init__(train, test)
         self.detections = detections
 
+    def size(self, name: str) -> dict[str, int]:
+        """See ``Task.size``; also the ``objects``."""
+        data = self.tested(name)
+        content = data.load()
+        counts = {"images": len(content["images"]), "classes": len(data.classes)}
+        return {**counts, "objects": len(content["annotations"])}
+
     def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
         """See ``Task.check``."""
         sets, scored = self.sets(), {data.name for data in self.test}

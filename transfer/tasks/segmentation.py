@@ -35,6 +35,11 @@ class Segmentation(Task[SemanticData]):
         super().__init__(train, test)
         self.ignore = ignore
 
+    def size(self, name: str) -> dict[str, int]:
+        """See ``Task.size``."""
+        data = self.tested(name)
+        return {"images": len(data.pairs), "classes": len(data.classes)}
+
     def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
         """See ``Task.check``; label files are all read, images are opened for their size in any case."""
         for data in self.sets():

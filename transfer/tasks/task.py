@@ -42,6 +42,10 @@ class Task(ABC, Generic[Data]):
         return next(data for data in self.test if data.name == name)
 
     @abstractmethod
+    def size(self, name: str) -> dict[str, int]:
+        """Numbers of ``images`` and ``classes`` of the test set of that name, for records."""
+
+    @abstractmethod
     def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
         """Look through every data set; what is wrong but bearable is said, what is not raises InputError.
 

@@ -16,5 +16,6 @@ def small_records() -> list[dict]:
             records += [record(name, f"svm/k={k}", "top1", start + k + d, trial=i) for i, d in enumerate((-1, 0, 1))]
         for metric, value in (("AP", start / 2), ("AP50", start / 1.5)):
             more = {"protocol": "mask_rcnn_fpn_1x", "dataset": "coco_2017_val", "engine": "torchvision"}
+            more["data"] = {"images": 5000, "classes": 80}
             records.append(record(name, "coco/bbox", metric, value, **more))
     return records

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from momentum_transfer.errors import InputError
 from momentum_transfer.records import make_record
 from momentum_transfer.report.aggregate import Cell, Measure, aggregate, baseline
 from momentum_transfer.report.differences import mean_ranks
@@ -108,6 +109,24 @@ def test_baselines_stand_last_and_are_found_by_name():
     assert results.checkpoints == ["momentum2", "supervised_r50", "random_digits", "pixels"]
     assert baseline(results, "random") == "random_digits"
     assert baseline(results, "unknown") is None
+
+
+def test_a_baseline_is_known_by_its_method_whatever_its_name():
+    records = [record("rnd", 1.0), record("mine", 2.0), record("random_forest", 3.0)]
+    records[0]["checkpoint"]["method"] = "random"
+    records[2]["checkpoint"]["method"] = "byol"
+    results = aggregate(records)
+    assert baseline(results, "random") == "rnd"
+    assert [results.kind(name) for name in ("mine", "random_forest")] == ["", ""]
+    assert results.checkpoints[-1] == "rnd"
+
+
+def test_any_checkpoint_may_be_named_as_the_baseline():
+    results = aggregate([record("a", 1.0), record("b", 2.0)], "a")
+    assert baseline(results, "baseline") == "a"
+    assert results.checkpoints == ["b", "a"]
+    with pytest.raises(InputError, match="expected a checkpoint of a, b as --baseline, found c"):
+        aggregate([record("a", 1.0), record("b", 2.0)], "c")
 
 
 def test_two_networks_of_one_checkpoint_are_two_columns():

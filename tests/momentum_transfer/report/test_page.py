@@ -14,9 +14,9 @@ from PIL import Image
 
 from momentum_transfer import records as records_file
 from momentum_transfer.errors import InputError
+from momentum_transfer.published_sets import same_dataset
 from momentum_transfer.report.markdown import render_markdown
 from momentum_transfer.report.page import build, make_report, read_records, render_html
-from momentum_transfer.report.published_rows import same_dataset
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.runs import read_runs
 from momentum_transfer.report.spreadsheet import render_csv
@@ -142,6 +142,25 @@ def test_published_rows_of_the_same_protocol_and_data_stand_unmarked_and_first()
     assert [row.label for row in beside[:5]] == [
         "random init.", "supervised", "MoCo 200e", "BYOL 300e", "Momentum² Teacher 300e",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            {"images": 72, "classes": 3},
+            "≠ other data: ImageNet has 50000 images of 1000 classes, here are 72 images of 3",
+        ),
+        ({}, "≠ data not known to be ImageNet: the records do not say how many images and classes were tested"),
+        ({"images": 50_000, "classes": 1000}, "same protocol and data"),
+    ],
+)
+def test_a_title_is_no_evidence_of_the_data(data: dict, said: str):
+    own = {"protocol": "imagenet/test/vissl", "dataset": "ImageNet"} | ({"data": data} if data else {})
+    (table,) = build([record("m2", "svm/k=1", "top1", 73.3, **own)], reference=published(load_tables())).details
+    heading, *beside = [row for row in table.rows if row.kind in ("source", "published")]
+    assert heading.note == said
+    assert all(cell.differs is ("same" not in said) for row in beside[:5] for cell in row.cells if cell.main != "–")
 
 
 def test_a_published_number_of_another_protocol_is_marked_in_every_output():
@@ -391,7 +410,16 @@ def test_unreadable_lines_are_shown_as_they_stand(tmp_path: Path):
 
 def test_footnote_signs_of_quoted_numbers_are_explained_above_them():
     records = [
-        record("m2", "retrieval", metric, 1.0, protocol="eman", dataset="imagenet") for metric in ("mAP", "recall")
+        record(
+            "m2",
+            "retrieval",
+            metric,
+            1.0,
+            protocol="eman",
+            dataset="imagenet",
+            data={"images": 50_000, "classes": 1000},
+        )
+        for metric in ("mAP", "recall")
     ]
     tables = [table for table in load_tables() if (table.paper, table.number) == ("eman", 4)]
     only_quoted = [item for item in published(tables) if item.method in ("SwAV, 800 epochs", "PCL, 200 epochs")]

@@ -12,8 +12,9 @@ from lowshot import knn, presets
 from lowshot.image_evaluations import ON_IMAGES, percent
 from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.errors import InputError
+from momentum_transfer.published_sets import COUNTS, published_counts, same_dataset
 from momentum_transfer.report.aggregate import Measure
-from momentum_transfer.report.published_rows import published_rows, same_dataset
+from momentum_transfer.report.published_rows import published_rows
 from momentum_transfer.report.reference import REFERENCE_DIR, ReferenceTable, load_table, load_tables, published
 from momentum_transfer.report.tables import DETECTION
 from transfer import config
@@ -326,6 +327,12 @@ def test_every_dense_column_is_a_measure_that_its_config_gives(tables):
         assert item.metric in (("mIoU",) if kind == "semantic" else ("AP", "AP50", "AP75")), item
 
 
+def test_every_data_set_of_the_tables_has_its_counts(tables):
+    named = {row.dataset for row in published(list(tables.values()))}
+    assert {name for name in named if published_counts(name) is None} == {"CIFAR-10-LT", "CIFAR-100-LT"} & named
+    assert not [(a, b) for a in COUNTS for b in COUNTS if a != b and same_dataset(a, b)]
+
+
 @pytest.mark.parametrize(
     ("task", "protocol", "metric", "count"),
     [
@@ -346,7 +353,7 @@ def test_a_record_of_ours_finds_its_published_rows(tables, task, protocol, metri
     ]
     assert len(rows) == count
     ours = Measure(task, metric, "ImageNet val", protocol, "torch")
-    shown, _ = published_rows([ours], rows)
+    shown, _ = published_rows([ours], rows, {"images": 50_000, "classes": 1000})
     assert [row for row in shown if row.kind == "published"]
     assert not any(cell.differs for row in shown for cell in row.cells)
     assert all("same protocol and data" in row.note for row in shown if row.kind == "source")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.images.reading import SUFFIXES, upright_size
+from momentum_transfer.images.reading import image_files, upright_size
 
 #: Pixels by which a box may leave its image, as in ``transfer/data/check_annotations.py``.
 TOLERANCE = 1.0
@@ -57,15 +57,6 @@ class LabelledSet:
     images: tuple[LabelledImage, ...]
     declared: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Every image file below a folder, sorted; hidden ones are left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
 
 
 class ImageIndex:

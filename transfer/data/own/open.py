@@ -17,10 +17,11 @@ from typing import Any
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import cache_root, set_title, sha256_of_text, write_text
+from momentum_transfer.images.reading import image_files
 from momentum_transfer.images.splits import stratified_split
 from transfer.data.annotations import DetectionData, open_dataset
 from transfer.data.own import coco_json, voc_xml, yolo
-from transfer.data.own.labelled import Box, LabelledImage, LabelledSet, image_files
+from transfer.data.own.labelled import Box, LabelledImage, LabelledSet
 from transfer.data.run_lengths import decode_mask
 
 

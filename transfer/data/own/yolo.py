@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from momentum_transfer.errors import InputError, shown
-from momentum_transfer.images.reading import upright_size
-from transfer.data.own.labelled import Box, LabelledImage, LabelledSet, check_box, check_names, image_files
+from momentum_transfer.images.reading import image_files, upright_size
+from transfer.data.own.labelled import Box, LabelledImage, LabelledSet, check_box, check_names
 
 FORM = "YOLO text"
 _NAMES = ("classes.txt", "obj.names", "labels.txt")

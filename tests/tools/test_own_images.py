@@ -1,0 +1,90 @@
+"""Images of one's own from the command line: named by their folder, split if asked, flat folders for pretraining."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from tests.tools.in_process import run_tool
+from tests.transfer import own_set
+
+SMALL = ["INPUT.IMAGE_SIZE", "32", "FEATURES.WORKERS", "0", "FEATURES.PRECISION", "fp32", "SVM.DRAWS", "1",
+         "SVM.SHOTS", "[1]"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def crops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "garden"
+    own_set.write_crops(own_set.make(30, 0), folder / "crops")
+    return folder / "crops"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "tiny.pth"
+    torch.manual_seed(0)
+    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), path)
+    return path
+
+
+def records(weights: Path, folder: Path, *arguments: object, config: str = "lowshot/own_images") -> tuple[list, str]:
+    results = folder / "results.jsonl"
+    given = ["svm", "--config", config, "--weights", weights, "--results", results, *arguments, *SMALL]
+    done = run_tool("lowshot", *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in results.read_text().splitlines()], done.stdout + done.stderr
+
+
+def test_own_images_have_their_folders_name_their_counts_and_no_top5_of_three_classes(weights, crops, tmp_path):
+    found, _ = records(weights, tmp_path, "--train", crops / "train", "--val", crops / "val")
+    assert {(r["dataset"], r["protocol"]) for r in found} == {("garden_val", "own/heldout")}
+    assert "top5" not in {r["metric"] for r in found}
+    held = sum(1 for _ in (crops / "val").rglob("*.jpg"))
+    assert found[0]["data"] == {"images": held, "classes": 3}
+
+
+def test_a_published_title_does_not_stand_for_other_images(weights, crops, tmp_path):
+    found, printed = records(weights, tmp_path, "DATASETS.ROOT", crops, config="lowshot/eman_table5_imagenet")
+    assert {r["dataset"] for r in found} == {"garden_val"}
+    assert "DATASETS.TITLE is ImageNet, which has 50000 images of 1000 classes" in printed
+
+
+def test_a_split_keeps_its_share_of_every_class_apart(weights, crops, tmp_path):
+    found, _ = records(weights, tmp_path, "--train", crops / "train", "--split", "0.75")
+    whole = sum(1 for _ in (crops / "train").rglob("*.jpg"))
+    assert found[0]["dataset"] == "garden_train_test"
+    assert abs(found[0]["data"]["images"] - whole / 4) <= 2
+    assert found[0]["data"]["classes"] == 3
+
+
+def test_options_of_own_images_that_contradict_are_one_line(weights, crops):
+    arguments = ["knn", "--config", "lowshot/own_images", "--weights", weights]
+    for more, said in (
+        (["--split", "0.5"], "expected --train FOLDER with --val or --split"),
+        (["--train", crops, "--val", crops, "--split", "0.5"], "found both"),
+        (["--train", crops / "train"], "expected --val FOLDER or --split 0.8"),
+    ):
+        done = run_tool("lowshot", *arguments, *more)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_flat_folder_of_photographs_is_pretrained_on(tmp_path):
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    for number, one in enumerate(own_set.make(8, 0)):
+        one.image.resize((64, 48)).save(folder / f"{number}.jpg")
+    Image.new("L", (40, 50)).save(folder / "grey.png")
+    small = ["DATA.VIEWS", "byol", "DATA.WORKERS", "0", "SOLVER.BATCH_SIZE", "4", "SOLVER.STEPS", "1"]
+    run = ["--config", "smoke/momentum2_digits", "--train", folder, "OUTPUT_DIR", tmp_path / "run"]
+    done = run_tool("pretrain", *run, *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"9 photographs of {folder}, without labels" in done.stdout
+    assert (tmp_path / "run" / "backbone.safetensors").is_file()
+    done = run_tool("pretrain", *run, "OUTPUT_DIR", tmp_path / "other", *small, "METHOD.NAME", "supervised")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    done = run_tool("pretrain", *run, "OUTPUT_DIR", tmp_path / "third", "SOLVER.BATCH_SIZE", "4")  # the digits' recipe
+    assert "choose a recipe for images: DATA.VIEWS byol, " in done.stderr
