@@ -27,19 +27,24 @@ from momentum_transfer.backbones.module_network import MODULE
 from momentum_transfer.backbones.refusals import refuse_other_models, refuse_values
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
+from momentum_transfer.backbones.shards import INDEX, is_index, read_shards, sha256_of_checkpoint
 from momentum_transfer.backbones.source import SourceBackbone, named_backbone
 from momentum_transfer.backbones.timm_names import TIMM
 from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.checkpoint_folder import CheckpointFolder
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of, weights_name
+from momentum_transfer.files import weights_name
 from momentum_transfer.hub import pull
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.learned_settings import learned_settings, pretraining_hash
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
            "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip
+
+#: What a folder without a training's checkpoints may hold: this project's export, transformers', timm's, open_clip's.
+EXPORTED = ("backbone.safetensors", "model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin",
+            f"pytorch_model.bin{INDEX}", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # fmt: skip
 
 
 def load_backbone(
@@ -75,7 +80,8 @@ def load_backbone(
     if str(path).startswith((TIMM, MODULE)):
         return named_backbone(str(path), which, family)
     file = checkpoint_file(path)
-    tree = read_tree(file, trust_pickle=trust_pickle)
+    read = read_shards if is_index(file) else read_tree
+    tree = read(file, trust_pickle=trust_pickle)
     tables, carried = tensor_tables(tree), carried_metadata(tree, file)
     hints = _hints(tree, carried, file, architecture, resize_positions)
     if hints.asked is None and hints.told is None:
@@ -109,7 +115,7 @@ def _hints(
 
 
 def checkpoint_file(path: str | Path) -> Path:
-    """``path`` itself; for a run folder the checkpoint that its ``last`` pointer names, else its exported backbone.
+    """``path`` itself; for a run folder the checkpoint that its ``last`` pointer names; else a folder's ``EXPORTED``.
 
     ``hf:org/name…`` is fetched from the Hub.
 
@@ -124,10 +130,12 @@ def checkpoint_file(path: str | Path) -> Path:
     for folder in (path / "checkpoints", path):
         if (newest := CheckpointFolder(folder).last()) is not None:
             return newest
-    exported = path / "backbone.safetensors"
-    if exported.is_file():
-        return exported
-    raise InputError(f"expected a checkpoint file or a run folder, found a folder without checkpoints/last: {path}")
+    for name in EXPORTED:
+        if (path / name).is_file():
+            return path / name
+    raise InputError(
+        f"expected a checkpoint file or a run folder, found a folder without checkpoints/last or {EXPORTED[1]}: {path}"
+    )
 
 
 def _say_network(reading: Reading, carried: Mapping[str, str]) -> None:
@@ -145,7 +153,7 @@ def _finish(reading: Reading, tree: Any, carried: Mapping[str, str], path: Path)
     if not report.complete or architecture is None:
         raise CoverageError(coverage_message(reading, path), report)
     refuse_values(reading.state, path)
-    sha256 = sha256_of(path)
+    sha256 = sha256_of_checkpoint(path)
     metadata = {
         "source": path.name,
         "source_sha256": sha256,

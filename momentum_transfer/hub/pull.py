@@ -22,7 +22,8 @@ from momentum_transfer.hub.names import HubName, parse
 MIRROR = "MOMENTUM_TRANSFER_HUB"
 
 #: Looked for in this order where a name holds no file; the first is what this project exports and pushes.
-PREFERRED = ("backbone.safetensors", "model.safetensors", "pytorch_model.bin")
+PREFERRED = ("backbone.safetensors", "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json",
+             "pytorch_model.bin.index.json")  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".tar", ".pkl", ".npz")
 
 PURPOSE = "weights of the Hub"
@@ -102,6 +103,17 @@ def _choose(name: HubName, files: Sequence[str]) -> str:
     return weights[0]
 
 
+def _companions(file: str, files: Sequence[str]) -> list[str]:
+    """What is read beside a file of weights: the model's config, and the shards that an index lists."""
+    folder, _, name = file.rpartition("/")
+    held = [other for other in files if other.rpartition("/")[0] == folder]
+    stem = name.partition(".")[0]
+    shards = [other for other in held if other.rpartition("/")[2].startswith(f"{stem}-") and "-of-" in other]
+    return [other for other in held if other.endswith("config.json") and other.rpartition("/")[2] == "config.json"] + (
+        shards if name.endswith(".index.json") else []
+    )
+
+
 def _repository(name: HubName) -> HubName:
     return HubName(name.repository, name.revision)
 
@@ -134,6 +146,8 @@ def _fetched(name: HubName) -> Path:
         if online:
             files = hub.HfApi(endpoint=endpoint()).list_repo_files(name.repository, revision=name.revision or None)
             file = _choose(name, files)
+            for beside in _companions(file, files):
+                hub.hf_hub_download(name.repository, beside, revision=name.revision or None, endpoint=endpoint())
             path = Path(hub.hf_hub_download(name.repository, file, revision=name.revision or None, endpoint=endpoint()))
         else:
             path = _cached(name)
