@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _PUBLIC, which a test compares
     from lowshot.arrays import extract_features, knn, linear, svm
     from lowshot.evaluate import evaluate
+    from momentum_transfer.backbones.build import build_backbone
     from momentum_transfer.backbones.convert_file import convert_file as convert
     from momentum_transfer.backbones.load import load
     from momentum_transfer.backbones.norm_rescale import rescale_to_anchor as norm_rescale
@@ -42,6 +43,7 @@ _PUBLIC = {
     "KeyReport": "momentum_transfer.backbones.read:KeyReport",
     "SourceBackbone": "momentum_transfer.backbones.read:SourceBackbone",
     "append_records": "momentum_transfer.records:append",
+    "build_backbone": "momentum_transfer.backbones.build:build_backbone",
     "build_method": "pretrain.own_loop:build_method",
     "convert": "momentum_transfer.backbones.convert_file:convert_file",
     "evaluate": "lowshot.evaluate:evaluate",
@@ -70,6 +72,7 @@ __all__ = [
     "SourceBackbone",
     "__version__",
     "append_records",
+    "build_backbone",
     "build_method",
     "convert",
     "evaluate",

@@ -77,16 +77,19 @@ def _options(text: str, query: str) -> dict[str, Any]:
     return found
 
 
-def build_backbone(architecture: AnyArchitecture, norm_layer: NormLayer | None = None) -> Any:
-    """A freshly initialised backbone.
+def build_backbone(architecture: AnyArchitecture | str, norm_layer: NormLayer | None = None) -> Any:
+    """A freshly initialised backbone: images [N, 3, H, W] -> features [N, num_features].
 
     Args:
+        architecture: or the text that ``parse_architecture`` reads, such as ``timm:convnext_tiny``.
         norm_layer: channels -> normalisation module, in the place of every BatchNorm; None for the network's own. A
             network without BatchNorm keeps what it has.
 
     Raises:
         InputError: options that the network does not take; timm missing.
     """
+    if isinstance(architecture, str):
+        architecture = parse_architecture(architecture)
     if isinstance(architecture, TimmArchitecture):
         return build_timm(architecture, norm_layer)
     if isinstance(architecture, ModuleArchitecture):
