@@ -2,6 +2,7 @@
 
 python tools/convert.py CHECKPOINT OUT.pkl                              Detectron2 weights
 python tools/convert.py CHECKPOINT OUT.safetensors --which student      torchvision names (.pth too)
+python tools/convert.py VIT.pth OUT.safetensors --arch 'timm:vit_base_patch16_224?img_size=448' --resize-positions
 python tools/convert.py BYOL_LARS.pth OUT.pkl --norm-rescale SGD.pth    NormRescale with an anchor (RCF, equation 3)
 """
 
@@ -37,6 +38,7 @@ def main(args: argparse.Namespace) -> None:
         source = convert_file(
             args.checkpoint, args.out, which=args.which, family=args.family, anchor=args.norm_rescale,
             constant=args.constant, scope=args.scope, trust_pickle=args.trust_pickle, architecture=args.arch,
+            resize_positions=args.resize_positions,
         )  # fmt: skip
     except CoverageError as error:
         _write_report(args.report, error.report)
@@ -71,6 +73,8 @@ def parser() -> argparse.ArgumentParser:
         "--family", choices=sorted(BY_NAME), help="layout of the checkpoint; default: the one that fits best"
     )
     made.add_argument("--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it: timm:NAME")
+    made.add_argument("--resize-positions", action="store_true",
+                      help="resample position embeddings to the img_size of --arch")  # fmt: skip
     made.add_argument("--report", metavar="FILE.json", help="write what became of every key")
     rescale = made.add_mutually_exclusive_group()
     rescale.add_argument(

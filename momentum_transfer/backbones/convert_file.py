@@ -21,11 +21,12 @@ def convert_file(
     scope: str = norm_rescale.DEFAULT_SCOPE,
     trust_pickle: bool = False,
     architecture: str | None = None,
+    resize_positions: bool = False,
 ) -> SourceBackbone:
     """Read, rescale if asked, write; every key is accounted for, or nothing is written.
 
     Args:
-        checkpoint, which, family, trust_pickle, architecture: as for
+        checkpoint, which, family, trust_pickle, architecture, resize_positions: as for
             :func:`momentum_transfer.backbones.read.load_backbone`.
         out: the suffix chooses the format: .pkl (Detectron2, a ResNet), .pth or .safetensors (torchvision's names or
             timm's).
@@ -45,8 +46,9 @@ def convert_file(
     title = f"keys of {checkpoint}"
     try:
         source = load_backbone(
-            checkpoint, which=which, family=family, trust_pickle=trust_pickle, architecture=architecture
-        )
+            checkpoint, architecture, which=which, family=family, trust_pickle=trust_pickle,
+            resize_positions=resize_positions,
+        )  # fmt: skip
     except CoverageError as error:
         error.report.show(title)
         raise

@@ -18,6 +18,7 @@ from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.containers import Entry, Tables
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES, ONLY, Family, Place
 from momentum_transfer.backbones.key_report import KeyReport
+from momentum_transfer.backbones.positions import POSITIONS
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import COUNTER, expected_shapes
 from momentum_transfer.backbones.understanding import NO_HINTS, Hints, Understood, understand
@@ -40,6 +41,7 @@ class Reading:
     unexplained: int = 0
     problem: str = ""
     renamed: int = 0
+    looks_like: str = ""
 
     @property
     def score(self) -> tuple[int, int]:
@@ -78,7 +80,7 @@ def choose(
     default = tree.get("network_default") if own else None
     readings = _readings(rules, tables, which, default, family, hints)
     readings.sort(key=lambda reading: reading.score, reverse=True)
-    if not readings or (readings[0].score[0] == 0 and hints.asked is None):
+    if not readings or (readings[0].score[0] == 0 and not any(reading.looks_like for reading in readings)):
         raise InputError(_nothing_found(tables, rules, readings, path))
     best, *others = readings
     ties = [other for other in others if other.score == best.score and best.score[0]]
@@ -167,6 +169,7 @@ def _account(
         return None
     reading = Reading(rule, network, tuple(found), understood.architecture, {}, report, unexplained)
     reading.problem, reading.renamed = understood.problem, len(understood.tensors)
+    reading.looks_like = understood.looks_like
     report.notes.extend(understood.notes)
     if understood.architecture is not None:
         reading.state = _compare(understood, inside, rule, report)
@@ -245,6 +248,8 @@ def _nothing_found(tables: Tables, rules: tuple[Family, ...], readings: list[Rea
     heads = re.compile(r"(^|\.)(fc|head|classifier|linear|projector|projection_head)\.")
     if all(heads.search(key) for key in keys):
         return f"expected a backbone, found only a head ({found}) in {path}; give the checkpoint of the whole model"
+    if any(re.search(r"(^|\.)(token_embedding|embeddings\.word_embeddings)\.weight$", key) for key in keys):
+        return f"expected a backbone, found only a text tower ({found}) in {path}; give the image tower, or both"
     if problems:
         return (
             f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or name its --arch, --family and --which"
@@ -261,6 +266,13 @@ def coverage_message(reading: Reading, path: Path) -> str:
     if reading.architecture is None:
         return f"{reading.problem} in {path} (family {reading.family.name}); nothing was loaded"
     called = reading.architecture.name if isinstance(reading.architecture, Architecture) else str(reading.architecture)
+    if report.wrong_shape and not (report.missing or report.unexpected) and _of_positions(report):
+        key, shape, wanted = report.wrong_shape[0]
+        return (
+            f"expected positions of {called}, found those of another image size ({key} is {list(shape)}, expected "
+            f"{list(wanted)}) in {path}; give the file's own size, or resample them: convert --resize-positions"
+        )
+    looks_like = f"; its tensors are those of {reading.looks_like}" if reading.looks_like not in ("", called) else ""
     parts = []
     if report.missing:
         parts.append(f"{len(report.missing)} missing ({', '.join(report.missing[:3])})")
@@ -273,5 +285,10 @@ def coverage_message(reading: Reading, path: Path) -> str:
         )
     return (
         f"expected every tensor of a {called}, found {'; '.join(parts)} in {path} "
-        f"(family {reading.family.name}); nothing was loaded"
+        f"(family {reading.family.name}); nothing was loaded{looks_like}"
     )
+
+
+def _of_positions(report: KeyReport) -> bool:
+    return all(key.endswith((*POSITIONS, "position_embeddings", "positional_embedding", "position_embedding.weight"))
+               for key, _, _ in report.wrong_shape)  # fmt: skip

@@ -24,7 +24,7 @@ from momentum_transfer.backbones.key_report import CoverageError, KeyReport
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
 from momentum_transfer.backbones.model_config import read_model_config, timm_architecture_in
 from momentum_transfer.backbones.module_network import MODULE
-from momentum_transfer.backbones.refusals import refuse_other_models, refuse_values
+from momentum_transfer.backbones.refusals import refuse_other_formats, refuse_other_models, refuse_values
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
 from momentum_transfer.backbones.shards import INDEX, is_index, read_shards, sha256_of_checkpoint
@@ -80,6 +80,7 @@ def load_backbone(
     if str(path).startswith((TIMM, MODULE)):
         return named_backbone(str(path), which, family)
     file = checkpoint_file(path)
+    refuse_other_formats(file)
     read = read_shards if is_index(file) else read_tree
     tree = read(file, trust_pickle=trust_pickle)
     tables, carried = tensor_tables(tree), carried_metadata(tree, file)
@@ -133,6 +134,8 @@ def checkpoint_file(path: str | Path) -> Path:
     for name in EXPORTED:
         if (path / name).is_file():
             return path / name
+    for other in sorted(path.iterdir()):
+        refuse_other_formats(other)
     raise InputError(
         f"expected a checkpoint file or a run folder, found a folder without checkpoints/last or {EXPORTED[1]}: {path}"
     )

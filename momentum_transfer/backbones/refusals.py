@@ -30,6 +30,31 @@ _OTHER_MODELS = (
 )  # fmt: skip
 
 
+#: Suffix or end of a file's name -> what wrote it. Their kernels are stored in another order, under other names.
+_OTHER_FORMATS = {
+    ".npz": "JAX weights in numpy's archive (ViT's, MLP-Mixer's, SigLIP's releases)",
+    ".msgpack": "Flax weights", ".h5": "TensorFlow or Keras weights", ".keras": "Keras weights",
+    ".pb": "a TensorFlow graph", ".index": "a TensorFlow checkpoint", ".tflite": "TensorFlow Lite weights",
+    ".onnx": "an ONNX program", ".gguf": "quantised weights (GGUF)", ".mlmodel": "a Core ML program",
+}  # fmt: skip
+
+
+def refuse_other_formats(path: Path) -> None:
+    """Raise for the files of JAX, Flax, TensorFlow and of exported programs, known by their names.
+
+    Raises:
+        InputError: the file is one of them.
+    """
+    kind = next((what for end, what in _OTHER_FORMATS.items() if path.name.lower().endswith(end)), "")
+    if re.search(r"\.data-\d+-of-\d+$", path.name):
+        kind = "a TensorFlow checkpoint"
+    if kind and path.is_file():
+        raise InputError(
+            f"expected torch weights, found {kind}: {path}; take the torch file of the same network, timm's or "
+            "transformers' (model.safetensors)"
+        )
+
+
 def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: Path) -> None:
     """Raise for torchvision's vision transformers, detectors, segmenters and JAX weights.
 

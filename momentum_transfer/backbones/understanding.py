@@ -14,9 +14,10 @@ from momentum_transfer.backbones.containers import Entry
 from momentum_transfer.backbones.families import Family
 from momentum_transfer.backbones.layouts import to_torchvision_name
 from momentum_transfer.backbones.model_config import clues_of
+from momentum_transfer.backbones.positions import resize_positions
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import COUNTER, expected_shapes, infer_architecture
-from momentum_transfer.backbones.timm_inference import UnknownNetwork, infer_timm
+from momentum_transfer.backbones.timm_inference import Clues, UnknownNetwork, infer_timm
 from momentum_transfer.backbones.timm_layout_tables import TORCHVISION, is_openai_order, layout_of
 from momentum_transfer.backbones.timm_layouts import Converted
 from momentum_transfer.backbones.timm_names import TimmArchitecture
@@ -45,10 +46,15 @@ NO_HINTS = Hints()
 
 @dataclass
 class Understood(Converted):
-    """Tensors under torchvision's or timm's names, and the architecture; None with the reason in ``problem``."""
+    """Tensors under torchvision's or timm's names, and the architecture; None with the reason in ``problem``.
+
+    Attributes:
+        looks_like: what the tensors are by themselves, where another architecture was asked for.
+    """
 
     architecture: AnyArchitecture | None = None
     problem: str = ""
+    looks_like: str = ""
 
 
 def understand(rule: Family, inside: Mapping[str, Entry], hints: Hints) -> Understood | None:
@@ -91,26 +97,32 @@ def _resnet(made: Converted, hints: Hints) -> Understood:
         understood.problem = str(error)
         return understood
     if isinstance(hints.asked, Architecture) and hints.asked != understood.architecture:
-        raise InputError(f"expected {hints.asked} as --arch says, found a {understood.architecture}; correct --arch")
+        understood.problem = f"expected a {hints.asked} as --arch says, found a {understood.architecture}"
+        understood.architecture = None
     return understood
 
 
 def _timm(layout: str, rule: Family, made: Converted, inside: Mapping[str, Tensor], hints: Hints) -> Understood:
     understood = Understood(**vars(made))
     shapes = _shapes(made)
+    clues = replace(
+        clues_of(layout, rule.name, _has_classifier(shapes), shapes, hints.config), **_fixed_by_buffers(inside)
+    )
+    if isinstance(hints.asked, Architecture):
+        understood.problem = f"expected a {hints.asked} as --arch says, found names of {layout}"
+        return understood
     if hints.asked is not None:
-        if isinstance(hints.asked, Architecture):
-            raise InputError(f"expected a {hints.asked} as --arch says, found names of {layout}; correct --arch")
         understood.architecture = hints.asked
+        if hints.resize_positions and isinstance(hints.asked, TimmArchitecture):
+            resize_positions(understood, hints.asked)
+        understood.looks_like = _inferred(shapes, clues)
         return understood
     if hints.told is not None and _fits(shapes, hints.told):
         understood.architecture = hints.told
         return understood
-    clues = replace(
-        clues_of(layout, rule.name, _has_classifier(shapes), shapes, hints.config), **_fixed_by_buffers(inside)
-    )
     try:
         understood.architecture = infer_timm(shapes, clues)
+        understood.notes.append(f"architecture: {understood.architecture}, by its tensors{_assumed(layout, clues)}")
     except UnknownNetwork:
         pass  # what the file holds is said by the one who looked at all families
     except InputError as error:
@@ -118,6 +130,24 @@ def _timm(layout: str, rule: Family, made: Converted, inside: Mapping[str, Tenso
     except (KeyError, IndexError, ZeroDivisionError, ValueError) as error:
         understood.problem = f"expected the tensors of a whole network, found names of {layout} without some ({error})"
     return understood
+
+
+def _assumed(layout: str, clues: Clues) -> str:
+    """What no tensor tells and was taken by rule, in words."""
+    if layout == "clip" and clues.activation != "quick_gelu":
+        return "; GELU, as open_clip's own networks: name one with quickgelu by --arch where its training had it"
+    if layout == "transformers-clip" and clues.heads is None:
+        return f"; {clues.activation}, transformers' default, as no config.json is beside it"
+    if layout.endswith("dinov3"):
+        return "; pooled by the class token, as the project does"
+    return ""
+
+
+def _inferred(shapes: Mapping[str, tuple[int, ...]], clues: Clues) -> str:
+    try:
+        return str(infer_timm(shapes, clues))
+    except (InputError, LookupError, ArithmeticError, ValueError):
+        return ""
 
 
 def _has_classifier(shapes: Mapping[str, tuple[int, ...]]) -> bool:
