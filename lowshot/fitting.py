@@ -19,7 +19,7 @@ from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
 from momentum_transfer.errors import InputError
 from momentum_transfer.lars import LARS
 from momentum_transfer.metrics import Metrics
-from momentum_transfer.resumed_state import check_optimizer, check_parts, check_step, fitting
+from momentum_transfer.resumed_state import check_parts, check_step, fitting, load_optimizer
 from momentum_transfer.schedules import learning_rate
 
 Batch = TypeVar("Batch")
@@ -78,8 +78,7 @@ class Run:
         with fitting(newest):
             for name, module in self.modules.items():
                 module.load_state_dict(state["modules"][name])
-            self.optimizer.load_state_dict(state["optimizer"])
-        check_optimizer(self.optimizer, newest)
+            load_optimizer(self.optimizer, state["optimizer"], newest)
         return int(state["step"])
 
     def save(self, step: int) -> None:

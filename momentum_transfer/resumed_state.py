@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError, one_line, shown
 
 _NEXT = "take another checkpoint, or start a new OUTPUT_DIR"
@@ -64,11 +65,31 @@ def fitting(path: Path) -> Iterator[None]:
         raise InputError(f"expected a checkpoint of this model, found another in {path}: {one_line(error)}") from error
 
 
-def check_optimizer(optimizer: Optimizer, path: Path) -> None:
-    """Raise InputError unless what the optimizer was given has its parameters' shapes; torch does not look.
+#: What of a parameter group is no setting of the training, or set at every step.
+_FREE = ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 
-    Numbers (a step count) and tensors of one element are left out.
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any], path: Path) -> None:
+    """Give a fresh optimizer its state; call it within ``fitting``.
+
+    Raises:
+        InputError: other settings (momentum, weight decay, …) than the optimizer's own, which torch would take over; a
+            state of another shape than its parameter (numbers and tensors of one element are left out).
     """
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    if numbers != list(range(len(numbers))) or not set(state["state"]) <= set(numbers):
+        raise InputError(f"expected the optimizer's parameters in {path} numbered from 0, found others; {_NEXT}")
+    own = [{key: value for key, value in group.items() if key not in _FREE} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for number, (before, group) in enumerate(zip(own, optimizer.param_groups, strict=True)):
+        for key, value in before.items():
+            if key not in group or type(group[key]) is not type(value) or group[key] != value:
+                raise InputError(
+                    f"expected {key} {shown(value)} in group {number} of the optimizer in {path}, found "
+                    f"{shown(group.get(key))}; {_NEXT}"
+                )
+    if any(group.get("momentum") or "betas" in group for group in optimizer.param_groups) and not optimizer.state:
+        warn(f"{path} holds no momenta of the optimizer; they begin at zero, as in a new training")
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for name, value in optimizer.state.get(parameter, {}).items():

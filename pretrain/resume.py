@@ -22,10 +22,10 @@ from momentum_transfer.learned_settings import learned_settings
 from momentum_transfer.resumed_state import (
     check_generator,
     check_numbers,
-    check_optimizer,
     check_parts,
     check_step,
     fitting,
+    load_optimizer,
 )
 from momentum_transfer.settings import dump
 from pretrain.methods import Method
@@ -86,9 +86,8 @@ def restore(
     check_step(state["step"], max(steps, 1), path)
     with fitting(path):
         method.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(optimizer, state["optimizer"], path)
         scaler.load_state_dict(state["scaler"])
-    check_optimizer(optimizer, path)
     processes = state["processes"]
     if len(processes) != distributed.world_size():
         warn(

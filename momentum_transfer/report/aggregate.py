@@ -155,7 +155,7 @@ def aggregate(records: Sequence[Mapping[str, Any]], baseline: str = "") -> Resul
         if is_analysis(record):
             continue
         trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
-        trials.setdefault(_trial(record), []).append(record)
+        trials.setdefault(trial_of(record), []).append(record)
     notices: list[str] = mixed_files(by_checkpoint)
     repeats = Repeats()
     undefined: dict[Measure, dict[str, list[int]]] = defaultdict(dict)
@@ -277,10 +277,11 @@ def _measure(record: Mapping[str, Any]) -> Measure:
     return Measure(str(record["task"]), metric, dataset, protocol, engine)
 
 
-def _trial(record: Mapping[str, Any]) -> int:
+def trial_of(record: Mapping[str, Any]) -> int:
+    """Which repetition a record is; 0 where it does not say."""
     try:
         return int(record.get("trial") or 0)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 

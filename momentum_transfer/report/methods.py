@@ -13,6 +13,7 @@ from typing import Any
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name
+from momentum_transfer.report.aggregate import trial_of
 
 
 def parse(words: Sequence[str]) -> dict[str, list[str]]:
@@ -54,7 +55,7 @@ def merged(records: Sequence[Mapping[str, Any]], methods: Mapping[str, Sequence[
         found.add(checkpoint)
         keys = ("task", "metric", "dataset", "protocol", "engine", "network")
         same = places[checkpoint], *(str(record.get(key)) for key in keys), "start_network" in record
-        trial = int(record.get("trial") or 0)
+        trial = trial_of(record)
         newest = groups[same].get(trial)
         if newest is None or str(record.get("time", "")) >= str(newest.get("time", "")):
             groups[same][trial] = record

@@ -246,7 +246,7 @@ def _paused_collector() -> Iterator[None]:
 
 
 def _has_box(entry: dict[str, Any]) -> bool:
-    box = entry.get("bbox")
+    box = entry.get("bbox") if isinstance(entry, dict) else None
     return box is not None and not (isinstance(box, (list, tuple)) and not box)
 
 

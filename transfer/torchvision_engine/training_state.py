@@ -20,10 +20,10 @@ from momentum_transfer.files import atomic_path
 from momentum_transfer.resumed_state import (
     check_generator,
     check_numbers,
-    check_optimizer,
     check_parts,
     check_step,
     fitting,
+    load_optimizer,
 )
 from momentum_transfer.settings import dump
 from transfer.config import get_cfg
@@ -118,10 +118,9 @@ def resume(
     processes = len(content["random"])
     mine = rank() if processes == world_size() else 0
     with fitting(path):
-        optimizer.load_state_dict(content["optimizer"])
+        load_optimizer(optimizer, content["optimizer"], path)
         scaler.load_state_dict(content["scaler"])
         detector.load_state_dict({name: value[mine] for name, value in content["own"].items()}, strict=False)
-    check_optimizer(optimizer, path)
     if processes != world_size():
         say(f"{path} was written by {processes} processes, now there are {world_size()}: random numbers begin anew")
     else:

@@ -1,0 +1,56 @@
+"""Attacks by area, counted: ``python -m tests.attacks.campaign [EXAMPLES]`` from the repository's root."""
+
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.attacks.annotations import CHANGES, Annotations
+from tests.attacks.outcome import DONE, LINE, count
+from tests.attacks.settings_files import FILES, PAIRS, Settings
+from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, Resumption, Weights
+
+
+def areas(folder: Path, examples: int) -> dict[str, Counter[str]]:
+    """Area -> outcomes. Resuming takes longest and gets a quarter of the examples."""
+    for name in ("annotations", "settings", "weights", "resume"):
+        (folder / name).mkdir()
+    data, words = Annotations(folder / "annotations"), Settings(folder / "settings")
+    weights, resumed = Weights(folder / "weights"), Resumption(folder / "resume")
+    few = max(examples // 4, 1)
+    return {
+        "annotation files": count(data.ground_truth, CHANGES, examples),
+        "result files": count(data.detections, CHANGES, examples),
+        "records": count(data.records, CHANGES, examples),
+        "settings": count(words.pair, PAIRS, examples),
+        "YAML": count(words.yaml, FILES, examples),
+        **{
+            f"flips in {suffix}": count(lambda place, suffix=suffix: weights.flip(suffix, place), FLIPS, few)
+            for suffix in (*FORMATS, ".npz")
+        },
+        "checkpoints' nesting": count(weights.nested, TREES, examples),
+        "flips in a checkpoint": count(resumed.flip, FLIPS, few),
+        "states to resume": count(resumed.state_of, STATES, few),
+        "last": count(resumed.pointer, POINTERS, few // 2),
+    }
+
+
+def main(examples: int) -> None:
+    """Print the table, and each kind of bad end once."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = areas(Path(folder), examples)
+    print(f"{'area':24}{'tried':>8}{'done':>8}{'one line':>10}{'traceback':>11}{'silently wrong':>16}{'other':>7}")
+    for area, ends in found.items():
+        traces = sum(n for end, n in ends.items() if end.startswith("traceback"))
+        wrong = sum(n for end, n in ends.items() if end.startswith("silently"))
+        known = ends[DONE] + ends[LINE] + traces + wrong
+        tried = ends.total()
+        print(f"{area:24}{tried:8}{ends[DONE]:8}{ends[LINE]:10}{traces:11}{wrong:16}{tried - known:7}")
+    for area, ends in found.items():
+        for end, n in ends.items():
+            if end not in (DONE, LINE):
+                print(f"{area}: {n} x {end}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)

@@ -1,0 +1,47 @@
+"""Whatever is in a file or a setting, the end is success or one line and exit 2: no traceback, no silent change."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.annotations import CHANGES, Annotations
+from tests.attacks.outcome import DONE, LINE, count
+from tests.attacks.settings_files import FILES, PAIRS, Settings
+from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, Resumption, Weights
+
+#: Area -> attack in a folder, and what it draws.
+AREAS: dict[str, tuple[Callable, object, int]] = {
+    "annotation files": (lambda folder: Annotations(folder).ground_truth, CHANGES, 6),
+    "result files": (lambda folder: Annotations(folder).detections, CHANGES, 10),
+    "records": (lambda folder: Annotations(folder).records, CHANGES, 4),
+    "settings": (lambda folder: Settings(folder).pair, PAIRS, 30),
+    "YAML": (lambda folder: Settings(folder).yaml, FILES, 30),
+    "nesting": (lambda folder: Weights(folder).nested, TREES, 15),
+    **{
+        f"flips in {suffix}": (
+            lambda folder, suffix=suffix: lambda place: Weights(folder).flip(suffix, place), FLIPS, 4
+        )
+        for suffix in (*FORMATS, ".npz")
+    },
+    "flips in a checkpoint": (lambda folder: Resumption(folder).flip, FLIPS, 8),
+    "states to resume": (lambda folder: Resumption(folder).state_of, STATES, 8),
+    "last": (lambda folder: Resumption(folder).pointer, POINTERS, 3),
+}  # fmt: skip
+
+
+def ends(area: str, folder: Path, factor: int) -> dict[str, int]:
+    """Those that must not be."""
+    attack, strategy, examples = AREAS[area]
+    return {end: n for end, n in count(attack(folder), strategy, factor * examples).items() if end not in (DONE, LINE)}
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_a_few_attacks_of_every_area_end_in_success_or_one_line(area: str, tmp_path: Path):
+    assert ends(area, tmp_path, 1) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("area", AREAS)
+def test_many_attacks_of_every_area_end_in_success_or_one_line(area: str, tmp_path: Path):
+    assert ends(area, tmp_path, 25) == {}
