@@ -33,6 +33,9 @@ Item = TypeVar("Item")
 #: Plain progress lines (no terminal) come at most this often, in seconds.
 PLAIN_INTERVAL = 10.0
 
+#: SIGTERM within so many seconds of the first is the same request.
+SAME_SIGNAL = 10.0
+
 _LOGGER = logging.getLogger("momentum_transfer")
 _LOGGER.addHandler(logging.NullHandler())  # without it, logging prints the warnings of silent libraries itself
 
@@ -211,15 +214,25 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[StopSignal]:
-    """Catch SIGINT and SIGTERM inside the block. The first one only sets the flag; a second one ends at once."""
-    stop = StopSignal()
+def stop_signals(then: str = "finishing this step, then saving") -> Iterator[StopSignal]:
+    """Catch SIGINT and SIGTERM inside the block. The first one only sets the flag; a second one ends at once.
+
+    Launchers (torchrun, srun, Slurm and what watches a job) each pass a SIGTERM on, so that several within ten seconds
+    are one.
+
+    Args:
+        then: what happens at the first, for the message.
+    """
+    stop, at = StopSignal(), 0.0
 
     def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal at
         if stop.received is not None:
+            if number == signal.SIGTERM and time.monotonic() - at < SAME_SIGNAL:
+                return
             raise KeyboardInterrupt
-        stop.received = signal.Signals(number)
-        warn(f"{stop.received.name} received: finishing this step, then saving (once more: stop at once)")
+        stop.received, at = signal.Signals(number), time.monotonic()
+        warn(f"{stop.received.name} received: {then} (once more: stop at once)")
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -87,7 +87,9 @@ def _owner_in(text: str) -> _Owner | None:
 
 
 @contextlib.contextmanager
-def alone(folder: str | Path, *, patience: float = PATIENCE, for_children: bool = False) -> Iterator[int]:
+def alone(
+    folder: str | Path, *, patience: float = PATIENCE, for_children: bool = False, name: str = NAME
+) -> Iterator[int]:
     """Hold the lock of ``folder`` within the block; yields its descriptor.
 
     What a killed run left half written is removed from the folder. A folder that this made, and in which nothing was
@@ -95,6 +97,7 @@ def alone(folder: str | Path, *, patience: float = PATIENCE, for_children: bool 
 
     Args:
         patience: seconds to wait for children of a killed run that still hold the lock.
+        name: of the lock's file, for a second lock in one folder.
         for_children: processes started with the descriptor (``Popen(pass_fds=…)``) keep the lock until they end too.
 
     Raises:
@@ -103,7 +106,7 @@ def alone(folder: str | Path, *, patience: float = PATIENCE, for_children: bool 
     folder = Path(folder)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / NAME
+    path = folder / name
     descriptor, locked = _taken(path, patience)
     ended, signed = threading.Event(), False
     try:

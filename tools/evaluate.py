@@ -19,7 +19,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -29,11 +29,13 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.shipped import started, typed, workplace
+from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.job import Job
-from momentum_transfer.suites.local import Outcome, full_command, run_local
+from momentum_transfer.suites.local import Outcome, run_local
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
+from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import PIXELS, PRETRAIN
 
@@ -63,16 +65,16 @@ def main(args: argparse.Namespace) -> None:
     if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
     options = _sbatch_options(args)
-    gpus = _gpus(args)
+    gpus = _gpus(args, options)
     if args.dry_run:
         show_plan(jobs, gpus)
         return
     with alone(output) as lock:
         suite.write_description(output)
         if args.slurm:
-            outcomes = run_slurm(jobs, output, gpus=gpus, options=options)
+            outcomes = run_slurm(jobs, output, gpus=gpus, options=options, at_once=args.jobs)
         else:
-            outcomes = run_local(jobs, parallel=args.jobs, gpus=gpus, lock=lock)
+            outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock)
         show_outcomes(outcomes)
         reported = report(output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
@@ -161,11 +163,11 @@ def _from_root(path: str) -> Path:
     return whole.relative_to(root) if whole.is_relative_to(root) else whole
 
 
-def _gpus(args: argparse.Namespace) -> int:
+def _gpus(args: argparse.Namespace, options: Mapping[str, str]) -> int:
     if args.gpus is not None:
         return int(args.gpus)
     if args.slurm:
-        raise InputError("expected --gpus N with --slurm (GPUs of a node): the machine that submits often has none")
+        return largest_node(options.get("partition", ""))[1]
     import torch
 
     return torch.cuda.device_count()
@@ -261,8 +263,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--sigma", type=_positive_number, metavar="POINTS", help="standard deviation of a score over seeds"
     )
-    made.add_argument("--jobs", type=_positive, default=1, help="tasks at a time on this machine (default: 1)")
-    made.add_argument("--gpus", type=_count, help="GPUs to use; with --slurm those of a node (default: those found)")
+    made.add_argument(
+        "--jobs", type=_positive, help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs"
+    )
+    made.add_argument(
+        "--gpus", type=_count, help="GPUs to use; with --slurm those of a node (default: those found here, or there)"
+    )
     made.add_argument("--slurm", action="store_true", help="one Slurm job a task, through submitit")
     made.add_argument(
         "--sbatch",

@@ -22,13 +22,15 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def alone(output: Path, patience: float = PATIENCE) -> contextlib.AbstractContextManager[int]:
+def alone(
+    output: Path, patience: float = PATIENCE, name: str = run_lock.NAME
+) -> contextlib.AbstractContextManager[int]:
     """Hold the lock of ``output`` within the block; yields its descriptor, for the tasks to inherit.
 
     Raises:
         InputError: another runner is at work there, or tasks of a killed one have not ended after ``patience`` seconds.
     """
-    return run_lock.alone(output, patience=patience, for_children=True)
+    return run_lock.alone(output, patience=patience, for_children=True, name=name)
 
 
 def end_with_parent() -> Callable[[], None] | None:

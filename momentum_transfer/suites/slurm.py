@@ -1,116 +1,292 @@
-"""Run the jobs of a suite on Slurm through submitit: one Slurm job a task, with dependencies.
+"""Run the jobs of a suite on Slurm through submitit: one Slurm job a task, in arrays, with dependencies.
 
-Tested with submitit's own submission files against stand-ins for sbatch, sacct and srun, and with its local executor;
-no Slurm cluster has run it yet.
+How a job ended is what its own folder remembers (``attempt.py``); whether it is still to come, squeue tells
+(``slurm_queue.py``). So accounting is not needed, and a call that finds jobs of an earlier one waits for them.
 """
 
+import collections
+import json
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.console import Stopped, say, stop_signals
+from momentum_transfer.console import PLAIN_INTERVAL, Stopped, StopSignal, say, stop_signals, warn
+from momentum_transfer.errors import InputError
 from momentum_transfer.extras import extra
-from momentum_transfer.files import write_text
 from momentum_transfer.shipped import workplace
+from momentum_transfer.suites import slurm_queue as queue
+from momentum_transfer.suites.arrays import Array, Place, arrays
+from momentum_transfer.suites.attempt import Attempt, last_line
 from momentum_transfer.suites.job import Job
-from momentum_transfer.suites.local import AGAIN, Outcome, execute, last_line
+from momentum_transfer.suites.local import AGAIN, Outcome
+from momentum_transfer.suites.slurm_queue import NEVER, STUCK, Seen
 
 #: Options of sbatch that the plan sets itself.
-OURS = ("array", "chdir", "dependency", "job-name", "kill-on-invalid-dep", "output", "error", "wrap", "requeue")
+OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-dep", "open-mode", "output", "requeue",
+        "signal", "wrap")  # fmt: skip
 
-#: Remembered for a job that was not started because a needed one had failed.
-NOT_RUN = -1
+#: What was submitted, a line an array, in OUTPUT: {"number", "jobs": [[title, key], …]}.
+SUBMITTED = "submitted.jsonl"
+
+#: Seconds before a time limit at which a task is told to save: of the job's own minutes at most a quarter.
+WARNING = 120
+
+#: How often a job may reach its time limit, save, and go on.
+TIME_LIMITS = 1000
+
+#: A job without a word in its folder counts as ended once squeue has said so for this long: files travel slower.
+SETTLE = 5.0
 
 
 def run_slurm(
-    jobs: Sequence[Job], output: Path, *, gpus: int, options: dict[str, str], cluster: str = "slurm", poll: float = 15.0
+    jobs: Sequence[Job],
+    output: Path,
+    *,
+    gpus: int,
+    options: Mapping[str, str],
+    at_once: int | None = None,
+    poll: float = 15.0,
 ) -> list[Outcome]:
     """One Slurm job a task through submitit, with dependencies; waits for all, and finds those of an earlier call.
 
     Args:
+        gpus: of a node, for tasks that are distributed; others take one.
         options: further options of sbatch, for example ``{"partition": "gpu", "account": "vision"}``.
-        cluster: submitit's executor; ``local`` runs the same path without Slurm.
+        at_once: jobs of one array that may run at a time.
+        poll: longest pause between two looks at the queue, in seconds.
 
     Raises:
+        InputError: Slurm does not answer or refuses a job, or a job with other settings is at work in a folder.
         Stopped: Ctrl-C or SIGTERM; the submitted jobs go on.
     """
-    submitit = extra("submitit", "Slurm jobs")
-    outcomes: dict[str, Outcome] = {}
-    handles: dict[str, Any] = {}
-    for job in jobs:
-        if job.done():
-            outcomes[job.title] = Outcome(job, "done before", float(job.state().get("seconds", 0)))
-            continue
-        handle = _earlier(submitit, job, output, cluster)
-        if handle is None:
-            executor = submitit.AutoExecutor(folder=output / "slurm" / "%j", cluster=cluster)
-            executor.update_parameters(**_parameters(job, gpus, options, handles, cluster))
-            job.remember()  # forgets an earlier end before the job can have its own
-            handle = executor.submit(_after if cluster == "local" else execute, job, gpus)
-            write_text(job.folder / "slurm_job.txt", f"{job.key} {handle.job_id}\n")
-            say(f"{job.title}: submitted as job {handle.job_id}")
-        handles[job.title] = handle
-    with stop_signals() as stop:
-        while not all(handle.done() for handle in handles.values()):
-            if stop:
-                raise Stopped(f"stopped waiting, the submitted jobs go on; {AGAIN}", stop.exit_code)
-            time.sleep(poll)
-    for job in jobs:
-        if job.title in handles:
-            outcomes[job.title] = _slurm_outcome(job, handles[job.title], outcomes)
+    done = {job.title: Outcome(job, "done before", float(job.state().get("seconds", 0))) for job in jobs if job.done()}
+    to_do = [job for job in jobs if job.title not in done]
+    with stop_signals("the submitted jobs go on") as stop:
+        places = _found(to_do, output) if to_do else {}
+        new = [job for job in to_do if job.title not in places]
+        if new:
+            places |= _submit(new, places, output, gpus, options, at_once, stop)
+        states = _wait({job.title: (job, places[job.title].number) for job in to_do}, stop, poll)
+    outcomes = dict(done)
+    for job in to_do:
+        outcomes[job.title] = _outcome(job, places[job.title].number, states[job.title], outcomes)
     return [outcomes[job.title] for job in jobs]
 
 
-def _parameters(job: Job, gpus: int, options: dict[str, str], handles: dict[str, Any], cluster: str) -> dict[str, Any]:
-    """What submitit's executor is told: the task's own needs, the user's options, and the jobs to wait for."""
-    asked = gpus if job.task.distributed else min(gpus, 1)
-    parameters: dict[str, Any] = {
-        "name": f"{job.weights}-{job.task.name}"[:60],
-        "timeout_min": job.task.minutes,
-        "cpus_per_task": job.task.cpus,
+def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
+    """The places of jobs that an earlier call submitted and that are still in the queue or running, by title.
+
+    Raises:
+        InputError: squeue does not answer, or such a job has other settings.
+    """
+    numbers = submitted(output)
+    known = [(job, *numbers[job.title]) for job in jobs if job.title in numbers]
+    if not known:
+        return {}
+    seen = queue.squeue()
+    found = {}
+    for job, number, key in known:
+        if (slurm_job := seen.get(number)) is None or not slurm_job.alive or ended(job, number):
+            continue
+        if key != job.key:
+            raise InputError(
+                f"expected no job at work in {job.folder}, found Slurm job {number} there with another command, "
+                f"weights or config; wait for its end, or scancel {number}"
+            )
+        found[job.title] = Place(Array([job], number=number))
+    if found:
+        say(f"{len(found)} task(s) are still in the queue or running: {_shortly(p.number for p in found.values())}")
+    return found
+
+
+def submitted(output: Path) -> dict[str, tuple[str, str]]:
+    """Title -> (Slurm's number, key) of the last submission of each job."""
+    try:
+        lines = (output / SUBMITTED).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    numbers: dict[str, tuple[str, str]] = {}
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            jobs, number = entry["jobs"], entry["number"]
+        except (ValueError, TypeError, KeyError):  # the half line of a killed call
+            continue
+        for index, (title, key) in enumerate(jobs):
+            numbers[title] = (f"{number}_{index}" if len(jobs) > 1 else number, key)
+    return numbers
+
+
+def _submit(
+    jobs: Sequence[Job], earlier: Mapping[str, Place], output: Path, gpus: int, options: Mapping[str, str],
+    at_once: int | None, stop: StopSignal,
+) -> dict[str, Place]:  # fmt: skip
+    """Submit jobs as arrays; returns the place of each by title."""
+    submitit = extra("submitit", "Slurm jobs")
+    cpus, _ = queue.largest_node(options.get("partition", ""))
+    made, places = arrays(jobs, earlier, queue.longest_array())
+    for array in made:
+        if stop:
+            raise Stopped(f"stopped submitting, the submitted jobs go on; {AGAIN}", stop.exit_code)
+        for job in array.jobs:
+            job.forget_end()
+        executor = submitit.SlurmExecutor(folder=output / "slurm", max_num_timeout=TIME_LIMITS)
+        executor.update_parameters(**parameters(array, gpus, options, at_once, cpus))
+        try:
+            with executor.batch():
+                handles = [executor.submit(Attempt(job, gpus)) for job in array.jobs]
+        except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
+            raise InputError(f"expected sbatch to take {array.jobs[0].title}, found: {_refusal(error)}") from error
+        array.number = str(handles[0].job_id).partition("_")[0]
+        entry = {"number": array.number, "jobs": [[job.title, job.key] for job in array.jobs]}
+        with open(output / SUBMITTED, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry) + "\n")
+        many = f" and {len(array.jobs) - 1} more as jobs {array.number}_0 to _{len(array.jobs) - 1}"
+        one = f" as job {array.number}"
+        say(f"{array.jobs[0].title}: submitted{many if len(array.jobs) > 1 else one}")
+    return places
+
+
+def parameters(array: Array, gpus: int, options: Mapping[str, str], at_once: int | None, cpus: int) -> dict[str, Any]:
+    """What submitit is told: the tasks' own needs, the user's options, and the jobs to wait for.
+
+    Args:
+        cpus: of the largest node, 0 where unknown; a task that wishes for more would wait for ever.
+    """
+    job = array.jobs[0]
+    wished = job.task.cpus
+    if 0 < cpus < wished and "cpus-per-task" not in options:
+        say(f"{job.task.name}: no node has the {wished} CPUs that the suite wishes for; asking for {cpus}")
+        wished = cpus
+    more: dict[str, Any] = {"chdir": str(workplace()), "requeue": True, **options}
+    if dependency := array.dependency():
+        more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+    found: dict[str, Any] = {
+        "job_name": (f"{job.weights}-{job.task.name}" if len(array.jobs) == 1 else job.task.name)[:60],
+        "time": job.task.minutes,
+        "cpus_per_task": wished,
+        "array_parallelism": at_once or len(array.jobs),
+        "signal_delay_s": min(WARNING, job.task.minutes * 15),
+        "additional_parameters": {key: value for key, value in more.items() if key.replace("-", "_") not in _NATIVE},
     }
-    if asked:
-        parameters["gpus_per_node"] = asked
-    if cluster != "slurm":
-        return parameters
-    more = {"chdir": str(workplace()), **options}  # from where the job finds this package, and the task its config
-    if before := [handles[need.title].job_id for need in job.needs if need.title in handles]:
-        more |= {"dependency": "afterok:" + ":".join(before), "kill-on-invalid-dep": "yes"}
-    return {**parameters, "slurm_additional_parameters": more}
+    if asked := job.gpus(gpus):
+        found["gpus_per_node"] = asked
+    return {**found, **{key.replace("-", "_"): more[key] for key in more if key.replace("-", "_") in _NATIVE}}
 
 
-def _after(job: Job, gpus: int) -> None:
-    """``execute`` for executors without dependencies: waits until the needs have ended, well or not."""
-    while not all("exit_code" in need.state() for need in job.needs):
-        time.sleep(0.1)
-    if any(need.state()["exit_code"] for need in job.needs):
-        job.remember(exit_code=NOT_RUN, note="a needed task did not end well")
-        raise RuntimeError(f"{job.title}: a needed task did not end well")
-    execute(job, gpus)
+#: Options that submitit writes itself where it has them, so that each stands there once.
+_NATIVE = ("partition", "account", "qos", "mem", "time", "cpus_per_task", "gpus_per_node", "constraint", "exclude",
+           "nodelist", "gres", "comment", "mem_per_cpu", "mem_per_gpu", "mail_type", "mail_user")  # fmt: skip
 
 
-def _earlier(submitit: Any, job: Job, output: Path, cluster: str) -> Any:
-    """The handle of a job that an earlier call submitted and that has not ended, or None."""
-    note = job.folder / "slurm_job.txt"
-    if cluster != "slurm" or not note.is_file() or "exit_code" in job.state():
-        return None
-    key, _, number = note.read_text(encoding="utf-8").strip().partition(" ")
-    if key != job.key:
-        return None
-    handle = submitit.SlurmJob(folder=output / "slurm" / number, job_id=number)
-    if handle.done():
-        return None
-    say(f"{job.title}: still in the queue or running as job {number}")
-    return handle
+def _refusal(error: Exception) -> str:
+    """The line in which sbatch says why not."""
+    text = str(getattr(error, "stderr", "") or error.__cause__ or error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "sbatch: error" in line), lines[-1] if lines else "no word")[:300]
 
 
-def _slurm_outcome(job: Job, handle: Any, outcomes: dict[str, Outcome]) -> Outcome:
-    if any(not outcomes[need.title].well for need in job.needs):
-        return Outcome(job, "not run", note="a needed task did not end well")
+def ended(job: Job, number: str) -> bool:
+    """Whether the job's folder tells an end of its own, under this command, since it was submitted."""
     state = job.state()
-    code = state.get("exit_code")
-    if code == 0:
-        return Outcome(job, "done", float(state.get("seconds", 0)))
-    note = state.get("note") or f"Slurm job {handle.job_id} ended without a word: {handle.state}; {last_line(job.log)}"
-    return Outcome(job, "failed", float(state.get("seconds", 0)), note)
+    return state.get("key") == job.key and "exit_code" in state
+
+
+def _wait(jobs: Mapping[str, tuple[Job, str]], stop: StopSignal, poll: float) -> dict[str, str]:
+    """Wait until every job has ended; returns Slurm's last word on each by title, "" where there was none."""
+    last: dict[str, Seen] = {}
+    waiting, doubted = dict(jobs), dict.fromkeys(jobs, 0.0)
+    progress, began = _Progress(len(jobs)), time.monotonic()
+    while waiting:
+        answer = _look()
+        if answer is not None:
+            now = time.monotonic()
+            for title, (job, number) in list(waiting.items()):
+                seen = answer.get(number)
+                last[title] = seen or last.get(title, Seen(""))
+                if ended(job, number) and (seen is None or not seen.alive):
+                    del waiting[title]
+                elif seen is not None and seen.reason == NEVER:
+                    queue.cancel([number])
+                    del waiting[title]
+                elif seen is None or not seen.alive:
+                    doubted[title] = doubted[title] or now
+                    if now - doubted[title] >= SETTLE:
+                        del waiting[title]
+                else:
+                    doubted[title] = 0.0
+            progress.show(jobs, waiting, answer)
+        _pause(min(poll, max(1.0, (time.monotonic() - began) / 20)), stop, waiting)
+    gone = [number for title, (_, number) in jobs.items() if last[title].state not in queue.ENDED]
+    words = queue.accounted(gone)
+    return {title: words.get(number) or last[title].state for title, (_, number) in jobs.items()}
+
+
+def _pause(seconds: float, stop: StopSignal, waiting: Mapping[str, Any]) -> None:
+    deadline = time.monotonic() + seconds
+    while waiting and time.monotonic() < deadline:
+        if stop:
+            raise Stopped(f"stopped waiting, the submitted jobs go on; {AGAIN}", stop.exit_code)
+        time.sleep(0.1)
+
+
+def _look() -> dict[str, Seen] | None:
+    """The queue; None, said once a minute or so, while the controller does not answer."""
+    try:
+        return queue.squeue()
+    except InputError as error:
+        warn(f"{error} Asking again.")
+        time.sleep(5.0)
+        return None
+
+
+class _Progress:
+    """A line on how many tasks are where, whenever that changes, and a warning for what time alone does not heal."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self._said, self._at = total, "", -PLAIN_INTERVAL
+        self._warned: set[str] = set()
+
+    def show(self, jobs: Mapping[str, tuple[Job, str]], waiting: Mapping[str, Any], seen: Mapping[str, Seen]) -> None:
+        """Say it, at most every ten seconds."""
+        here = [(title, seen.get(jobs[title][1], Seen("LEAVING"))) for title in waiting]
+        pending = [(title, one) for title, one in here if one.state == "PENDING"]
+        reasons = collections.Counter(one.reason for _, one in pending)
+        listed = ", ".join(f"{reason or 'no reason yet'} {count}" for reason, count in reasons.most_common())
+        others = collections.Counter(one.state.lower() for _, one in here if one.state != "PENDING")
+        parts = [f"{self.total - len(waiting)} of {self.total} ended"]
+        parts += [f"{count} {state}" for state, count in others.items()]
+        parts += [f"{len(pending)} queued ({listed})"] if pending else []
+        line = f"Slurm: {', '.join(parts)}"
+        if line != self._said and (time.monotonic() - self._at >= PLAIN_INTERVAL or not waiting):
+            self._said, self._at = line, time.monotonic()
+            say(line)
+        for title, one in pending:
+            advice = next((STUCK[key] for key in STUCK if one.reason.startswith(key)), "")
+            if advice and one.reason not in self._warned:
+                self._warned.add(one.reason)
+                warn(f"{title}: job {jobs[title][1]} is queued and may stay so: {one.reason}: {advice}")
+
+
+def _outcome(job: Job, number: str, slurm_state: str, outcomes: Mapping[str, Outcome]) -> Outcome:
+    """How a job ended: by its own folder, else by Slurm's last word."""
+    if failed := [need for need in job.needs if not outcomes[need.title].well]:
+        return Outcome(job, "not run", note=f"{failed[0].task.name} did not end well")
+    state = job.state()
+    seconds = float(state.get("seconds", 0))
+    if ended(job, number):
+        return Outcome(job, "done" if state["exit_code"] == 0 else "failed", seconds, str(state.get("note", "")))
+    if slurm_state.startswith("CANCELLED"):
+        return Outcome(
+            job, "cancelled", seconds, f"Slurm job {number} was cancelled; the same command submits it again"
+        )
+    how = f"ended as {slurm_state}" if slurm_state else "is gone from the queue"
+    stopped = f", stopped by {state['stopped']}" if "stopped" in state else ""
+    return Outcome(job, "failed", seconds, f"Slurm job {number} {how}{stopped}; its last line: {last_line(job.log)}")
+
+
+def _shortly(numbers: Iterable[str], most: int = 5) -> str:
+    listed = list(numbers)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

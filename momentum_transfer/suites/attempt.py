@@ -1,0 +1,196 @@
+"""An attempt at a job: its process, watched to its end; on Slurm this is what a job does on its node.
+
+A stop by signal is no end. SIGTERM (preemption, ``scontrol requeue``, ``scancel``) lets the task save and leave, and no
+exit code is written, so that the requeued job, or the same command later, goes on. Before a time limit submitit is
+warned by SIGUSR2: :meth:`Attempt.checkpoint` lets the task save, and submitit puts the job into the queue again.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from momentum_transfer.console import say, speaking
+from momentum_transfer.errors import InputError
+from momentum_transfer.extras import extra
+from momentum_transfer.shipped import started, workplace
+from momentum_transfer.suites.job import Job
+from momentum_transfer.suites.lock import alone, end_with_parent
+
+#: Exit codes of a task that a signal stopped, as Python's subprocess and as a shell tell them -> the signal.
+STOPS = {
+    code: number
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+    for code in (-number, 128 + number)
+}
+
+#: The lock of a job's folder; the task's own run in it has another (``run_lock.NAME``).
+JOB_LOCK = ".job.lock"
+
+#: How long a job waits for another one's processes in its folder: those of a node that came back are being killed.
+PATIENCE = 600.0
+
+#: The seconds that earlier attempts took, for the records of this one.
+SPENT = "MOMENTUM_TRANSFER_SPENT"
+
+
+def full_command(job: Job, gpus: int) -> list[str]:
+    """The command with its interpreter: torchrun for a distributed task on several GPUs, else this Python."""
+    if job.task.distributed and gpus > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        return [sys.executable, *torchrun, *started(job.command)]
+    return [sys.executable, *started(job.command)]
+
+
+def start(
+    job: Job, gpus: int, device: int | None = None, locks: tuple[int, ...] = ()
+) -> tuple[subprocess.Popen[bytes], float]:
+    """Start a job's process with its output in ``job.log``; returns it, and the seconds that earlier attempts took.
+
+    Args:
+        device: shows it this one GPU only.
+        locks: descriptors of locks, which it holds until its own end.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    spent = job.begin(job.gpus(gpus))
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", SPENT: f"{spent:.1f}"}
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(device)
+    command = full_command(job, gpus)
+    with open(job.log, "ab") as log:
+        log.write(f"$ {shlex.join(command)}\n".encode())
+        log.flush()
+        # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
+        process = subprocess.Popen(
+            command, cwd=workplace(), env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            pass_fds=locks, preexec_fn=_in_the_child(),
+        )  # fmt: skip
+    return process, spent
+
+
+def _in_the_child() -> Callable[[], None]:
+    """What a task's process does before its command: ends with its parent, and leaves Slurm's warning to the parent."""
+    with_parent = end_with_parent()
+
+    def act() -> None:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        if with_parent is not None:
+            with_parent()
+
+    return act
+
+
+def note_end(job: Job, code: int, seconds: float, spent: float = 0.0) -> tuple[str, str]:
+    """Remember how a job's process ended, and say it; returns the status and what there is to say about it."""
+    if code == 0:
+        job.end(spent + seconds, exit_code=0)
+        say(f"{job.title}: done in {seconds:.0f} s")
+        return "done", ""
+    if code in STOPS:
+        name = signal.Signals(STOPS[code]).name
+        job.end(spent + seconds, stopped=name)
+        say(f"{job.title}: stopped by {name} after {seconds:.0f} s, which is no end; the next attempt goes on")
+        return "stopped", f"stopped by {name}; the same command goes on"
+    note = f"{how_it_ended(code)}: {last_line(job.log)}"
+    job.end(spent + seconds, exit_code=code, note=note)
+    say(f"{job.title}: FAILED, {note} (all of it in {job.log})")
+    return "failed", note
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words; a negative one is the signal that ended the process."""
+    if code >= 0:
+        return f"exit code {code}"
+    why = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"ended by {signal.Signals(-code).name}{why}"
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something, shortened."""
+    try:
+        with open(log, "rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 65536))
+            lines = [line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    except OSError:
+        return "no output"
+    return lines[-1].strip()[:300] if lines else "no output"
+
+
+class Attempt:
+    """What a Slurm job runs: ``Attempt(job, gpus)()``.
+
+    Args:
+        patience: seconds to wait for another one's end in the job's folder.
+    """
+
+    def __init__(self, job: Job, gpus: int, patience: float = PATIENCE) -> None:
+        self.job, self.gpus, self.patience = job, gpus, patience
+        self._process: int | None = None
+
+    def __call__(self) -> None:
+        """Run the job to its end and remember it.
+
+        Raises:
+            RuntimeError: the task failed, so that Slurm starts nothing that depends on it.
+            SystemExit: a signal stopped it.
+            InputError: another process is at work in the job's folder, and stays.
+        """
+        with speaking():
+            deadline = time.monotonic() + self.patience
+            while True:
+                try:
+                    with alone(self.job.folder, name=JOB_LOCK) as lock:
+                        self._run(lock)
+                    return
+                except InputError as error:
+                    if time.monotonic() > deadline:
+                        raise
+                    say(f"{error}; waiting")
+                    time.sleep(min(5.0, self.patience))
+
+    def checkpoint(self) -> Any:
+        """submitit's question before a time limit: let the task save and end, then ask for the same again."""
+        self._stop()
+        while self._alive():
+            time.sleep(0.1)
+        return extra("submitit", "Slurm jobs").helpers.DelayedSubmission(Attempt(self.job, self.gpus, self.patience))
+
+    def _run(self, lock: int) -> None:
+        if self.job.done():  # by another job that was in the folder before
+            say(f"{self.job.title}: done before")
+            return
+        began = time.time()
+        before = signal.signal(signal.SIGTERM, self._stop)
+        try:
+            process, spent = start(self.job, self.gpus, locks=(lock,))
+            self._process = process.pid
+            # Not wait(): its lock is held while it waits, and the handlers above look at the process too.
+            while (code := process.poll()) is None:
+                time.sleep(0.1)
+            self._process = None
+            status, note = note_end(self.job, code, time.time() - began, spent)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        if status == "stopped":
+            sys.exit(128 + STOPS[code])
+        if status == "failed":
+            raise RuntimeError(f"{self.job.title}: {note}, see {self.job.log}")
+
+    def _stop(self, _number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
+        """Ask the task to save and end. Where Slurm has asked it too, it takes both for one."""
+        if self._alive():
+            os.kill(self._process or 0, signal.SIGTERM)
+
+    def _alive(self) -> bool:
+        if self._process is None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self._process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False

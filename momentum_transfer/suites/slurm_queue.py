@@ -1,0 +1,136 @@
+"""What Slurm says of jobs and nodes: squeue, sinfo, and sacct where there is accounting."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from momentum_transfer.errors import InputError
+
+#: States after which a job does not come back by itself.
+ENDED = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+     "TIMEOUT")
+)  # fmt: skip
+
+#: The reason of a pending job whose need failed.
+NEVER = "DependencyNeverSatisfied"
+
+#: Reasons of pending jobs that time alone does not heal, or their beginnings -> what may be done.
+STUCK = {
+    "BadConstraints": "no node is like that; ask for less with --sbatch",
+    "PartitionConfig": "the partition has no such node; ask for less, or for another partition, with --sbatch",
+    "PartitionNodeLimit": "more nodes than the partition allows",
+    "PartitionTimeLimit": "the suite's minutes are more than the partition allows; --sbatch time=MINUTES",
+    "PartitionDown": "the partition is down; --sbatch partition=ANOTHER",
+    "PartitionInactive": "the partition is inactive; --sbatch partition=ANOTHER",
+    "ReqNodeNotAvail": "the node is down, drained or reserved: sinfo -R tells why",
+    "Nodes_required_for_job_are_DOWN": "nodes are down: sinfo -R tells why",
+    "JobHeld": "it is held; scontrol release lets it go",
+    "launch_failed_requeued_held": "its start failed; look at the node, then scontrol release",
+    "InvalidAccount": "--sbatch account=YOURS",
+    "InvalidQOS": "--sbatch qos=YOURS",
+    "Assoc": "a limit of your account",
+    "QOS": "a limit of the quality of service",
+    "MaxCpuPerAccount": "a limit of your account",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as squeue tells it: its state, and the reason of that."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """In the queue or running, or coming back; one whose need failed never will."""
+        return self.state not in ENDED and self.reason != NEVER
+
+
+def squeue() -> dict[str, Seen]:
+    """All jobs of this user that the controller remembers, by number: ``12``, or ``12_3`` of an array.
+
+    Raises:
+        InputError: it does not answer.
+    """
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
+    found = {}
+    for line in _asked(command).splitlines():
+        number, _, rest = line.strip().partition("|")
+        state, _, reason = rest.partition("|")
+        found[number] = Seen(state, reason.strip("() ").replace(" ", "_"))
+    return found
+
+
+def accounted(jobs: Iterable[str]) -> dict[str, str]:
+    """The states of ended jobs by accounting; empty where there is none."""
+    wanted = ",".join(jobs)
+    if not wanted or shutil.which("sacct") is None:
+        return {}
+    try:
+        text = _asked(
+            ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={wanted}"]
+        )
+    except InputError:
+        return {}
+    lines = (line.partition("|") for line in text.splitlines())
+    return {number: state.split()[0] for number, _, state in lines if state.strip()}
+
+
+def largest_node(partition: str = "") -> tuple[int, int]:
+    """(CPUs, GPUs) of the largest node of a partition, of the whole cluster without one; (0, 0) where none is told."""
+    chosen = [f"--partition={partition}"] if partition else []
+    cpus = gpus = 0
+    for line in _asked(["sinfo", "--noheader", "--Node", *chosen, "--format=%c|%G"]).splitlines():
+        count, _, resources = line.strip().partition("|")
+        cpus = max(cpus, int(count.rstrip("+")) if count.rstrip("+").isdigit() else 0)
+        gpus = max(gpus, _gpus_in(resources))
+    return cpus, gpus
+
+
+def longest_array() -> int:
+    """How many jobs one array may hold; 1000 where the cluster does not tell."""
+    for line in _asked(["scontrol", "show", "config"]).splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "MaxArraySize" and value.strip().isdigit():
+            return max(1, int(value))
+    return 1000
+
+
+def cancel(jobs: Iterable[str]) -> None:
+    """Take jobs that never can start out of the queue; one that is gone already is no matter."""
+    if wanted := list(jobs):
+        subprocess.run(["scancel", *wanted], check=False, capture_output=True)
+
+
+def _gpus_in(resources: str) -> int:
+    """GPUs of a node's generic resources: ``gpu:a100:8(S:0-1),shard:4``."""
+    total = 0
+    for part in resources.split(","):
+        words = part.partition("(")[0].split(":")
+        if words[0] == "gpu" and len(words) > 1 and words[-1].isdigit():
+            total += int(words[-1])
+    return total
+
+
+def _asked(command: list[str]) -> str:
+    """What one of Slurm's programs answers.
+
+    Raises:
+        InputError: it is not installed, or fails; the first line of its complaint.
+    """
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    except FileNotFoundError as error:
+        raise InputError(
+            f"expected Slurm's program {command[0]}, found none; run this where sbatch works, or without --slurm"
+        ) from error
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = error.stderr or "no answer"
+        text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+        detail = next((line for line in text.splitlines() if line.strip()), "no word")
+        raise InputError(f"expected an answer of {command[0]}, found: {detail.strip()}; is Slurm up?") from error
+    return answer
