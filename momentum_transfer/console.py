@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
+from momentum_transfer import slurm_ranks
 from momentum_transfer.errors import InputError
 from momentum_transfer.exit_lines import AGAIN, first_to_say, refusal, shortened
 from momentum_transfer.extras import missing_package
@@ -266,6 +267,7 @@ def tool_environment() -> None:
     Threads that wait spin briefly, then sleep. Spinning without end makes a step many times slower as soon as another
     process wants a core; sleeping at once makes it up to twice as slow on an idle machine.
     """
+    slurm_ranks.adopt(os.environ)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     threading.excepthook = _background_error

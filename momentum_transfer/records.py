@@ -12,7 +12,9 @@ import json
 import math
 import os
 import platform
+import re
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,6 +29,11 @@ FORMAT = 1
 
 #: Keys that every record holds.
 REQUIRED = ("task", "metric", "value", "checkpoint")
+
+#: Environment variable: seconds that a suite's earlier attempts at this task took.
+SPENT = "MOMENTUM_TRANSFER_SPENT"
+
+_BEGAN = time.time()  # tools import this as they start
 
 #: Characters of an unreadable line that its problem repeats.
 _EXCERPT = 240
@@ -99,9 +106,23 @@ def make_record(
         "engine": engine,
         "versions": versions(),
         "command": typed(sys.argv),
+        **_spent(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **details,
     }
+
+
+def _spent() -> dict[str, float]:
+    """``hours`` of this process until now, with those of the suite's earlier attempts, and ``gpu_hours``.
+
+    GPU hours are hours times the processes of the job, where they use CUDA; 0 on the CPU.
+    """
+    earlier = os.environ.get(SPENT, "")
+    hours = (time.time() - _BEGAN + (float(earlier) if re.fullmatch(r"\d+(\.\d*)?", earlier) else 0.0)) / 3600
+    torch = sys.modules.get("torch")  # not imported for this
+    cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    gpus = int(os.environ.get("WORLD_SIZE", "1")) if cuda else 0
+    return {"hours": round(hours, 6), "gpu_hours": round(hours * gpus, 6)}
 
 
 def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:

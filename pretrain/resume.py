@@ -29,6 +29,7 @@ from momentum_transfer.resumed_state import (
 )
 from momentum_transfer.settings import dump
 from pretrain.methods import Method
+from pretrain.ranges import WITH_TEACHER
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
 
@@ -79,7 +80,8 @@ def restore(
         steps: of the whole training. path: of the checkpoint, for messages.
 
     Raises:
-        InputError: it was made under other settings, does not hold this model, or is no whole state of a training.
+        InputError: it was made under other settings, does not hold this model, is no whole state of a training, or was
+            of a number of processes that the normalisations do not exchange for this one.
     """
     _check(state, cfg, path)
     check_same_settings(state["config"], cfg)
@@ -90,6 +92,7 @@ def restore(
         scaler.load_state_dict(state["scaler"])
     processes = state["processes"]
     if len(processes) != distributed.world_size():
+        check_other_processes(cfg, len(processes), distributed.world_size())
         warn(
             f"this run goes on with {distributed.world_size()} processes, the checkpoint had {len(processes)}: "
             "every process starts from the first one's BN statistics, and the result is not bit-equal"
@@ -120,6 +123,26 @@ def _check(state: dict[str, Any], cfg: CfgNode, path: Path) -> None:
     for number, process in enumerate(state["processes"]):
         check_parts(process if isinstance(process, dict) else {}, {"generators": dict, "buffers": dict}, path)
         check_generator(process["generators"].get("torch"), f"processes[{number}]", path)
+
+
+def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
+    """Refuses another number of processes where it would change the images that a normalisation sees.
+
+    GN and IN look at one image, SyncBN at the whole micro-batch, and NORM.GROUP fixes the images of all others.
+
+    Raises:
+        InputError: with the number of processes to go on with.
+    """
+    norms = {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
+    by_process = sorted(norms - {"GN", "IN", "SyncBN"})
+    if not by_process or cfg.NORM.GROUP or cfg.METHOD.NAME == "random":
+        return
+    seen = [cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.ACCUMULATE) for count in (before, now)]
+    raise InputError(
+        f"expected {before} processes, as the checkpoint had, found {now}: {' and '.join(by_process)} would normalise "
+        f"{seen[1]} images at a time in place of {seen[0]}, another training; go on with {before}, or begin anew in "
+        f"another OUTPUT_DIR with NORM.GROUP {min(seen)}, which holds on any number"
+    )
 
 
 def check_same_settings(saved: str, cfg: CfgNode) -> None:

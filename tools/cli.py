@@ -28,6 +28,7 @@ TOOLS = {
     "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",
     "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
     "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
+    "status": "a live table of a suite's tasks, from the files in its folder",
     "report": "make the page that says how well backbones transfer",
     "publish": "scores and weights in the Hugging Face Hub's layout, and pushed there if asked",
     "benchmark": "time what is fast here beside what else there is",

@@ -28,12 +28,14 @@ from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name
 from momentum_transfer.hub.names import is_hub_name
-from momentum_transfer.shipped import started, typed, workplace
-from momentum_transfer.suites.attempt import full_command
+from momentum_transfer.shipped import started, workplace
+from momentum_transfer.suites.costs import expected, read_measured
 from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.local import Outcome, run_local
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.plan_table import show_plan
+from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
@@ -66,11 +68,13 @@ def main(args: argparse.Namespace) -> None:
         say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
     options = _sbatch_options(args)
     gpus = _gpus(args, options)
+    costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
     if args.dry_run:
-        show_plan(jobs, gpus)
+        show_plan(jobs, costs, gpus, args.price)
         return
     with alone(output) as lock:
         suite.write_description(output)
+        write_plan(output, jobs, {title: (one.gpu_hours, one.source) for title, one in costs.items()})
         if args.slurm:
             outcomes = run_slurm(jobs, output, gpus=gpus, options=options, at_once=args.jobs)
         else:
@@ -79,31 +83,6 @@ def main(args: argparse.Namespace) -> None:
         reported = report(output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
-
-
-def show_plan(jobs: Sequence[Job], gpus: int) -> None:
-    """Every job with its state, its command and its expected cost; measured times replace the suite's figures."""
-    rows, total = [], 0.0
-    for job in jobs:
-        hours, source = expected_hours(job, gpus)
-        total += hours
-        rows.append([job.title, "done" if job.done() else "to do", f"{hours:.2f}", source, " ".join(job.task.needs)])
-    table("plan", ["task", "state", "GPU hours", "from", "after"], rows)
-    for job in jobs:
-        say(f"{job.title}\n  $ {typed(full_command(job, gpus)[1:])}")
-    wall = f", {total / gpus:.1f} hours on {gpus} GPUs" if gpus > 1 else ""
-    to_do = sum(not job.done() for job in jobs)
-    say(f"{to_do} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected{wall}; the suite's header says whence")
-
-
-def expected_hours(job: Job, gpus: int) -> tuple[float, str]:
-    """What is still to be spent on a job, and where that figure comes from."""
-    if job.done():
-        return 0.0, ""
-    state = job.state()
-    if state.get("exit_code") == 0 and "seconds" in state:
-        return float(state["seconds"]) * max(1, gpus if job.task.distributed else 1) / 3600, "measured"
-    return job.task.gpu_hours, "suite" if job.task.gpu_hours else ""
 
 
 def show_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -257,7 +236,15 @@ def parser() -> argparse.ArgumentParser:
         help="another paper's settings than the checkpoint's own, for all or one (suites with presets)",
     )
     made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
-    made.add_argument("--dry-run", action="store_true", help="print the plan with the expected GPU hours")
+    made.add_argument("--dry-run", action="store_true", help="print the plan with the expected hours and money")
+    made.add_argument(
+        "--measured",
+        nargs="+",
+        default=[],
+        metavar="RECORDS",
+        help="records of earlier runs whose hours count",
+    )
+    made.add_argument("--price", type=_positive_number, metavar="MONEY", help="of a GPU hour: the plan shows costs")
     made.add_argument("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")
     made.add_argument("--detect", type=_positive_number, metavar="POINTS", help="true difference that is to be shown")
     made.add_argument(

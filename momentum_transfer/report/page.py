@@ -16,6 +16,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.report.aggregate import Results, aggregate, check_strangers
 from momentum_transfer.report.agreement import agreement_table, pairs
 from momentum_transfer.report.conversion import conversion_table
+from momentum_transfer.report.costs import cost_tables
 from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
 from momentum_transfer.report.errors import ErrorPart, error_parts
 from momentum_transfer.report.evidence import evidence_tables
@@ -100,6 +101,7 @@ def build(
     times: Sequence[tuple[str, str, float]] = (),
     methods: Mapping[str, Sequence[str]] | None = None,
     baseline: str = "",
+    costs: Sequence[TableView] = (),
 ) -> Report:
     """Turn records (and what run folders hold) into the report; ``methods``: see ``methods.merged``."""
     runs = runs or RunFiles()
@@ -130,7 +132,7 @@ def build(
         **judged,
         curves=tuple(training_figures(runs.curves, colours)),
         analyses=tuple(drawn),
-        analysis_tables=(*time_tables(runs.curves, times), *tables),
+        analysis_tables=(*costs, *time_tables(runs.curves, times), *tables),
         galleries=tuple(found),
         errors=tuple(error_parts(runs.errors, colours, notices)),
         conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
@@ -188,6 +190,7 @@ def make_report(
         suites=read_suites(results),
         resamples=resamples,
         times=published_times(tables),
+        costs=cost_tables(results),
         methods=methods,
         baseline=baseline,
     )

@@ -19,6 +19,7 @@ from typing import Any
 from momentum_transfer.console import say, speaking
 from momentum_transfer.errors import InputError
 from momentum_transfer.extras import extra
+from momentum_transfer.records import SPENT
 from momentum_transfer.shipped import started, workplace
 from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.lock import alone, end_with_parent
@@ -35,9 +36,6 @@ JOB_LOCK = ".job.lock"
 
 #: How long a job waits for another one's processes in its folder: those of a node that came back are being killed.
 PATIENCE = 600.0
-
-#: The seconds that earlier attempts took, for the records of this one.
-SPENT = "MOMENTUM_TRANSFER_SPENT"
 
 
 def full_command(job: Job, gpus: int) -> list[str]:

@@ -5,6 +5,8 @@ How a job ended is what its own folder remembers (``attempt.py``); whether it is
 """
 
 import collections
+import contextlib
+import io
 import json
 import subprocess
 import time
@@ -135,7 +137,7 @@ def _submit(
         executor = submitit.SlurmExecutor(folder=output / "slurm", max_num_timeout=TIME_LIMITS)
         executor.update_parameters(**parameters(array, gpus, options, at_once, cpus))
         try:
-            with executor.batch():
+            with contextlib.redirect_stderr(io.StringIO()), executor.batch():  # sbatch's complaint is in the error
                 handles = [executor.submit(Attempt(job, gpus)) for job in array.jobs]
         except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
             raise InputError(f"expected sbatch to take {array.jobs[0].title}, found: {_refusal(error)}") from error
@@ -143,9 +145,11 @@ def _submit(
         entry = {"number": array.number, "jobs": [[job.title, job.key] for job in array.jobs]}
         with open(output / SUBMITTED, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")
-        many = f" and {len(array.jobs) - 1} more as jobs {array.number}_0 to _{len(array.jobs) - 1}"
-        one = f" as job {array.number}"
-        say(f"{array.jobs[0].title}: submitted{many if len(array.jobs) > 1 else one}")
+        if len(array.jobs) == 1:
+            say(f"{array.jobs[0].title}: submitted as job {array.number}")
+        else:
+            last = len(array.jobs) - 1
+            say(f"{array.jobs[0].title} and {last} more: submitted as jobs {array.number}_0 to _{last}")
     return places
 
 
@@ -183,7 +187,7 @@ _NATIVE = ("partition", "account", "qos", "mem", "time", "cpus_per_task", "gpus_
 
 def _refusal(error: Exception) -> str:
     """The line in which sbatch says why not."""
-    text = str(getattr(error, "stderr", "") or error.__cause__ or error)
+    text = str(getattr(error, "stderr", "") or error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "sbatch: error" in line), lines[-1] if lines else "no word")[:300]
 

@@ -21,7 +21,8 @@ from momentum_transfer.files import weights_name
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.settings import load_config
-from momentum_transfer.suites.local import full_command, last_line, run_local
+from momentum_transfer.suites.attempt import full_command, last_line
+from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import PRETRAIN

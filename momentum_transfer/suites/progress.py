@@ -1,0 +1,210 @@
+"""Where the tasks of a suite are, from the files in its folder alone: what ``status`` shows, anywhere."""
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer import run_lock
+from momentum_transfer.errors import InputError, shown
+from momentum_transfer.files import write_text
+from momentum_transfer.suites.attempt import JOB_LOCK, last_line
+from momentum_transfer.suites.job import Job, read_state
+
+#: The tasks of the last plan, in OUTPUT.
+PLAN = "plan.json"
+
+#: Seconds after which a running task whose lock is not renewed any more counts as gone; it is renewed every ten.
+SILENCE = 60.0
+
+_COUNT = re.compile(r"^(?P<what>.*?): (?P<done>\d+)/(?P<total>\d+) in (?P<seconds>\d+) s")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A task of a plan: what it is, after which others it comes (titles), and the GPU hours that were expected."""
+
+    title: str
+    weights: str
+    task: str
+    folder: Path
+    needs: tuple[str, ...]
+    key: str
+    gpu_hours: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a task is: ``done``, ``failed``, ``running``, ``silent``, ``stopped``, ``queued``, ``not run``, ``to do``.
+
+    Attributes:
+        seconds: of all attempts so far. left: seconds still expected, NaN where nothing tells.
+        share: done of the whole, 0 to 1, NaN where nothing tells. note: the last line, or the reason.
+    """
+
+    planned: Planned
+    state: str
+    seconds: float = 0.0
+    share: float = float("nan")
+    left: float = float("nan")
+    gpus: int = 0
+    note: str = ""
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU hours used so far."""
+        return self.seconds * self.gpus / 3600
+
+
+def write_plan(output: Path, jobs: Sequence[Job], expected: Mapping[str, tuple[float, str]]) -> None:
+    """Write the plan of a suite beside its records; what was expected of a task before it first began stays.
+
+    Args:
+        expected: (GPU hours, where from) of each job by title.
+    """
+    before: dict[tuple[str, str], tuple[float, str]] = {}
+    with contextlib.suppress(InputError):
+        before = {(one.title, one.key): (one.gpu_hours, one.source) for one in read_plan(output)}
+    figures = {job.title: before.get((job.title, job.key), expected[job.title]) for job in jobs}
+    tasks = [
+        {
+            "title": job.title, "weights": job.weights, "task": job.task.name, "key": job.key,
+            "folder": os.path.relpath(job.folder, output), "needs": [need.title for need in job.needs],
+            "gpu_hours": figures[job.title][0], "source": figures[job.title][1],
+        }
+        for job in jobs
+    ]  # fmt: skip
+    write_text(output / PLAN, json.dumps({"tasks": tasks}, indent=0) + "\n")
+
+
+def read_plan(output: Path) -> list[Planned]:
+    """The plan that ``write_plan`` left.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    path = output / PLAN
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [
+            Planned(
+                str(task["title"]), str(task["weights"]), str(task["task"]), output / task["folder"],
+                tuple(task["needs"]), str(task["key"]), float(task["gpu_hours"]), str(task["source"]),
+            )
+            for task in content["tasks"]
+        ]  # fmt: skip
+    except FileNotFoundError as error:
+        raise InputError(
+            f"expected the folder of a suite, found no {path}; give the --output of an evaluate command"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(f"expected the plan of a suite in {path}, found {shown(error)}; run evaluate again") from error
+
+
+def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Standing]:
+    """Where every task of the plan is.
+
+    Args:
+        submitted: title -> (Slurm's number, key) of what was given to Slurm.
+
+    Raises:
+        InputError: there is no plan.
+    """
+    found: dict[str, Standing] = {}
+    for planned in read_plan(output):
+        found[planned.title] = _standing(planned, found, submitted.get(planned.title), output)
+    return list(found.values())
+
+
+def _standing(
+    planned: Planned, earlier: dict[str, Standing], submitted: tuple[str, str] | None, output: Path
+) -> Standing:
+    state = read_state(planned.folder)
+    log = planned.folder / "log.txt"
+    if state.get("key") != planned.key:
+        state = {}
+    seconds, gpus = _number(state.get("seconds")), int(_number(state.get("gpus")))
+    if "exit_code" in state:
+        if state["exit_code"] == 0:
+            return Standing(planned, "done", seconds, 1.0, 0.0, gpus)
+        return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_line(log))
+    if "began" in state:
+        now = time.time()
+        share, left = _share(log)
+        # A clock apart from the file server's would see life or silence that is none: ask the folder's own.
+        lock = planned.folder / JOB_LOCK if state.get("slurm_job") else output / run_lock.NAME
+        quiet = _now_there(planned.folder, now) - _time_of(lock, log)
+        running = "running" if quiet < SILENCE else "silent"
+        seconds += max(0.0, now - _number(state["began"]) - (quiet if running == "silent" else 0.0))
+        return Standing(planned, running, seconds, share, left, gpus, last_line(log))
+    blocked = [need for need in planned.needs if need in earlier and earlier[need].state in ("failed", "not run")]
+    if blocked:
+        return Standing(planned, "not run", seconds, gpus=gpus, note=f"{blocked[0]} did not end well")
+    if "stopped" in state:
+        share, left = _share(log)
+        return Standing(planned, "stopped", seconds, share, left, gpus, f"by {state['stopped']}; it goes on from there")
+    if submitted and submitted[1] == planned.key:
+        return Standing(planned, "queued", seconds, gpus=gpus, note=f"Slurm job {submitted[0]}")
+    return Standing(planned, "to do", seconds, gpus=gpus, note="")
+
+
+def _share(log: Path) -> tuple[float, float]:
+    """(share done, seconds left) by the last two lines of progress of a log, the rate being that between them."""
+    try:
+        with open(log, "rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 65536))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return float("nan"), float("nan")
+    counts = [found for line in lines if (found := _COUNT.match(line))]
+    if not counts or not int(counts[-1]["total"]):
+        return float("nan"), float("nan")
+    last = counts[-1]
+    done, total, seconds = int(last["done"]), int(last["total"]), int(last["seconds"])
+    before = next((one for one in reversed(counts[:-1]) if one["what"] == last["what"]), None)
+    rate = done / seconds if seconds else float("nan")
+    if before and int(before["seconds"]) < seconds and int(before["done"]) < done:
+        rate = (done - int(before["done"])) / (seconds - int(before["seconds"]))
+    return done / total, (total - done) / rate if rate else float("nan")
+
+
+def _time_of(*paths: Path) -> float:
+    """When one of these files was last written, in seconds since 1970; 0 where none is there."""
+    times = [0.0]
+    for path in paths:
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+_offsets: dict[int, float] = {}
+
+
+def _now_there(folder: Path, now: float) -> float:
+    """The time by the clock that stamps files in a folder: asked once for each file system, ours where it cannot be."""
+    try:
+        device = folder.stat().st_dev
+    except OSError:
+        return now
+    if device not in _offsets:
+        probe = folder / f".clock.{os.getpid()}"
+        try:
+            probe.touch()
+            _offsets[device] = probe.stat().st_mtime - time.time()
+        except OSError:  # not ours to write in
+            _offsets[device] = 0.0
+        finally:
+            probe.unlink(missing_ok=True)
+    return now + _offsets[device]
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
