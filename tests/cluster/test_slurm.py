@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.cluster.conftest import ended
+from tests.cluster.conftest import TASK, Evaluation, ended
 from tests.cluster.one_node import one_node
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -62,8 +62,7 @@ def test_a_cancelled_job_is_told_as_such_and_run_by_the_next_call(evaluation, cl
     suite = evaluation(
         {"name": "long", "count": 300}, {"name": "after", "needs": "long"}, {"name": "other", "count": 60}
     )
-    began = ["--begin=now+600"] if pending else []
-    waiting = suite.start(*(["--sbatch", "begin=now+600"] if began else []))
+    waiting = suite.start(*(["--sbatch", "begin=now+600"] if pending else []))
     if pending:
         suite.wait_for(lambda: (suite.output / "submitted.jsonl").exists() and len(suite.submissions()) == 3)
     else:
@@ -74,7 +73,7 @@ def test_a_cancelled_job_is_told_as_such_and_run_by_the_next_call(evaluation, cl
     assert code == 1
     assert "cancelled: pixels: long, Slurm job" in said
     assert "not run: pixels: after, long did not end well" in said
-    assert ("cancelled: pixels: other" if pending else "other │    done") in said
+    assert ("cancelled: pixels: other" if pending else "other │      done") in said
     assert "exit_code" not in suite.state("long")
     if not pending:
         suite.wait_for(lambda: "saved at" in suite.log("long"))
@@ -89,13 +88,14 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on_and_is_submitted_once(eva
     suite = evaluation({"name": "long", "count": 100}, {"name": "after", "needs": "long"})
     waiting = suite.start()
     suite.wait_for(lambda: "count: 20" in suite.log("long"))
-    (number, _) = (suite.submissions()[0]["number"], None)
+    number = suite.submissions()[0]["number"]
     if how == "requeue":
         cluster.run("scontrol", "requeue", number)
     else:
         cluster.run("sbatch", "--partition=urgent", "--exclusive", "--wrap=sleep 5", "--output=/dev/null")
     suite.wait_for(lambda: "saved at" in suite.log("long"))
     suite.wait_for(lambda: suite.state("long").get("stopped") == "SIGTERM")
+    suite.wait_for(suite.hasten)
     assert "exit_code" not in suite.state("long")
     os.kill(waiting.pid, signal.SIGINT)  # and while it is back in the queue, the same command submits nothing
     ended(waiting)
@@ -111,7 +111,11 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on_and_is_submitted_once(eva
 
 def test_a_job_at_its_time_limit_saves_is_put_back_and_finishes(evaluation):
     suite = evaluation({"name": "long", "count": 700, "minutes": 1})
-    code, said = suite.run()
+    waiting = suite.start()
+    while waiting.poll() is None:
+        suite.hasten()
+        time.sleep(2)
+    code, said = ended(waiting)
     assert code == 0, said
     assert suite.state("long")["attempts"] >= 2
     assert trace(suite, "long") == list(range(700))
@@ -119,13 +123,14 @@ def test_a_job_at_its_time_limit_saves_is_put_back_and_finishes(evaluation):
 
 
 def test_a_node_that_dies_and_comes_back_repeats_no_record(evaluation, cluster):
-    suite = evaluation({"name": "long", "count": 250}, {"name": "after", "needs": "long"})
+    suite = evaluation({"name": "long", "count": 600}, {"name": "after", "needs": "long"})
     waiting = suite.start()
     suite.wait_for(lambda: "count: 20" in suite.log("long"))
     cluster.kill_node()
-    suite.wait_for(lambda: "PENDING" in cluster.run("squeue", "--noheader", "--format=%T"), 90)
-    time.sleep(1)
+    number = suite.submissions()[0]["number"]
+    suite.wait_for(lambda: "PENDING" in cluster.run("squeue", "--noheader", "--format=%T", f"--jobs={number}"), 120)
     cluster.start_node()
+    suite.wait_for(suite.hasten)
     code, said = ended(waiting)
     assert code == 0, said
     assert suite.records() == {("count/long", "pixels"): 1, ("count/after", "pixels"): 1}
@@ -205,30 +210,27 @@ def test_what_cannot_start_says_why_and_a_refused_option_is_one_line(evaluation,
     other = evaluation({"name": "b"})
     code, said = other.run("--sbatch", "partition=nowhere")
     assert code == 2
-    assert said.count("error:") == 1
+    errors = [line for line in said.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: expected an answer of sinfo, found") or "invalid partition" in errors[0]
     assert "Traceback" not in said
-    assert "partition" in said
 
 
-def test_jobs_that_the_controller_has_forgotten_count_as_ended(tmp_path, monkeypatch):
+def test_jobs_that_the_controller_has_forgotten_count_as_ended(cluster, tmp_path):
     """MinJobAge 2: a failed task, and a cancelled one with a follower, are gone from squeue within seconds."""
-    from tests.cluster.conftest import TASK, Evaluation
-
-    if reason := __import__("tests.cluster.one_node", fromlist=["missing"]).missing():
-        pytest.skip(reason)
-    with one_node(cpus=2, forget=2) as cluster:
+    with one_node(cpus=2, forget=2) as forgetful:
         tasks = [
             {"name": "bad", "command": f"{TASK} bad 3 fail", "cpus": 1},
             {"name": "after_bad", "command": f"{TASK} after_bad 3", "needs": "bad"},
             {"name": "long", "command": f"{TASK} long 300", "cpus": 1},
             {"name": "after_long", "command": f"{TASK} after_long 3", "needs": "long"},
         ]
-        suite = Evaluation(cluster, tmp_path, tasks)
+        suite = Evaluation(forgetful, tmp_path, tasks)
         waiting = suite.start()
         suite.wait_for(lambda: "beginning" in suite.log("long"))
         os.kill(waiting.pid, signal.SIGINT)
         ended(waiting)
-        cluster.run("scancel", suite.submissions()[2]["number"])
+        forgetful.run("scancel", suite.submissions()[2]["number"])
         time.sleep(15)
         code, said = suite.run()  # nothing of it is left in the controller: all is submitted anew
         assert code == 1
