@@ -130,6 +130,7 @@ class Attempt:
     def __init__(self, job: Job, gpus: int, patience: float = PATIENCE) -> None:
         self.job, self.gpus, self.patience = job, gpus, patience
         self._process: int | None = None
+        self._began, self._spent = time.time(), 0.0
 
     def __call__(self) -> None:
         """Run the job to its end and remember it.
@@ -157,22 +158,23 @@ class Attempt:
         self._stop()
         while self._alive():
             time.sleep(0.1)
+        self.job.end(self._spent + time.time() - self._began, stopped="the time limit")
         return extra("submitit", "Slurm jobs").helpers.DelayedSubmission(Attempt(self.job, self.gpus, self.patience))
 
     def _run(self, lock: int) -> None:
         if self.job.done():  # by another job that was in the folder before
             say(f"{self.job.title}: done before")
             return
-        began = time.time()
+        self._began = time.time()
         before = signal.signal(signal.SIGTERM, self._stop)
         try:
-            process, spent = start(self.job, self.gpus, locks=(lock,))
+            process, self._spent = start(self.job, self.gpus, locks=(lock,))
             self._process = process.pid
             # Not wait(): its lock is held while it waits, and the handlers above look at the process too.
             while (code := process.poll()) is None:
                 time.sleep(0.1)
             self._process = None
-            status, note = note_end(self.job, code, time.time() - began, spent)
+            status, note = note_end(self.job, code, time.time() - self._began, self._spent)
         finally:
             signal.signal(signal.SIGTERM, before)
         if status == "stopped":
