@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -163,6 +164,7 @@ def sha256_of_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
+@functools.lru_cache(maxsize=1 << 16)  # a report asks for the name of every record
 def weights_name(path: str | Path) -> str:
     """What results call the weights at ``path``: the run's folder, or the stem of a file that has a name of its own.
 

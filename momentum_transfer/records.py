@@ -20,6 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.files import append_whole
 from momentum_transfer.shipped import typed
@@ -165,22 +167,44 @@ def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
         raise InputError(f"results file not found: {path}; every evaluating tool writes one (--results FILE)")
     records: list[dict[str, Any]] = []
     problems: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    known: dict[Any, Any] = {}
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            record, problem = _parsed(line)
+            if problem:
+                text = line.decode("utf-8", "replace")
+                problems.append(f"{path}:{number}: {problem}: {_begun(text)}")
+            elif record is not None:
+                records.append(_shared(record, known))
+    return records, problems
+
+
+def _parsed(line: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """(record, what is wrong) of a line; neither for an empty one."""
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # NaN, half characters, garbage: by json's rules
         if not line.strip():
-            continue
+            return None, None
         try:
-            record = json.loads(line)
-            if "\\u" in line:
+            text = line.decode("utf-8", "replace")
+            record = json.loads(text)
+            if "\\u" in text:
                 content_is_text(record)
         except (ValueError, RecursionError) as error:
-            problems.append(f"{path}:{number}: not JSON ({_reason(error)}): {_begun(line)}")
-            continue
-        problem = _problem(record)
-        if problem:
-            problems.append(f"{path}:{number}: {problem}: {_begun(line)}")
-        else:
-            records.append(record)
-    return records, problems
+            return None, f"not JSON ({_reason(error)})"
+    return record, _problem(record)
+
+
+def _shared(record: dict[str, Any], known: dict[Any, Any]) -> dict[str, Any]:
+    """The record with its texts, checkpoint and versions shared with those read before: a million of them fit."""
+    for key, value in record.items():
+        if type(value) is str:
+            record[key] = known.setdefault(value, value)
+        elif key in ("checkpoint", "versions") and type(value) is dict:
+            with contextlib.suppress(TypeError):  # holds lists
+                record[key] = known.setdefault((key, *value.items()), value)
+    return record
 
 
 def content_is_text(content: Any) -> None:

@@ -15,6 +15,7 @@ and has not met a cluster: look at --dry-run, and at one task, first.
 """
 
 import argparse
+import collections
 import os
 import re
 import subprocess
@@ -34,7 +35,7 @@ from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.local import Outcome, run_local
 from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.plan import plan
-from momentum_transfer.suites.plan_table import show_plan
+from momentum_transfer.suites.plan_table import LISTED, show_plan
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
@@ -86,11 +87,22 @@ def main(args: argparse.Namespace) -> None:
 
 
 def show_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """How each task ended, and the failures again with where to look."""
-    table("tasks", ["task", "ended", "seconds"], [[o.job.title, o.status, f"{o.seconds:.0f}"] for o in outcomes])
-    for outcome in outcomes:
-        if not outcome.well:
-            say(f"{outcome.status}: {outcome.job.title}, {outcome.note}; see {outcome.job.log}")
+    """How each task ended (of many: how many of each kind), and the failures again with where to look."""
+    if len(outcomes) <= LISTED:
+        rows = [[o.job.title, o.status, f"{o.seconds:.0f}"] for o in outcomes]
+    else:
+        kinds = collections.Counter((o.job.task.name, o.status) for o in outcomes)
+        rows = [
+            [f"{name}, {count} checkpoints", status,
+             f"{sum(o.seconds for o in outcomes if (o.job.task.name, o.status) == (name, status)):.0f}"]
+            for (name, status), count in kinds.items()
+        ]  # fmt: skip
+    table("tasks", ["task", "ended", "seconds"], rows)
+    unwell = [outcome for outcome in outcomes if not outcome.well]
+    for outcome in unwell[:LISTED]:
+        say(f"{outcome.status}: {outcome.job.title}, {outcome.note}; see {outcome.job.log}")
+    if len(unwell) > LISTED:
+        say(f"… and {len(unwell) - LISTED} more that did not end well: momentum-transfer status shows them")
 
 
 def check_pretrainings(suite: Suite) -> None:

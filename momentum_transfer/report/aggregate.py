@@ -9,6 +9,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from momentum_transfer.errors import InputError
@@ -60,11 +61,11 @@ class Cell:
     seeds: Mapping[int, int] = field(default_factory=dict)
     items: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return statistics.fmean(self.values.values())
 
-    @property
+    @cached_property
     def std(self) -> float | None:
         """Sample standard deviation over the trials; None for a single one."""
         return statistics.stdev(self.values.values()) if len(self.values) > 1 else None

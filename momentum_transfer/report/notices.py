@@ -85,10 +85,13 @@ def without_value(undefined: Iterable[tuple[tuple[str, ...], Mapping[str, Sequen
 def mixed_versions(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for every package of which the records name several versions, with how many records have which."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
+    shared: dict[int, tuple[Any, int]] = {}  # records that were read share their versions: each is counted once
     for record in records:
         versions = record.get("versions")
+        shared[id(versions)] = (versions, shared.get(id(versions), (None, 0))[1] + 1)
+    for versions, count in shared.values():
         for package, version in versions.items() if isinstance(versions, Mapping) else ():
-            counts[str(package)][str(version)] += 1
+            counts[str(package)][str(version)] += count
     return [
         f"the records were made with {len(found)} versions of {package}: "
         + ", ".join(f"{version} ({count})" for version, count in sorted(found.items()))

@@ -54,6 +54,10 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000, seed
 
 def kendall(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """[S] Kendall's τ_b of each row of [S, n] pairs; NaN where a side is constant."""
+    if a.shape[1] > 2000:  # where all pairs are too many, sorting tells the same
+        return np.array([stats.kendalltau(x, y).statistic for x, y in zip(a, b, strict=True)])
+    if len(a) > 1 and a.size * a.shape[1] > 2**23:  # a hundred times all pairs would be gigabytes
+        return np.concatenate([kendall(a[i : i + 1], b[i : i + 1]) for i in range(len(a))])
     upper = np.triu_indices(a.shape[1], 1)
     x, y = (np.sign(v[:, :, None] - v[:, None, :])[:, upper[0], upper[1]] for v in (a, b))
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -71,7 +71,8 @@ def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):
     ("words", "message"),
     [
         (("--suite", "smokes.yaml"), "error: suite not found: smokes.yaml; the nearest names are smoke, "),
-        (("--suite", "configs/suites/smoke.yaml", "--slurm"), "error: expected --gpus N with --slurm"),
+        (("--suite", "smoke", "--price", "-1", "--dry-run"), "argument --price: expected a number above 0"),
+        (("--suite", "smoke", "--dry-run", "--measured", "nowhere.jsonl"), "error: results file not found"),
         (
             ("--suite", "configs/suites/smoke.yaml", "--slurm", "--gpus", "8", "--sbatch", "gpu"),
             "error: expected --sbatch KEY=VALUE, found 'gpu'; for example",
