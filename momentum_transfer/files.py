@@ -164,15 +164,23 @@ def sha256_of_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
+def is_made(weights: str | Path) -> bool:
+    """Whether the words name weights that are no file of anyone's choice: timm's, or those of a module of one's own."""
+    return str(weights).startswith(("timm:", "module:"))
+
+
 @functools.lru_cache(maxsize=1 << 16)  # a report asks for the name of every record
 def weights_name(path: str | Path) -> str:
     """What results call the weights at ``path``: the run's folder, or the stem of a file that has a name of its own.
 
     ``outputs/momentum2/checkpoints/step_0000999.pt`` and ``outputs/momentum2/backbone.pkl`` are both ``momentum2``;
     ``downloads/moco_v2_800ep.pth.tar`` is ``moco_v2_800ep``; ``hf:org/moco@v2`` is ``moco@v2`` and
-    ``hf:org/moco:v1.pth`` is ``v1``. So the evaluations of one backbone share a column.
+    ``hf:org/moco:v1.pth`` is ``v1``; ``timm:resnet50.a1_in1k`` is ``resnet50.a1_in1k``. So the evaluations of one
+    backbone share a column.
     """
-    if (text := str(path)).startswith("hf:"):  # a file of the Hub: its repository stands where a run's folder does
+    if is_made(text := str(path)):
+        return text.partition(":")[2].replace("/", "-")
+    if text.startswith("hf:"):  # a file of the Hub: its repository stands where a run's folder does
         name, _, file = text.removeprefix("hf:").partition(":")
         repository, _, revision = name.partition("@")
         path = "/".join(filter(None, (f"{repository}@{revision.replace('/', '-')}".rstrip("@"), file)))

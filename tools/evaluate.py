@@ -27,7 +27,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import weights_name
+from momentum_transfer.files import is_made, weights_name
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.shipped import started, workplace
 from momentum_transfer.suites.costs import expected, read_measured
@@ -57,7 +57,8 @@ def main(args: argparse.Namespace) -> None:
         raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
     output = _from_root(args.output or f"outputs/{suite.name}")
-    weights = [word if word == PIXELS or is_hub_name(word) else str(_from_root(word)) for word in args.weights]
+    named = [word == PIXELS or is_hub_name(word) or is_made(word) for word in args.weights]
+    weights = [word if kept else str(_from_root(word)) for word, kept in zip(args.weights, named, strict=True)]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     own = ["its own pretrainings"] if suite.sweep else []
     names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"

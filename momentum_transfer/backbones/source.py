@@ -15,9 +15,10 @@ from momentum_transfer.backbones.families import ONLY
 from momentum_transfer.backbones.key_report import KeyReport
 from momentum_transfer.backbones.module_network import MODULE, of_text
 from momentum_transfer.backbones.refusals import refuse_values
-from momentum_transfer.backbones.timm_names import TIMM, TimmArchitecture
+from momentum_transfer.backbones.timm_names import TimmArchitecture
 from momentum_transfer.backbones.timm_network import published
 from momentum_transfer.errors import InputError
+from momentum_transfer.files import weights_name
 
 
 @dataclass
@@ -75,8 +76,9 @@ def of_network(network: Backbone) -> SourceBackbone:
     refuse_values({name: tensor for name, tensor in state.items() if tensor.is_floating_point()}, Path(text))
     sha256 = sha256_of_tensors(state)
     metadata = {"source": text, "source_sha256": sha256, "network": ONLY, **metadata_of(network.architecture)}
-    name = text.removeprefix(TIMM).removeprefix(MODULE)
-    return SourceBackbone(state, network.architecture, "named", ONLY, Path(text), sha256, metadata, report, name)
+    made = SourceBackbone(state, network.architecture, "named", ONLY, Path(text), sha256, metadata, report)
+    made.name = weights_name(text)
+    return made
 
 
 def sha256_of_tensors(state: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of, sha256_of_text, weights_name
+from momentum_transfer.files import is_made, sha256_of, sha256_of_text, weights_name
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.settings import config_files
 from momentum_transfer.shipped import find_config, workplace
@@ -106,6 +106,8 @@ def _jobs(
 def _hash_of(weights: str) -> str:
     if weights == PIXELS:
         return PIXELS
+    if is_made(weights):
+        return sha256_of_text(weights)
     file = Path(weights)
     if file.is_dir() or is_hub_name(weights):
         from momentum_transfer.backbones.read import checkpoint_file  # imports torch, which takes seconds
