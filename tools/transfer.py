@@ -22,7 +22,7 @@ from momentum_transfer.errors import InputError
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
-    from transfer.own_settings import OwnSource, load_for
+    from transfer.own_settings import OwnSource, load_for, within_minutes
 
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
@@ -38,6 +38,8 @@ def main(args: argparse.Namespace) -> None:
         check_settings(cfg)
         open_task(cfg).check(cfg, open_images=True, overview=False)
         return
+    if weights and args.minutes is not None and not args.resume:
+        cfg = within_minutes(cfg, weights, args.minutes)
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
     run(cfg, Request(weights, args.results, args.resume, args.eval_only))
@@ -53,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")
     made.add_argument("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
     made.add_argument("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
+    made.add_argument("--minutes", type=float, metavar="M", help="shorten the schedule to so long, by timed steps")
     made.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
     made.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
     made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")

@@ -75,7 +75,7 @@ def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
             f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
             "detector whose backbone too starts at random"
         )
-    detector = _detector_in(path)
+    detector = detector_in(path)
     if detector is not None:
         return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
     return _backbone(weights, cfg)
@@ -105,7 +105,7 @@ def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
     )
 
 
-def _detector_in(path: Path) -> dict[str, Tensor] | None:
+def detector_in(path: Path) -> dict[str, Tensor] | None:
     """A detector's tensors; None where the file is of another kind, of which ``load_backbone`` then knows more."""
     if path.suffix != ".pth":
         return None

@@ -10,13 +10,15 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.console import say
+from momentum_transfer.console import say, speaking
 from momentum_transfer.errors import InputError
 from momentum_transfer.settings import value_of
 from transfer import config
 from transfer.data.annotations import DetectionData
 from transfer.data.own.open import open_own
+from transfer.estimate import estimate
 from transfer.fit import Setting, fit, settings_of_data, this_machine
+from transfer.initial_weights import NONE, detector_in, read_initial
 from transfer.tasks import open_task
 
 
@@ -82,13 +84,40 @@ def load_for(
     return config.load(file, [*(word for one in found for word in one.words), *overrides])
 
 
+def within_minutes(cfg: CfgNode, weights: str, minutes: float) -> CfgNode:
+    """The settings with a schedule that ends within so many minutes, by a few timed steps; said where it is shorter.
+
+    Raises:
+        InputError: not a length of time, or a network whose steps cannot be timed beforehand.
+    """
+    if not 0 < minutes < float("inf"):
+        raise InputError(f"expected --minutes above 0, found {minutes:g}; give a length of time")
+    found = estimate(cfg, open_task(cfg), read_initial(weights, cfg))
+    if found is None:
+        raise InputError(
+            "expected a detector that the torchvision engine builds with --minutes, found another; leave it out"
+        )
+    steps, whole = found.steps_within(60 * minutes), cfg.SOLVER.MAX_ITER
+    if steps >= whole:
+        return cfg
+    say(f"  SOLVER.MAX_ITER {steps} instead of {whole}: {minutes:g} minutes at {found.step:.2f} s an iteration")
+    shorter = cfg.clone()
+    shorter.defrost()
+    shorter.SOLVER.MAX_ITER = steps
+    shorter.SOLVER.STEPS = type(cfg.SOLVER.STEPS)(step * steps // whole for step in cfg.SOLVER.STEPS)
+    shorter.SOLVER.WARMUP_ITERS = min(cfg.SOLVER.WARMUP_ITERS, max(steps // 10, 1))
+    shorter.freeze()
+    return shorter
+
+
 def _of_weights(weights: str) -> list[Setting]:
-    """Depth and widths of the ResNet in a backbone's file; a detector's file does not tell them."""
-    if not weights or weights.lower() == "none" or Path(weights).suffix == ".pth":
+    """Depth and widths of the ResNet in a backbone's file, or another network's name; a detector's does not tell."""
+    if not weights or weights.lower() == NONE or (Path(weights).exists() and detector_in(Path(weights)) is not None):
         return []
-    found = load_backbone(weights).architecture
+    with speaking(quiet=True):  # they are read again, and told, when the run begins
+        found = load_backbone(weights).architecture
     if not isinstance(found, Architecture):
-        return []
+        return [Setting("MODEL.BACKBONE.ARCH", str(found), "the weights' own")]
     depth = int(found.name.removeprefix("resnet"))
     channels = {"STEM_OUT_CHANNELS": found.width, "RES2_OUT_CHANNELS": found.width * (4 if depth >= 50 else 1)}
     if depth >= 50:

@@ -13,7 +13,7 @@ from momentum_transfer import items
 from momentum_transfer import records as results
 from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
-from momentum_transfer.distributed import any_rank, barrier, is_main, process_group
+from momentum_transfer.distributed import any_rank, barrier, is_main, process_group, world_size
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
 from momentum_transfer.run_lock import alone_in
@@ -25,6 +25,7 @@ from transfer.data.datasets import content_name
 from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.error_analysis.analysis import write_analysis
+from transfer.estimate import estimate
 from transfer.initial_weights import InitialWeights, read_initial, read_trained
 from transfer.ranges import check_settings
 from transfer.run_classes import classes_of, write_classes
@@ -46,6 +47,11 @@ _LATER = (
     *(f"MODEL.VIT.{name}" for name in ("FORM", "WINDOW", "GLOBAL_BLOCKS", "RELATIVE_POSITIONS")),
     *("MODEL.RPN.CONV_DIMS", "SOLVER.OPTIMIZER", "SOLVER.BETAS", "SOLVER.LAYER_DECAY"),
 )
+
+
+#: Iterations from which on a few timed steps are a small part of the run.
+WORTH_AN_ESTIMATE = 50
+NO_ESTIMATE = "how long this takes shows in the progress: only detectors of the torchvision engine are timed beforehand"
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,9 @@ def _trial(
             _, metrics, _ = next(task.scores(predictions))
             return next(iter(metrics.values()))
 
+        if not request.resume and world_size() == 1 and cfg.SOLVER.MAX_ITER >= WORTH_AN_ESTIMATE:
+            found = estimate(cfg, task, initial)
+            say(f"{found.line()}" + f"; trial {trial + 1} of {cfg.TRIALS}" * (cfg.TRIALS > 1) if found else NO_ESTIMATE)
         finetuned = engine.finetune(cfg, task, initial, seed, folder, resume=request.resume, score=main_score)
         detector = read_trained(finetuned.weights)
         if finetuned.seconds_per_step == finetuned.seconds_per_step:

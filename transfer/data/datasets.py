@@ -55,11 +55,10 @@ def short_name(name: str) -> str:
 
 def content_name(name: str) -> str:
     """A set of DATASETS.TRAIN or TEST as hashes of settings take it: of one that `open_own` wrote, whose file is named
-    by its content, the name and the file without their folders."""
+    by its content, the name and that, without folders."""
     found = _FILES.fullmatch(name)
-    if found is None or not re.search(r"-[0-9a-f]{12}\.json$", found["file"]):
-        return name
-    return f"{short_name(name)}={Path(found['file']).name}"
+    content = re.search(r"-([0-9a-f]{12})\.json$", found["file"]) if found else None
+    return f"{short_name(name)}={content[1]}" if content else name
 
 
 def register_coco(name: str, images_dir: str | Path, annotation_file: str | Path) -> None:

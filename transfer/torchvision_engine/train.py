@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,16 @@ def train(
         say(f"recomputing BN statistics over {cfg.TEST.PRECISE_BN.NUM_ITER} batches")
         update_bn_stats(model, stream, cfg.TEST.PRECISE_BN.NUM_ITER)
     return position, seconds
+
+
+def timed_step(training: Training, batches: Iterator[Sequence[Sample]], step: int) -> float:
+    """One iteration with its batch, as ``train`` makes it; seconds."""
+    before = time.monotonic()
+    samples = next(batches)
+    for group in training.optimizer.param_groups:
+        group["lr"] = training.schedule(step) * group.get("lr_scale", 1.0)
+    _step(training.detector, samples, training, step)  # its losses are read, which waits for the device
+    return time.monotonic() - before
 
 
 def _step(model: nn.Module, samples: Sequence[Sample], training: Training, step: int) -> dict[str, float]:

@@ -224,7 +224,10 @@ def _write(name: str, images: Sequence[LabelledImage], classes: Sequence[str], m
     """The set as COCO's JSON in the cache, under a name that its content gives."""
     content = _as_coco(images, classes, masks, root)
     text = json.dumps(content)
-    file = cache_root() / "own" / f"{name}-{sha256_of_text(text)[:12]}.json"
+    # Where its images lie is no part of a set: the last digits are those of a set in any form.
+    stems = [{**image, "file_name": Path(image["file_name"]).stem} for image in content["images"]]
+    same = sha256_of_text(json.dumps({**content, "images": stems}))[:12]
+    file = cache_root() / "own" / f"{name}-{sha256_of_text(text)[:6]}-{same}.json"
     if not file.is_file():
         write_text(file, text)
     return replace(open_dataset(name, root, file), name=name)

@@ -1,0 +1,86 @@
+"""A set of one's own: class count, masks, sizes and schedule follow from it; three exports give one AP, bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.errors import InputError
+from momentum_transfer.settings import value_of
+from tests.tools.in_process import run_tool
+from tests.transfer import own_set
+from transfer import fit
+from transfer.data.own.open import open_own
+from transfer.own_settings import OwnSource, load_for
+
+SMALL = [
+    *("DATALOADER.NUM_WORKERS", "0", "MODEL.FPN.OUT_CHANNELS", "32", "MODEL.ROI_BOX_HEAD.FC_DIM", "32"),
+    *("INPUT.MIN_SIZE_TRAIN", "[64]", "INPUT.MIN_SIZE_TEST", "64", "SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "3"),
+    *("TEST.PRECISE_BN.NUM_ITER", "1", "MODEL.RPN.POST_NMS_TOPK_TEST", "20", "TEST.VISUALS", "0"),
+    *("MODEL.DEVICE", "cpu", "ENGINE", "torchvision"),
+    *("MODEL.ANCHOR_GENERATOR.SIZES", "[[8],[16],[32],[64],[128]]"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "garden"
+    own_set.write_all(folder, 12)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "tiny.pth"
+    torch.manual_seed(0)
+    torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), path)
+    return path
+
+
+def test_three_exports_of_one_set_train_and_score_alike_to_the_last_bit(forms: Path, weights: Path, tmp_path: Path):
+    found = []
+    for form in ("voc", "yolo", "coco_boxes"):
+        out = tmp_path / form
+        own = ["--train", forms / form, "--split", "0.7", "--title", "garden", "OUTPUT_DIR", out]
+        done = run_tool("transfer", "--config", "transfer/own_small", "--weights", weights, *own, *SMALL)
+        assert done.returncode == 0, done.stdout + done.stderr
+        records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        found.append([(r["metric"], r["value"], r["dataset"], r["config"], r["data"]) for r in records])
+    assert found[0][0][2] == "garden_val"
+    assert found[0][0][4]["classes"] == 3
+    assert any(value for _, value, *_ in found[0])
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    classes = json.loads((tmp_path / "voc" / "classes.json").read_text())["classes"]
+    assert [one["name"] for one in classes] == ["flower", "pagoda", "tree"]
+
+
+def test_settings_follow_from_data_and_weights_and_given_words_win(forms: Path, weights: Path, capsys):
+    source = OwnSource(str(forms / "coco"), split=0.7)
+    cfg = load_for("transfer/own_small", ["SOLVER.BASE_LR", "0.1"], source, weights=str(weights))
+    assert (cfg.MODEL.ROI_HEADS.NUM_CLASSES, cfg.MODEL.MASK_ON, cfg.SOLVER.BASE_LR) == (3, True, 0.1)
+    assert (cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.STEM_OUT_CHANNELS) == (10, 8)
+    assert "SOLVER.BASE_LR" not in capsys.readouterr().out
+    boxes = load_for("transfer/mask_rcnn_fpn_1x", (), OwnSource(str(forms / "voc")))
+    assert (boxes.MODEL.ROI_HEADS.NUM_CLASSES, boxes.MODEL.MASK_ON, boxes.SOLVER.MAX_ITER) == (3, False, 90000)
+    with pytest.raises(InputError, match="expected --train FOLDER_OR_FILE with --val"):
+        OwnSource(split=0.5)
+
+
+def test_sizes_batch_and_schedule_scale_with_boxes_memory_and_images(forms: Path):
+    data = open_own(forms / "voc").train
+    cfg = load_for("transfer/own_small", (), OwnSource(str(forms / "voc")))
+
+    def fitted(machine: fit.Machine) -> dict[str, object]:
+        return {one.key: one.value for one in fit.fit(cfg, [data], machine)}
+
+    cpu, gpu, poor = (fitted(fit.Machine(*m)) for m in (("cpu", 30e9, 4), ("cuda", 80e9, 4), ("cpu", 2.6e9, 4)))
+    assert cpu["SOLVER.IMS_PER_BATCH"] == 4
+    assert gpu["SOLVER.IMS_PER_BATCH"] == 8
+    assert poor["SOLVER.IMS_PER_BATCH"] == 1
+    assert poor["INPUT.MIN_SIZE_TEST"] < cpu["INPUT.MIN_SIZE_TEST"] <= gpu["INPUT.MIN_SIZE_TEST"]
+    assert cpu["SOLVER.MAX_ITER"] == (fit.VIEWS + 8 * fit.VIEWS_PER_IMAGE) // 4
+    for keys in (cpu, gpu, poor):
+        assert all(value_of(cfg, key) is not None for key in keys)
