@@ -265,7 +265,7 @@ def _norms_of_batches(cfg: CfgNode) -> bool:
 
 def _map_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
     wanted = cfg.MODEL.SEM_SEG_HEAD.IN_FEATURES if _segments(cfg) else cfg.MODEL.FPN.IN_FEATURES
-    lacking = [name for name in wanted if name not in network.strides]
+    lacking = [name for name in wanted if name not in (*network.strides, "last")]
     if lacking:
         yield (
             f"expected maps {', '.join(wanted)} of {network.architecture}, found {', '.join(network.strides)}; leave "
@@ -302,17 +302,18 @@ def _size_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
     largest = max(cfg.INPUT.MAX_SIZE_TEST, cfg.INPUT.MAX_SIZE_TRAIN)
     if square and largest > square:
         yield f"expected images within MODEL.BACKBONE.SQUARE {square}, found INPUT.MAX_SIZE_… {largest}; lower these"
-    if square % 32:
-        yield f"expected MODEL.BACKBONE.SQUARE as a multiple of 32, found {square}"
+    step = network.patch_size if network.plain and _segments(cfg) else 32
+    if square % step:
+        yield f"expected MODEL.BACKBONE.SQUARE as a multiple of {step}, found {square}"
     if cfg.MODEL.VIT.FORM == "vitdet" and network.plain:
         return
-    for height, width in ((square, square),) if square else ((96, 160), (224, 192)):
+    for height, width in ((square, square),) if square else ((3 * step, 5 * step), (7 * step, 6 * step)):
         reason = _refuses(network, height, width)
         if reason:
             size = network.input.size
             yield (
-                f"expected a network for images of any multiple of 32 px, found that {network.architecture} does not "
-                f"take {height} × {width}: {reason}; pad all images to its own by MODEL.BACKBONE.SQUARE {size}, or "
+                f"expected a network for images of any multiple of {step} px, found that {network.architecture} does "
+                f"not take {height} × {width}: {reason}; pad all images to its own by MODEL.BACKBONE.SQUARE {size}, or "
                 "another size by ?img_size=N and SQUARE N"
             )
 

@@ -76,11 +76,14 @@ def _backbone_keys(cfg: CfgNode) -> None:
 
 
 def _deeplab_keys(cfg: CfgNode) -> None:
-    """The keys of Detectron2's DeepLab project."""
+    """The keys of Detectron2's DeepLab project, and those of the linear probe."""
     cfg.INPUT.CROP.SINGLE_CATEGORY_MAX_AREA = 1.0
     cfg.SOLVER.POLY_LR_POWER = 0.9
     cfg.SOLVER.POLY_LR_CONSTANT_ENDING = 0.0
     cfg.MODEL.SEM_SEG_HEAD.LOSS_TYPE = "hard_pixel_mining"
+    cfg.MODEL.SEM_SEG_HEAD.BLOCKS = 1  # LinearHead: last blocks of a plain network, put together
+    cfg.MODEL.SEM_SEG_HEAD.CACHE = ""  # LinearHead: folder of its dense features; "": OUTPUT_DIR/dense_features
+    cfg.MODEL.SEM_SEG_HEAD.CACHE_GB = 32.0  # no cache where features need more than this
     cfg.MODEL.SEM_SEG_HEAD.ASPP_CHANNELS = 256
     cfg.MODEL.SEM_SEG_HEAD.ASPP_DILATIONS = [6, 12, 18]
     cfg.MODEL.SEM_SEG_HEAD.ASPP_DROPOUT = 0.1

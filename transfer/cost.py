@@ -16,6 +16,7 @@ from momentum_transfer.devices import choose_device
 from transfer.torchvision_engine.c4 import Res5RoIHeads
 from transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
 from transfer.torchvision_engine.engine import build
+from transfer.torchvision_engine.linear_segmentation import LinearSegmentor
 
 #: Sides of the image that operations are counted for are multiples of this.
 _STEP = 32
@@ -66,7 +67,7 @@ def cost_of(cfg: CfgNode) -> Cost:
     with torch.no_grad():
         image = torch.zeros(1, 3, side, side, device=device)
         below = _flops(backbone, image)
-        parts = _heads(cfg, network, backbone(image))
+        parts = _heads(cfg, network, image[0], backbone(image))
         above = sum(times * _flops(part, *inputs) for part, inputs, times in parts)
     return Cost(int(parameter_count(network)[""]), trained, below + above, below, side)
 
@@ -75,7 +76,7 @@ def cost_of(cfg: CfgNode) -> Cost:
 _Part = tuple[nn.Module, list[Tensor], int]
 
 
-def _heads(cfg: CfgNode, network: Detector, maps: dict[str, Tensor]) -> Iterator[_Part]:
+def _heads(cfg: CfgNode, network: Detector, image: Tensor, maps: dict[str, Tensor]) -> Iterator[_Part]:
     """The parts behind the backbone."""
     if isinstance(network, RCNN):
         rpn = network.proposal_generator
@@ -83,6 +84,8 @@ def _heads(cfg: CfgNode, network: Detector, maps: dict[str, Tensor]) -> Iterator
         yield from _regions(cfg, network.roi_heads, maps)
     elif isinstance(network, OneStage):
         yield _OfList(network.heads.head), [maps[name] for name in network.heads.levels], 1
+    elif isinstance(network, LinearSegmentor):
+        yield network.sem_seg_head.predictor, [network.features(image).flatten(1).T], 1
     else:
         yield network.get_submodule("sem_seg_head"), list(maps.values())[-1:], 1
 

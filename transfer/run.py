@@ -38,6 +38,7 @@ _FREE = {
     "DATASETS": ("ROOT",),
     "DATALOADER": ("NUM_WORKERS",),
     "MODEL": ("DEVICE",),
+    "MODEL.SEM_SEG_HEAD": ("CACHE", "CACHE_GB"),
     "SOLVER": ("CHECKPOINT_PERIOD",),
     "TEST": ("VISUALS",),
 }
@@ -45,7 +46,7 @@ _FREE = {
 _LATER = (
     *(f"MODEL.BACKBONE.{name}" for name in ("FROZEN", "ARCH", "PIXELS", "NORM", "DROP_PATH", "SQUARE")),
     *(f"MODEL.VIT.{name}" for name in ("FORM", "WINDOW", "GLOBAL_BLOCKS", "RELATIVE_POSITIONS")),
-    *("MODEL.RPN.CONV_DIMS", "SOLVER.OPTIMIZER", "SOLVER.BETAS", "SOLVER.LAYER_DECAY"),
+    *("MODEL.SEM_SEG_HEAD.BLOCKS", "MODEL.RPN.CONV_DIMS", "SOLVER.OPTIMIZER", "SOLVER.BETAS", "SOLVER.LAYER_DECAY"),
 )
 
 
@@ -100,7 +101,7 @@ def identity(cfg: CfgNode, evaluation: bool = True) -> str:
         same.DATASETS[split] = type(cfg.DATASETS[split])(content_name(name) for name in cfg.DATASETS[split])
     for section, keys in _FREE.items():
         for key in keys:
-            del (same[section] if section else same)[key]
+            del (value_of(same, section) if section else same)[key]
     if not evaluation:
         del same["TEST"], same["PROTOCOL"], same["DATASETS"]["TEST"]
     return config_hash(same)

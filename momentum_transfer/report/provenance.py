@@ -26,6 +26,9 @@ def _block(name: str, records: Sequence[Mapping[str, Any]]) -> Provenance:
     facts: dict[str, list[Any]] = {
         "weights (SHA-256)": [_hash(record) for record in records],
         "network": [record.get("network") for record in records],
+        "architecture": [_by_family(record, "architecture") for record in records],
+        "made of it": [change for record in records for change in record.get("changes") or ()],
+        "size": [_size(record) for record in records],
         "dataset": [record.get("dataset") for record in records],
         "engine": [record.get("engine") for record in records],
         "protocol": [_by_family(record, "protocol") for record in records],
@@ -51,6 +54,15 @@ def _hash(record: Mapping[str, Any]) -> str:
 def _by_family(record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
     return f"{value} ({str(record['task']).split('/')[0]})" if value else ""
+
+
+def _size(record: Mapping[str, Any]) -> str:
+    """Parameters and multiply-adds of a detector or segmentor."""
+    if not isinstance(parameters := record.get("parameters"), int):
+        return ""
+    side = record.get("gflops_side")
+    counted = f"{parameters / 1e6:.2f} M parameters, {record.get('trained_parameters', parameters) / 1e6:.2f} M trained"
+    return f"{counted}; {record.get('gflops', 0):.2f} G multiply-adds at {side} px ({record.get('protocol')})"
 
 
 def _versions(versions: Any) -> str:

@@ -92,7 +92,7 @@ def _check_crop(cfg: CfgNode, picture: Picture, trained: bool, tested: bool) -> 
                 f"INPUT.CROP.SIZE {list(i.CROP.SIZE)} does not fit into {picture.file} resized to {list(size)}; raise "
                 "INPUT.MIN_SIZE_TRAIN, or lower the crop"
             )
-    if tested:
+    if tested and cfg.MODEL.SEM_SEG_HEAD.NAME == "DeepLabV3Head":
         size = output_size(picture.height, picture.width, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
         if any(-(-side // stride) % (crop // stride) for side, crop in zip(size, i.CROP.SIZE, strict=True)):
             raise InputError(

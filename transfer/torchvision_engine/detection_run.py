@@ -41,7 +41,9 @@ def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
     )
 
 
-def training_loader(cfg: CfgNode, data: Sequence[DetectionData], seed: int, start: int) -> DataLoader[Any]:
+def training_loader(
+    cfg: CfgNode, data: Sequence[DetectionData], seed: int, start: int, network: Any = None
+) -> DataLoader[Any]:
     """Endless batches of the training sets ``data`` from iteration ``start`` on."""
     pictures = [picture for one in data for picture in read_pictures(one).pictures]
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:

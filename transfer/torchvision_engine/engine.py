@@ -78,7 +78,9 @@ class _TaskRun(Protocol):
 
     def build(self, cfg: CfgNode) -> Detector: ...
 
-    def training_loader(self, cfg: CfgNode, data: Any, seed: int, start: int) -> DataLoader[Any]: ...
+    def training_loader(
+        self, cfg: CfgNode, data: Any, seed: int, start: int, network: Any = None
+    ) -> DataLoader[Any]: ...
 
     def predict(
         self, cfg: CfgNode, detector: Any, data: Any, out_dir: Path
@@ -94,11 +96,13 @@ def build(cfg: CfgNode) -> Detector:
     return _RUNS[task_name(cfg)].build(cfg)
 
 
-def training_loader(cfg: CfgNode, task: Task[Any], seed: int, start: int) -> DataLoader[Any]:
-    """Endless batches of ``task.train`` from iteration ``start`` on."""
+def training_loader(
+    cfg: CfgNode, task: Task[Any], seed: int, start: int, network: Detector | None = None
+) -> DataLoader[Any]:
+    """Endless batches of ``task.train`` from iteration ``start`` on; of features for a linear probe's ``network``."""
     if cfg.SOLVER.IMS_PER_BATCH % world_size():
         raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
-    return _RUNS[task.name].training_loader(cfg, task.train, seed, start)
+    return _RUNS[task.name].training_loader(cfg, task.train, seed, start, network)
 
 
 def _predict(cfg: CfgNode, network: Detector, data: DetectionData | SemanticData, out_dir: Path) -> Predictions:
@@ -174,7 +178,7 @@ def _finetune(
     if last is not None:
         training.position = training_state.resume(last, detector, training.optimizer, training.scaler, cfg, device)
         say(f"going on after iteration {training.position.step} of {last}")
-    loader = training_loader(cfg, task, seed, training.position.step)
+    loader = training_loader(cfg, task, seed, training.position.step, detector)
     evaluate = None
     if score is not None and cfg.TEST.EVAL_PERIOD > 0:
         first = task.test[0]

@@ -17,7 +17,7 @@ from momentum_transfer.images.reading import upright_size
 from momentum_transfer.samplers import Place, ordered_loader
 from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
 from transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
-from transfer.torchvision_engine.semantic import Segmentor
+from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.structures import Sample
 
 #: How often a crop is drawn again because one class fills too much of it.
@@ -99,7 +99,7 @@ class _TestSamples(Dataset[Sample]):
         return len(self.pictures)
 
 
-def predict_labels(model: Segmentor, data: SemanticData, mapper: Mapper, folder: Path, workers: int) -> float:
+def predict_labels(model: Detector, data: SemanticData, mapper: Mapper, folder: Path, workers: int) -> float:
     """Write one label PNG an image to ``folder``; seconds per image. Several processes share the images."""
     model.eval()
     mine = pictures_of(data)[rank() :: world_size()]

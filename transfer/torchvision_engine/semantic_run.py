@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from momentum_transfer import samplers
 from momentum_transfer.backbones.resnet import build_backbone
@@ -17,9 +17,12 @@ from momentum_transfer.samplers import Batches, Place, RepeatedPasses
 from transfer import any_backbone
 from transfer.data.semantic_datasets import IGNORE, SemanticData
 from transfer.engine import results_path
+from transfer.torchvision_engine import dense_features
 from transfer.torchvision_engine.backbone import BottomUp, SingleScale, dilate
 from transfer.torchvision_engine.detection_run import mapper_of
+from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.layers import norm_layer
+from transfer.torchvision_engine.linear_segmentation import LAST_MAP, LinearHead, LinearSegmentor
 from transfer.torchvision_engine.models import architecture_of, freeze_at
 from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
 from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples, predict_labels
@@ -29,9 +32,11 @@ from transfer.torchvision_engine.structures import Sample
 def unsupported(cfg: CfgNode) -> str | None:
     """Why the torchvision engine cannot run a semantic config, or None."""
     head, crop = cfg.MODEL.SEM_SEG_HEAD, cfg.INPUT.CROP
+    if head.NAME == "LinearHead":
+        return next(_linear_problems(cfg), None)
     stride = any_backbone.output_stride(cfg)
     checks = (
-        (head.NAME == "DeepLabV3Head", "MODEL.SEM_SEG_HEAD.NAME is not DeepLabV3Head"),
+        (head.NAME == "DeepLabV3Head", "MODEL.SEM_SEG_HEAD.NAME is not DeepLabV3Head or LinearHead"),
         (head.IGNORE_VALUE == IGNORE, f"MODEL.SEM_SEG_HEAD.IGNORE_VALUE is not {IGNORE}"),
         (list(head.IN_FEATURES) == ["res5"], "MODEL.SEM_SEG_HEAD.IN_FEATURES is not [res5]"),
         (not head.USE_DEPTHWISE_SEPARABLE_CONV, "depthwise separable ASPP"),
@@ -42,6 +47,26 @@ def unsupported(cfg: CfgNode) -> str | None:
         (not crop.ENABLED or all(s % stride == 0 for s in crop.SIZE), f"INPUT.CROP.SIZE is no multiple of {stride}"),
     )
     return next((reason for fine, reason in checks if not fine), None)
+
+
+def _linear_problems(cfg: CfgNode) -> Iterator[str]:
+    """What a linear probe cannot be made of."""
+    head, crop = cfg.MODEL.SEM_SEG_HEAD, cfg.INPUT.CROP
+    if not cfg.MODEL.BACKBONE.FROZEN:
+        yield "MODEL.SEM_SEG_HEAD.NAME LinearHead probes a frozen backbone; set MODEL.BACKBONE.FROZEN True"
+    if head.IGNORE_VALUE != IGNORE:
+        yield f"MODEL.SEM_SEG_HEAD.IGNORE_VALUE is not {IGNORE}"
+    if head.LOSS_TYPE != "cross_entropy":
+        yield "MODEL.SEM_SEG_HEAD.LOSS_TYPE of a LinearHead is not cross_entropy"
+    if head.NORM not in ("", "BN", "SyncBN"):
+        yield "MODEL.SEM_SEG_HEAD.NORM of a LinearHead is none of BN, SyncBN and the empty name"
+    known = ("last", "res2", "res3", "res4", "res5")
+    if not head.IN_FEATURES or any(name not in known for name in head.IN_FEATURES):
+        yield f"MODEL.SEM_SEG_HEAD.IN_FEATURES are not some of {', '.join(known)}"
+    if head.BLOCKS > 1 and not (cfg.MODEL.BACKBONE.ARCH and any_backbone.is_plain(cfg)):
+        yield "MODEL.SEM_SEG_HEAD.BLOCKS above 1 needs a plain ViT; name maps in IN_FEATURES"
+    if crop.ENABLED and crop.TYPE != "absolute":
+        yield "INPUT.CROP.TYPE is not absolute"
 
 
 def _backbone(cfg: CfgNode) -> SingleScale:
@@ -59,8 +84,22 @@ def _backbone(cfg: CfgNode) -> SingleScale:
     return SingleScale(BottomUp(resnet, freeze_at=freeze_at(cfg)))
 
 
-def build(cfg: CfgNode) -> Segmentor:
-    """The DeepLab-v3 of a config, freshly initialised, on the CPU, in training mode."""
+def _linear(cfg: CfgNode) -> LinearSegmentor:
+    """The linear probe of a config."""
+    head, backbone = cfg.MODEL.SEM_SEG_HEAD, _backbone(cfg)
+    widths = list(backbone.channels.values())
+    channels = sum(widths[-1] if name == LAST_MAP else backbone.channels[name] for name in head.IN_FEATURES)
+    linear = LinearHead(channels * head.BLOCKS, head.NUM_CLASSES, head.NORM, head.IGNORE_VALUE, head.LOSS_WEIGHT)
+    step = max(backbone.strides.values())
+    backbone.size_divisibility = step
+    pixels = {"pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": cfg.MODEL.PIXEL_STD}
+    return LinearSegmentor(backbone, linear, head.IN_FEATURES, head.BLOCKS, **pixels)
+
+
+def build(cfg: CfgNode) -> Segmentor | LinearSegmentor:
+    """The network of a config, freshly initialised, on the CPU, in training mode."""
+    if cfg.MODEL.SEM_SEG_HEAD.NAME == "LinearHead":
+        return _linear(cfg)
     head, backbone = cfg.MODEL.SEM_SEG_HEAD, _backbone(cfg)
     crop = cfg.INPUT.CROP
     pool = (crop.SIZE[0] // head.COMMON_STRIDE, crop.SIZE[1] // head.COMMON_STRIDE) if crop.ENABLED else None
@@ -92,18 +131,29 @@ class _Joined(ConcatDataset[Sample]):
         raise IndexError(index)
 
 
-def training_loader(cfg: CfgNode, data: Sequence[SemanticData], seed: int, start: int) -> DataLoader[Any]:
-    """Endless batches of the training sets ``data`` from iteration ``start`` on."""
+def training_loader(
+    cfg: CfgNode, data: Sequence[SemanticData], seed: int, start: int, network: Any = None
+) -> DataLoader[Any]:
+    """Endless batches of the training sets ``data`` from iteration ``start`` on.
+
+    Of a linear ``network`` whose images repeat themselves they hold features in the place of images.
+    """
     crop = cfg.INPUT.CROP
     size = (int(crop.SIZE[0]), int(crop.SIZE[1])) if crop.ENABLED else None
     cropping = SemanticMapper(mapper_of(cfg, train=True), size, crop.SINGLE_CATEGORY_MAX_AREA)
-    samples = _Joined([SemanticTrainingSamples(one, cropping, seed) for one in data])
+    sets: list[Dataset[Sample]] = []
+    for one in data:
+        held = None
+        if isinstance(network, LinearSegmentor) and dense_features.repeats_itself(cfg):
+            held = dense_features.cached_features(cfg, network, one, cropping)
+        sets.append(held or SemanticTrainingSamples(one, cropping, seed))
+    samples = _Joined(sets)
     order, size = RepeatedPasses(torch.ones(len(samples)), seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
     batches = Batches(order, size, rank=rank(), world=world_size(), start=start)
     return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
 
 
-def predict(cfg: CfgNode, segmentor: Segmentor, data: SemanticData, out_dir: Path) -> tuple[Path, tuple[()], float]:
+def predict(cfg: CfgNode, segmentor: Detector, data: SemanticData, out_dir: Path) -> tuple[Path, tuple[()], float]:
     """Write one label PNG an image of a test set; the folder, nothing to be scored by boxes, seconds per image."""
     folder = results_path(out_dir, data.name).with_suffix("")
     seconds = predict_labels(segmentor, data, mapper_of(cfg, train=False), folder, cfg.DATALOADER.NUM_WORKERS)

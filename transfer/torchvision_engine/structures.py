@@ -47,6 +47,7 @@ class Sample:
     image: uint8 or float [3, H, W] in the channel order of INPUT.FORMAT, resized, not normalised.
     height, width: size of the original image, to which predictions are scaled back.
     labels: int64 [H, W], for semantic segmentation.
+    features: float [C, h, w] of a frozen backbone, in the place of the image, whose size is then that of the labels.
     """
 
     image: Tensor
@@ -56,6 +57,7 @@ class Sample:
     file_name: str = ""
     target: Target | None = None
     labels: Tensor | None = None
+    features: Tensor | None = None
 
 
 @dataclass

@@ -33,7 +33,7 @@ from transfer.torchvision_engine.weights import export_state, load_detector, own
 #: Settings that may change between a training and its resumption.
 _FREE = ("OUTPUT_DIR", "TEST", "DATALOADER.NUM_WORKERS", "DATASETS.ROOT", "DATASETS.TEST", "TRIALS", "ENGINE",
          "MODEL.DEVICE", "MODEL.WEIGHTS", "SOLVER.CHECKPOINT_PERIOD", "PROTOCOL", "SEED", "FIT_TO_DATA",
-         "FIT_RATE")  # fmt: skip
+         "FIT_RATE", "MODEL.SEM_SEG_HEAD.CACHE", "MODEL.SEM_SEG_HEAD.CACHE_GB")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.published_sets import same_dataset
 from momentum_transfer.report.markdown import render_markdown
 from momentum_transfer.report.page import build, make_report, read_records, render_html
+from momentum_transfer.report.provenance import _block
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.runs import read_runs
 from momentum_transfer.report.spreadsheet import render_csv
@@ -280,6 +281,17 @@ def test_ten_thousand_records_make_a_page_below_5_mb_in_5_s(tmp_path: Path):
     page = render_html(make_report([path]))
     assert time.process_time() - began < 5
     assert len(page.encode()) < 5_000_000
+
+
+def test_provenance_tells_a_networks_size_and_what_was_made_of_it():
+    record = {"task": "coco/bbox", "checkpoint": {"name": "a"}, "protocol": "mask_rcnn", "parameters": 44_400_000,
+              "trained_parameters": 20_000_000, "gflops": 187.66, "gflops_side": 800, "architecture": "timm:vit",
+              "changes": ["patches of 14 px resampled to 16 px"]}  # fmt: skip
+    facts = dict(_block("a", [record]).facts)
+    assert facts["size"] == ("44.40 M parameters, 20.00 M trained; 187.66 G multiply-adds at 800 px (mask_rcnn)",)
+    assert facts["architecture"] == ("timm:vit (coco)",)
+    assert facts["made of it"] == ("patches of 14 px resampled to 16 px",)
+    assert "size" not in dict(_block("a", [{"task": "knn", "checkpoint": {"name": "a"}}]).facts)
 
 
 def test_provenance_names_hash_engine_protocol_and_versions():

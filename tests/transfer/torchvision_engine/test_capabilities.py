@@ -56,6 +56,12 @@ BRANCHES = [*("SOLVER.CLIP_GRADIENTS.ENABLED", "True"),
             *("SOLVER.MAX_ITER", "1", "SOLVER.STEPS", "()")]  # fmt: skip
 
 
+#: A linear probe in the place of DeepLab.
+LINEAR = [*("MODEL.SEM_SEG_HEAD.NAME", "LinearHead", "MODEL.BACKBONE.FROZEN", "True"),
+          *("MODEL.RESNETS.RES5_DILATION", "1"),
+          *("MODEL.SEM_SEG_HEAD.LOSS_TYPE", "cross_entropy")]  # fmt: skip
+
+
 def leaves(cfg, prefix=""):
     for key, value in cfg.items():
         yield from leaves(value, f"{prefix}{key}.") if isinstance(value, CfgNode) else [prefix + key]
@@ -66,6 +72,7 @@ def configs(folder):
         yield shapes_config(name, folder / "shapes", *BRANCHES)
     crop = ["INPUT.CROP.ENABLED", "True", "INPUT.CROP.TYPE", "absolute", "INPUT.CROP.SIZE", "[32, 32]"]
     yield labels_config("stride16", folder / "labels", *BRANCHES[:-4], "SOLVER.MAX_ITER", "1", *crop)
+    yield labels_config("stride16", folder / "labels", *BRANCHES[:-4], "SOLVER.MAX_ITER", "1", *LINEAR)
     any_network = ["MODEL.BACKBONE.ARCH", VIT, "MODEL.FPN.NORM", "LN", "SOLVER.LAYER_DECAY", "0.9"]
     for form in (["MODEL.BACKBONE.NORM", "FrozenBN"], WINDOWS):
         yield shapes_config("retinanet", folder / "shapes", *any_network, *form, *BRANCHES)
@@ -88,7 +95,7 @@ def test_every_setting_is_read_or_refused(tmp_path):
         out = tmp_path / str(number)
         out.mkdir()
         with contextlib.suppress(InputError):  # a random network's loss may be anything
-            loader = training_loader(recorder, task, 0, 0)
+            loader = training_loader(recorder, task, 0, 0, detector)
             train(training, loader, recorder, out, evaluate=lambda position: None)
         _predict(recorder, detector.eval(), task.test[0], out)
     bottlenecks = [*("MODEL.RESNETS.DEPTH", "50", "MODEL.RESNETS.STEM_OUT_CHANNELS", "64")]

@@ -1,0 +1,96 @@
+"""Linear segmentation probe: its loss by hand, features once and for all, and equal results with and without them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.transfer.torchvision_engine.test_capabilities import LINEAR
+from tests.transfer.torchvision_engine.test_semantic import labels_config
+from tests.transfer.torchvision_engine.tiny import predict_tiny, tiny_samples, train_tiny
+from transfer.torchvision_engine import dense_features
+from transfer.torchvision_engine.capabilities import unsupported
+from transfer.torchvision_engine.engine import TorchvisionEngine, build
+from transfer.torchvision_engine.linear_segmentation import LinearHead, LinearSegmentor
+
+SHORT = ["SOLVER.MAX_ITER", "3", "SOLVER.STEPS", "()", "SOLVER.CHECKPOINT_PERIOD", "9", "SOLVER.OPTIMIZER", "AdamW"]
+
+
+def test_the_head_is_batch_norm_and_a_convolution_of_one_pixel():
+    torch.manual_seed(0)
+    head = LinearHead(6, 3, "BN", 255, 1.0).train()
+    maps = torch.randn(2, 6, 4, 5)
+    found = torch.stack(head(list(maps)))
+    normed = F.batch_norm(maps, None, None, training=True)
+    wanted = F.conv2d(normed, head.predictor.weight[:, :, None, None], head.predictor.bias)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_is_the_mean_over_counted_pixels_of_images_of_any_size():
+    torch.manual_seed(0)
+    head = LinearHead(6, 3, "", 255, 2.0)
+    logits = [torch.randn(3, 4, 5), torch.randn(3, 2, 7)]
+    labels = [torch.randint(0, 3, (4, 5)), torch.randint(0, 3, (2, 7))]
+    labels[0][1] = 255
+    pairs = [(s[:, y, x], int(w[y, x])) for s, w in zip(logits, labels, strict=True) for y in range(w.shape[0])
+             for x in range(w.shape[1]) if w[y, x] != 255]  # fmt: skip
+    wanted = 2.0 * sum(-torch.log_softmax(s, 0)[k] for s, k in pairs) / len(pairs)
+    torch.testing.assert_close(head.loss(logits, labels), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_images_features_do_not_depend_on_its_batch(tmp_path):
+    cfg = labels_config("stride16", tmp_path, *LINEAR)
+    network = build(cfg).eval()
+    assert isinstance(network, LinearSegmentor)
+    samples = tiny_samples(((64, 64), (48, 70)))
+    with torch.no_grad():
+        together, alone = network(samples), [network([sample])[0] for sample in samples]
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+    assert network.features(samples[1].image).shape[-2:] == (2, 3)
+
+
+def test_only_the_head_learns_and_cached_features_give_the_same_bits(tmp_path, monkeypatch):
+    computed = []
+    original = LinearSegmentor.features
+    monkeypatch.setattr(LinearSegmentor, "features", lambda self, image: computed.append(1) or original(self, image))
+    engine, runs = TorchvisionEngine(), {}
+    for name, gigabytes in (("cached", "1"), ("again", "1"), ("not", "0")):
+        computed.clear()
+        cfg = labels_config("stride16", tmp_path, *LINEAR, *SHORT, "MODEL.SEM_SEG_HEAD.CACHE_GB", gigabytes)
+        finetuned = train_tiny(engine, cfg, 0, tmp_path / name)
+        runs[name] = torch.load(finetuned.weights, weights_only=True)["model"], len(computed)
+    states, counts = zip(*runs.values(), strict=True)
+    assert counts[0] == 5  # four images, one of them also to know the size
+    assert counts[1] == 1
+    assert counts[2] == 1 + 3 * 2
+    for other in states[1:]:
+        assert all(torch.equal(value, other[key]) for key, value in states[0].items())
+    cfg = labels_config("stride16", tmp_path, *LINEAR, *SHORT)
+    fresh = predict_tiny(engine, cfg, tmp_path / "cached/model_final.pth", tmp_path / "predictions")[0]
+    assert len(list(fresh.results.iterdir())) == 4
+
+
+def test_features_are_another_entry_where_backbone_or_size_differ(tmp_path):
+    from transfer.tasks import open_task
+
+    cfg = labels_config("stride16", tmp_path, *LINEAR)
+    data, network = open_task(cfg).train[0], build(cfg)
+    key = dense_features.key_of(cfg, network, data)
+    assert key == dense_features.key_of(cfg, network, data)
+    larger = labels_config("stride16", tmp_path, *LINEAR, "INPUT.MIN_SIZE_TRAIN", "[96]")
+    next(network.backbone.parameters()).data.add_(1.0)
+    assert len({key, dense_features.key_of(cfg, network, data), dense_features.key_of(larger, network, data)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("MODEL.BACKBONE.FROZEN False", "probes a frozen backbone"),
+        ("MODEL.SEM_SEG_HEAD.LOSS_TYPE hard_pixel_mining", "not cross_entropy"),
+        ("MODEL.SEM_SEG_HEAD.IN_FEATURES ['p3']", "not some of last"),
+        ("MODEL.SEM_SEG_HEAD.BLOCKS 2", "needs a plain ViT"),
+    ],
+)
+def test_what_a_probe_cannot_be_made_of_is_said(settings, reason, tmp_path):
+    assert reason in unsupported(labels_config("stride16", tmp_path, *LINEAR, *settings.split()))
