@@ -82,7 +82,7 @@ class LinearSegmentor(Detector):
         same = [m if m.shape[-2:] == size else F.interpolate(m, size=size, mode="bilinear") for m in chosen]
         return torch.cat(same, dim=1)[0]
 
-    def forward(self, samples: Sequence[Sample]) -> dict[str, Tensor] | list[Tensor]:  # type: ignore[override]
+    def forward(self, samples: Sequence[Sample]) -> dict[str, Tensor] | list[Tensor]:  # type: ignore[override]  # label maps
         """Loss ``loss_sem_seg`` in training; in evaluation int64 [height, width] for each sample."""
         known = [self.features(s.image) if s.features is None else s.features.to(self.device) for s in samples]
         sizes = [self._padded(sample) for sample in samples]
