@@ -39,6 +39,7 @@ def main(args: argparse.Namespace) -> None:
             args.checkpoint, args.out, which=args.which, family=args.family, anchor=args.norm_rescale,
             constant=args.constant, scope=args.scope, trust_pickle=args.trust_pickle, architecture=args.arch,
             resize_positions=args.resize_positions,
+            without_prefix=args.without_prefix,
         )  # fmt: skip
     except CoverageError as error:
         _write_report(args.report, error.report)
@@ -75,6 +76,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it: timm:NAME")
     made.add_argument("--resize-positions", action="store_true",
                       help="resample position embeddings to the img_size of --arch")  # fmt: skip
+    made.add_argument(
+        "--without-prefix",
+        action="store_true",
+        help="a ViT's .pkl without its CLS token and registers, which is another function",
+    )
     made.add_argument("--report", metavar="FILE.json", help="write what became of every key")
     rescale = made.add_mutually_exclusive_group()
     rescale.add_argument(

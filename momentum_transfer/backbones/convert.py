@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from momentum_transfer.backbones import vitdet
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.read import (
     SourceBackbone,
@@ -30,6 +31,7 @@ from momentum_transfer.backbones.read import (
     load_backbone,
 )
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.checkpoint_folder import write_archive
 from momentum_transfer.digests import sealed, sealed_metadata
 from momentum_transfer.errors import InputError
@@ -107,11 +109,15 @@ def write(
     state: Mapping[str, Tensor],
     architecture: AnyArchitecture,
     metadata: Mapping[str, str] | None = None,
+    *,
+    without_prefix: bool = False,
 ) -> None:
     """Write a backbone; the suffix chooses the format: .pkl (Detectron2), .pth or .safetensors (the network's
     own names: torchvision's or timm's).
 
-    A .pkl or .pth carries ``metadata`` under that key, beside ``model`` or ``state_dict``; .safetensors in its header.
+    A .pkl of a plain ViT is for Detectron2's ViT under its simple feature pyramid (``vitdet.for_detectron2``, with
+    ``without_prefix``). A .pkl or .pth carries ``metadata`` under that key, beside ``model`` or ``state_dict``;
+    .safetensors in its header.
 
     Raises:
         InputError: another suffix, or a state that is not exactly the backbone.
@@ -120,7 +126,7 @@ def write(
     check_suffix(path)
     text = {str(key): str(value) for key, value in (metadata or {}).items()}
     if path.suffix == ".pkl":
-        write_detectron2(path, state, architecture, text)
+        write_detectron2(path, state, architecture, text, without_prefix=without_prefix)
         return
     _check(state, architecture)
     whole = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(architecture)}
@@ -174,14 +180,23 @@ def write_detectron2(
     state: Mapping[str, Tensor],
     architecture: AnyArchitecture,
     metadata: Mapping[str, str] | None = None,
+    *,
+    without_prefix: bool = False,
 ) -> None:
     """Write Detectron2's weight file: a pickle that its ``DetectionCheckpointer`` matches by name suffixes.
 
     Raises:
         InputError: ``state`` is not exactly the backbone.
     """
+    if isinstance(architecture, TimmArchitecture):
+        _check(state, architecture)
+        tensors = vitdet.for_detectron2(state, architecture, without_prefix)
+        model = {name: _to_numpy(tensor) for name, tensor in tensors.items()}
+        metadata = {**(metadata or {}), "function": "Detectron2's ViT: no prefix tokens, no final norm"}
+    else:
+        model = to_detectron2(state, architecture)
     tree = {
-        "model": to_detectron2(state, architecture),
+        "model": model,
         "matching_heuristics": True,
         "__author__": AUTHOR,
         "metadata": dict(metadata or {}),

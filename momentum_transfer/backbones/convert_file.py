@@ -22,14 +22,16 @@ def convert_file(
     trust_pickle: bool = False,
     architecture: str | None = None,
     resize_positions: bool = False,
+    without_prefix: bool = False,
 ) -> SourceBackbone:
     """Read, rescale if asked, write; every key is accounted for, or nothing is written.
 
     Args:
         checkpoint, which, family, trust_pickle, architecture, resize_positions: as for
             :func:`momentum_transfer.backbones.read.load_backbone`.
-        out: the suffix chooses the format: .pkl (Detectron2, a ResNet), .pth or .safetensors (torchvision's names or
-            timm's).
+        without_prefix: leave CLS tokens and registers of a ViT out of a .pkl, which is then another function.
+        out: the suffix chooses the format: .pkl (Detectron2, a ResNet or a plain ViT), .pth or .safetensors
+            (torchvision's names or timm's).
         anchor: NormRescale: give every weight the norm that it has in this checkpoint (RCF, equation 3).
         constant: multiply every weight by this instead (RCF, table 8).
         scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``.
@@ -57,7 +59,8 @@ def convert_file(
     rescaling = norm_rescale.apply(source, other, constant, scope, trust_pickle=trust_pickle)
     if not rescaling and (warning := norm_rescale.lars_warning(source.state)):
         warn(warning)
-    convert.write(out, source.state, source.architecture, convert.metadata_of(source, rescaling))
+    metadata = convert.metadata_of(source, rescaling)
+    convert.write(out, source.state, source.architecture, metadata, without_prefix=without_prefix)
     arch = source.architecture
     shape = f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)
     say(f"wrote {out}: {shape}, network {source.network}"

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.timm_network import TimmBackbone
+from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone, build_timm
 from momentum_transfer.errors import InputError
 
 #: Parts of a block and of its attention and MLP that there may be; more is another function.
@@ -53,7 +54,7 @@ def describe(network: TimmBackbone) -> VitShape:
     if reason:
         raise InputError(
             f"expected a ViT that Detectron2's own can compute, found {reason} in {network.architecture}; use "
-            "MODEL.VIT.FORM network, which runs timm's network in both engines"
+            ".safetensors and MODEL.VIT.FORM network, which runs timm's network in both engines"
         )
     inner = network.network
     block = inner.blocks[0]
@@ -162,8 +163,13 @@ def resample_patches(weight: Tensor, patch: int) -> Tensor:
     return resampled.to(weight.dtype)
 
 
-def check_same_function(network: TimmBackbone, without_prefix: bool) -> VitShape:
-    """The shape of a network that may be written for Detectron2's ViT.
+def for_detectron2(
+    state: Mapping[str, Tensor], architecture: TimmArchitecture, without_prefix: bool = False
+) -> dict[str, Tensor]:
+    """A plain ViT's tensors as Detectron2's ViT names them under its simple feature pyramid, ``backbone.net.…``.
+
+    The function is that of the last block: Detectron2's ViT has no final norm. Patches of another size than 16 px are
+    resampled to it.
 
     Args:
         without_prefix: CLS tokens and registers may go, although the result is another function.
@@ -171,10 +177,12 @@ def check_same_function(network: TimmBackbone, without_prefix: bool) -> VitShape
     Raises:
         InputError: the function would differ, and why.
     """
+    with torch.device("meta"):
+        network = build_timm(architecture)
     shape = describe(network)
     if shape.prefix and not without_prefix:
         raise InputError(
-            f"expected a ViT without prefix tokens for Detectron2's, found {shape.prefix} in {network.architecture}, "
-            "which take part in attention; write .safetensors, or declare the other function that is left without them"
+            f"expected a ViT without prefix tokens for Detectron2's .pkl, found {shape.prefix} in {architecture}, "
+            "which take part in attention; write .safetensors, or declare the other function by --without-prefix"
         )
-    return shape
+    return {f"backbone.net.{name}": tensor for name, tensor in to_vitdet(state, shape).items()}
