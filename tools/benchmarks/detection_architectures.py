@@ -52,9 +52,8 @@ SETTINGS = {
 DETECTORS = {"Mask R-CNN": "smoke/mask_rcnn_digits", "RetinaNet": "smoke/retinanet_digits"}
 PROBE = "smoke/linear_segmentation_digits"
 #: Every candidate is a detection, so that random weights give something to compare.
-KEEP_ALL = (
-    """MODEL.ROI_HEADS.SCORE_THRESH_TEST 0.0 MODEL.RETINANET.SCORE_THRESH_TEST 0.0 TEST.DETECTIONS_PER_IMAGE 40"""
-)
+KEEP_ALL = """MODEL.ROI_HEADS.SCORE_THRESH_TEST 0.0 MODEL.RETINANET.SCORE_THRESH_TEST 0.0
+TEST.DETECTIONS_PER_IMAGE 40"""
 
 
 def settings(file: str, name: str, folder: str, steps: int, *more: str) -> Any:
@@ -116,7 +115,8 @@ def main(args: argparse.Namespace) -> None:
     """One row an architecture."""
     if args.parity and importlib.util.find_spec("detectron2") is None:
         raise InputError("parity needs Detectron2, which is not installed; see its own installation page")
-    rows, reasons = [], []
+    rows: list[tuple[str, ...]] = []
+    reasons: list[str] = []
     for name in args.architecture:
         if args.parity:
             for title, file in DETECTORS.items():
