@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,12 @@ class ModuleArchitecture:
 
     def build(self, norm_layer: Callable[[int], nn.Module] | None = None) -> ModuleBackbone:
         """The module as a backbone; ``norm_layer``: channels -> module, in the place of every BatchNorm."""
+        try:
+            inspect.signature(self.factory).bind()
+        except TypeError as error:
+            raise InputError(f"expected {self.text} to take no arguments, found {error}; give it defaults") from error
+        except ValueError:
+            pass  # no signature to read: a class written in C
         module = self.factory()
         if not isinstance(module, nn.Module):
             raise InputError(f"expected {self.text} to give a torch.nn.Module, found a {type(module).__name__}")

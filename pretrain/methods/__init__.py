@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
-from torch import nn
 
 from momentum_transfer import distributed
+from momentum_transfer.backbones.batch_norm import has_batch_norm
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
+from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.errors import InputError
 from momentum_transfer.schedules import scale_to_batch
 from pretrain.heads import mlp, simsiam_projector
@@ -39,20 +41,17 @@ def _backbone(cfg: CfgNode, norm: Norm) -> Backbone:
     Raises:
         InputError: it has none, and ``norm`` is not one that the heads alone can have.
     """
-    channels: list[int] = []
-
-    def layer(count: int) -> nn.Module:
-        channels.append(count)
-        return norm(count)
-
-    backbone = build_backbone(architecture_of(cfg), layer)
-    if not channels and norm.name not in WITHOUT_BN:
-        raise InputError(
-            f"expected a network with batch normalisation for {norm.name}, found {backbone.architecture}, which has "
-            f"none to put it in the place of; take NORM.STUDENT and NORM.TEACHER of {', '.join(WITHOUT_BN)}, which "
-            "then normalise in the heads alone, or another network"
-        )
-    return backbone
+    architecture = architecture_of(cfg)
+    if norm.name not in WITHOUT_BN and not isinstance(architecture, Architecture):
+        with torch.device("meta"):
+            replaceable = has_batch_norm(build_backbone(architecture))
+        if not replaceable:
+            raise InputError(
+                f"expected a network with batch normalisation for {norm.name}, found {architecture}, which has none to "
+                f"put it in the place of; take NORM.STUDENT and NORM.TEACHER of {', '.join(WITHOUT_BN)}, which then "
+                "normalise in the heads alone, or another network"
+            )
+    return build_backbone(architecture, norm)
 
 
 def scaled_teacher_momentum(cfg: CfgNode) -> float:

@@ -53,6 +53,10 @@ def make_flat() -> Flat:
     return Flat()
 
 
+def make_named(name: str) -> Flat:
+    return make_flat()
+
+
 def test_any_module_is_evaluated_and_its_records_say_what_it_was(tmp_path):
     torch.manual_seed(0)
     module = Maps().train()
@@ -109,6 +113,8 @@ def test_what_is_no_module_and_what_is_no_evaluation_is_refused():
 
 def test_the_command_line_takes_a_factory(tmp_path):
     text = f"module:{__name__}:make_flat"
+    with pytest.raises(InputError, match="to take no arguments, found missing a required argument: 'name'"):
+        load_backbone(f"module:{__name__}:make_named")
     done = run_tool("lowshot", "knn", "--weights", text, "--config", "smoke/lowshot_digits",
                     "--results", tmp_path / "results.jsonl", "OUTPUT_DIR", tmp_path)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
