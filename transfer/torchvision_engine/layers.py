@@ -47,11 +47,30 @@ class ChannelNorm(nn.Module):
         return self.weight[:, None, None] * normalised + self.bias[:, None, None]
 
 
+class GroupNorm32(nn.GroupNorm):
+    """GroupNorm of 32 groups, as Detectron2's GN.
+
+    Raises:
+        InputError: a group of one value, which has no variance: 32 channels on a map of one pixel.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(32, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() == 32:
+            raise InputError(
+                "expected more than one value in every group of GN, found a map of 1 x 1 with 32 channels; raise "
+                "MODEL.FPN.OUT_CHANNELS above 32, or the images' size"
+            )
+        return super().forward(x)
+
+
 _NORMS: dict[str, NormLayer] = {
     "BN": nn.BatchNorm2d,
     "SyncBN": nn.SyncBatchNorm,
     "FrozenBN": FrozenBatchNorm2d,
-    "GN": lambda channels: nn.GroupNorm(32, channels),
+    "GN": lambda channels: GroupNorm32(channels),
     "LN": ChannelNorm,
 }
 
