@@ -6,6 +6,7 @@ An ``Order`` is an endless sequence of images; ``Batches`` cuts it into one proc
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -183,6 +184,16 @@ def _end_when_the_parent_says() -> None:
     os._exit(0)
 
 
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """SIGTERM waits until the end of the block, in this thread and in the processes and threads that start in it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
 class _Loader(DataLoader[Any]):
     """Starts its workers with SIGTERM blocked, so that all their threads inherit that.
 
@@ -190,11 +201,8 @@ class _Loader(DataLoader[Any]):
     """
 
     def __iter__(self) -> Any:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        try:
+        with signals_held():
             return super().__iter__()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def training_loader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from momentum_transfer.boards import Board, boards
 from momentum_transfer.console import Stopped, StopSignal, stop_signals
 from momentum_transfer.distributed import any_rank, barrier, is_main, rank
 from momentum_transfer.errors import InputError
+from momentum_transfer.samplers import signals_held
 from transfer.any_backbone import group_rules
 from transfer.detectron2_engine.data import training_loader
 from transfer.detectron2_engine.models import load_initial, register
@@ -69,7 +71,10 @@ class RememberedBatches:
         self.images: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
+        batches = iter(self.loader)
+        with signals_held():  # Detectron2's loader starts its workers with the first batch
+            first = list(itertools.islice(batches, 1))
+        for batch in itertools.chain(first, batches):
             self.images = [picture["image_id"] for picture in batch]
             yield batch
 
