@@ -29,6 +29,7 @@ from momentum_transfer.resumed_state import (
 )
 from momentum_transfer.settings import dump
 from pretrain.methods import Method
+from pretrain.norms import FOLLOWS_STUDENT
 from pretrain.ranges import WITH_TEACHER
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
@@ -85,6 +86,7 @@ def restore(
     """
     _check(state, cfg, path)
     check_same_settings(state["config"], cfg)
+    check_other_processes(cfg, len(state["processes"]), distributed.world_size())
     check_step(state["step"], max(steps, 1), path)
     with fitting(path):
         method.load_state_dict(state["model"])
@@ -92,7 +94,6 @@ def restore(
         scaler.load_state_dict(state["scaler"])
     processes = state["processes"]
     if len(processes) != distributed.world_size():
-        check_other_processes(cfg, len(processes), distributed.world_size())
         warn(
             f"this run goes on with {distributed.world_size()} processes, the checkpoint had {len(processes)}: "
             "every process starts from the first one's BN statistics, and the result is not bit-equal"
@@ -128,20 +129,21 @@ def _check(state: dict[str, Any], cfg: CfgNode, path: Path) -> None:
 def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
     """Refuses another number of processes where it would change the images that a normalisation sees.
 
-    GN and IN look at one image, SyncBN at the whole micro-batch, and NORM.GROUP fixes the images of all others.
+    GN and IN look at one image, SyncBN at the whole micro-batch, EMAN and StudentPN at the student's statistics. All
+    others keep statistics of each process's own images, and under NORM.GROUP of each of its groups.
 
     Raises:
         InputError: with the number of processes to go on with.
     """
     norms = {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
-    by_process = sorted(norms - {"GN", "IN", "SyncBN"})
-    if not by_process or cfg.NORM.GROUP or cfg.METHOD.NAME == "random":
+    by_process = sorted(norms - {"GN", "IN", "SyncBN", *FOLLOWS_STUDENT})
+    if before == now or not by_process or cfg.METHOD.NAME == "random":
         return
     seen = [cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.ACCUMULATE) for count in (before, now)]
     raise InputError(
         f"expected {before} processes, as the checkpoint had, found {now}: {' and '.join(by_process)} would normalise "
-        f"{seen[1]} images at a time in place of {seen[0]}, another training; go on with {before}, or begin anew in "
-        f"another OUTPUT_DIR with NORM.GROUP {min(seen)}, which holds on any number"
+        f"a process's {seen[1]} images in place of {seen[0]}, another training; go on with {before}, or begin anew in "
+        "another OUTPUT_DIR"
     )
 
 

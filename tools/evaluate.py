@@ -10,8 +10,8 @@ Records of all tasks go to OUTPUT/results.jsonl, the page to OUTPUT/report.html.
 Stopped or killed, the same command goes on where it was.
 
 --slurm submits one job a task through submitit (pip install ".[slurm]"), waits for all, makes the page; run again, it
-finds the jobs that are still queued. It is tested with submitit's submission files and stand-ins for Slurm's programs,
-and has not met a cluster: look at --dry-run, and at one task, first.
+finds the jobs that are still queued. Preempted, requeued and timed-out jobs go on (docs/cluster.md); tools/status.py
+shows where the tasks are.
 """
 
 import argparse

@@ -210,6 +210,8 @@ def check_strangers(records: Sequence[Mapping[str, Any]]) -> None:
         InputError: one measure has other settings in one file than in another; both are named.
     """
     seen: dict[Measure, dict[str, tuple[str, str]]] = {}
+    if len({record.get("file", "") for record in records}) < 2:
+        return
     for record in records:
         config = str(record.get("config") or "")
         if is_analysis(record) or not config:
@@ -271,7 +273,8 @@ def _finite(value: float | int | None) -> float | None:
 
 
 def _measure(record: Mapping[str, Any]) -> Measure:
-    dataset, protocol, engine = (str(record.get(key) or "") for key in ("dataset", "protocol", "engine"))
+    dataset, protocol = str(record.get("dataset") or ""), str(record.get("protocol") or "")
+    engine = str(record.get("engine") or "")
     metric, network = str(record["metric"]), record.get("network")
     if "start_network" in record and network != "student":  # beside the student of FixMatch, which is the result
         metric = f"{metric} ({network})"

@@ -34,7 +34,11 @@ def _block(name: str, records: Sequence[Mapping[str, Any]]) -> Provenance:
         "protocol": [_by_family(record, "protocol") for record in records],
         "config (hash)": [_by_family(record, "config") for record in records],
         "seed": [record.get("seed") for record in records],
-        "versions": [_versions(record.get("versions")) for record in records],
+        # Records that were read share their versions: each is spelled once.
+        "versions": [
+            _versions(one)
+            for one in {id(record.get("versions")): record.get("versions") for record in records}.values()
+        ],
         "measured": _span([str(record.get("time") or "") for record in records]),
     }
     told = tuple((heading, values) for heading, found in facts.items() if (values := _distinct(found)))

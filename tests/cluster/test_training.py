@@ -132,7 +132,7 @@ def test_two_processes_train_together_and_go_on_after_a_requeue(cluster, tmp_pat
 def test_another_number_of_processes_goes_on_where_the_norm_allows_and_is_refused_elsewhere(cluster, tmp_path):
     for name, more, allowed in (
         ("bn", {}, False),
-        ("grouped", {"NORM.GROUP": 16}, True),
+        ("gn", {"NORM.STUDENT": "GN", "NORM.TEACHER": "GN"}, True),
     ):
         (tmp_path / name).mkdir()
         settings = {**SMALL, **more, "DATA.WORKERS": 0}
@@ -155,4 +155,4 @@ def test_another_number_of_processes_goes_on_where_the_norm_allows_and_is_refuse
             assert (
                 "expected 2 processes, as the checkpoint had, found 1: BN and MomentumBN would normalise" in done.stderr
             )
-            assert "64 images at a time in place of 32" in done.stderr
+            assert "a process's 64 images in place of 32" in done.stderr

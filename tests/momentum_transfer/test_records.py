@@ -5,7 +5,7 @@ import json
 import pytest
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.records import FORMAT, append, done, make_record, read
+from momentum_transfer.records import FORMAT, SPENT, append, done, make_record, read
 
 
 def record(**changes):
@@ -74,3 +74,20 @@ def test_done_compares_every_wanted_key(tmp_path):
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(InputError, match="results file not found"):
         read(tmp_path / "none.jsonl")
+
+
+def test_what_many_records_repeat_is_kept_once(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append(path, [record(value=float(number)) for number in range(3)])
+    first, *others = read(path)[0]
+    for key in ("checkpoint", "versions", "protocol"):
+        assert all(other[key] is first[key] for other in others)
+
+
+def test_records_tell_the_hours_of_all_attempts(monkeypatch):
+    monkeypatch.setenv(SPENT, "7200")
+    made = make_record("t", "m", 1.0, checkpoint={})
+    assert 2.0 < made["hours"] < 3.0
+    assert made["gpu_hours"] == 0.0 or made["gpu_hours"] >= 2.0
+    monkeypatch.setenv(SPENT, "nonsense")
+    assert make_record("t", "m", 1.0, checkpoint={})["hours"] < 1.0

@@ -9,6 +9,7 @@ from torch.amp import GradScaler
 from momentum_transfer.errors import InputError
 from momentum_transfer.settings import dump
 from pretrain import resume
+from pretrain.config import get_cfg
 from pretrain.methods import build_method
 
 
@@ -68,3 +69,28 @@ def test_another_model_is_refused(tiny_cfg):
     state["model"] = nn.Linear(1, 1).state_dict()
     with pytest.raises(InputError, match="expected a checkpoint of this model"):
         resume.restore(state, cfg, *parts(cfg), 10, Path("a.pt"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        (
+            {"NORM.STUDENT": "BN", "NORM.TEACHER": "MomentumBN"},
+            "4 processes.*found 2: BN and MomentumBN would",
+        ),
+        ({"NORM.STUDENT": "BN", "NORM.TEACHER": "EMAN"}, "BN would normalise a process's 32 images in place of 16"),
+        ({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "EMAN"}, None),
+        ({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN"}, None),
+        ({"NORM.STUDENT": "GN", "NORM.TEACHER": "IN"}, None),
+        ({"NORM.STUDENT": "BN", "NORM.TEACHER": "MomentumBN", "NORM.GROUP": 16}, "expected 4 processes"),
+    ],
+)
+def test_another_number_of_processes_is_refused_where_a_norm_would_see_other_images(settings, refused):
+    cfg = get_cfg()
+    cfg.merge_from_list([word for pair in settings.items() for word in pair])
+    cfg.METHOD.NAME, cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.ACCUMULATE = "momentum2", 64, 1
+    if refused:
+        with pytest.raises(InputError, match=refused):
+            resume.check_other_processes(cfg, 4, 2)
+    else:
+        resume.check_other_processes(cfg, 4, 2)

@@ -222,3 +222,20 @@ def test_two_attempts_at_once_are_one(tmp_path: Path):
     process.terminate()
     assert process.wait() != 0
     assert job.state()["stopped"] == "SIGTERM"
+
+
+def test_ten_thousand_tasks_are_ten_arrays(tmp_path: Path):
+    suite = load_suite(write_suite(tmp_path, *({"needs": f"task{i - 5}"} if i >= 5 else {} for i in range(10))))
+    jobs: list[Job] = []
+    for index in range(1000):
+        made: dict[str, Job] = {}
+        for task in suite.tasks:
+            needs = tuple(made[need] for need in task.needs)
+            made[task.name] = Job(f"net{index}", task, (), tmp_path, needs, "", tmp_path)
+        jobs += made.values()
+    found, places = arrays(jobs, {}, longest=1000)
+    assert [len(array.jobs) for array in found] == [1000] * 10
+    for number, array in enumerate(found):
+        array.number = str(number)
+    assert [array.dependency() for array in found[5:]] == [f"aftercorr:{number}" for number in range(5)]
+    assert places["net7: task9"].number == "9_7"
