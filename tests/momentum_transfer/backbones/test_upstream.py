@@ -304,5 +304,23 @@ def test_a_file_of_the_projects_own_class_gives_its_own_features(package, family
     assert (theirs - ours).abs().max() <= TOLERANCE * max(1.0, float(theirs.abs().max()))
 
 
-def test_every_covered_family_is_one():
+#: Package to import -> what the documentation calls it.
+PROJECTS = {"solo": "solo-learn", "clip": "OpenAI's clip"}
+
+
+def table() -> list[str]:
+    """The rows of docs/checkpoints.md: family, what writes it, and whose classes wrote the files that were read."""
+    rows = []
+    for family in FAMILIES:
+        covered = [
+            (PROJECTS.get(package, package), kinds) for package, name, _, kinds in COVERED if name == family.name
+        ]
+        tested = "; ".join(f"{package}: {', '.join(kinds)}" for package, kinds in covered) or "nesting"
+        rows.append(f"| `{family.name}` | {family.title} | {tested} |")
+    return rows
+
+
+def test_the_documentation_says_which_family_was_read_from_files_of_its_projects_own_classes():
+    page = (Path(__file__).parents[3] / "docs/checkpoints.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in page if line.startswith("| `") and "--family" not in line] == table()
     assert {family for _, family, _, _ in COVERED} <= {family.name for family in FAMILIES}
