@@ -24,6 +24,7 @@ TOOLS = {
     "compare": "compare backbones on the same images: CKA, norms of weights",
     "transfer": "fine-tune a detector or segmenter from pretrained weights and score it",
     "predict": "find objects in new photographs with a fine-tuned detector",
+    "export": "write a fine-tuned detector as ONNX or torch.export, checked against itself",
     "lowshot": "probe a backbone with few labels: kNN, retrieval, SVM, linear, fine-tuning, FixMatch",
     "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",
     "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",

@@ -1,0 +1,56 @@
+"""Write a fine-tuned detector as a file that runs without this project, and check that it finds the same.
+
+    python tools/export.py --detector OUTPUT_DIR --format onnx --out detector.onnx
+    python tools/export.py --detector OUTPUT_DIR --format pt2 --out detector.pt2 --size 640x640
+
+onnx and pt2 hold RetinaNet and FCOS: one image in (float32 [3, H, W], RGB, 0 … 255, H and W multiples of 32), boxes,
+scores and classes out; suppression is inside. How to resize and pad stands in the file (docs/predict.md).
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from momentum_transfer.console import run_tool, say
+from momentum_transfer.errors import InputError
+
+FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
+
+
+def main(args: argparse.Namespace) -> None:
+    """Load, write, check."""
+    suffix = FORMATS[args.format]
+    if args.out.suffix != suffix:
+        raise InputError(f"expected --out to end in {suffix} with --format {args.format}, found {args.out}")
+    say(f"loading {args.detector}")
+    from transfer.detector_run import load_run  # here, because torch takes seconds
+    from transfer.export.export import export
+
+    run = load_run(args.detector, engine="torchvision", device="cpu")
+    export(run, args.format, args.out, size=args.size, images=args.check)
+    say(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
+
+
+def _size(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,5})[x×](\d{1,5})", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH, for example 640x640, found {text}")
+    return int(found[1]), int(found[2])
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
+    made.add_argument("--format", required=True, choices=tuple(FORMATS), help="what to write")
+    made.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
+    made.add_argument("--size", type=_size, metavar="HEIGHTxWIDTH", help="a program of this size only (default: any)")
+    made.add_argument("--check", nargs="*", default=[], metavar="IMAGE", help="photographs to check it with")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))

@@ -1,0 +1,1 @@
+"""Fine-tuned detectors for use elsewhere: ONNX, torch.export, torchvision."""

@@ -1,0 +1,203 @@
+"""Write a fine-tuned detector for use elsewhere, and check that the file computes what the detector does."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from momentum_transfer.console import say, warn
+from momentum_transfer.errors import InputError
+from momentum_transfer.extras import extra
+from momentum_transfer.files import atomic_path
+from transfer.detector_run import DetectorRun
+from transfer.export.dense_program import DenseProgram
+from transfer.export.exported import KEY, ExportedDetector, Wants, load_exported
+from transfer.prediction.photographs import as_pixels
+from transfer.torchvision_engine import boxes as box_ops
+from transfer.torchvision_engine.detectors import OneStage
+from transfer.torchvision_engine.structures import Detections, Sample
+
+FORMATS = ("onnx", "pt2")
+#: Largest difference of boxes (pixels, for each 100 pixels of the longer side) and scores that is rounding.
+BOX_TOLERANCE, SCORE_TOLERANCE = 1e-4, 1e-4
+#: The version of ONNX's operators.
+OPSET = 18
+#: The side of the example with which a program is traced, in multiples of its stride.
+_TRACED = (9, 13)
+#: Images that the check makes up where none is given.
+_MADE_UP = 4
+
+
+def export(
+    run: DetectorRun, kind: str, out: Path, *, size: tuple[int, int] | None = None, images: Sequence[Any] = ()
+) -> float:
+    """Write ``out`` and check it.
+
+    Args:
+        run: of the torchvision engine (Detectron2's weights load into it too).
+        kind: ``onnx`` or ``pt2``.
+        size: (height, width) for a program of one size; None: of any size, in multiples of the network's stride.
+        images: to check the file with; made-up ones where none is given.
+
+    Returns:
+        The largest difference of boxes from the detector's own, in pixels.
+
+    Raises:
+        InputError: the detector is of a kind that cannot be exported, torch cannot trace it, or the written program
+            finds something else (``out`` is then not written).
+    """
+    network = _dense(run, kind)
+    wants = _wants(run, size)
+    program = DenseProgram(network, run.cfg.INPUT.FORMAT == "BGR")
+    with atomic_path(out) as temporary:
+        _write(kind, program, wants, temporary)
+        found = check(run, network, load_exported(temporary), images)
+    return found
+
+
+def _dense(run: DetectorRun, kind: str) -> OneStage:
+    if kind not in FORMATS:
+        raise InputError(f"expected a format among {', '.join(FORMATS)}, found {kind!r}")
+    network = getattr(run.predictor, "network", None)
+    if not isinstance(network, OneStage):
+        what = run.cfg.MODEL.META_ARCHITECTURE
+        raise InputError(
+            f"expected a RetinaNet or FCOS for --format {kind}, found {what}: one graph without branches holds dense "
+            "detectors only; use `predict`, or fine-tune with configs/transfer/retinanet_1x.yaml"
+        )
+    return network.cpu()
+
+
+def _wants(run: DetectorRun, size: tuple[int, int] | None) -> Wants:
+    network: Any = run.predictor
+    multiple = network.network.backbone.size_divisibility
+    if size is not None and (min(size) < 1 or any(side % multiple for side in size)):
+        raise InputError(f"expected --size in multiples of {multiple}, the network's stride, found {size[0]}×{size[1]}")
+    mean = [float(value) for value in run.cfg.MODEL.PIXEL_MEAN]
+    red, green, blue = mean[::-1] if run.cfg.INPUT.FORMAT == "BGR" else mean
+    i = run.cfg.INPUT
+    names, ids = run.classes.names, run.classes.ids
+    return Wants(names, ids, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST, multiple, (red, green, blue), size)
+
+
+def _write(kind: str, program: DenseProgram, wants: Wants, path: Path) -> None:
+    height, width = wants.size or (wants.multiple * _TRACED[0], wants.multiple * _TRACED[1])
+    example = torch.full((3, height, width), 127.0)
+    shapes: dict[str, Any] | None = None
+    if wants.size is None:
+        sides = (torch.export.Dim(name, min=1, max=4096 // wants.multiple) for name in ("rows", "columns"))
+        shapes = {"image": {place: wants.multiple * side for place, side in enumerate(sides, start=1)}}
+    if kind == "onnx":  # said before the tracing, which takes a while
+        extra("onnx", "ONNX")
+        extra("onnxscript", "ONNX")
+        extra("onnxruntime", "checking an ONNX file")
+    with _quietly(), torch.no_grad():
+        try:
+            traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
+            _WRITERS[kind](traced, wants, path)
+        except OSError:
+            raise
+        except Exception as error:  # torch's tracer and exporter raise many kinds
+            hint = "" if wants.size else "; try one size, --size HEIGHTxWIDTH"
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise InputError(f"torch cannot export this network: {type(error).__name__}: {first:.200}{hint}") from error
+
+
+def _write_pt2(traced: torch.export.ExportedProgram, wants: Wants, path: Path) -> None:
+    torch.export.save(traced, path, extra_files={KEY: wants.as_json()})
+
+
+def _write_onnx(traced: torch.export.ExportedProgram, wants: Wants, path: Path) -> None:
+    made: Any = torch.onnx.export(
+        traced, dynamo=True, opset_version=OPSET, input_names=["image"], output_names=["boxes", "scores", "classes"],
+        verbose=False,
+    )  # fmt: skip
+    made.model.metadata_props[KEY] = wants.as_json()
+    made.save(path, external_data=False)
+
+
+_WRITERS: dict[str, Callable[[torch.export.ExportedProgram, Wants, Path], None]] = {
+    "onnx": _write_onnx,
+    "pt2": _write_pt2,
+}
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the tracer's remarks on deprecated parts of itself, which nobody here can act on."""
+    noisy = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
+    before = [logger.level for logger in noisy]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(noisy, before, strict=True):
+                logger.setLevel(level)
+
+
+def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, images: Sequence[Any]) -> float:
+    """Compare an exported program with its detector on resized images; the largest difference of boxes, in pixels.
+
+    Raises:
+        InputError: they find other objects, or the same ones elsewhere.
+    """
+    worst, number, given = 0.0, 0, list(images) or _made_up()
+    for image in given:
+        prepared, (height, width) = exported.wants.prepare(as_pixels(image))
+        inside = torch.from_numpy(prepared[:, :height, :width].copy())
+        inside = inside.flip(0) if run.cfg.INPUT.FORMAT == "BGR" else inside
+        with torch.no_grad():
+            (found,) = network([Sample(inside, 0, height, width)])
+        boxes, scores, classes = (torch.from_numpy(np.array(values)) for values in exported.program(prepared))
+        boxes = box_ops.clip(boxes, (height, width))
+        kept = box_ops.nonempty(boxes)
+        theirs = Detections(boxes[kept], scores[kept], classes[kept])
+        worst = max(worst, _difference(found, theirs, max(height, width)))
+        number += len(found)
+    if number == 0:
+        warn("the detector finds nothing on the images of the check; give it some of yours, --check IMAGE")
+    say(f"checked on {len(given)} images: {number} detections, boxes differ by at most {worst:.2g} px")
+    return worst
+
+
+def _made_up() -> list[np.ndarray]:
+    """Images of coloured blocks on noise, of two shapes."""
+    random = np.random.default_rng(0)
+    made = []
+    for number in range(_MADE_UP):
+        height, width = ((96, 128), (120, 90))[number % 2]
+        pixels = random.integers(0, 80, (height, width, 3))
+        for _ in range(6):
+            y, x = int(random.integers(0, height - 8)), int(random.integers(0, width - 8))
+            tall, wide = random.integers(8, 48, 2)
+            pixels[y : y + tall, x : x + wide] = random.integers(100, 255, 3)
+        made.append(pixels.astype(np.uint8))
+    return made
+
+
+def _difference(ours: Detections, theirs: Detections, side: int) -> float:
+    """Largest difference of boxes; of detections of nearly one score either may come first."""
+    if len(ours) != len(theirs):
+        raise InputError(f"the exported program finds {len(theirs)} objects, not {len(ours)}; please report it")
+    free = torch.ones(len(theirs), dtype=torch.bool)
+    worst = 0.0
+    for box, score, label in zip(ours.boxes, ours.scores, ours.classes, strict=True):
+        fits = free & (theirs.classes == label) & ((theirs.scores - score).abs() <= SCORE_TOLERANCE)
+        if not fits.any():
+            raise InputError(f"the exported program lacks a detection of score {float(score):.4f}; please report it")
+        gaps = torch.where(fits, (theirs.boxes - box).abs().amax(dim=1), torch.inf)
+        free[gaps.argmin()] = False
+        worst = max(worst, float(gaps.min()))
+    if worst > BOX_TOLERANCE * max(1.0, side / 100):
+        raise InputError(f"the exported program's boxes differ by {worst:.2g} pixels; please report it")
+    return worst

@@ -1,0 +1,149 @@
+"""A detector that was exported to .onnx or .pt2, on images: the reference for whoever embeds it.
+
+An exported program takes one image, resized, padded and RGB, and knows nothing of files; what it wants is written in it
+(``Wants``), and this is the whole of it: resize, pad, run, scale back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.extras import extra
+from transfer.prediction.photographs import as_pixels
+from transfer.torchvision_engine import boxes as box_ops
+from transfer.torchvision_engine.data import output_size, resize
+
+#: Where the wants stand: a key of ONNX's metadata, a file in a .pt2.
+KEY = "momentum-transfer"
+
+
+@dataclass(frozen=True)
+class Wants:
+    """How an exported detector is fed and read.
+
+    Attributes:
+        classes: names; class k of the output is the k-th. category_ids: their ids in result files.
+        short_edge, long_edge: an image's shorter side is resized to the first, unless the longer one passes the second.
+        multiple: of the sides; the image is padded at the right and bottom with ``pad``.
+        pad: RGB, 0 … 255: the pixel that the network's normalisation maps to 0.
+        size: (height, width) where only one size is taken, else None.
+    """
+
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    short_edge: int
+    long_edge: int
+    multiple: int
+    pad: tuple[float, float, float]
+    size: tuple[int, int] | None = None
+
+    def as_json(self) -> str:
+        """The text that is kept in an exported file."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, where: object) -> Wants:
+        """What ``as_json`` gave; InputError where it is something else."""
+        try:
+            found = json.loads(text)
+            size = None if found["size"] is None else (int(found["size"][0]), int(found["size"][1]))
+            pad = (float(found["pad"][0]), float(found["pad"][1]), float(found["pad"][2]))
+            return cls(tuple(found["classes"]), tuple(found["category_ids"]), int(found["short_edge"]),
+                       int(found["long_edge"]), int(found["multiple"]), pad, size)  # fmt: skip
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise InputError(f"expected what `export` wrote in {where}, found another file ({error})") from error
+
+    def prepare(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """An image uint8 [H, W, 3] to float32 [3, h, w] of the program, and the (height, width) without padding."""
+        height, width = output_size(pixels.shape[0], pixels.shape[1], self.short_edge, self.long_edge)
+        target = self.size or (-(-height // self.multiple) * self.multiple, -(-width // self.multiple) * self.multiple)
+        if height > target[0] or width > target[1]:
+            scale = min(target[0] / height, target[1] / width)
+            height, width = max(1, int(height * scale)), max(1, int(width * scale))
+        padded = np.empty((3, *target), dtype=np.float32)
+        padded[:] = np.array(self.pad, dtype=np.float32)[:, None, None]
+        padded[:, :height, :width] = resize(pixels, (height, width), flip=False).transpose(2, 0, 1)
+        return padded, (height, width)
+
+
+Program = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class ExportedDetector:
+    """An exported program with what it wants."""
+
+    program: Program
+    wants: Wants
+
+    def predict(self, image: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Boxes float32 [D, 4] (x1 y1 x2 y2 in the image's pixels), scores [D] and classes [D], best first.
+
+        Args:
+            image: a path, a Pillow image or uint8 [H, W, 3] in RGB.
+        """
+        pixels = as_pixels(image)
+        prepared, (height, width) = self.wants.prepare(pixels)
+        boxes, scores, classes = self.program(prepared)
+        moved = torch.from_numpy(np.array(boxes, dtype=np.float32))
+        moved[:, 0::2] *= pixels.shape[1] / width
+        moved[:, 1::2] *= pixels.shape[0] / height
+        moved = box_ops.clip(moved, (pixels.shape[0], pixels.shape[1]))
+        kept = box_ops.nonempty(moved).numpy()
+        return moved.numpy()[kept], scores[kept], classes[kept]
+
+
+def load_exported(path: str | Path) -> ExportedDetector:
+    """Read a .onnx (run by onnxruntime on the CPU) or a .pt2 that ``export`` wrote.
+
+    Raises:
+        InputError: the file is missing, of another kind, or onnxruntime is not installed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"exported detector not found: {path}")
+    try:
+        return {".onnx": _onnx, ".pt2": _pt2}[path.suffix](path)
+    except KeyError:
+        raise InputError(f"expected a .onnx or .pt2 file, found {path}") from None
+
+
+def _onnx(path: Path) -> ExportedDetector:
+    runtime = extra("onnxruntime", "an ONNX file")
+    try:
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has classes of its own, without a common base
+        raise InputError(f"cannot read {path} as ONNX: {str(error).splitlines()[0]}") from error
+    wants = Wants.from_json(session.get_modelmeta().custom_metadata_map.get(KEY, ""), path)
+
+    def program(image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        boxes, scores, classes = session.run(["boxes", "scores", "classes"], {"image": image})
+        return boxes, scores, classes
+
+    return ExportedDetector(program, wants)
+
+
+def _pt2(path: Path) -> ExportedDetector:
+    import torchvision  # noqa: F401, registers its operators
+
+    extras = {KEY: ""}
+    try:
+        module = torch.export.load(path, extra_files=extras).module()
+    except Exception as error:  # torch raises many kinds for damaged files
+        raise InputError(f"cannot read {path} as a torch.export program ({type(error).__name__})") from error
+    wants = Wants.from_json(extras[KEY], path)
+
+    def program(image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        with torch.no_grad():
+            boxes, scores, classes = module(torch.from_numpy(image))
+        return boxes.numpy(), scores.numpy(), classes.numpy()
+
+    return ExportedDetector(program, wants)
