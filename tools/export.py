@@ -34,6 +34,17 @@ def main(args: argparse.Namespace) -> None:
     say(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
 
 
+def _format(text: str) -> str:
+    if text == "torchvision":
+        raise argparse.ArgumentTypeError(
+            "torchvision's detectors round anchors, take strides from the image's size and clip before suppression, so "
+            "that these weights would find other boxes in them; use pt2, which torch and torchvision load alone"
+        )
+    if text not in FORMATS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(FORMATS)}, found {text}")
+    return text
+
+
 def _size(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,5})[x×](\d{1,5})", text)
     if not found:
@@ -45,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
-    made.add_argument("--format", required=True, choices=tuple(FORMATS), help="what to write")
+    made.add_argument("--format", required=True, type=_format, metavar="onnx|pt2", help="what to write")
     made.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
     made.add_argument("--size", type=_size, metavar="HEIGHTxWIDTH", help="a program of this size only (default: any)")
     made.add_argument("--check", nargs="*", default=[], metavar="IMAGE", help="photographs to check it with")

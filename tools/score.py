@@ -44,6 +44,8 @@ def main(args: argparse.Namespace) -> None:
     if args.per_class:
         table("per class", ("class", "IoU" if task == "semantic" else "AP"),
               [(name, f"{value:.2f}") for name, value in scores.per_class.items()])  # fmt: skip
+    if args.errors:
+        _write_errors(args, scores, settings)
     origin = _origin(args, settings)
     known = {**origin, "sha256": origin["checkpoint"]["sha256"], "task": task}
     del known["checkpoint"]
@@ -55,9 +57,25 @@ def main(args: argparse.Namespace) -> None:
     say(f"{len(new)} records appended to {file}" if new else f"these scores are in {file} already")
 
 
+def _write_errors(args: argparse.Namespace, scores: Any, settings: Mapping[str, Any]) -> None:
+    """Which errors were made, for the report and as a table."""
+    from transfer.error_analysis.analysis import analyse, write_analysis
+
+    limit = settings.get("max_dets", 300) if args.task == "lvis" else 300
+    found = analyse(args.task, args.ground_truth, args.predictions, settings.get("iou_type", "bbox"), limit,
+                    scores.per_class)  # fmt: skip
+    write_analysis(args.errors, found)
+    rows = [(name, entry["number"], "–" if entry["cost"] is None else f"{entry['cost']:.2f}")
+            for name, entry in found["kinds"].items()]  # fmt: skip
+    table("errors at IoU 0.5", ("kind", "number", "points of AP50"), rows)
+    say(f"wrote {args.errors}")
+
+
 def _settings(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The task as records name it, and the arguments of its evaluate function."""
     takes = OPTIONS[args.task]
+    if args.errors and args.task == "semantic":
+        raise InputError("expected --errors with coco, lvis or voc, found semantic, whose errors are no detections")
     for option in {name for options in OPTIONS.values() for name in options} - takes.keys():
         if getattr(args, option) is not None:
             raise InputError(
@@ -165,6 +183,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--absent-classes", choices=("ground-truth", "union"),
                         help="semantic: mIoU over classes of the ground truth (default), or of either")  # fmt: skip
     made.add_argument("--per-class", action="store_true", help="print a score per class too")
+    made.add_argument(
+        "--errors",
+        type=Path,
+        metavar="FILE.json",
+        help="coco, lvis, voc: which errors were made, for report --runs (name it errors_NAME.json)",
+    )
     made.add_argument("--results", metavar="FILE", help="default: results.jsonl beside the predictions")
     for option, help_text in {
         "--checkpoint": "file or name of the weights that made the predictions, for the records",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,12 +48,21 @@ def tensor_tables(tree: Any) -> dict[str, list[Entry]]:
                 if isinstance(value, Tensor)
             ]
             if entries:
-                tables[container] = entries
+                tables[container] = _with_one_backbone(entries)
     paths = Counter(entry.key for entries in tables.values() for entry in entries)
     twice = next((key for key, count in paths.items() if count > 1), None)
     if twice is not None:
         raise InputError(f"expected one tensor a path, found two at {twice}; the checkpoint is damaged or crafted")
     return tables
+
+
+def _with_one_backbone(entries: list[Entry]) -> list[Entry]:
+    """A C4 detector of Detectron2, or its segmenter, has a bare ResNet (``backbone.stem`` …), and a C4 detector keeps
+    res5 among its heads: all of it under ``backbone.bottom_up.``, as in detectors with a pyramid."""
+    if not any(entry.name.startswith("backbone.stem.conv1.") for entry in entries):
+        return entries
+    moved = re.compile(r"^(?:backbone|roi_heads)\.(?=(?:stem|res[2-5])\.(?!norm\.))")
+    return [Entry(entry.key, moved.sub("backbone.bottom_up.", entry.name), entry.tensor) for entry in entries]
 
 
 def leftovers(tree: Any, tables: Tables) -> dict[str, str]:

@@ -18,6 +18,8 @@ _HEAD = "classification or projection head"
 _QUEUE = {r"(^|\.)queue\w*$": "queue of negatives"}
 _DINO_HEAD = r"^head\.(mlp|last_layer)\."
 _ANY = ("state_dict", "model", "")
+_DETECTOR_PARTS = {r"^backbone\.(?!bottom_up\.|net\.)": "feature pyramid",
+                   r"^(proposal_generator|roi_heads|head|sem_seg_head)\.": "the detector's heads"}  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -166,6 +168,17 @@ FAMILIES: tuple[Family, ...] = (
         {ONLY: places("", "model", "")}, ONLY,
         {r"^(stem\.fc|linear|fc)\.": _HEAD},
         (r"^(stem|res[2-5])\.",), "detectron2",
+    ),
+    Family(
+        # C4 detectors' names are brought to these (``containers.py``)
+        "detector", "finished detectors of both engines, Detectron2's names: the backbone as it was fine-tuned",
+        {ONLY: places("backbone.bottom_up.", "model", "")}, ONLY, _DETECTOR_PARTS,
+        (r"^backbone\.bottom_up\.(stem\.conv1|res[2-5])\.",), "detectron2",
+    ),
+    Family(
+        "detector-timm", "finished detectors on networks of timm",
+        {ONLY: (*places("backbone.bottom_up.", "model", ""), *places("backbone.net.", "model", ""))}, ONLY,
+        _DETECTOR_PARTS, (r"^backbone\.(bottom_up|net)\.(?!(stem\.conv1|res[2-5])\.)",),
     ),
     *FAMILIES_OF_TIMM,
 )  # fmt: skip

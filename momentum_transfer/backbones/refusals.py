@@ -30,6 +30,9 @@ _OTHER_MODELS = (
 )  # fmt: skip
 
 
+#: Where detectors of Detectron2 and of this project keep their backbone, which can be taken out.
+_OWN_DETECTOR = ("backbone.bottom_up.", "backbone.net.")
+
 #: Suffix or end of a file's name -> what wrote it. Their kernels are stored in another order, under other names.
 _OTHER_FORMATS = {
     ".npz": "JAX weights in numpy's archive (ViT's, MLP-Mixer's, SigLIP's releases)",
@@ -62,6 +65,8 @@ def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: 
         InputError: the file is one of them.
     """
     for entries in tables.values():
+        if any(entry.name.startswith(_OWN_DETECTOR) for entry in entries):
+            continue
         for kind, pattern in _OTHER_MODELS:
             match = next((entry.name for entry in entries if re.search(pattern, entry.name)), None)
             if match is not None:

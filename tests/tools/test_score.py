@@ -172,3 +172,19 @@ def test_class_names_are_read_from_text_only(tmp_path: Path):
 
 def test_results_are_not_appended_to_what_is_scored(files):
     assert "expected --results as a file of its own" in run("coco", *files, "--results", files[1], code=2)
+
+
+def test_errors_are_told_and_kept_for_the_report(tmp_path):
+    from tests.transfer.error_analysis.test_analysis import crowded_set
+    from transfer.error_analysis.analysis import analyse
+
+    truth, results = crowded_set(0)
+    for name, content in (("truth", truth), ("found", results)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    words = ("coco", tmp_path / "truth.json", tmp_path / "found.json", "--errors", tmp_path / "errors_mine_bbox.json")
+    done = run_tool("score", *words)
+    assert done.returncode == 0, done.stderr
+    assert "localisation" in done.stdout
+    kept = json.loads((tmp_path / "errors_mine_bbox.json").read_text())
+    assert kept["kinds"] == analyse("coco", truth, results)["kinds"]
+    assert kept["classes"][0]["ap"] is not None

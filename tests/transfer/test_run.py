@@ -225,3 +225,31 @@ def test_a_masks_size_is_its_pixels_though_the_file_holds_boxes_too(box_side, ap
     scores = {task: metrics for task, metrics, _ in Detection([], [squares]).scores(predictions)}
     assert scores["coco/bbox"]["APs"] == pytest.approx(ap_small_boxes)
     assert scores["coco/segm"]["APs"] == pytest.approx(50.0)
+
+
+def test_scoring_without_annotations_names_predict_before_anything_is_written(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    run(cfg, Request("none"))
+    file = tmp_path / "data/shapes.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
+    alone = ["DATASETS.TRAIN", "()", "OUTPUT_DIR", str(tmp_path / "eval")]
+    with pytest.raises(InputError, match=r"found images only; to find objects .*predict"):
+        run(
+            shapes_config("retinanet", tmp_path, *SHORT, *alone),
+            Request(str(tmp_path / "out/model_final.pth"), eval_only=True),
+        )
+    assert not (tmp_path / "eval").exists()
+
+
+def test_a_scored_run_keeps_its_classes_and_its_errors(tmp_path):
+    run(shapes_config("mask_rcnn", tmp_path, *SHORT), Request("none"))
+    classes = json.loads((tmp_path / "out/classes.json").read_text())["classes"]
+    assert [entry["id"] for entry in classes] == [10, 20, 30]
+    found = {
+        path.name.rpartition("_")[2]: json.loads(path.read_text()) for path in (tmp_path / "out").glob("errors_*.json")
+    }
+    assert set(found) == {"bbox.json", "segm.json"}
+    records = {r["task"]: r["value"] for r in results.read(tmp_path / "out/results.jsonl")[0] if r["metric"] == "AP50"}
+    assert found["bbox.json"]["ap50"] == pytest.approx(records["coco/bbox"])
+    assert found["segm.json"]["ap50"] == pytest.approx(records["coco/segm"])
+    assert all(entry["ap"] is not None for entry in found["bbox.json"]["classes"])

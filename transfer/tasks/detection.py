@@ -46,6 +46,12 @@ class Detection(Task[DetectionData]):
     def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
         """See ``Task.check``."""
         sets, scored = self.sets(), {data.name for data in self.test}
+        for data in self.test:
+            if not data.load()["annotations"]:
+                raise InputError(
+                    f"expected annotations to score against in {data.annotation_file}, found images only; to find "
+                    "objects in new photographs use tools/predict.py --detector RUN IMAGES --out DIR"
+                )
         for data in sets:
             check_count(cfg, data)
             for problem in check(data, masks=cfg.MODEL.MASK_ON, scored=data.name in scored):

@@ -82,6 +82,7 @@ def test_a_file_of_any_size_finds_what_the_detector_finds_at_other_sizes(run, ki
     _agrees(run, load_exported(tmp_path / f"detector.{kind}"))
 
 
+@pytest.mark.slow
 def test_a_program_of_one_size_takes_images_of_all_sizes(tmp_path):
     detector = load_run(write_run(tmp_path / "run", "retinanet", *LOW))
     export(detector, "pt2", tmp_path / "detector.pt2", size=(64, 64))
@@ -134,6 +135,7 @@ def test_detectors_of_regions_and_segmenters_are_refused_with_the_reason(detecto
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--format", "torchvision", "--out", "detector.pth"), "these weights would find other boxes in them; use pt2"),
         (("--format", "onnx", "--out", "detector.pt2"), r"expected --out to end in .onnx"),
         (("--format", "pt2", "--out", "detector.pt2", "--size", "60x64"), "expected --size in multiples of 32"),
     ],
