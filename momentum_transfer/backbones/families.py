@@ -18,7 +18,7 @@ _HEAD = "classification or projection head"
 _QUEUE = {r"(^|\.)queue\w*$": "queue of negatives"}
 _DINO_HEAD = r"^head\.(mlp|last_layer)\."
 _ANY = ("state_dict", "model", "")
-_DETECTOR_PARTS = {r"^backbone\.(?!bottom_up\.|net\.)": "feature pyramid",
+_DETECTOR_PARTS = {r"^backbone\.(?!bottom_up\.)": "feature pyramid",
                    r"^(proposal_generator|roi_heads|head|sem_seg_head)\.": "the detector's heads"}  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (
@@ -174,11 +174,6 @@ FAMILIES: tuple[Family, ...] = (
         "detector", "finished detectors of both engines, Detectron2's names: the backbone as it was fine-tuned",
         {ONLY: places("backbone.bottom_up.", "model", "")}, ONLY, _DETECTOR_PARTS,
         (r"^backbone\.bottom_up\.(stem\.conv1|res[2-5])\.",), "detectron2",
-    ),
-    Family(
-        "detector-timm", "finished detectors on networks of timm",
-        {ONLY: (*places("backbone.bottom_up.", "model", ""), *places("backbone.net.", "model", ""))}, ONLY,
-        _DETECTOR_PARTS, (r"^backbone\.(bottom_up|net)\.(?!(stem\.conv1|res[2-5])\.)",),
     ),
     *FAMILIES_OF_TIMM,
 )  # fmt: skip

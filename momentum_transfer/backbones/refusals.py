@@ -30,8 +30,8 @@ _OTHER_MODELS = (
 )  # fmt: skip
 
 
-#: Where detectors of Detectron2 and of this project keep their backbone, which can be taken out.
-_OWN_DETECTOR = ("backbone.bottom_up.", "backbone.net.")
+#: The first tensor of the ResNet in a detector of Detectron2 or of this project, which can be taken out.
+_OWN_DETECTOR = "backbone.bottom_up.stem.conv1."
 
 #: Suffix or end of a file's name -> what wrote it. Their kernels are stored in another order, under other names.
 _OTHER_FORMATS = {

@@ -356,11 +356,26 @@ def detectron2_pkl() -> Sample:
     return Sample(tree, {"backbone": only}, "detectron2", "backbone", ".pkl", ("stem.fc",))
 
 
+def finished_detector() -> Sample:
+    """A C4 detector, whose res5 is among its heads: the more scattered of the two layouts."""
+    only = network()
+    places = {"res5.": "roi_heads.", "stem.": "backbone.", "res": "backbone."}
+    model = {}
+    for name, tensor in only.state_dict().items():
+        theirs = detectron2_name(name)
+        prefix = next(prefix for start, prefix in places.items() if theirs.startswith(start))
+        model[prefix + theirs] = tensor
+    model["proposal_generator.rpn_head.conv.weight"] = torch.ones(2, 2, 3, 3)
+    model["roi_heads.box_predictor.cls_score.weight"] = torch.ones(3, 8)
+    dropped = ("proposal_generator", "roi_heads.box_predictor")
+    return Sample({"model": model}, {"backbone": only}, "detector", "backbone", ".pth", dropped)
+
+
 WRITERS: tuple[Callable[[], Sample], ...] = (
     momentum2, rcf_byol, rcf_moco, rcf_supervised, moco_v1, moco_v2, eman_moco, eman_byol, eman_fixmatch, moco_v3,
     simsiam, swav, deepcluster_v2, barlow_twins, vicreg, exported_flat, dino, dino_flat, dino_bare,
     vissl, vissl_extracted, timm_averaged,
     torchvision_averaged, timm_safetensors, solo_learn, solo_learn_old, lightly_named, lightly_numbered,
     lightly_numbered_with_classifier, mmselfsup_moco, mmselfsup_byol, mmselfsup_without_alias,
-    mmselfsup_byol_without_alias, densecl, ours, detectron2_pkl,
+    mmselfsup_byol_without_alias, densecl, ours, detectron2_pkl, finished_detector,
 )  # fmt: skip
