@@ -14,7 +14,9 @@ from momentum_transfer.console import say, speaking
 from momentum_transfer.errors import InputError
 from momentum_transfer.settings import value_of
 from transfer import config
+from transfer.config import task_name
 from transfer.data.annotations import DetectionData
+from transfer.data.own.label_pngs import label_specs
 from transfer.data.own.open import open_own
 from transfer.estimate import estimate
 from transfer.fit import Setting, fit, settings_of_data, this_machine
@@ -61,7 +63,16 @@ def load_for(
     cfg = config.load(file, overrides)
     found: list[Setting] = []
     sets: list[DetectionData] = []
-    if source is not None and source.train is not None:
+    if source is not None and source.train is not None and task_name(cfg) == "segmentation":
+        if source.split is not None:
+            raise InputError(
+                "expected --val FOLDER with label PNGs, found --split; put the images that test in a folder"
+            )
+        val = None if source.val is None else Path(source.val).expanduser()
+        train_spec, val_spec, classes = label_specs(Path(source.train).expanduser(), val, source.title)
+        found = [Setting("DATASETS.TRAIN", [train_spec], ""), Setting("DATASETS.TEST", [val_spec], ""),
+                 Setting("MODEL.SEM_SEG_HEAD.NUM_CLASSES", classes, "classes of the labels")]  # fmt: skip
+    elif source is not None and source.train is not None:
         own = open_own(source.train, source.val, source.split, seed=cfg.SEED, title=source.title, images=source.images)
         for line in own.lines():
             say(line)

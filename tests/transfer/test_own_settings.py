@@ -14,6 +14,7 @@ from tests.transfer import own_set
 from transfer import fit
 from transfer.data.own.open import open_own
 from transfer.own_settings import OwnSource, load_for
+from transfer.tasks import open_task
 
 SMALL = [
     *("DATALOADER.NUM_WORKERS", "0", "MODEL.FPN.OUT_CHANNELS", "32", "MODEL.ROI_BOX_HEAD.FC_DIM", "32"),
@@ -67,6 +68,20 @@ def test_settings_follow_from_data_and_weights_and_given_words_win(forms: Path, 
     assert (boxes.MODEL.ROI_HEADS.NUM_CLASSES, boxes.MODEL.MASK_ON, boxes.SOLVER.MAX_ITER) == (3, False, 90000)
     with pytest.raises(InputError, match="expected --train FOLDER_OR_FILE with --val"):
         OwnSource(split=0.5)
+
+
+def test_label_pngs_train_a_segmenter(forms: Path):
+    cfg = load_for("smoke/deeplab_v3_digits", ("TEST.VISUALS", "0"), OwnSource(str(forms / "labels")))
+    task = open_task(cfg)
+    assert (cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES, [data.name for data in task.sets()]) == (
+        4,
+        ["garden_train", "garden_val"],
+    )
+    assert [len(data.pairs) for data in task.sets()] == [8, 4]
+    with pytest.raises(InputError, match="expected --val FOLDER with label PNGs, found --split"):
+        load_for("smoke/deeplab_v3_digits", (), OwnSource(str(forms / "labels"), split=0.5))
+    with pytest.raises(InputError, match="expected folders of images"):
+        load_for("smoke/deeplab_v3_digits", (), OwnSource(str(forms / "voc")))
 
 
 def test_sizes_batch_and_schedule_scale_with_boxes_memory_and_images(forms: Path):

@@ -116,7 +116,7 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
     Args:
         name: `cityscapes_fine_sem_seg_train` or `_val` (below root/cityscapes), or `digit_scenes_sem_seg_train` or
             `_val` (embedded: background and ten digits), or `IMAGES_DIR:LABELS_DIR:CLASSES` for any folder of label
-            PNGs with that many classes.
+            PNGs with that many classes; `NAME=…` before it names the set.
         root: see `transfer.data.datasets.datasets_root`.
 
     Raises:
@@ -125,7 +125,10 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
     known = [f"{what}_sem_seg_{split}" for what in ("cityscapes_fine", "digit_scenes") for split in ("train", "val")]
     images, *rest = name.split(":")
     if len(rest) == 2 and rest[1].isdecimal():
-        return label_folder(name, Path(images).expanduser(), Path(rest[0]).expanduser(), _numbered(int(rest[1])))
+        called, equals, place = images.partition("=")
+        if not equals or "/" in called:
+            called, place = name, images
+        return label_folder(called, Path(place).expanduser(), Path(rest[0]).expanduser(), _numbered(int(rest[1])))
     if name not in known:
         raise InputError(
             f"expected a semantic segmentation dataset among {', '.join(known)}, or IMAGES_DIR:LABELS_DIR:CLASSES, "

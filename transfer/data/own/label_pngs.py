@@ -1,0 +1,83 @@
+"""Folders of label PNGs: images beside masks whose values are classes, 255 for pixels that do not count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import part_title
+from momentum_transfer.images.reading import image_files
+from transfer.data.own.labelled import check_names
+from transfer.data.semantic_datasets import IGNORE
+
+_IMAGES = ("images", "JPEGImages", "img")
+_LABELS = ("masks", "labels", "annotations", "SegmentationClass", "labelsTr", "gt")
+_SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
+
+
+def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, str, int]:
+    """Names for DATASETS.TRAIN and TEST, and the class count.
+
+    Args:
+        train, val: folders that hold ``images`` and ``masks`` (or what these are usually called); without ``val`` both
+            are to have parts ``train`` and ``val``.
+
+    Raises:
+        InputError: a folder is missing, or a label file is no 8-bit PNG of one channel.
+    """
+    if val is not None:
+        pairs = [_folders(train), _folders(val)]
+    else:
+        images, labels = _folders(train)
+        pairs = [(_part(images, split), _part(labels, split)) for split in ("train", "val")]
+    named = [file for folder in (train, val or train) if (file := folder / "classes.txt").is_file()]
+    classes = _named(named[0]) if named else _counted(pairs)
+    specs = []
+    for word, (images, labels) in zip(("train", "val"), pairs, strict=True):
+        name = f"{title}_{word}" if title else f"{part_title(train).removesuffix('_train')}_{word}"
+        specs.append(f"{name}={images}:{labels}:{classes}")
+    return specs[0], specs[1], classes
+
+
+def _folders(folder: Path) -> tuple[Path, Path]:
+    images = next((folder / name for name in _IMAGES if (folder / name).is_dir()), None)
+    labels = next((folder / name for name in _LABELS if (folder / name).is_dir()), None)
+    if images is None or labels is None:
+        raise InputError(
+            f"expected folders of images ({', '.join(_IMAGES)}) and of label PNGs ({', '.join(_LABELS)}) in {folder}, "
+            "found them not; name them so"
+        )
+    return images, labels
+
+
+def _part(folder: Path, split: str) -> Path:
+    found = next((folder / name for name in _SPLITS[split] if (folder / name).is_dir()), None)
+    if found is None:
+        raise InputError(f"expected --val FOLDER, or a part {split} in {folder}, found neither; --split is for boxes")
+    return found
+
+
+def _named(file: Path) -> int:
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    return len(check_names((line for line in lines if line), str(file)))
+
+
+def _counted(pairs: list[tuple[Path, Path]]) -> int:
+    """One more than the greatest value of any label that counts."""
+    greatest = 0
+    for _, labels in pairs:
+        for file in image_files(labels):
+            try:
+                with PIL.Image.open(file) as opened:
+                    values = np.asarray(opened)
+            except (OSError, SyntaxError, ValueError) as error:
+                raise InputError(f"expected a label PNG at {file}, found: {error}") from error
+            if values.ndim != 2 or values.dtype != np.uint8:
+                raise InputError(
+                    f"expected one 8-bit class a pixel in {file}, found shape {values.shape}; save it as grey"
+                )
+            greatest = max(greatest, int(values[values != IGNORE].max(initial=0)))
+    return greatest + 1
