@@ -119,3 +119,27 @@ def test_files_may_have_another_suffix(tmp_path):
         folder.save(step, state(step))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_0000002.pth"]
     assert load(folder.last())["step"] == 2
+
+
+def test_a_checkpoint_of_before_the_digests_is_read_with_a_warning(tmp_path, capsys):
+    torch.save(state(3), tmp_path / "old.pt")
+    assert load(tmp_path / "old.pt")["step"] == 3
+    assert "holds no digest of its content" in capsys.readouterr().err
+
+
+def test_content_that_differs_from_the_digest_is_refused_however_whole_the_file_is(tmp_path):
+    path = CheckpointFolder(tmp_path).save(1, state(1))
+    changed = torch.load(path, weights_only=True)
+    changed["model"]["weight"][7] += 1
+    torch.save(changed, path)
+    with pytest.raises(InputError, match="its content differs from the digest in it"):
+        load(path)
+
+
+def test_checkpoints_without_a_pointer_are_gone_on_from_and_told(tmp_path, capsys):
+    folder = CheckpointFolder(tmp_path)
+    for step in (2, 10):
+        folder.save(step, state(step))
+    (tmp_path / "last").unlink()
+    assert folder.last().name == "step_0000010.pt"
+    assert "last is missing; the latest checkpoint beside it is taken" in capsys.readouterr().err
