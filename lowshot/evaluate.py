@@ -83,10 +83,8 @@ def _source(module: nn.Module, name: str, spec: NetworkInput | Mapping[str, Any]
     if spec is None and isinstance(module, (ResNet, TimmBackbone, ModuleBackbone)):
         source = of_network(module)
     else:
-        if spec is not None:
-            spec = module_network.input_of(spec, "input", size)
-        elif getattr(module, "input", None) is None:
-            spec = NetworkInput(size)
+        said = spec if spec is not None else getattr(module, "input", None)
+        spec = NetworkInput(size) if said is None else module_network.input_of(said, "input", size)
         architecture = module_network.of_module(module, name or type(module).__name__, spec)
         source = of_network(ModuleBackbone(module, architecture))
     source.name = name or source.name

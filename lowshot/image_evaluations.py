@@ -37,6 +37,8 @@ def percent(fraction: float) -> str:
 def run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray) -> Path:
     """Where one trial's checkpoints are; other weights, settings or labelled ``rows`` give another folder."""
     weights = f"{source.sha256} {source.network}" if source else inputs.SCRATCH
+    if about := inputs.about_network(inputs.architecture_of(cfg, source)):
+        weights += f" {sorted(about.items())}"
     key = sha256_of_text(f"{weights} {inputs.settings_hash(cfg)} {rows.tolist()}")[:12]
     return Path(cfg.OUTPUT_DIR) / "trials" / f"{task.replace('/', '_').replace('%', '')}_{key}_{trial}"
 

@@ -16,7 +16,7 @@ from lowshot.features.extract import Pixels, Source, data_hash, extract
 from lowshot.features.feature_set import FeatureSet, check_pair, read_npz
 from lowshot.features.pooling import StageFeatures
 from lowshot.labelled_data import LabelledData, check_classes
-from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
+from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture, own_input
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
@@ -88,7 +88,17 @@ def settings_hash(cfg: CfgNode) -> str:
     same.defrost()
     if not same.DATASETS.SPLIT:  # came after 2026-11-21: the records of before keep their hashes
         del same.DATASETS["SPLIT"]
+    if same.FEATURES.POOL == "pooled":  # likewise
+        del same.FEATURES["POOL"]
     return sha256_of_text(" ".join([config_hash(same), *contents]))[:12] if contents else config_hash(same)
+
+
+def about_network(architecture: AnyArchitecture) -> dict[str, str]:
+    """What records say of another network than a ResNet, and what makes its scores others: itself, its images."""
+    if isinstance(architecture, Architecture):
+        return {}
+    own = own_input(architecture)
+    return {"architecture": str(architecture), **({} if own is None else {"input": str(own)})}
 
 
 class Images:

@@ -173,7 +173,7 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     source = request.source or inputs.load_source(request.weights, request.which, request.family, request.arch)
     cfg, own = _own_images(cfg, request, source)
     images = inputs.Images(cfg, request.verify, own)
-    subject = _subject(cfg, request, source, own, _counts(images.test.labels, images.test.classes))
+    subject = _subject(cfg, request, source, _counts(images.test.labels, images.test.classes))
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
     check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything
@@ -204,17 +204,16 @@ def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -
     return cfg, own
 
 
-def _subject(
-    cfg: CfgNode, request: Request, source: SourceBackbone | None, own: NetworkInput | None, counts: dict[str, int]
-) -> Subject:
+def _subject(cfg: CfgNode, request: Request, source: SourceBackbone | None, counts: dict[str, int]) -> Subject:
     checkpoint, network = inputs.identity(source, request.weights)
-    about = {} if own is None else {"architecture": str(inputs.architecture_of(cfg, source)), "input": str(own)}
+    about = {} if request.weights == inputs.PIXELS else inputs.about_network(inputs.architecture_of(cfg, source))
+    settings = inputs.settings_hash(cfg)
     pooled = cfg.FEATURES.POOL == "pooled" or request.command in ("finetune", "fixmatch")
     return Subject(
         checkpoint,
         network,
         inputs.title(cfg, **counts),
-        inputs.settings_hash(cfg),
+        sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
         counts,
         "" if pooled else f"/{cfg.FEATURES.POOL}",
         about,

@@ -70,6 +70,8 @@ def test_any_module_is_evaluated_and_its_records_say_what_it_was(tmp_path):
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in before.items())
     again = evaluate(module, evaluations=["knn"], settings=QUICK, output=tmp_path)
     assert again == lines  # nothing new
+    darker = evaluate(module, evaluations=["knn"], settings=QUICK, output=tmp_path, input={"std": (1, 1, 1)})
+    assert len(darker) > len(lines)  # other images are another evaluation
     stage = evaluate(module, evaluations=["knn"], settings={**QUICK, "FEATURES.LAYER": "res2"})
     assert stage[0]["value"] != next(line for line in lines if line["task"] == "knn/k=20")["value"]
 
@@ -108,7 +110,7 @@ def test_what_is_no_module_and_what_is_no_evaluation_is_refused():
     for wrong in ({"sides": 8}, {"std": (0, 1, 1)}, {"interpolation": "none"}, 8):
         with pytest.raises(InputError, match="expected input as size, mean, std, interpolation, crop of images, found"):
             evaluate(Maps(), input=wrong)
-    assert lowshot.evaluate._source(Flat(), "", None, 32).architecture.input is None
+    assert lowshot.evaluate._source(Flat(), "", None, 32).architecture.input == NetworkInput(8, (0.5,) * 3, (0.5,) * 3)
 
 
 def test_the_command_line_takes_a_factory(tmp_path):
