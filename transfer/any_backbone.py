@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
@@ -78,7 +77,7 @@ def detector_architecture(cfg: CfgNode) -> TimmArchitecture:
     asked = asked_architecture(cfg)
     options = dict(asked.options)
     network = on_meta(asked)
-    if network.plain and network.patch_size != PATCH and not _segments(cfg):
+    if network.plain and network.patch_size != PATCH and not segments(cfg):
         grid = _grid(network)
         options |= {"patch_size": PATCH} | ({"img_size": grid * PATCH} if grid else {})
     if cfg.MODEL.BACKBONE.DROP_PATH:
@@ -175,7 +174,7 @@ def changes(cfg: CfgNode) -> list[str]:
     if not network.plain:
         return []
     found = []
-    if network.patch_size != PATCH and not _segments(cfg):
+    if network.patch_size != PATCH and not segments(cfg):
         found.append(f"patches of {network.patch_size} px resampled to {PATCH} px (FlexiViT's pseudo-inverse)")
     if cfg.MODEL.VIT.FORM == "vitdet":
         tokens = network.num_prefix_tokens
@@ -193,7 +192,7 @@ def detector_state(cfg: CfgNode, state: Mapping[str, Tensor]) -> dict[str, Tenso
         state: timm's names, as ``backbones.read`` gives them.
     """
     network = on_meta(asked_architecture(cfg))
-    if not network.plain or _segments(cfg):
+    if not network.plain or segments(cfg):
         return dict(state)
     if cfg.MODEL.VIT.FORM == "vitdet":
         return to_vitdet(state, describe(network), PATCH)
@@ -229,110 +228,9 @@ def network_pixels(cfg: CfgNode) -> tuple[list[float], list[float]]:
     return mean, std
 
 
-def problems(cfg: CfgNode) -> Iterator[str]:
-    """What keeps a network of timm from being a detector's backbone; nothing is computed (meta tensors).
-
-    Raises:
-        InputError: no such network or option.
-    """
-    backbone, name = cfg.MODEL.BACKBONE, cfg.MODEL.BACKBONE.ARCH
-    if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and backbone.NAME == "build_resnet_backbone":
-        yield f"expected a ResNet for a C4 detector, whose head is the backbone's res5, found {name}; use an FPN config"
-    if backbone.FREEZE_AT:
-        yield (
-            f"expected MODEL.BACKBONE.FREEZE_AT 0 with {name}, found {backbone.FREEZE_AT}: it counts a ResNet's "
-            "stages; set it 0, or MODEL.BACKBONE.FROZEN True"
-        )
-    asked = on_meta(asked_architecture(cfg))
-    if not asked.plain and not asked.strides:
-        yield f"expected a network that gives maps of strides 4 to 32 or patches, found none in {name}; take another"
-    if backbone.NORM and not has_batch_norm(asked):
-        yield f"expected BatchNorms for MODEL.BACKBONE.NORM {backbone.NORM}, found none in {name}; leave it out"
-    if cfg.TEST.PRECISE_BN.ENABLED and not has_batch_norm(asked) and not _norms_of_batches(cfg):
-        yield f"expected a BatchNorm for TEST.PRECISE_BN.ENABLED, found none in {name}, neck and heads; set it False"
-    yield from _plain_problems(cfg, asked) if asked.plain else _map_problems(cfg, asked)
-    network = on_meta(detector_architecture(cfg))
-    yield from _size_problems(cfg, network)
-
-
-def _norms_of_batches(cfg: CfgNode) -> bool:
-    """Whether neck or heads have BatchNorms."""
-    heads = {"RetinaNet": ["RETINANET"], "FCOS": ["FCOS"], "SemanticSegmentor": ["SEM_SEG_HEAD"]}
-    usual = ["ROI_BOX_HEAD", *(["ROI_MASK_HEAD"] if cfg.MODEL.MASK_ON else [])]
-    sections = heads.get(cfg.MODEL.META_ARCHITECTURE, usual) + ([] if _segments(cfg) else ["FPN"])
-    return any(cfg.MODEL[section].NORM in ("BN", "SyncBN") for section in sections)
-
-
-def _map_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
-    wanted = cfg.MODEL.SEM_SEG_HEAD.IN_FEATURES if _segments(cfg) else cfg.MODEL.FPN.IN_FEATURES
-    lacking = [name for name in wanted if name not in (*network.strides, "last")]
-    if lacking:
-        yield (
-            f"expected maps {', '.join(wanted)} of {network.architecture}, found {', '.join(network.strides)}; leave "
-            f"{', '.join(lacking)} out of IN_FEATURES, or take another network"
-        )
-    if cfg.MODEL.VIT.FORM != "network" or cfg.MODEL.VIT.WINDOW:
-        yield f"expected MODEL.VIT settings with a plain ViT, found maps of several strides in {network.architecture}"
-
-
-def _plain_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
-    if _segments(cfg) and cfg.MODEL.SEM_SEG_HEAD.NAME == "DeepLabV3Head":
-        yield (
-            f"expected a hierarchical network for DeepLab, found the plain {network.architecture}; use "
-            "MODEL.SEM_SEG_HEAD.NAME LinearHead"
-        )
-    if not _segments(cfg) and not cfg.MODEL.FPN.NORM:
-        yield "expected MODEL.FPN.NORM for a simple feature pyramid, found none; set LN, as ViTDet has it"
-    if cfg.MODEL.VIT.FORM == "vitdet":
-        describe(network)
-    elif cfg.MODEL.VIT.WINDOW or cfg.MODEL.VIT.RELATIVE_POSITIONS:
-        yield (
-            "expected MODEL.VIT.FORM vitdet with windows or relative positions, found network: windows have no "
-            "place for its prefix tokens"
-        )
-
-
-def _segments(cfg: CfgNode) -> bool:
+def segments(cfg: CfgNode) -> bool:
+    """Whether a config is of semantic segmentation."""
     return bool(cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor")
-
-
-def _size_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
-    """Whether the network takes the sizes that images are padded to, and gives maps of the strides it tells of."""
-    square = cfg.MODEL.BACKBONE.SQUARE
-    largest = max(cfg.INPUT.MAX_SIZE_TEST, cfg.INPUT.MAX_SIZE_TRAIN)
-    if square and largest > square:
-        yield f"expected images within MODEL.BACKBONE.SQUARE {square}, found INPUT.MAX_SIZE_… {largest}; lower these"
-    step = network.patch_size if network.plain and _segments(cfg) else 32
-    if square % step:
-        yield f"expected MODEL.BACKBONE.SQUARE as a multiple of {step}, found {square}"
-    if cfg.MODEL.VIT.FORM == "vitdet" and network.plain:
-        return
-    for height, width in ((square, square),) if square else ((3 * step, 5 * step), (7 * step, 6 * step)):
-        reason = _refuses(network, height, width)
-        if reason:
-            size = network.input.size
-            yield (
-                f"expected a network for images of any multiple of {step} px, found that {network.architecture} does "
-                f"not take {height} × {width}: {reason}; pad all images to its own by MODEL.BACKBONE.SQUARE {size}, or "
-                "another size by ?img_size=N and SQUARE N"
-            )
-
-
-def _refuses(network: TimmBackbone, height: int, width: int) -> str:
-    try:
-        with torch.no_grad(), torch.device("meta"):
-            x = torch.empty(1, 3, height, width)
-            maps = {LAST: network.tokens(x)[0][1]} if network.plain else network.maps(x)
-    except (InputError, RuntimeError, AssertionError, ValueError) as error:
-        return (str(error).splitlines() or [""])[0].partition(";")[0][:90] or type(error).__name__
-    strides = {LAST: network.patch_size} if network.plain else network.strides
-    odd = [key for key, found in maps.items() if found.shape[-2:] != (height // strides[key], width // strides[key])]
-    return f"its {odd[0]} is {tuple(maps[odd[0]].shape[-2:])}" if odd else ""
-
-
-def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a model keeps running statistics of batches."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def layers_of(network: TimmBackbone) -> dict[str, int]:

@@ -29,7 +29,7 @@ from momentum_transfer.ranges import (
     refuse,
 )
 from momentum_transfer.settings import value_of
-from transfer import any_backbone
+from transfer import backbone_checks
 from transfer.config import NETWORKS, get_cfg
 
 _NAME = Words(r"[\w.:/-]*", "as a name")
@@ -313,7 +313,7 @@ def _backbone_problems(cfg: CfgNode) -> Iterator[str]:
     if cfg.MODEL.BACKBONE.FROZEN and c4:
         yield "expected MODEL.BACKBONE.FROZEN with a pyramid, found a C4 detector, whose head is the backbone's res5"
     if cfg.MODEL.BACKBONE.ARCH:
-        yield from any_backbone.problems(cfg)
+        yield from backbone_checks.problems(cfg)
         return
     defaults = get_cfg()
     for key in _TIMM_ONLY:
