@@ -43,7 +43,7 @@ def _datasets() -> CfgNode:
     node.SPLIT = 0.0  # above 0: this share of TRAIN's images trains and the rest tests, stratified, by SEED below
     node.TITLE = ""  # what records call the test set; "": the folder's name, or NAME and TEST
     node.VARIANT = "placed"  # of the digits' drawings
-    node.SEED = 0  # of the digits' drawings, and of SPLIT
+    node.SEED = 0  # of the digits' drawings
     node.LONG_TAIL = 1.0  # of the training set: the rarest class keeps this share (CIFAR-LT: 0.01)
     return node
 
