@@ -202,6 +202,7 @@ def _compare(made: Understood, inside: Mapping[str, Entry], rule: Family, report
     expected = expected_shapes(made.architecture)
     state: dict[str, Tensor] = {}
     became: dict[str, list[str]] = {}
+    wrong: set[str] = set()
     for name, shape in expected.items():
         tensor = made.tensors.get(name)
         if tensor is None:
@@ -214,19 +215,21 @@ def _compare(made: Understood, inside: Mapping[str, Entry], rule: Family, report
         if (*tensor.shape, 1, 1) == shape:  # a linear layer as timm's 1x1 convolution
             tensor = tensor[:, :, None, None]
         if tuple(tensor.shape) != shape:
-            report.wrong_shape.extend(
-                (inside[source].key, tuple(inside[source].tensor.shape), shape) for source in made.sources[name]
-                if source not in became
-            )  # fmt: skip
+            culprits = [source for source in made.sources[name] if source not in became] or made.sources[name][-1:]
+            for key, found in ((inside[source].key, inside[source].tensor.shape) for source in culprits):
+                if key not in wrong:
+                    wrong.add(key)
+                    report.wrong_shape.append((key, tuple(found), shape))
             continue
         for source in made.sources[name]:
             became.setdefault(source, []).append(name)
         state[name] = tensor
-    wrong = {key for key, _, _ in report.wrong_shape}
     for source, entry in inside.items():
+        if entry.key in wrong:
+            continue
         if source in became:
             report.used[entry.key] = ", ".join(became[source])
-        elif entry.key not in wrong:
+        else:
             reason = made.dropped.get(source) or rule.reason_to_drop(entry.name)
             if reason and source not in made.doubled:
                 report.dropped[entry.key] = reason

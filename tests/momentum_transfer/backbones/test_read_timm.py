@@ -100,6 +100,13 @@ class TestPositions:
         wanted = vision_transformer.checkpoint_filter_fn(dict(theirs.state_dict()), larger)
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in source.state.items())
 
+    def test_positions_that_a_class_token_took_part_of_are_refused_and_resampled_too(self, tmp_path):
+        path = saved(writers.dinov2_registers().tree, tmp_path)
+        name = "timm:vit_small_patch14_reg4_dinov2?depth=1&img_size=56"
+        with pytest.raises(CoverageError, match=r"another image size \(pos_embed is \[1, 5, 384\], expected \[1, 16"):
+            load_backbone(path, name)
+        assert load_backbone(path, name, resize_positions=True).build().input.size == 56
+
     def test_a_converted_file_keeps_the_size_and_tells_its_architecture(self, tmp_path):
         path = saved(writers.vit().state_dict(), tmp_path)
         convert_file(path, tmp_path / "large.safetensors", architecture=self.NAME, resize_positions=True)
