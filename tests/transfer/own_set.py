@@ -77,7 +77,7 @@ def photographs() -> tuple[list[Thing], list[Image.Image]]:
 
     china, flower = load_sample_images().images
     things = [_cut("pagoda", china, _PAGODA), _cut("tree", china, _TREE), _cut("flower", flower, _FLOWER)]
-    grounds = [china[:215, 360:560], china[200:300, 380:540], flower[:, :160], flower[:120, 200:640], china[:120, 340:]]
+    grounds = [china[:215, 360:560], china[200:300, 380:540], flower[:, :160], flower[:78, 200:640], china[:120, 340:]]
     try:
         from skimage import data
     except ImportError:
