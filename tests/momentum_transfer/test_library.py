@@ -223,6 +223,9 @@ def test_features_leave_the_networks_mode_as_it_was_and_take_batches_with_labels
     assert network.training
     with pytest.raises(mt.InputError, match="expected batches of images"):
         mt.extract_features(network, torch.rand(4, 5))
+    for network_given, images_given in ((None, 3), (network, 3), (3, torch.rand(1, 3, 4, 4))):
+        with pytest.raises(mt.InputError, match="expected"):
+            mt.extract_features(network_given, images_given)
 
 
 @pytest.mark.parametrize("name", ["momentum2", "byol_eman", "moco_eman", "simsiam"])

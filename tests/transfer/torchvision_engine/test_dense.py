@@ -148,3 +148,15 @@ def test_each_level_has_statistics_of_its_own():
         norm(torch.randn(8, 4, 2, 2) + 5)
     assert norm[0].running_mean.abs().max() < 0.5
     assert (norm[1].running_mean - 5).abs().max() < 0.5
+
+
+def test_gn_is_torchs_and_a_group_of_one_value_is_told():
+    from torch import nn
+
+    from momentum_transfer.errors import InputError
+    from transfer.torchvision_engine.layers import norm_layer
+
+    norm, images = norm_layer("GN")(64), torch.randn(2, 64, 3, 3)
+    assert torch.equal(norm(images), nn.GroupNorm(32, 64)(images))
+    with pytest.raises(InputError, match="found a map of 1 x 1 with 32 channels"):
+        norm_layer("GN")(32)(torch.zeros(1, 32, 1, 1))
