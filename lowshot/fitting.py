@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +127,7 @@ def fit(run: Run, batches: Callable[[int], Iterable[Batch]], loss_of: Loss[Batch
         ProgressLine(description, run.total, begin) as line,
     ):
         for step, batch in enumerate(batches(begin), start=begin):
+            began = time.monotonic()
             run.set_rates(step)
             loss, numbers = loss_of(batch)
             value = float(loss.detach())
@@ -139,7 +141,8 @@ def fit(run: Run, batches: Callable[[int], Iterable[Batch]], loss_of: Loss[Batch
             if run.evaluate_every and (done % run.evaluate_every == 0 or done == run.total):
                 numbers = {**numbers, **run.evaluate()}
             if metrics is not None:
-                metrics.write(done, {"loss": value, **numbers, "lr": run.optimizer.param_groups[0]["lr"]})
+                metrics.write(done, {"loss": value, **numbers, "lr": run.optimizer.param_groups[0]["lr"],
+                                     "seconds": time.monotonic() - began})  # fmt: skip
             line.advance(note=f"loss {value:.3f}")
             stopping = distributed.any_rank(bool(stop), loss.device)
             if stopping or done == run.total or done % run.checkpoint_every == 0:

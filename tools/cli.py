@@ -28,6 +28,7 @@ TOOLS = {
     "lowshot": "probe a backbone with few labels: kNN, retrieval, SVM, linear, fine-tuning, FixMatch",
     "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",
     "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
+    "choose": "which weights to start from, on data of your own, under a budget in minutes",
     "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
     "status": "a live table of a suite's tasks, from the files in its folder",
     "report": "make the page that says how well backbones transfer",

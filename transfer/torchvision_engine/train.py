@@ -81,7 +81,8 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = training.schedule(step) * group.get("lr_scale", 1.0)
             losses = _step(model, samples, training, step)
-            log.add(step, losses, optimizer.param_groups[0]["lr"], time.monotonic() - before, data_seconds)
+            seconds = time.monotonic() - before
+            log.add(step, losses, optimizer.param_groups[0]["lr"], seconds, data_seconds, step + 1 == total)
             position = Position(step + 1, position.loaded, position.new, log.window)
             progress.advance(note=f"loss {log.loss:.3f}")
             ending = any_rank(bool(stop), detector.device)
@@ -148,7 +149,7 @@ def _diverged(step: int, samples: Sequence[Sample], what: str) -> InputError:
 
 
 class Log:
-    """Every ``METRICS_PERIOD`` iterations one line of metrics.jsonl: the means since the last one."""
+    """Every ``METRICS_PERIOD`` iterations, and at the end, one line of metrics.jsonl: the means since the last one."""
 
     def __init__(self, metrics: Metrics, position: Position) -> None:
         self.metrics = metrics
@@ -160,11 +161,13 @@ class Log:
         """What the next line will be the mean of, so far."""
         return tuple(self._since)
 
-    def add(self, step: int, losses: dict[str, float], lr: float, seconds: float, data_seconds: float) -> None:
+    def add(
+        self, step: int, losses: dict[str, float], lr: float, seconds: float, data_seconds: float, last: bool = False
+    ) -> None:
         """Count one iteration; write a line when it is time."""
         self.loss = losses["loss"]
         self._since.append({**losses, "seconds": seconds, "data_seconds": data_seconds})
-        if step % METRICS_PERIOD and step != 0:
+        if step % METRICS_PERIOD and step != 0 and not last:
             return
         means = {key: sum(entry[key] for entry in self._since) / len(self._since) for key in self._since[0]}
         self._since.clear()

@@ -1,0 +1,60 @@
+"""The weights to choose from: read once, named as results name them, each with a random start of its architecture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from momentum_transfer.backbones.read import SourceBackbone, load_backbone
+from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.choice.plan import Candidate
+from momentum_transfer.errors import InputError
+from momentum_transfer.hub.names import is_hub_name
+
+RANDOM = "random"
+#: Side of the images that features are of, in pixels, unless the networks take another one.
+IMAGE_SIZE = 224
+
+
+def read_candidates(
+    weights: Sequence[str], image_size: int | None = None
+) -> tuple[tuple[Candidate, ...], dict[str, SourceBackbone], int]:
+    """Every candidate, a backbone of each architecture by its text, and the size of images for all of them.
+
+    Args:
+        weights: checkpoints, run folders or names on the Hub. image_size: None takes the networks' own where timm says
+            one, else 224.
+
+    Raises:
+        InputError: one cannot be read, two have one name, or networks of different fixed sizes.
+    """
+    sources = [load_backbone(one) for one in weights]
+    texts = [_text(source) for source in sources]
+    several = len(set(texts)) > 1
+    starts = {text: f"{RANDOM}_{number}" if several else RANDOM for number, text in enumerate(dict.fromkeys(texts), 1)}
+    candidates = tuple(
+        Candidate(source.name, one if is_hub_name(one) else os.path.abspath(one), source.sha256, text, starts[text])
+        for one, source, text in zip(weights, sources, texts, strict=True)
+    )
+    names = [one.name for one in candidates] + list(starts.values())
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"expected weights of different names, found {twice[0]} twice; rename a folder, or link to it")
+    return candidates, dict(zip(texts, sources, strict=True)), image_size or _size(sources)
+
+
+def _text(source: SourceBackbone) -> str:
+    """The architecture as `parse_architecture` reads it."""
+    found = source.architecture
+    if not isinstance(found, Architecture):
+        return str(found)
+    options = [f"width={found.width}"] * (found.width != 64) + [f"stem={found.stem}"] * (found.stem != "imagenet")
+    return found.name + (f"?{'&'.join(options)}" if options else "")
+
+
+def _size(sources: Sequence[SourceBackbone]) -> int:
+    """The sides that timm says for its networks; 224 where there are only ResNets."""
+    sides = {source.build().input.size if not isinstance(source.architecture, Architecture) else IMAGE_SIZE
+             for source in sources}  # fmt: skip
+    if len(sides) > 1:
+        raise InputError(f"expected networks of one image size, found {sorted(sides)}; give --image-size")
+    return int(sides.pop())

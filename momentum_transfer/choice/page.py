@@ -1,0 +1,32 @@
+"""The page of a choice: the report of all stages, with the recommendation as its first verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from momentum_transfer.choice.plan import Question
+from momentum_transfer.choice.recommend import Choice, decide
+from momentum_transfer.report.page import make_report, read_records
+from momentum_transfer.report.write import write_report
+from momentum_transfer.shipped import typed
+
+
+def write_page(asked: Question, command: list[str], resamples: int) -> tuple[Path, Choice]:
+    """Decide, and write ``choice.html`` with its .md and .csv.
+
+    Args:
+        command: the tool's file and its arguments, for the page.
+
+    Raises:
+        InputError: a start has no record of the stage that decides.
+    """
+    choice = decide(asked, read_records([asked.results])[0], resamples)
+    runs = [folder for one in asked.everyone for stage in asked.stages
+            if (folder := asked.out / one.name / stage).is_dir()]  # fmt: skip
+    report = make_report(
+        [asked.results], runs, command=typed(command), title=f"Which weights for {asked.title}?", resamples=resamples
+    )
+    out = asked.out / "choice.html"
+    write_report(replace(report, verdicts=(*choice.sentences, *report.verdicts)), out)
+    return out, choice

@@ -1,0 +1,88 @@
+"""The memory of a choice: what was asked, what the probes took, the plan; so that a stopped one goes on as it began."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.choice.plan import Plan, Question, Times, lengths, random_steps
+from momentum_transfer.choice.timing import image_seconds, measured, probe_steps, seconds_per_image
+from momentum_transfer.console import say
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of, write_text
+from momentum_transfer.suites.chain import run_chain
+
+_QUESTION, _PLAN = "question.json", "plan.json"
+#: Of the question: what follows from this machine at this moment, and stays as it was when the choice began.
+_MACHINE = ("settings", "longest", "workers")
+
+
+def keep_question(asked: Question) -> Question:
+    """Remember what is asked in the output folder; the settings that a stopped choice began with are taken up again.
+
+    Raises:
+        InputError: the folder holds another choice; what differs is named.
+    """
+    file, now = asked.out / _QUESTION, _as_json(asked)
+    before = _read(file)
+    if before is None:
+        write_text(file, json.dumps(now, indent=1))
+        return asked
+    different = [key for key in now if key not in _MACHINE and before.get(key) != now[key]]
+    if different:
+        raise InputError(
+            f"{asked.out} holds another choice: its {different[0]} was {str(before.get(different[0]))[:80]}, now it is "
+            f"{str(now[different[0]])[:80]}; give another --out, or remove the folder"
+        )
+    return replace(
+        asked, settings=tuple(before["settings"]), longest=int(before["longest"]), workers=int(before["workers"])
+    )
+
+
+def _as_json(asked: Question) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(json.dumps(asdict(asked), default=str))
+    lists = [asked.out / "images" / f"{part}.txt" for part in ("train", "val")]
+    return {**content, "images": [sha256_of(file) for file in lists]}
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {file} ({error}); remove the folder to start over") from error
+    if not isinstance(content, dict):
+        raise InputError(f"expected {file} as a choice wrote it, found something else; remove the folder to start over")
+    return content
+
+
+def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: int) -> Plan:
+    """The plan of the output folder, or one made now: random starts, timed trainings, lengths under the budget.
+
+    Args:
+        sources: a backbone of each architecture, by its text. tested: number of test images of one class.
+
+    Raises:
+        InputError: a probe failed, or the minutes bear no training.
+    """
+    kept = _read(asked.out / _PLAN)
+    if kept is not None:
+        times = {stage: {name: Times(**two) for name, two in found.items()} for stage, found in kept["times"].items()}
+        return Plan(kept["lengths"], times, kept["images"])
+    say("timing: a random start, and a few steps of each training")
+    memory = asked.out / "probes" / "done.json"
+    probes = probe_steps(asked)
+    run_chain([*random_steps(asked), *(step for _, _, step in probes)], memory, 1)
+    wall = json.loads(memory.read_text(encoding="utf-8"))
+    times = {stage: {} for stage in asked.stages}
+    for stage, one, step in probes:
+        times[stage][one.architecture] = measured(asked, stage, one, wall[step.key])
+    each = {text: seconds_per_image(source, asked.image_size) for text, source in sources.items()}
+    plan = Plan(lengths(asked, times), times, image_seconds(asked, each, tested))
+    write_text(asked.out / _PLAN, json.dumps(asdict(plan), indent=1))
+    return plan

@@ -1,0 +1,96 @@
+"""Lengths under a budget, and the commands of a choice."""
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from momentum_transfer.choice.plan import (
+    CLASSIFICATION,
+    DETECTION,
+    Candidate,
+    Plan,
+    Question,
+    Times,
+    image_steps,
+    lengths,
+    random_steps,
+    rows,
+    training_steps,
+)
+from momentum_transfer.errors import InputError
+from pretrain import config as pretraining
+
+ASKED = Question(
+    Path("/out"), DETECTION, "cells", (40, 30), 224,
+    (Candidate("a", "/a.pth", "1", "resnet50", "random_1"), Candidate("b", "/b.pth", "2", "resnet18", "random_2"),
+     Candidate("c", "/c.pth", "3", "resnet18", "random_2")), minutes=30.0, trials=2, longest=5000,
+)  # fmt: skip
+TIMES = {
+    "frozen": {"resnet50": Times(10.0, 0.5), "resnet18": Times(8.0, 0.2)},
+    "finetuned": {"resnet50": Times(12.0, 1.0), "resnet18": Times(9.0, 0.4)},
+}
+
+
+def test_every_architecture_has_its_random_start():
+    assert [one.name for one in ASKED.everyone] == ["a", "b", "c", "random_1", "random_2"]
+    assert [step.command[step.command.index("MODEL.ARCH") + 1] for step in random_steps(ASKED)] == [
+        "resnet50",
+        "resnet18",
+    ]
+
+
+def test_the_longest_trainings_fit_the_minutes_and_one_iteration_more_does_not():
+    found = lengths(ASKED, TIMES)
+    plan = Plan(found, TIMES, {"resnet50": 60.0, "resnet18": 30.0})
+    for stage, share in (("frozen", 1 / 3), ("finetuned", 2 / 3)):
+        assert plan.seconds(ASKED, stage) <= 60 * 30 * share
+        longer = Plan({**found, stage: found[stage] + 1}, TIMES)
+        assert longer.seconds(ASKED, stage) > 60 * 30 * share
+    shown = rows(ASKED, plan)
+    assert [row[0] for row in shown] == ["kNN, SVM", "frozen", "finetuned"]
+    assert [row[2] for row in shown] == ["5", "10", "10"]
+    assert float(shown[0][3]) == pytest.approx((60 * 2 + 30 * 3) / 60)
+
+
+def test_no_training_is_longer_than_the_recipe_and_too_few_minutes_are_refused_with_those_that_do():
+    long = Question(**{**ASKED.__dict__, "minutes": 1e5})
+    assert lengths(long, TIMES) == {"frozen": 5000, "finetuned": 5000}
+    with pytest.raises(InputError, match=r"expected --minutes of at least (\d+) for 5 starts and 2 trial") as error:
+        lengths(Question(**{**ASKED.__dict__, "minutes": 1.0}), TIMES)
+    needed = int(str(error.value).split("at least ")[1].split()[0])
+    assert min(lengths(Question(**{**ASKED.__dict__, "minutes": float(needed)}), TIMES).values()) >= 10
+    with pytest.raises(InputError, match=rf"at least {needed}"):
+        lengths(Question(**{**ASKED.__dict__, "minutes": needed - 1.0}), TIMES)
+
+
+def test_all_starts_get_the_same_words():
+    plan = Plan(lengths(ASKED, TIMES), TIMES, {"resnet50": 60.0, "resnet18": 30.0})
+    for steps in (image_steps(ASKED), training_steps(ASKED, plan)):
+        words = {}
+        for step in steps:
+            kind = step.title.partition(": ")[2]
+            own = step.title.partition(":")[0]
+            rest = [re.sub(rf"(/out)?/{own}(?=[./]|$)(\.pth)?", "/X", word) for word in step.command]
+            words.setdefault(kind, set()).add(tuple(rest))
+        assert all(len(found) == 1 for found in words.values()), words
+
+
+def test_a_set_of_few_images_asks_for_no_more_than_there_are():
+    few = Question(**{**ASKED.__dict__, "kind": CLASSIFICATION, "counts": (3, 2)})
+    words = image_steps(few)[0].command
+    value = dict(itertools.pairwise(words))
+    assert value["KNN.PRESETS"] == "['majority-5']"
+    assert value["SVM.SHOTS"] == "[1, 2]"
+    assert int(value["FINETUNE.BATCH_SIZE"]) <= math.floor(0.8 * 5)
+    assert few.stages == ("finetuned",)
+
+
+def test_the_random_baselines_words_are_settings_of_pretraining():
+    from momentum_transfer.settings import load_config
+
+    command = random_steps(ASKED)[1].command
+    cfg = load_config(pretraining.get_cfg(), "choose/random", command[command.index("--resume") + 1 :])
+    assert (cfg.METHOD.NAME, cfg.MODEL.ARCH, cfg.OUTPUT_DIR) == ("random", "resnet18", "/out/random_2")

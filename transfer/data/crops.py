@@ -1,0 +1,73 @@
+"""The labelled boxes of a detection set as images of one class each, for evaluators that classify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from momentum_transfer.console import track
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import atomic_path
+from momentum_transfer.images.reading import read_rgb
+from transfer.data.annotations import DetectionData
+
+#: A crop is a square around its box, so much longer than the box's longer side, and at most so many pixels.
+MARGIN, MOST_SIDE = 1.2, 512
+#: Boxes with a shorter side of fewer pixels show nothing that could be told.
+LEAST_BOX = 4
+
+
+def write_crops(data: DetectionData, folder: Path, most: int, seed: int = 0) -> list[tuple[Path, int]]:
+    """Cut out the boxes of a set, an image at a time; crops that are there already are not cut again.
+
+    Args:
+        folder: gets ``IMAGEID_BOXID.png``. most: crops in all; of more boxes a seeded choice.
+
+    Returns:
+        (file, class number) of every crop, by image and box.
+
+    Raises:
+        InputError: no box is large enough, or an image cannot be read.
+    """
+    content = data.load()
+    class_of = {category: number for number, category in enumerate(data.category_ids)}
+    boxes = [entry for entry in content["annotations"]
+             if not entry.get("iscrowd") and min(entry["bbox"][2:]) >= LEAST_BOX]  # fmt: skip
+    if not boxes:
+        raise InputError(f"expected boxes of at least {LEAST_BOX} px in {data.name}, found none")
+    if len(boxes) > most:
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(boxes))[:most])
+        boxes = [boxes[index] for index in chosen]
+    of_image: dict[Any, list[Mapping[str, Any]]] = {}
+    for entry in boxes:
+        of_image.setdefault(entry["image_id"], []).append(entry)
+    images = [image for image in content["images"] if image["id"] in of_image]
+    made: list[tuple[Path, int]] = []
+    for image in track(images, f"crops of {data.name}"):
+        files = [folder / f"{image['id']}_{entry['id']}.png" for entry in of_image[image["id"]]]
+        if not all(file.is_file() for file in files):
+            whole = read_rgb(data.image_path(image))
+            for file, entry in zip(files, of_image[image["id"]], strict=True):
+                with atomic_path(file) as temporary:
+                    crop(whole, entry["bbox"]).save(temporary)
+        labels = [class_of[entry["category_id"]] for entry in of_image[image["id"]]]
+        made += zip(files, labels, strict=True)
+    return made
+
+
+def crop(image: PIL.Image.Image, box: list[float]) -> PIL.Image.Image:
+    """The square around a box (x, y, width, height), moved into the image, and cut where it is larger."""
+    x, y, width, height = box
+    side = max(width, height) * MARGIN
+    corners = []
+    for start, length, whole in ((x, width, image.width), (y, height, image.height)):
+        size = min(side, whole)
+        first = min(max(start + (length - size) / 2, 0), whole - size)
+        corners.append((round(first), max(round(first + size), round(first) + 1)))
+    cut = image.crop((corners[0][0], corners[1][0], corners[0][1], corners[1][1]))
+    cut.thumbnail((MOST_SIDE, MOST_SIDE))
+    return cut
