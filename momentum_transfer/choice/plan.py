@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from momentum_transfer.backbones.build import parse_architecture
+from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.errors import InputError
 from momentum_transfer.suites.chain import Step
 
 DETECTION, CLASSIFICATION = "detection", "classification"
-IMAGES_CONFIG, RANDOM_CONFIG = "configs/choose/images.yaml", "configs/choose/random.yaml"
+IMAGES_CONFIG, RANDOM_CONFIG = "configs/lowshot/own_images.yaml", "configs/choose/random.yaml"
 #: Stage of training -> its config; the second one decides.
 DETECTORS = {"frozen": "configs/transfer/own_small_frozen.yaml", "finetuned": "configs/transfer/own_small.yaml"}
 #: Share of the minutes that each stage of training gets.
@@ -92,9 +94,6 @@ def random_steps(asked: Question) -> list[Step]:
 
 
 def _arch(one: Candidate) -> list[str]:
-    from momentum_transfer.backbones.build import parse_architecture
-    from momentum_transfer.backbones.resnet import Architecture
-
     found = parse_architecture(one.architecture)
     if isinstance(found, Architecture):
         return ["MODEL.ARCH", found.name, "MODEL.WIDTH", str(found.width), "MODEL.STEM", found.stem]
@@ -119,10 +118,12 @@ def _images(asked: Question, one: Candidate, results: Path) -> list[str]:
     shots = [k for k in (1, 2, 4, 8, 16) if k <= pool[len(pool) // 2]] or [1]
     held_in = max(2, int(total * 0.8) // 2 * 2)
     words = {
-        "DATASETS.ROOT": lists, "DATASETS.TRAIN_LIST": lists / "train.txt", "DATASETS.TEST_LIST": lists / "val.txt",
+        "DATASETS.NAME": "filelist", "DATASETS.ROOT": lists,
+        "DATASETS.TRAIN_LIST": lists / "train.txt", "DATASETS.TEST_LIST": lists / "val.txt",
         "DATASETS.TITLE": asked.title, "INPUT.IMAGE_SIZE": asked.image_size, "SEED": asked.seed,
         "KNN.PRESETS": [f"majority-{20 if total >= 200 else min(5, total)}"], "SVM.SHOTS": shots,
         "LINEAR.BATCH_SIZE": min(256, held_in), "FINETUNE.BATCH_SIZE": min(32, held_in),
+        "LINEAR.CACHED": True,
         "LINEAR.TRIALS": asked.trials, "FINETUNE.TRIALS": asked.trials, "OUTPUT_DIR": asked.out / "few_labels",
         **{f"{node}.WORKERS": asked.workers for node in ("FEATURES", "LINEAR", "FINETUNE")},
     }  # fmt: skip
@@ -144,6 +145,8 @@ def training_step(asked: Question, one: Candidate, stage: str, length: int, prob
         return Step(title, command)
     command = ["tools/transfer.py", "--config", DETECTORS[stage], "--weights", one.weights, "--engine", asked.engine]
     command += ["--trials", "1" if probe else str(asked.trials), "--resume", "--results", str(results), *asked.settings]
+    if not isinstance(parse_architecture(one.architecture), Architecture):
+        command += ["MODEL.BACKBONE.ARCH", one.architecture]
     words = {"SOLVER.MAX_ITER": length, "SOLVER.WARMUP_ITERS": min(100, max(length // 10, 1)),
              "SOLVER.CHECKPOINT_PERIOD": max(length // 4, 20), "SEED": asked.seed, "OUTPUT_DIR": folder}  # fmt: skip
     return Step(title, [*command, *(str(word) for pair in words.items() for word in pair)])

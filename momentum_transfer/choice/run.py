@@ -32,12 +32,14 @@ def keep_question(asked: Question) -> Question:
     if before is None:
         write_text(file, json.dumps(now, indent=1))
         return asked
-    different = [key for key in now if key not in _MACHINE and before.get(key) != now[key]]
+    free = (*_MACHINE, "minutes") if not (asked.out / _PLAN).is_file() else _MACHINE  # too few of them make no plan
+    different = [key for key in now if key not in free and before.get(key) != now[key]]
     if different:
         raise InputError(
             f"{asked.out} holds another choice: its {different[0]} was {str(before.get(different[0]))[:80]}, now it is "
             f"{str(now[different[0]])[:80]}; give another --out, or remove the folder"
         )
+    write_text(file, json.dumps({**before, "minutes": now["minutes"]}, indent=1))
     return replace(
         asked, settings=tuple(before["settings"]), longest=int(before["longest"]), workers=int(before["workers"])
     )

@@ -1,0 +1,171 @@
+"""Choosing weights from the command line; the commands run in the test's own process."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import PIL.Image
+import pytest
+import torch
+
+from momentum_transfer.backbones.convert import write
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.choice import plan
+from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.records import read
+from momentum_transfer.suites import chain
+from tests.tools.in_process import run_tool
+from transfer.data.digit_scenes import RECIPES, ensure_scenes
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> list[Path]:
+    architecture = Architecture("resnet10", 4)
+    for name in ("first", "second"):
+        torch.manual_seed(len(name))
+        write(tmp_path / f"{name}.safetensors", build_backbone(architecture).state_dict(), architecture, {})
+    return [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Fourteen images of each of two digits, in class folders."""
+    data, counts = build_dataset("digits"), [0, 0]
+    for k in range(len(data)):
+        image, label = data[k]
+        if label < 2 and counts[label] < 14:
+            counts[label] += 1
+            path = tmp_path / "mine" / f"digit {label}" / f"{k}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.resize((16, 16)).save(path)
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[str]:
+    """Titles of the steps that were started; each runs in this process."""
+    titles: list[str] = []
+
+    class InProcess:
+        def __init__(self, step: chain.Step, jobs: int) -> None:
+            self.step, self.began = step, time.monotonic()
+            titles.append(step.title)
+            self.ended = run_tool(Path(step.command[0]).stem, *step.command[1:])
+            nothing = lambda *_: None  # noqa: E731
+            self.process = SimpleNamespace(poll=lambda: self.ended.returncode, terminate=nothing, wait=nothing)
+            self.lines = SimpleNamespace(join=nothing)
+
+        def seconds(self) -> float:
+            assert self.ended.returncode == 0, self.ended.stderr
+            return time.monotonic() - self.began
+
+    monkeypatch.setattr(chain, "_Running", InProcess)
+    return titles
+
+
+def choose(*words: object):
+    return run_tool("choose", "--image-size", 16, "--workers", 0, "--resamples", 100, *words)
+
+
+def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, folder, tmp_path, started, monkeypatch):
+    monkeypatch.setattr(plan, "MOST_EPOCHS", 2)
+    words = ["--weights", weights[0], "--train", folder, "--split", 0.5, "--out", tmp_path / "out", "--minutes"]
+    ended = choose(*words, 0.001, "--dry-run")
+    assert ended.returncode == 2
+    assert "expected --minutes of at least 1 for 2 starts" in ended.stderr
+    words.append("9")
+    ended = choose(*words, "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert started == ["random: random start", "first: finetuned, timed"]
+    assert "about " in ended.stdout
+    assert "plan for mine" in ended.stdout
+    ended = choose(*words)
+    assert ended.returncode == 0, ended.stderr
+    assert len(started) == 2 + 2 * 4
+    assert "a random start of its architecture" in ended.stdout
+    records, _ = read(tmp_path / "out/results.jsonl")
+    tuned = [line for line in records if (line["task"], line["metric"]) == ("finetune", "top1")]
+    assert {line["checkpoint"]["name"] for line in tuned} == {"first", "random"}
+    assert {line["task"].split("/")[0] for line in records} == {"knn", "svm", "linear", "finetune"}
+    page = (tmp_path / "out/choice.md").read_text(encoding="utf-8")
+    assert "Which weights for mine?" in page
+    verdict = next(line for line in ended.stdout.splitlines() if line.startswith("first, the only candidate: accuracy "))
+    assert verdict in page
+    done = tmp_path / "out/done.json"
+    kept = json.loads(done.read_text())
+    last = list(kept)[-1]
+    done.write_text(json.dumps({key: value for key, value in kept.items() if key != last}))
+    assert choose(*words).returncode == 0
+    assert started[10:] == ["random: finetuned"]
+    assert read(tmp_path / "out/results.jsonl")[0] == records
+    other = choose("--weights", weights[1], *words[2:])
+    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
+    assert "holds another choice: its candidates was" in other.stderr
+
+
+def test_wrong_words_are_one_line(weights, folder, tmp_path, started):
+    words = {"--weights": weights, "--train": [folder], "--split": [0.5], "--out": [tmp_path / "out"]}
+    for changes, message in {
+        ("--minutes", 0): "expected --minutes above 0, found 0",
+        ("--trials", 0): "expected --trials of at least 1, found 0",
+        ("--split", 2): "expected a share between 0 and 1",
+        ("--train", tmp_path / "absent"): "expected images at",
+        ("--weights", tmp_path / "absent.pth"): "absent.pth",
+        ("--weights", weights[0], weights[0]): "expected weights of different names, found first twice",
+    }.items():
+        given = {**words, changes[0]: changes[1:]}
+        ended = choose(*(word for option, values in given.items() for word in (option, *values)))
+        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), (changes, ended.stderr)
+        assert message in ended.stderr
+    assert not started
+
+
+def test_detectors_get_words_that_their_settings_take(weights, tmp_path, started, monkeypatch):
+    """Up to the first command; training detectors takes minutes (see the slow test)."""
+    scenes = small_scenes(tmp_path / "scenes", 6)
+    seen: list[chain.Step] = []
+    monkeypatch.setattr("momentum_transfer.choice.run.run_chain", lambda steps, *_: seen.extend(steps))
+    ended = choose("--weights", *weights, "--train", scenes, "--split", 0.5, "--out", tmp_path / "out")
+    assert ended.returncode != 0  # nothing was timed
+    assert [step.title for step in seen] == [
+        "random: random start", "first: detector, frozen, timed", "first: detector, finetuned, timed",
+    ]  # fmt: skip
+    from transfer.own_settings import load_for
+
+    for step in seen[1:]:
+        words = step.command
+        cfg = load_for(
+            words[words.index("--config") + 1], words[words.index("DATASETS.TRAIN") :], weights=str(weights[0])
+        )
+        assert (cfg.SOLVER.MAX_ITER, cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.MASK_ON) == (5, 10, False)
+        assert ("frozen" in step.title) == cfg.MODEL.BACKBONE.FROZEN
+    lists = (tmp_path / "out/images/train.txt").read_text().splitlines()
+    assert all(Path(line.rpartition(" ")[0]).is_file() for line in lists)
+
+
+def small_scenes(folder: Path, count: int) -> Path:
+    """The first digit scenes as a COCO set of boxes."""
+    source = ensure_scenes(RECIPES["digit_scenes"])
+    content = json.loads((source / "annotations/train.json").read_text())
+    content["images"] = content["images"][:count]
+    kept = {image["id"] for image in content["images"]}
+    content["annotations"] = [{key: value for key, value in entry.items() if key != "segmentation"}
+                              for entry in content["annotations"] if entry["image_id"] in kept]  # fmt: skip
+    folder.mkdir()
+    for image in content["images"]:
+        PIL.Image.open(source / "train" / image["file_name"]).save(folder / image["file_name"])
+    (folder / "labels.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_detection_set_ends_in_a_verdict(weights, tmp_path):
+    scenes = small_scenes(tmp_path / "scenes", 12)
+    ended = choose(
+        "--weights", weights[0], "--train", scenes, "--split", 0.5, "--minutes", 12, "--out", tmp_path / "out"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "first, the only candidate: box AP" in ended.stdout
+    records, _ = read(tmp_path / "out/results.jsonl")
+    assert {line["protocol"] for line in records if line["task"] == "coco/bbox"} == {"own_small", "own_small_frozen"}
