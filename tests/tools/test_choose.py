@@ -90,7 +90,9 @@ def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, fo
     assert {line["task"].split("/")[0] for line in records} == {"knn", "svm", "linear", "finetune"}
     page = (tmp_path / "out/choice.md").read_text(encoding="utf-8")
     assert "Which weights for mine?" in page
-    verdict = next(line for line in ended.stdout.splitlines() if line.startswith("first, the only candidate: accuracy "))
+    verdict = next(
+        line for line in ended.stdout.splitlines() if line.startswith("first, the only candidate: accuracy ")
+    )
     assert verdict in page
     done = tmp_path / "out/done.json"
     kept = json.loads(done.read_text())
