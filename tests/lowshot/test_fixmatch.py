@@ -323,9 +323,9 @@ def test_training_resumes_bit_for_bit_with_its_log(tmp_path, monkeypatch, preset
         for name in ("whole", "cut")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
-    logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    logs = [[{**line, "seconds": 0} for line in read(tmp_path / name / "metrics.jsonl")] for name in ("whole", "cut")]
     assert logs[0] == logs[1]
-    assert [json.loads(line)["step"] for line in logs[0].splitlines()] == list(range(1, 7))
+    assert [line["step"] for line in logs[0]] == list(range(1, 7))
 
 
 def _share_right(classifier):
