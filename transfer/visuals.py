@@ -101,8 +101,9 @@ def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mappin
 def _beside(*pictures: tuple[str, Image.Image]) -> Image.Image:
     """Pictures of one size in a row, each under its heading."""
     width, height = pictures[0][1].size
-    font = ImageFont.load_default(size=max(13, min(width, height) // 20))
-    strip, gap = round(1.5 * font.size), max(4, width // 100)
+    points = max(13, min(width, height) // 20)
+    font = ImageFont.load_default(size=points)
+    strip, gap = round(1.5 * points), max(4, width // 100)
     row = Image.new("RGB", (len(pictures) * (width + gap) - gap, height + strip), (255, 255, 255))
     pen = ImageDraw.Draw(row)
     for place, (heading, picture) in enumerate(pictures):

@@ -28,7 +28,7 @@ from pretrain.config import get_cfg
 from pretrain.train import train
 
 #: What is compared: settings of one and the same training.
-READERS = {
+READERS: dict[str, dict[str, object]] = {
     "files, 8 workers": {"DATA.MEMORY_SHARE": 0, "DATA.WORKERS": 8},
     "files, workers measured": {"DATA.MEMORY_SHARE": 0, "DATA.WORKERS": -1},
     "in memory, workers measured": {},
