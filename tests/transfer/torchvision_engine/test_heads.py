@@ -147,5 +147,5 @@ def test_frozen_norm_equals_batch_norm_in_evaluation_with_and_without_gradient()
 def test_an_unknown_norm_is_named():
     from momentum_transfer.errors import InputError
 
-    with pytest.raises(InputError, match=r"BN, SyncBN, FrozenBN, GN .* found 'LN'"):
-        norm_layer("LN")
+    with pytest.raises(InputError, match=r"BN, SyncBN, FrozenBN, GN, LN .* found 'XN'"):
+        norm_layer("XN")
