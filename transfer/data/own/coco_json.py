@@ -7,27 +7,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.errors import InputError, one_line, shown
 from transfer.data.annotations import read_annotations
-from transfer.data.own.labelled import Box, ImageIndex, LabelledImage, LabelledSet, check_box, check_names, check_size
+from transfer.data.own.labelled import (
+    SPLITS,
+    Box,
+    ImageIndex,
+    LabelledImage,
+    LabelledSet,
+    check_box,
+    check_names,
+    check_size,
+)
 
 FORM = "COCO JSON"
-#: Words of a file's name or folder that say what its images are for.
-_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
+_LISTS = ("images", "annotations", "categories")
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a JSON file has COCO's lists."""
+    """Whether a JSON file has COCO's lists; InputError where it names them and is damaged."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        text = path.read_bytes()
+    except OSError:
         return False
-    return isinstance(content, dict) and {"images", "annotations", "categories"} <= set(content)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if any(word in text for word in (b'"file_name"', b'"bbox"', b'"categories"')):
+            raise InputError(
+                f"expected COCO's JSON in {path}, found a damaged file: {one_line(error)}; export it again"
+            ) from error
+        return False
+    return isinstance(content, dict) and set(_LISTS) <= set(content)
 
 
 def coco_files(folder: Path) -> list[Path]:
     """The COCO files of a folder: in it, in ``annotations``, or in its parts ``train``, ``valid``, …"""
-    places = [folder, folder / "annotations", *(folder / name for name in _SPLITS)]
+    places = [folder, folder / "annotations", *(folder / name for name in SPLITS)]
     return [file for place in places for file in sorted(place.glob("*.json")) if is_coco(file)]
 
 
@@ -67,7 +83,7 @@ def _split(file: Path, source: Path) -> str:
     if file.parent != source:
         words.append(file.parent.name.lower())
     for word in words:
-        for known, split in _SPLITS.items():
+        for known, split in SPLITS.items():
             if word == known or (word.startswith(known) and word[len(known) :].isdecimal()):
                 return split
     return ""
@@ -123,6 +139,7 @@ def _image(
     name, width, height = image.get("file_name"), image.get("width"), image.get("height")
     if not isinstance(name, str) or not name:
         raise InputError(f"expected file_name in {where}, found {shown(name)}; add it")
+    width, height = (int(side) if type(side) is float and side.is_integer() else side for side in (width, height))
     if type(width) is not int or type(height) is not int or min(width, height) < 1:
         raise InputError(
             f"expected a positive width and height in {where}, found {shown(width)}, {shown(height)}; correct it"

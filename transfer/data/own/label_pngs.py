@@ -10,7 +10,7 @@ import PIL.Image
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import part_title
 from momentum_transfer.images.reading import image_files
-from transfer.data.own.labelled import check_names
+from transfer.data.own.labelled import check_names, text_lines
 from transfer.data.semantic_datasets import IGNORE
 
 _IMAGES = ("images", "JPEGImages", "img")
@@ -42,6 +42,14 @@ def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, st
     return specs[0], specs[1], classes
 
 
+def has_label_pngs(folder: Path) -> bool:
+    """Whether a folder holds images and label PNGs, by the names of its folders."""
+    try:
+        return all(image_files(part) for part in _folders(folder))
+    except InputError:
+        return False
+
+
 def _folders(folder: Path) -> tuple[Path, Path]:
     images = next((folder / name for name in _IMAGES if (folder / name).is_dir()), None)
     labels = next((folder / name for name in _LABELS if (folder / name).is_dir()), None)
@@ -61,8 +69,7 @@ def _part(folder: Path, split: str) -> Path:
 
 
 def _named(file: Path) -> int:
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    return len(check_names((line for line in lines if line), str(file)))
+    return len(check_names((line for line in text_lines(file) if line), str(file)))
 
 
 def _counted(pairs: list[tuple[Path, Path]]) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.reading import image_files, upright_size
+
+#: Folder names that say what the images below them are for.
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
 
 #: Pixels by which a box may leave its image, as in ``transfer/data/check_annotations.py``.
 TOLERANCE = 1.0
@@ -108,6 +111,32 @@ def _closeness(file: Path, wanted: Path, near: Path) -> tuple[int, int]:
             break
         head += 1
     return tail, head
+
+
+def text_lines(file: Path) -> list[str]:
+    """The lines of a text file without the space around them; InputError where it is no text."""
+    try:
+        return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"expected UTF-8 text in {file}, found: {error}; save it so") from error
+
+
+def split_by_folders(images: Sequence[LabelledImage], root: Path) -> tuple[LabelledImage, ...]:
+    """The images with the split that the folders below ``root`` say, where all lie in folders that say one.
+
+    Of train, valid and test, test is kept back.
+    """
+    told = [_folder_split(image.file, root) for image in images]
+    if not all(told) or {SPLITS[word] for word in told} != {"train", "val"}:
+        return tuple(images)
+    if len({word for word in told if SPLITS[word] == "val"}) > 1:
+        told = ["" if word == "test" else word for word in told]
+    return tuple(replace(image, split=SPLITS[word]) for image, word in zip(images, told, strict=True) if word)
+
+
+def _folder_split(file: Path, root: Path) -> str:
+    parts = file.relative_to(root).parts[:-1] if file.is_relative_to(root) else ()
+    return next((part.lower() for part in parts if part.lower() in SPLITS), "")
 
 
 def check_size(file: Path, width: int, height: int, where: str) -> None:

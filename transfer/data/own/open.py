@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from momentum_transfer.choice.class_folders import is_class_folders
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import cache_root, set_title, sha256_of_text, write_text
-from momentum_transfer.images.reading import image_files
 from momentum_transfer.images.splits import stratified_split
 from transfer.data.annotations import DetectionData, open_dataset
 from transfer.data.own import coco_json, voc_xml, yolo
+from transfer.data.own.label_pngs import has_label_pngs
 from transfer.data.own.labelled import Box, LabelledImage, LabelledSet
 from transfer.data.run_lengths import decode_mask
 
@@ -121,33 +122,45 @@ def read_set(source: Path, images: Path | None = None) -> LabelledSet:
         if source.suffix == ".json":
             return coco_json.read_coco(source, images)
         if source.suffix in (".yaml", ".yml"):
-            return yolo.read_yolo(source)
+            return yolo.read_yolo(source, images)
         raise InputError(f"expected a folder, a COCO .json or YOLO's data.yaml, found {source}")
     forms = [
         (coco_json.FORM, bool(coco_json.coco_files(source))),
         (voc_xml.FORM, bool(voc_xml.xml_files(source))),
-        (yolo.FORM, _is_yolo(source)),
+        (yolo.FORM, _is_yolo(source, images)),
     ]
     found = [form for form, here in forms if here]
     if len(found) > 1:
         raise InputError(f"expected labels in one form in {source}, found {' and '.join(found)}; give one of them")
     if not found:
-        raise InputError(
-            f"expected a COCO JSON, VOC XML, or YOLO labels with data.yaml or classes.txt in {source}, found none; "
-            "name the labels' folder"
-        )
+        raise _no_form(source, images)
     if found[0] == coco_json.FORM:
         return coco_json.read_coco(source, images)
     if found[0] == voc_xml.FORM:
         return voc_xml.read_voc(source, images)
     named = [file for file in sorted(source.glob("*.y*ml")) if yolo.is_data_yaml(file)]
-    return yolo.read_yolo(named[0] if named else source)
+    return yolo.read_yolo(named[0] if named and images is None else source, images)
 
 
-def _is_yolo(folder: Path) -> bool:
+def _no_form(source: Path, images: Path | None) -> InputError:
+    """What to do with a folder in none of the forms."""
+    found, step = "none", "name the labels' folder"
+    if any(yolo.labelled_files(source, images).values()):
+        found, step = "text files without names", "write the classes' names into classes.txt beside them, a line each"
+    elif has_label_pngs(source):
+        found, step = "label PNGs", "give a segmenter's --config, such as transfer/deeplab_v3_stride16"
+    elif is_class_folders(source):
+        found, step = "a folder for each class", "lowshot and choose take those, a detector needs boxes"
+    return InputError(
+        f"expected a COCO JSON, VOC XML, or YOLO labels with data.yaml or classes.txt in {source}, "
+        f"found {found}; {step}"
+    )
+
+
+def _is_yolo(folder: Path, images: Path | None) -> bool:
     if any(yolo.is_data_yaml(file) for file in folder.glob("*.y*ml")):
         return True
-    return yolo.names_file(folder) is not None and any(folder.rglob("*.txt")) and bool(image_files(folder))
+    return yolo.names_file(folder) is not None and any(yolo.labelled_files(folder, images).values())
 
 
 def _told(one: LabelledSet, split: str) -> list[LabelledImage]:

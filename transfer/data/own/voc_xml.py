@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from momentum_transfer.errors import InputError
-from transfer.data.own.labelled import Box, ImageIndex, LabelledImage, LabelledSet, check_box, check_size
+from transfer.data.own.labelled import (
+    Box,
+    ImageIndex,
+    LabelledImage,
+    LabelledSet,
+    check_box,
+    check_size,
+    split_by_folders,
+    text_lines,
+)
 from transfer.data.own.xml_lines import Node, read_xml
 
 FORM = "VOC XML"
@@ -40,6 +49,8 @@ def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
     read = [_read(file, index, splits) for file in files]
     if splits:
         read = [image for image in read if image.split]
+    else:
+        read = list(split_by_folders(read, folder))
     return LabelledSet(FORM, folder, tuple(read))
 
 
@@ -49,8 +60,8 @@ def _splits(folder: Path) -> dict[str, str]:
     for list_folder in sorted(folder.rglob("ImageSets/Main")):
         for split, names in (("train", ("train", "trainval")), ("val", ("val", "valid", "test"))):
             files = [file for name in names if (file := list_folder / f"{name}.txt").is_file()]
-            for line in files[0].read_text(encoding="utf-8").splitlines() if files else ():
-                if line.strip():
+            for line in text_lines(files[0]) if files else ():
+                if line:
                     found.setdefault(line.split()[0], split)
     return found if len(set(found.values())) == 2 else {}
 

@@ -15,17 +15,26 @@ import yaml
 
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.images.reading import image_files, upright_size
-from transfer.data.own.labelled import Box, LabelledImage, LabelledSet, check_box, check_names
+from transfer.data.own.labelled import (
+    SPLITS,
+    Box,
+    LabelledImage,
+    LabelledSet,
+    check_box,
+    check_names,
+    split_by_folders,
+    text_lines,
+)
 
 FORM = "YOLO text"
 _NAMES = ("classes.txt", "obj.names", "labels.txt")
-_SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "val"}
+_KEYS = {"train": "train", "val": "val", "valid": "val", "test": "val"}
 
 
 def is_data_yaml(path: Path) -> bool:
     """Whether a file is YOLO's data.yaml: a mapping with ``names``."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return False
     return isinstance(content, dict) and "names" in content
@@ -45,21 +54,56 @@ def names_file(folder: Path) -> Path | None:
     return None
 
 
-def read_yolo(source: Path) -> LabelledSet:
+def labelled_files(folder: Path, images: Path | None = None) -> dict[Path, Path | None]:
+    """Image files of a folder of labels, of images, or of both, with their text files.
+
+    Args:
+        images: where they lie instead, and those without a text file do not count; without it, images below
+            ``folder``, else those beside a folder of labels.
+    """
+    if images is None and (found := image_files(folder)):
+        return {file: _label_file(file) for file in found}
+    all_count = images is None
+    if images is None:
+        parts = list(folder.parts)
+        if "labels" not in parts:
+            return {}
+        parts[len(parts) - 1 - parts[::-1].index("labels")] = "images"
+        images = Path(*parts) if Path(*parts).is_dir() else folder.parent
+    texts: dict[str, list[Path]] = {}
+    for file in sorted(folder.rglob("*.txt")):
+        texts.setdefault(file.stem, []).append(file)
+    found: dict[Path, Path | None] = {}
+    for file in image_files(images):
+        same = folder / file.relative_to(images).with_suffix(".txt")
+        named = [same] if same.is_file() else texts.get(file.stem, [])
+        if len(named) > 1:
+            raise InputError(f"expected one text file for {file}, found {named[0]} and {named[1]}; drop one")
+        if named or all_count:
+            found[file] = named[0] if named else None
+    return found
+
+
+def read_yolo(source: Path, images: Path | None = None) -> LabelledSet:
     """Read a data.yaml with the folders it names, or a folder of images and labels.
+
+    Args:
+        images: where the images of a folder of labels lie, see `labelled_files`.
 
     Raises:
         InputError: no class names, a missing image folder, a wrong line; file and line are named.
     """
     if source.is_file():
         content = _yaml(source)
+        if "kpt_shape" in content:
+            raise InputError(f"expected boxes or polygons, found key points (kpt_shape in {source}); export boxes")
         classes = _classes(content, source)
-        images = [image for key, split in _SPLITS.items() for image in _listed(content, key, split, source, classes)]
-        if not images:
+        found = [image for key, split in _KEYS.items() for image in _listed(content, key, split, source, classes)]
+        if not found:
             raise InputError(f"expected train and val in {source} to name folders of images, found none; add them")
-        both = len({image.split for image in images}) == 2
+        both = len({image.split for image in found}) == 2
         seen: dict[Path, LabelledImage] = {}
-        for image in images:
+        for image in found:
             seen.setdefault(image.file, image if both else _without_split(image))
         return LabelledSet(FORM, source.parent, tuple(seen.values()), classes)
     names = names_file(source)
@@ -69,10 +113,12 @@ def read_yolo(source: Path) -> LabelledSet:
             "write the names into classes.txt, a line each"
         )
     classes = _classes(_yaml(names), names) if names.suffix in (".yaml", ".yml") else _text_classes(names)
-    files = image_files(source)
+    files = labelled_files(source, images)
     if not files:
-        raise InputError(f"expected images below {source}, found none")
-    return LabelledSet(FORM, source, tuple(_image(file, classes, "") for file in files), classes)
+        raise InputError(f"expected images below {images or source}, found none; name their folder by --images")
+    read = [_image(file, classes, "", text) for file, text in files.items()]
+    root = images or (source if read[0].file.is_relative_to(source) else source.parent)
+    return LabelledSet(FORM, source, split_by_folders(read, root), classes)
 
 
 def _without_split(image: LabelledImage) -> LabelledImage:
@@ -81,7 +127,7 @@ def _without_split(image: LabelledImage) -> LabelledImage:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InputError(f"expected YOLO's data.yaml, found a file that cannot be read at {path}: {error}") from error
     if not isinstance(content, dict):
@@ -91,8 +137,9 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 def _classes(content: dict[str, Any], path: Path) -> tuple[str, ...]:
     names = content.get("names")
-    if isinstance(names, dict) and sorted(names, key=str) == sorted(range(len(names)), key=str):
-        names = [names[number] for number in range(len(names))]
+    if isinstance(names, dict) and {str(key) for key in names} == {str(k) for k in range(len(names))}:
+        of_number = {str(key): name for key, name in names.items()}
+        names = [of_number[str(k)] for k in range(len(names))]
     if not isinstance(names, list) or not names:
         raise InputError(f"expected names as a list, or numbered from 0, in {path}, found {shown(names)}; correct it")
     count = content.get("nc", len(names))
@@ -102,8 +149,7 @@ def _classes(content: dict[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def _text_classes(path: Path) -> tuple[str, ...]:
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    return check_names((line for line in lines if line), str(path))
+    return check_names((line for line in text_lines(path) if line), str(path))
 
 
 def _listed(
@@ -120,24 +166,32 @@ def _listed(
         paths = image_files(place) if place.is_dir() else _image_list(place)
         if not paths:
             raise InputError(f"expected images for {key} in {place} ({file}), found none")
-        yield from (_image(path, classes, split) for path in paths)
+        yield from (_image(path, classes, split, _label_file(path)) for path in paths)
 
 
 def _place(content: dict[str, Any], entry: str, file: Path, key: str) -> Path:
-    """A path of data.yaml: from ``path``, from the yaml's folder; exports that begin with ``..`` mean the latter."""
-    inside = entry
-    while inside.startswith("../"):
-        inside = inside[3:]
-    base = Path(str(content.get("path") or ""))
-    for place in (file.parent / base / entry, file.parent / entry, file.parent / base / inside, file.parent / inside):
+    """A path of data.yaml: from ``path``, else from the yaml's folder, else by as much of its end as is there.
+
+    Exports begin with ``..`` where they mean the yaml's folder, and name folders of the machine that wrote them.
+    """
+    base, entry = Path(str(content.get("path") or "").replace("\\", "/")), entry.replace("\\", "/")
+    parts = [part for part in Path(entry).parts if part not in ("..", "/")]
+    ends = [Path(*parts[k:]) for k in range(len(parts)) if k in (0, len(parts) - 2) or parts[k].lower() in SPLITS]
+    for place in (file.parent / base / entry, *(file.parent / start / end for end in ends for start in (base, ""))):
         if place.exists():
             return place
     raise InputError(f"expected the images of {key} at {file.parent / entry} ({file}), found nothing; correct the path")
 
 
 def _image_list(file: Path) -> list[Path]:
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    return [file.parent / line for line in lines if line]
+    """The images that a text file lists, from its own folder, or by as much of their path's end as is there."""
+    found = []
+    for line in filter(None, text_lines(file)):
+        path = Path(line.replace("\\", "/"))
+        parts = [part for part in path.parts if part not in ("..", "/")]
+        ends = (file.parent / Path(*parts[k:]) for k in range(len(parts)))
+        found.append(next((place for place in (file.parent / path, *ends) if place.is_file()), file.parent / path))
+    return found
 
 
 def _label_file(image: Path) -> Path | None:
@@ -152,12 +206,11 @@ def _label_file(image: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _image(path: Path, classes: Sequence[str], split: str) -> LabelledImage:
+def _image(path: Path, classes: Sequence[str], split: str, file: Path | None) -> LabelledImage:
     width, height = upright_size(path)
-    file = _label_file(path)
     objects = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file else (), 1):
-        if line.strip():
+    for number, line in enumerate(text_lines(file) if file else (), 1):
+        if line:
             objects.append(_object(line, f"{file}:{number}", classes, width, height))
     return LabelledImage(path, width, height, tuple(objects), split)
 

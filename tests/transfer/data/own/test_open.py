@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
 
 from momentum_transfer.errors import InputError
@@ -194,3 +196,36 @@ def test_options_that_contradict_or_lack_are_told(forms: Path, tmp_path: Path):
         open_own(tmp_path / "nowhere")
     with pytest.raises(InputError, match="found none"):
         open_own(tmp_path)
+
+
+def test_exports_lie_in_many_ways(forms: Path, tmp_path: Path):
+    """Folders that say the split, class names beside the labels, paths of the machine that exported."""
+    whole = open_own(forms / "yolo")
+
+    def same(*words: Path, **options: Any) -> bool:
+        own = open_own(*words, **options)
+        return [data.load()["annotations"] for data in (own.train, own.val)] == [
+            data.load()["annotations"] for data in (whole.train, whole.val)
+        ]
+
+    yolo, names = tmp_path / "yolo", yaml.safe_load((forms / "yolo/data.yaml").read_text())["names"]
+    shutil.copytree(forms / "yolo", yolo)
+    for told in (
+        {"path": "/of/another/machine", "train": "images/train", "val": "images/val", "names": list(names.values())},
+        {"train": "C:\\of\\another\\images\\train", "val": "../images/val", "names": {str(k): v for k, v in names.items()}},
+    ):  # fmt: skip
+        (yolo / "data.yaml").write_text("\ufeff" + yaml.safe_dump(told), encoding="utf-8")
+        assert same(yolo)
+    (yolo / "data.yaml").unlink()
+    (yolo / "classes.txt").write_text("\ufeff" + "\r\n".join(names.values()), encoding="utf-8")
+    assert same(yolo)
+    assert same(yolo / "labels")
+    assert same(yolo / "images/train", yolo / "images/val")
+    (yolo / "images").rename(tmp_path / "elsewhere")
+    assert same(yolo / "labels/train", yolo / "labels/val", images=tmp_path / "elsewhere")
+    for part, split in (("train", "train"), ("valid", "val")):
+        (tmp_path / "voc" / part).mkdir(parents=True)
+        for stem in (forms / "voc/ImageSets/Main" / f"{split}.txt").read_text().split():
+            shutil.copy(forms / "voc/Annotations" / f"{stem}.xml", tmp_path / "voc" / part)
+            shutil.copy(forms / "voc/JPEGImages" / f"{stem}.jpg", tmp_path / "voc" / part)
+    assert same(tmp_path / "voc")
