@@ -212,8 +212,8 @@ def test_exports_lie_in_many_ways(forms: Path, tmp_path: Path):
     shutil.copytree(forms / "yolo", yolo)
     for told in (
         {"path": "/of/another/machine", "train": "images/train", "val": "images/val", "names": list(names.values())},
-        {"train": "C:\\of\\another\\images\\train", "val": "../images/val", "names": {str(k): v for k, v in names.items()}},
-    ):  # fmt: skip
+        {"train": "C:\\other\\images\\train", "val": "../images/val", "names": {str(k): v for k, v in names.items()}},
+    ):
         (yolo / "data.yaml").write_text("\ufeff" + yaml.safe_dump(told), encoding="utf-8")
         assert same(yolo)
     (yolo / "data.yaml").unlink()
