@@ -68,6 +68,7 @@ def choose(*words: object):
     return run_tool("choose", "--image-size", 16, "--workers", 0, "--resamples", 100, *words)
 
 
+@pytest.mark.slow
 def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, folder, tmp_path, started, monkeypatch):
     monkeypatch.setattr(plan, "MOST_EPOCHS", 2)
     words = ["--weights", weights[0], "--train", folder, "--split", 0.5, "--out", tmp_path / "out", "--minutes"]

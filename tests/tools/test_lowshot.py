@@ -196,13 +196,13 @@ def test_settings_are_checked_before_features_are_extracted(
         (lambda state: state | {"conv1.weight": state["conv1.weight"] * torch.nan}, "conv1.weight"),
         (
             lambda state: {"blocks.0.attn.qkv.weight": torch.ones(9, 3), "patch_embed.proj.weight": torch.ones(3)},
-            "ResNet",
+            "expected the names of a known family",
         ),
         (lambda state: {name: tensor for name, tensor in state.items() if "layer3" not in name}, "(1, 1, 0, 1) blocks"),
     ],
-    ids=["NaN", "a transformer", "a stage is missing"],
+    ids=["NaN", "two tensors of a transformer", "a stage is missing"],
 )
-def test_weights_that_are_no_resnets_are_refused(lowshot, weights, tmp_path, capsys, change, message):
+def test_weights_that_make_no_backbone_are_refused(lowshot, weights, tmp_path, capsys, change, message):
     torch.save(change(torch.load(weights, weights_only=True)), tmp_path / "bad.pth")
     assert lowshot("svm", "--weights", tmp_path / "bad.pth") == 2
     assert message in capsys.readouterr().err

@@ -253,7 +253,7 @@ def test_class_that_every_drawn_image_shows_tells_no_image_from_another(solver):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"protocol": "coco"}, "expected SVM.PROTOCOL of imagenet, inaturalist, voc07, found 'coco'"),
+        ({"protocol": "coco"}, "expected SVM.PROTOCOL of imagenet, inaturalist, own, voc07, found 'coco'"),
         ({"select_c": "train"}, "expected SVM.SELECT_C of heldout, test"),
         ({"solver": "magic"}, "expected SVM.SOLVER of"),
         ({"class_weights": "2"}, r"expected SVM\.CLASS_WEIGHTS of .*plain, vissl, found '2'"),
