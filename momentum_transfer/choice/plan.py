@@ -184,17 +184,19 @@ def lengths(asked: Question, times: Mapping[str, Mapping[str, Times]]) -> dict[s
         InputError: they bear none; with the minutes that would do.
     """
     shares = {stage: SHARES[stage] if len(asked.stages) > 1 else 1.0 for stage in asked.stages}
-    least, found, needed = LEAST[asked.kind], {}, 0.0
+    least, found, needed, fixed = LEAST[asked.kind], {}, 0.0, 0.0
     for stage in asked.stages:
         around = sum(times[stage][one.architecture].around for one in asked.everyone)
         each = sum(times[stage][one.architecture].each for one in asked.everyone)
         room = 60 * asked.minutes * shares[stage] / asked.trials - around
         found[stage] = min(math.floor(room / each), asked.longest)
+        fixed += asked.trials * around / 60
         needed = max(needed, asked.trials * (around + least * each) / shares[stage] / 60)
     if min(found.values()) < least:
         raise InputError(
             f"expected --minutes of at least {math.ceil(needed)} for {len(asked.everyone)} starts and {asked.trials} "
-            f"trial(s), found {asked.minutes:g}; give more, or fewer weights"
+            f"trial(s), found {asked.minutes:g}; starting commands and scoring take {fixed:.1f} of them, however long "
+            "the trainings are; give more, or fewer weights"
         )
     return found
 
@@ -213,7 +215,8 @@ def rows(asked: Question, plan: Plan) -> list[Sequence[str]]:
     what = "crops of the boxes" if asked.kind == DETECTION else "images"
     made.append((probes, f"features of {what}, {asked.image_size} px", str(starts), f"{seconds / 60:.1f}"))
     for stage in asked.stages:
-        told = f"{plan.lengths[stage]} {unit}"
         count = starts * asked.trials
+        around = asked.trials * sum(plan.times[stage][one.architecture].around for one in asked.everyone)
+        told = f"{plan.lengths[stage]} {unit}; {around / 60:.1f} minutes start and score"
         made.append((stage, told, str(count), f"{plan.seconds(asked, stage) / 60:.1f}"))
     return made

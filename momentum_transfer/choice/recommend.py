@@ -70,7 +70,11 @@ def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int
     baseline = {one.name: one.baseline for one in asked.candidates}
     helped = tuple(name for name in best if (name, baseline[name]) in ahead)
     told = _sentences(measure, means, best, behind, baseline, ahead)
-    if len(best) > 1 or len(best) != len(helped):
+    if not any(means.values()):
+        told.append(
+            "Nothing right was found by any of them: these trainings were too short to compare; give more minutes."
+        )
+    elif len(best) > 1 or len(best) != len(helped):
         told += _detectable(best, baseline, found)
     return Choice(measure, means, best, behind, helped, tuple(told))
 

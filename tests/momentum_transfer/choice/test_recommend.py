@@ -91,3 +91,10 @@ def test_missing_records_and_missing_outcomes_are_one_line(tmp_path):
         line.pop("items")
     with pytest.raises(InputError, match="no verdict on finetune top1 is possible: one trial, and no outcomes"):
         decide(asked, made, 200)
+
+
+def test_trainings_that_found_nothing_are_told_and_no_power_is_claimed(tmp_path):
+    asked = question(tmp_path, "a")
+    found = decide(asked, write(asked, {"a": right(0), "random": right(0)}), 200)
+    assert "Nothing right was found by any of them" in found.sentences[-1]
+    assert not any("80 %" in sentence for sentence in found.sentences)
