@@ -1,5 +1,6 @@
 """Differences between checkpoints: intervals, the words by rule, mean ranks."""
 
+import bisect
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -157,8 +158,8 @@ def mean_ranks(results: Results) -> dict[str, tuple[float, int]]:
         means = {name: cell.mean for name, cell in results.cells[measure].items()}
         if len(means) < 2:
             continue
+        ordered = sorted(means.values())
         for name, mean in means.items():
-            above = sum(other > mean for other in means.values())
-            ties = sum(other == mean for other in means.values())
-            ranks[name].append(above + (ties + 1) / 2)
+            first, after = bisect.bisect_left(ordered, mean), bisect.bisect_right(ordered, mean)
+            ranks[name].append(len(ordered) - after + (after - first + 1) / 2)
     return {name: (statistics.fmean(found), len(found)) for name, found in ranks.items()}

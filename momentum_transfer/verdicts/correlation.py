@@ -44,6 +44,7 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000, seed
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise InputError("expected finite scores of every checkpoint, found one missing; leave the checkpoint out")
     resamples = max(100, min(resamples, 2**22 // len(a) ** 2))  # pairs of checkpoints are n² numbers a resample
+    a, b = (stats.rankdata(v).astype(np.float32) for v in (a, b))  # both correlations are of the order alone
     picks = np.random.default_rng(seed).integers(0, len(a), (resamples, len(a)))
     taus, rhos = kendall(a[picks], b[picks]), spearman(a[picks], b[picks])
     return Agreement(
@@ -54,14 +55,21 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000, seed
 
 def kendall(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """[S] Kendall's τ_b of each row of [S, n] pairs; NaN where a side is constant."""
-    if a.shape[1] > 2000:  # where all pairs are too many, sorting tells the same
+    if a.shape[1] > 400:  # where all pairs are too many, sorting tells the same
         return np.array([stats.kendalltau(x, y).statistic for x, y in zip(a, b, strict=True)])
-    if len(a) > 1 and a.size * a.shape[1] > 2**23:  # a hundred times all pairs would be gigabytes
-        return np.concatenate([kendall(a[i : i + 1], b[i : i + 1]) for i in range(len(a))])
-    upper = np.triu_indices(a.shape[1], 1)
-    x, y = (np.sign(v[:, :, None] - v[:, None, :])[:, upper[0], upper[1]] for v in (a, b))
+    rows = max(1, 2**20 // a.shape[1] ** 2)  # a thousand times all pairs would be gigabytes
+    if len(a) > rows:
+        return np.concatenate([kendall(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows)])
+    x, y = (_signs(v) for v in (a, b))
+    both, ones, others = (np.einsum("si,si->s", u, v).astype(np.float64) for u, v in ((x, y), (x, x), (y, y)))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((x * y).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1)))
+        return np.asarray(both / np.sqrt(ones * others))
+
+
+def _signs(values: np.ndarray) -> np.ndarray:
+    """[S, n²] the order of every two of [S, n] values: 1, 0 or −1, in float32, which counts to 2²⁴ without rounding."""
+    signs = np.sign(values[:, :, None] - values[:, None, :])
+    return signs.astype(np.float32, copy=False).reshape(len(values), -1)
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
