@@ -46,7 +46,8 @@ def _row(group: Sequence[Job], expected: Mapping[str, Expected], price: float | 
     done = sum(job.done() for job in group)
     state = ("done" if done else "to do") if len(group) == 1 else f"{len(group) - done} of {len(group)} to do"
     sources = ", ".join(dict.fromkeys(one.source for one in figures if one.source))
-    money = [f"{gpu_hours * price:.2f}"] if price is not None else []
+    known = done or sources  # of a task that tells no hours it is not said that it costs nothing
+    money = [f"{gpu_hours * price:.2f}" if known else ""] if price is not None else []
     name = group[0].title if len(group) == 1 else group[0].task.name
-    return [name, state, f"{gpu_hours:.2f}", f"{sum(hours):.2f}" if hours else "", *money, sources,
+    return [name, state, f"{gpu_hours:.2f}" if known else "", f"{sum(hours):.2f}" if hours else "", *money, sources,
             " ".join(group[0].task.needs)]  # fmt: skip

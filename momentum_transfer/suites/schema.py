@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -99,7 +100,7 @@ def _check_size(content: Any, where: str) -> None:
         inner: list[Any] = []
         for value in level:
             count += 1
-            if count > MOST_ENTRIES:
+            if count + len(inner) > MOST_ENTRIES:  # before aliases of one long list fill the memory
                 raise InputError(f"{where}: expected at most {MOST_ENTRIES} entries, found more; divide the suite")
             if isinstance(value, dict):
                 inner += [*value.keys(), *value.values()]
@@ -139,7 +140,7 @@ def _in_words(refusal: str, content: Any, kind: type) -> str:
     if "[...]" in place:
         where = f"every value of {where}" if where else "every value"
     value = _value_at(content, place)
-    quotes = "put it in quotes" if words.startswith("text") and isinstance(value, (int, float)) else "correct it"
+    quotes = "put it in quotes" if words.startswith("text") and isinstance(value, (int, float, date)) else "correct it"
     return f"expected {where + ' as ' if where else ''}{words}, found {shown(value)}; {quotes}"
 
 

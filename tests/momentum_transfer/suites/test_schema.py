@@ -138,6 +138,8 @@ def test_a_wrong_value_of_a_task_is_one_line_that_names_it(tmp_path: Path, key: 
         ("tasks: [{name: a}]", "task 1: expected at least command"),
         ("tasks: [{1: a}]", "as text; put it in quotes"),
         ("name: 3\ntasks: [{name: a, command: tools/lowshot.py}]", "expected name as text"),
+        ("name: 2026-11-22\ntasks: [{name: a, command: tools/lowshot.py}]", "put it in quotes"),
+        (f"tasks:\n  - &a [{','.join('1' * 900)}]\n" + "  - *a\n" * 900, "entries"),
         ("name: ..\ntasks: [{name: a, command: tools/lowshot.py}]", "name: expected a name of letters"),
         ("include: 3", "expected include as text"),
         ("include: nowhere", "suite not found: nowhere"),
