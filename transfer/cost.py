@@ -66,8 +66,11 @@ def cost_of(cfg: CfgNode) -> Cost:
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     with torch.no_grad():
         image = torch.zeros(1, 3, side, side, device=device)
+        maps: dict[str, Tensor] = {}
+        kept = backbone.register_forward_hook(lambda _module, _inputs, found: maps.update(found))
         below = _flops(backbone, image)
-        parts = _heads(cfg, network, image[0], backbone(image))
+        kept.remove()
+        parts = _heads(cfg, network, image[0], {name: torch.zeros_like(found) for name, found in maps.items()})
         above = sum(times * _flops(part, *inputs) for part, inputs, times in parts)
     return Cost(int(parameter_count(network)[""]), trained, below + above, below, side)
 

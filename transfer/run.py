@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +84,11 @@ def run(cfg: CfgNode, request: Request) -> None:
         )
     task = open_task(cfg, training=not request.eval_only)
     task.check(cfg)
+    network = functools.cache(lambda: _network(cfg))  # counted once for all trials, and only if one is left to do
     with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
         for trial in range(cfg.TRIALS):
             folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
-            _trial(cfg, request, engine, task, initial, trial, folder)
+            _trial(cfg, request, engine, task, initial, trial, folder, network)
             barrier()
 
 
@@ -151,6 +154,7 @@ def _trial(
     initial: InitialWeights,
     trial: int,
     folder: Path,
+    network: Callable[[], dict[str, Any]],
 ) -> None:
     file = request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
     wanted = {"trial": trial, "config": identity(cfg), "sha256": initial.sha256, "engine": engine.name}
@@ -167,7 +171,8 @@ def _trial(
         write_text(folder / "config.yaml", dump(cfg))
         if not request.eval_only:
             write_classes(folder, classes_of(task.train[0], engine.name))
-    network = _network(cfg, folder) if is_main() else {}
+    if is_main():
+        write_text(folder / "network.json", json.dumps(network(), indent=1))
     detector = initial
     if not request.eval_only:
 
@@ -184,12 +189,12 @@ def _trial(
             say(f"{finetuned.seconds_per_step:.3f} s per iteration")
     for predictions in engine.predict(cfg, task, detector, folder):
         if is_main():
-            details = {**network, "finetuned": not request.eval_only}
+            details = {**network(), "finetuned": not request.eval_only}
             _record(cfg, task, predictions, initial, trial, seed, file, folder, details)
 
 
-def _network(cfg: CfgNode, folder: Path) -> dict[str, Any]:
-    """What the network is made of and needs, said, written to ``network.json``, and returned for the records."""
+def _network(cfg: CfgNode) -> dict[str, Any]:
+    """What the network is made of and needs: said, and returned for ``network.json`` and the records."""
     found: dict[str, Any] = {}
     if cfg.MODEL.BACKBONE.ARCH:
         found["architecture"] = str(any_backbone.detector_architecture(cfg))
@@ -198,7 +203,6 @@ def _network(cfg: CfgNode, folder: Path) -> dict[str, Any]:
         cost = cost_of(cfg)
         say(f"network: {cost}")
         found |= cost.as_record()
-    write_text(folder / "network.json", json.dumps(found, indent=1))
     return found
 
 
