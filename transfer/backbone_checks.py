@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 import torch
@@ -105,7 +106,8 @@ def _refuses(network: TimmBackbone, height: int, width: int) -> str:
             x = torch.empty(1, 3, height, width)
             maps = {LAST: network.tokens(x)[0][1]} if network.plain else network.maps(x)
     except (InputError, RuntimeError, AssertionError, ValueError) as error:
-        return (str(error).splitlines() or [""])[0].partition(";")[0][:90] or type(error).__name__
+        told = (str(error).splitlines() or [""])[0].partition(";")[0]
+        return textwrap.shorten(told, 160, placeholder=" …") or type(error).__name__
     strides = {LAST: network.patch_size} if network.plain else network.strides
     odd = [key for key, found in maps.items() if found.shape[-2:] != (height // strides[key], width // strides[key])]
     return f"its {odd[0]} is {tuple(maps[odd[0]].shape[-2:])}" if odd else ""

@@ -31,8 +31,8 @@ _HEADS = ("proposal_generator.", "head.", "sem_seg_head.")
 #: A network of timm within a detector: under a pyramid, or by itself; and what ViTDet's network has beside a ViT.
 _UNDER_PYRAMID = re.compile(r"^backbone\.(?:bottom_up|net)\.(?!.*\.rel_pos_[hw]$)(.*)$")
 _ALONE = re.compile(r"^backbone\.(.*)$")
-#: Weights that are made, not read from a file.
-_MADE = ("timm:", "module:")
+#: How weights that are no files begin.
+_TIMM, _MODULE = "timm:", "module:"
 #: Stands for random initialisation, so that it never happens by a forgotten option.
 NONE = "none"
 
@@ -67,7 +67,12 @@ def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
     """
     if weights.lower() == NONE:
         return InitialWeights(NONE)
-    if weights.startswith(_MADE):
+    if weights.startswith(_MODULE):
+        raise InputError(
+            f"expected a ResNet's weights or those of a network of timm under a detector, found {weights}; a module of "
+            "your own goes through the probes: momentum-transfer lowshot, or mt.evaluate"
+        )
+    if weights.startswith(_TIMM):
         return _backbone(weights, cfg)
     path = pull.local_file(weights) if is_hub_name(weights) else Path(weights)
     if not path.exists():

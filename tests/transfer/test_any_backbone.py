@@ -188,10 +188,25 @@ def test_a_file_of_another_network_width_or_patch_is_refused_in_one_line(tmp_pat
         assert "\n" not in str(error.value).strip()
 
 
+def test_a_file_that_differs_in_the_patch_alone_is_refused_by_that_tensor(tmp_path):
+    other = DINOV3 + "&patch_size=14&img_size=56"  # RoPE: no position embedding differs, only the projection
+    file = tmp_path / "backbone.safetensors"
+    save_file({name: v.clone() for name, v in build_backbone(parse_architecture(other)).state_dict().items()}, file)
+    cfg = config_of(DINOV3)
+    with pytest.raises(InputError, match=r"1 of another shape \(patch_embed.proj.weight is \[48, 3, 14, 14\], expected "):
+        initialise(build(cfg), read_initial(str(file), cfg))
+
+
+def test_a_module_of_ones_own_is_sent_to_the_probes_before_its_code_runs():
+    with pytest.raises(InputError, match="found module:no.such:factory; .* probes"):
+        read_initial("module:no.such:factory", tiny_config("mask_rcnn"))
+
+
 @pytest.mark.parametrize(
     ("architecture", "detector", "settings", "message"),
     [
         ("timm:convnext_atoo", "mask_rcnn", "", "nearest are .*convnext_atto"),
+        ("timm:crossvit_9_240", "mask_rcnn", "", "gives maps of strides 4 to 32 or patches, found none"),
         ("resnet50", "mask_rcnn", "", "MODEL.BACKBONE.ARCH as timm:NAME"),
         (CONVNEXT, "mask_rcnn_c4", "", "expected a ResNet for a C4 detector"),
         (CONVNEXT, "mask_rcnn", "MODEL.BACKBONE.FREEZE_AT 2", "FREEZE_AT 0 .* counts a ResNet's stages"),
