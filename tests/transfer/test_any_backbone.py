@@ -198,7 +198,7 @@ def test_a_file_that_differs_in_the_patch_alone_is_refused_by_that_tensor(tmp_pa
 
 
 def test_a_module_of_ones_own_is_sent_to_the_probes_before_its_code_runs():
-    with pytest.raises(InputError, match="found module:no.such:factory; .* probes"):
+    with pytest.raises(InputError, match=r"found module:no.such:factory; .* probes"):
         read_initial("module:no.such:factory", tiny_config("mask_rcnn"))
 
 
