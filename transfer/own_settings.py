@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.console import say, speaking
+from momentum_transfer.console import say, speaking, warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.settings import value_of
 from transfer import config
@@ -112,6 +112,8 @@ def within_minutes(cfg: CfgNode, weights: str, minutes: float) -> CfgNode:
     if steps >= whole:
         return cfg
     say(f"  SOLVER.MAX_ITER {steps} instead of {whole}: {minutes:g} minutes at {found.step:.2f} s an iteration")
+    if steps < whole / 10:
+        warn(f"{steps} iterations are {100 * steps / whole:.0f} % of the recipe's: a detector that has learnt little")
     shorter = cfg.clone()
     shorter.defrost()
     shorter.SOLVER.MAX_ITER = steps
