@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.extras import extra
 from transfer.prediction.photographs import as_pixels
 from transfer.torchvision_engine import boxes as box_ops
@@ -142,8 +142,15 @@ def _pt2(path: Path) -> ExportedDetector:
     wants = Wants.from_json(extras[KEY], path)
 
     def program(image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        with torch.no_grad():
-            boxes, scores, classes = module(torch.from_numpy(image))
+        try:
+            with torch.no_grad():
+                boxes, scores, classes = module(torch.from_numpy(image))
+        except (AssertionError, RuntimeError) as error:  # the program's guards
+            raise InputError(
+                f"expected a size that the program of {path.name} was traced for, found {image.shape[1]}×"
+                f"{image.shape[2]} after resizing and padding ({one_line(error)[:120]}); export with --size "
+                f"{image.shape[1]}x{image.shape[2]} for such images"
+            ) from error
         return boxes.numpy(), scores.numpy(), classes.numpy()
 
     return ExportedDetector(program, wants)
