@@ -68,7 +68,7 @@ def pyramid(source: str, cfg: Any, input_shape: Any) -> nn.Module:
     if source:
         inputs = bottom_up.output_shape()["res5"].channels if source == "res5" else channels
         top = LastLevelP6P7(inputs, channels, source)
-    square = cfg.MODEL.BACKBONE.SQUARE
+    square = cfg.MODEL.BACKBONE.get("SQUARE", 0)
     return FPN(bottom_up, settings.IN_FEATURES, channels, norm=settings.NORM, top_block=top, square_pad=square)
 
 
