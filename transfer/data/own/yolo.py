@@ -61,8 +61,8 @@ def labelled_files(folder: Path, images: Path | None = None) -> dict[Path, Path 
         images: where they lie instead, and those without a text file do not count; without it, images below
             ``folder``, else those beside a folder of labels.
     """
-    if images is None and (found := image_files(folder)):
-        return {file: _label_file(file) for file in found}
+    if images is None and (own := image_files(folder)):
+        return {file: _label_file(file) for file in own}
     all_count = images is None
     if images is None:
         parts = list(folder.parts)
