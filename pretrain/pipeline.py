@@ -109,8 +109,6 @@ class TrainingBatches:
     def __init__(self, cfg: CfgNode, images: LabelledImages, plan: Plan, device: torch.device) -> None:
         data = cfg.DATA
         self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
-        uses = plan.steps / plan.steps_per_epoch
-        images = kept_in_memory(images, data.MEMORY_SHARE, uses=uses, processes=distributed.local_world_size())
         mean, std = statistics(cfg)
         recipe: dict[str, Any] = {
             "mean": mean,
@@ -129,11 +127,14 @@ class TrainingBatches:
 
     def from_step(self, first: int) -> Iterator[Batch]:
         """This process's micro-batches from the first of step ``first`` on."""
-        accumulate, workers = self.plan.accumulate, self.cfg.DATA.WORKERS
+        data, plan = self.cfg.DATA, self.plan
+        # Here and not earlier: a run that is over, or a random network, reads no training batch.
+        uses, processes = (plan.steps - first) / plan.steps_per_epoch, distributed.local_world_size()
+        self.dataset.dataset = kept_in_memory(self.dataset.dataset, data.MEMORY_SHARE, uses=uses, processes=processes)
+        accumulate, workers = plan.accumulate, data.WORKERS
         if workers != MEASURED:
             return self._from_batch(first * accumulate, workers)
-        choices = candidates(distributed.local_world_size())
-        return measured_batches(self._from_batch, first * accumulate, self.plan.steps * accumulate, choices)
+        return measured_batches(self._from_batch, first * accumulate, plan.steps * accumulate, candidates(processes))
 
     def _from_batch(self, first: int, workers: int) -> Generator[Batch, None, None]:
         """Micro-batches ``first`` on, read by so many worker processes."""

@@ -12,7 +12,7 @@ from momentum_transfer.console import Stopped, speaking
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.learned_settings import learned_settings
-from pretrain import views_on
+from pretrain import pipeline, views_on
 from pretrain.train import train
 
 
@@ -62,3 +62,9 @@ def test_both_ways_are_timed_on_the_images_of_the_run(photographs, tiny_cfg):
     train(cfg)
     state = load(CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints").last())
     assert learned_settings(state["config"])["DATA.VIEWS_ON"] in ("workers", "device")
+
+
+def test_a_random_network_decodes_no_image_beforehand(photographs, tiny_cfg, monkeypatch):
+    monkeypatch.setattr(pipeline, "kept_in_memory", lambda *_, **__: pytest.fail("decoded"))
+    data = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf"}
+    train(tiny_cfg({**data, "METHOD.NAME": "random", "RUN.CALIBRATION_BATCHES": 1}))
