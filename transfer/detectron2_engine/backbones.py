@@ -45,11 +45,6 @@ def basic_stage(blocks: int, inputs: int, outputs: int, norm: str, stride: int) 
     )
 
 
-def _arch(cfg: Any) -> str:
-    """MODEL.BACKBONE.ARCH; "" in a config of Detectron2 alone, whose builders these replace for the whole process."""
-    return str(cfg.MODEL.BACKBONE.get("ARCH", ""))
-
-
 def pyramid(source: str, cfg: Any, input_shape: Any) -> nn.Module:
     """FPN on such a ResNet or a network of timm, or the simple feature pyramid on a plain one.
 
@@ -60,19 +55,25 @@ def pyramid(source: str, cfg: Any, input_shape: Any) -> nn.Module:
     from detectron2.modeling.backbone.fpn import LastLevelMaxPool, LastLevelP6P7
 
     settings, channels = cfg.MODEL.FPN, cfg.MODEL.FPN.OUT_CHANNELS
-    if _arch(cfg) and any_backbone.is_plain(cfg):
+    if cfg.MODEL.BACKBONE.ARCH and any_backbone.is_plain(cfg):
         top = LastLevelP6P7(channels, channels, "p5") if source else LastLevelMaxPool()
         return plain_pyramid(cfg, top)
-    bottom_up: Any = wrapped(cfg) if _arch(cfg) else resnet(cfg, input_shape)
+    bottom_up: Any = wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else resnet(cfg, input_shape)
     top = LastLevelMaxPool()
     if source:
         inputs = bottom_up.output_shape()["res5"].channels if source == "res5" else channels
         top = LastLevelP6P7(inputs, channels, source)
-    square = cfg.MODEL.BACKBONE.get("SQUARE", 0)
-    return FPN(bottom_up, settings.IN_FEATURES, channels, norm=settings.NORM, top_block=top, square_pad=square)
+    return FPN(
+        bottom_up,
+        settings.IN_FEATURES,
+        channels,
+        norm=settings.NORM,
+        top_block=top,
+        square_pad=cfg.MODEL.BACKBONE.SQUARE,
+    )
 
 
 def deeplab(original: Any, cfg: Any, input_shape: Any) -> nn.Module:
     """The backbone of DeepLab: a network of timm, or Detectron2's ``original`` of ResNets."""
-    network: nn.Module = wrapped(cfg) if _arch(cfg) else original(cfg, input_shape)
+    network: nn.Module = wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else original(cfg, input_shape)
     return network

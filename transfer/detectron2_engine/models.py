@@ -11,6 +11,7 @@ from momentum_transfer.console import say
 from transfer.detectron2_engine.backbones import PYRAMIDS, deeplab, pyramid, resnet
 from transfer.detectron2_engine.c4 import heads
 from transfer.detectron2_engine.fcos import build_fcos
+from transfer.detectron2_engine.settings import own_name
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector
 
 
@@ -24,30 +25,23 @@ def build_model(theirs: Any) -> nn.Module:
 
 @functools.cache
 def register() -> None:
-    """Tell Detectron2 what its configuration lacks; once per process.
-
-    Its own classes stay what they are; ours replace them in its registries under the same names.
-    """
+    """Tell Detectron2 what it lacks, under ``own_name``: its own entries stay what they are. Once per process."""
+    import detectron2.projects.deeplab  # noqa: F401, registers its backbone and head
     from detectron2.modeling import BACKBONE_REGISTRY, META_ARCH_REGISTRY, ROI_HEADS_REGISTRY
 
     plain, extra_norm = heads()
-    ours: list[tuple[Any, str, Any]] = [
-        (BACKBONE_REGISTRY, name, functools.partial(pyramid, source)) for name, source in PYRAMIDS.items()
-    ]
+    deeplab_name = "build_resnet_deeplab_backbone"
+    backbones: dict[str, Any] = {name: functools.partial(pyramid, source) for name, source in PYRAMIDS.items()}
+    backbones["build_resnet_backbone"] = resnet
+    backbones[deeplab_name] = functools.partial(deeplab, BACKBONE_REGISTRY.get(deeplab_name))
+    ours: list[tuple[Any, str, Any]] = [(BACKBONE_REGISTRY, name, builder) for name, builder in backbones.items()]
     ours += [
-        (BACKBONE_REGISTRY, "build_resnet_backbone", resnet),
         (META_ARCH_REGISTRY, "FCOS", build_fcos),
         (ROI_HEADS_REGISTRY, "Res5ROIHeads", plain),
         (ROI_HEADS_REGISTRY, "Res5ROIHeadsExtraNorm", extra_norm),
     ]
     for registry, name, builder in ours:
-        registry._obj_map.pop(name, None)
-        registry._do_register(name, builder)
-    import detectron2.projects.deeplab  # noqa: F401, registers its backbone and head
-
-    name = "build_resnet_deeplab_backbone"
-    original = BACKBONE_REGISTRY._obj_map.pop(name)
-    BACKBONE_REGISTRY._do_register(name, functools.partial(deeplab, original))
+        registry._do_register(own_name(name), builder)
 
 
 def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], list[str]]:

@@ -12,6 +12,18 @@ from transfer.config import add_own_keys
 from transfer.data.datasets import short_name
 from transfer.torchvision_engine.models import freeze_at
 
+#: Names of Detectron2's whose builder is ours: ResNets of basic blocks, any backbone, FCOS, C4's heads of any depth.
+OWN_BUILDERS = {
+    "BACKBONE": (
+        "build_resnet_backbone",
+        "build_resnet_fpn_backbone",
+        "build_retinanet_resnet_fpn_backbone",
+        "build_fcos_resnet_fpn_backbone",
+        "build_resnet_deeplab_backbone",
+    ),
+    "ROI_HEADS": ("Res5ROIHeads", "Res5ROIHeadsExtraNorm"),
+}
+
 
 def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     """Detectron2's configuration with our settings merged into it."""
@@ -25,8 +37,18 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     theirs.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
     if cfg.MODEL.BACKBONE.FROZEN:
         theirs.MODEL.BACKBONE.FREEZE_AT = freeze_at(cfg)
+    for part, names in OWN_BUILDERS.items():
+        if theirs.MODEL[part].NAME in names:
+            theirs.MODEL[part].NAME = own_name(theirs.MODEL[part].NAME)
+    if theirs.MODEL.META_ARCHITECTURE == "FCOS":
+        theirs.MODEL.META_ARCHITECTURE = own_name("FCOS")
     theirs.freeze()
     return theirs
+
+
+def own_name(name: str) -> str:
+    """The name of our builder in Detectron2's registries, whose own entry of that name stays what it is."""
+    return f"momentum-transfer/{name}"
 
 
 def data_name(dataset: str) -> str:
