@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from momentum_transfer.errors import InputError
 from momentum_transfer.extras import extra
 from momentum_transfer.files import write_text
+from momentum_transfer.yaml_files import read_mapping
 
 #: Environment variable that asks for Weights & Biases.
 PROJECT = "WANDB_PROJECT"
@@ -97,7 +96,6 @@ class _WeightsAndBiases:
 def _settings(folder: Path) -> dict[str, Any]:
     """What the run's ``config.yaml`` says, where there is one."""
     try:
-        found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        return read_mapping(folder / "config.yaml")
+    except InputError:
         return {}
-    return found if isinstance(found, dict) else {}

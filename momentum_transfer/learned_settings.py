@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import yaml
-
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
+from momentum_transfer.yaml_files import parse_mapping
 
 #: Settings of pretraining that change where and how long a run works, not a bit of what it learns: two parts of a run
 #: may differ in them, and its hash leaves them out. What alters the arithmetic is not among them: RUN.PRECISION,
@@ -19,16 +18,12 @@ def learned_settings(text: str) -> dict[str, Any]:
     """Dotted key -> value of a pretraining configuration's YAML ``text``, without ``FREE_IN_PRETRAINING``.
 
     Raises:
-        InputError: no YAML mapping of plain values; the text may come with a stranger's checkpoint, and aliases, which
-            ``dump`` never writes, can unfold to any size.
+        InputError: no YAML mapping of plain values (the text may come with a stranger's checkpoint).
     """
     try:
-        aliased = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
-        tree = None if aliased else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: 5000 digits, a date that is none
-        tree = None
-    if not isinstance(tree, dict):
-        raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text")
+        tree = parse_mapping(text, "a checkpoint")
+    except InputError as error:
+        raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text") from error
     return {key: value for key, value in _flat(tree).items() if key not in FREE_IN_PRETRAINING}
 
 

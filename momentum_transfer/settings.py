@@ -5,18 +5,18 @@
 
 import copy
 import difflib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fvcore.common.config import BASE_KEY, CfgNode
 
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import sha256_of_text
 from momentum_transfer.shipped import find_config
+from momentum_transfer.yaml_files import read_mapping
 
 #: Files that a config may stand on, one upon the other.
 _MOST_BASES = 10
@@ -119,47 +119,6 @@ def _found(name: str | Path, beside: Path | None = None) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # too long, or ~NOBODY
         detail = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"expected the name of a config, found {shown(str(name))}: {detail}") from error
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML as the standard says: a key that a mapping holds twice is an error, where PyYAML takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key in (pair[0] for pair in node.value if isinstance(pair[0], yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} stands there twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def read_mapping(file: Path, holds: str = "settings") -> dict[str, Any]:
-    """A YAML file's mapping, read without running code.
-
-    Args:
-        holds: what the mapping is of, for the messages.
-
-    Raises:
-        InputError: it cannot be read, is no YAML, names a key twice, is nested too deeply, empty or no mapping.
-    """
-    try:
-        loaded = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
-    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
-        detail = " ".join(str(error).split())
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
-            detail = f"{error.problem} (line {error.problem_mark.line + 1})"
-        if isinstance(error, RecursionError):
-            detail = "it is nested too deeply"
-        raise InputError(
-            f"expected a YAML mapping in {file}, but it cannot be read: {detail[:400]}; correct it"
-        ) from error
-    if loaded is None:
-        raise InputError(f"expected a YAML mapping of {holds} in {file}, found an empty file; write KEY: value lines")
-    if not isinstance(loaded, dict):
-        raise InputError(
-            f"expected a YAML mapping of {holds} in {file}, found {type(loaded).__name__}; write KEY: value lines"
-        )
-    return loaded
 
 
 def _merge(new: dict[str, Any], into: dict[str, Any]) -> None:

@@ -40,9 +40,11 @@ def keep_question(asked: Question) -> Question:
             f"{str(now[different[0]])[:80]}; give another --out, or remove the folder"
         )
     write_text(file, json.dumps({**before, "minutes": now["minutes"]}, indent=1))
-    return replace(
-        asked, settings=tuple(before["settings"]), longest=int(before["longest"]), workers=int(before["workers"])
-    )
+    try:
+        kept = (tuple(map(str, before["settings"])), int(before["longest"]), int(before["workers"]))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _damaged(file) from error
+    return replace(asked, settings=kept[0], longest=kept[1], workers=kept[2])
 
 
 def _as_json(asked: Question) -> dict[str, Any]:
@@ -59,8 +61,12 @@ def _read(file: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         raise InputError(f"cannot read {file} ({error}); remove the folder to start over") from error
     if not isinstance(content, dict):
-        raise InputError(f"expected {file} as a choice wrote it, found something else; remove the folder to start over")
+        raise _damaged(file)
     return content
+
+
+def _damaged(file: Path) -> InputError:
+    return InputError(f"expected {file} as a choice wrote it, found something else; remove the folder to start over")
 
 
 def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: int) -> Plan:
@@ -74,8 +80,11 @@ def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: in
     """
     kept = _read(asked.out / _PLAN)
     if kept is not None:
-        times = {stage: {name: Times(**two) for name, two in found.items()} for stage, found in kept["times"].items()}
-        return Plan(kept["lengths"], times, kept["images"])
+        try:
+            times = {stage: {one: Times(**two) for one, two in found.items()} for stage, found in kept["times"].items()}
+            return Plan(kept["lengths"], times, kept["images"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _damaged(asked.out / _PLAN) from error
     say("timing: a random start, and a few steps of each training")
     memory = asked.out / "probes" / "done.json"
     probes = probe_steps(asked)

@@ -6,6 +6,7 @@ byte, transparent pixels are laid on white, CMYK is converted as Pillow does (wi
 
 from __future__ import annotations
 
+import stat
 import struct
 import warnings
 import zlib
@@ -48,6 +49,8 @@ def _opened(path: str | Path) -> Iterator[PIL.Image.Image]:
         with warnings.catch_warnings():
             # Pillow warns of half the pixels that it refuses; a panorama is no attack.
             warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+            if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe or a device: reading it may never end
+                raise ValueError("it is no regular file")
             with PIL.Image.open(path) as image:
                 yield image
     except PIL.Image.DecompressionBombError as error:
@@ -70,6 +73,12 @@ def read_rgb(path: str | Path) -> PIL.Image.Image:
     with _opened(path) as image:
         image.load()
         return as_rgb(image, path)
+
+
+def stored_values(path: str | Path) -> np.ndarray:
+    """The pixels of an image file as they are stored, as label PNGs hold classes; `UnreadableImage`."""
+    with _opened(path) as image:
+        return np.asarray(image)
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:

@@ -22,7 +22,7 @@ PLAN = "plan.json"
 #: Seconds after which a running task whose lock is not renewed any more counts as gone; it is renewed every ten.
 SILENCE = 60.0
 
-_COUNT = re.compile(r"^(?P<what>.*?): (?P<done>\d+)/(?P<total>\d+) in (?P<seconds>\d+) s")
+_COUNT = re.compile(r"^(?P<what>.*?): (?P<done>\d{1,15})/(?P<total>\d{1,15}) in (?P<seconds>\d{1,15}) s")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def read_plan(output: Path) -> list[Planned]:
         raise InputError(
             f"expected the folder of a suite, found no {path}; give the --output of an evaluate command"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(f"expected the plan of a suite in {path}, found {shown(error)}; run evaluate again") from error
 
 
@@ -207,4 +207,5 @@ def _now_there(folder: Path, now: float) -> float:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if plain and abs(value) < 1e15 else 0.0  # False for NaN

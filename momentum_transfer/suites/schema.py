@@ -9,13 +9,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from momentum_transfer.errors import InputError, shown
-from momentum_transfer.settings import read_mapping
+from momentum_transfer.yaml_files import read_mapping
 
 Kind = TypeVar("Kind")
 
-#: More than any sweep needs, less than any memory: entries of a file (an alias counts as what it stands for), levels of
-#: nesting, and tasks of a whole plan.
-MOST_ENTRIES, MOST_LEVELS, MOST_TASKS = 200_000, 20, 200_000
+#: Tasks of a whole plan: more than any sweep needs, less than any memory.
+MOST_TASKS = 200_000
 
 #: Longest name of a folder that a suite gives; file systems take 255 bytes.
 LONGEST_NAME = 200
@@ -55,7 +54,6 @@ def read_entry(path: Path) -> SuiteEntry:
         InputError: it cannot be read as YAML, is nested too deeply or too large, or a key or its kind is wrong.
     """
     content = read_mapping(path, "a name and a list of tasks")
-    _check_size(content, str(path))
     entry = checked(content, SuiteEntry, str(path))
     for key, value in content.items():
         if value is None:
@@ -91,31 +89,6 @@ def check_name(name: str, where: str) -> None:
             f"{where}: expected a name of letters, digits and . = - _, no longer than {LONGEST_NAME}, "
             f"found {shown(name)}; give it another"
         )
-
-
-def _check_size(content: Any, where: str) -> None:
-    """Nothing that a later ``repr`` or message could not take; aliases make small files large, or endless."""
-    count, level = 0, [content]
-    for _ in range(MOST_LEVELS):
-        inner: list[Any] = []
-        for value in level:
-            count += 1
-            if count + len(inner) > MOST_ENTRIES:  # before aliases of one long list fill the memory
-                raise InputError(f"{where}: expected at most {MOST_ENTRIES} entries, found more; divide the suite")
-            if isinstance(value, dict):
-                inner += [*value.keys(), *value.values()]
-            elif isinstance(value, list):
-                inner += value
-            elif isinstance(value, str) and not _writable(value):
-                raise InputError(f"{where}: expected text without NUL and half characters, found {shown(value)}")
-        if not (level := inner):
-            return
-    raise InputError(f"{where}: expected at most {MOST_LEVELS} levels, found deeper nesting; see configs/suites")
-
-
-def _writable(text: str) -> bool:
-    """Whether the text can stand in files and command lines."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _in_words(refusal: str, content: Any, kind: type) -> str:

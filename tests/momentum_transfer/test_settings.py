@@ -91,7 +91,7 @@ def test_wrong_overrides_are_named(defaults, overrides, message):
         ("a: " + "{b: " * 5000, "nested too deeply"),
         ("SEED: '" + "-" * 5000 + "1'", "nested too deeply|expects"),
         ("_BASE_: wrong.yaml", r"expected _BASE_ files that end, found one that leads back to itself: .*wrong\.yaml"),
-        ('_BASE_: "a\\0b"', "config file not found|null byte"),
+        ('_BASE_: "a\\0b"', "expected text without NUL"),
         ("_BASE_: " + "a" * 5000, "File name too long"),
         ("_BASE_: .", "config file not found"),
         ("_BASE_: 3", r"expected _BASE_ in .* to name a file, or a list of them, found 3"),
@@ -159,7 +159,7 @@ def test_a_pretraining_hash_names_what_is_learned_not_where():
     assert len({digest(), digest("SEED", "1"), digest("RUN.PRECISION", "bf16"), digest("SOLVER.BASE_LR", "0.1")}) == 4
 
 
-@pytest.mark.parametrize("text", ["- a", "a: [", "", "a: &x [1]\nb: [*x, *x]", "[" * 500])
+@pytest.mark.parametrize("text", ["- a", "a: [", "", "a: &x [*x]", "[" * 500])
 def test_text_that_is_no_configuration_has_no_hash(text):
     with pytest.raises(InputError, match="expected the settings of a pretraining run"):
         pretraining_hash(text)

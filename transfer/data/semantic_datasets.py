@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path
+from momentum_transfer.images.reading import stored_values
 from transfer.data.datasets import datasets_root
 from transfer.data.digit_scenes import CLASSES as DIGIT_CLASSES
 from transfer.data.digit_scenes import RECIPES, ensure_scenes
@@ -50,16 +51,7 @@ class SemanticData:
             InputError: an unreadable or many-channelled file, or a value that stands for no class.
         """
         path = self.pairs[index][1]
-        try:
-            with PIL.Image.open(path) as image:
-                values = np.asarray(image)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"expected a label PNG at {path}, found: {error}") from error
-        if values.ndim != 2 or values.dtype != np.uint8:
-            raise InputError(
-                f"expected one 8-bit class per pixel in {path}, found shape {values.shape} of {values.dtype}; "
-                "save labels as grey or palette PNG"
-            )
+        values = stored_labels(path)
         found = self.class_of[values]
         unknown = np.unique(values[(found >= len(self.classes)) & (found != IGNORE)])
         if len(unknown):
@@ -67,6 +59,21 @@ class SemanticData:
                 f"expected labels 0..{len(self.classes) - 1} or {IGNORE} in {path}, found {unknown.tolist()}"
             )
         return found
+
+
+def stored_labels(path: Path) -> NDArray[np.uint8]:
+    """The values of a label PNG as they are stored, uint8 [H, W].
+
+    Raises:
+        InputError: it cannot be read, or holds anything but 8 bits a pixel.
+    """
+    values = stored_values(path)
+    if values.ndim != 2 or values.dtype != np.uint8:
+        raise InputError(
+            f"expected one 8-bit class per pixel in {path}, found shape {values.shape} of {values.dtype}; "
+            "save labels as grey or palette PNG"
+        )
+    return values
 
 
 def _pairs(name: str, images: Path, labels: Path, label_name: dict[str, str]) -> tuple[tuple[Path, Path], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from momentum_transfer.console import ProgressLine, say, table, warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.files import atomic_path
 from momentum_transfer.run_lock import alone
 from transfer.data.semantic_overview import tinted
@@ -90,20 +90,26 @@ def ids_of(file: str | Path) -> dict[str, int]:
     """
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
-        return {str(image["file_name"]): int(image["id"]) for image in content["images"]}
+        pairs = [(image["file_name"], image["id"]) for image in content["images"]]
+        if not all(isinstance(name, str) and type(number) is int for name, number in pairs):
+            raise ValueError("a name that is no text, or an id that is no whole number")
     except FileNotFoundError:
         raise InputError(f"file of image ids not found: {file}; give a COCO JSON") from None
     except (ValueError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(
-            f"expected a COCO JSON with images of file_name and id in {file}, found something else: {error}"
+            f"expected a COCO JSON with images of file_name and id in {file}, found something else: {one_line(error)}"
         ) from error
+    if len(dict(pairs)) < len(pairs) or len({number for _, number in pairs}) < len(pairs):
+        raise InputError(f"expected every file_name and every id once in {file}, found one twice; give each its own")
+    return dict(pairs)
 
 
 def _ids(photos: Sequence[Photograph], known: Mapping[str, int] | None) -> dict[str, int]:
     """Id of each image by its name or, where the file's names have other folders, by the last part of it."""
     if known is None:
         return {}
-    short = {name.rpartition("/")[2]: number for name, number in known.items()}
+    ends = Counter(name.rpartition("/")[2] for name in known)
+    short = {end: number for name, number in known.items() if ends[end := name.rpartition("/")[2]] == 1}
     found = {photo.name: known.get(photo.name, short.get(photo.path.name)) for photo in photos}
     missing = [name for name, number in found.items() if number is None]
     if missing:
@@ -130,7 +136,8 @@ def _run(
             for (photo, pixels), one in zip(batch, found, strict=True):
                 result = _written(run, photo, pixels, one, out, wanted, names)
                 before = store.done.get(photo.name)
-                number = ids.get(photo.name) or (before.image_id if before else store.next_id())
+                kept = before.image_id if before else store.next_id()
+                number = ids.get(photo.name, kept)
                 store.add(photo, number, result)
             progress.advance(len(batch))
             batch = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Store:
         whole = 0
         for line in self.file.read_bytes().splitlines(keepends=True) if self.file.is_file() else []:
             if not self._take(line):
-                break  # cut off by a kill or a full disk; that image is done again
+                break  # cut off by a kill or a full disk, or damaged: from here on images are done again
             whole += len(line)
         if self.file.is_file() and whole < self.file.stat().st_size:
             os.truncate(self.file, whole)
@@ -57,7 +58,7 @@ class Store:
             return
         try:
             before = json.loads(note.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             before = None
         if not isinstance(before, dict):
             raise InputError(
@@ -73,11 +74,15 @@ class Store:
     def _take(self, line: bytes) -> bool:
         try:
             row = json.loads(line)
+            if row.pop("crc32") != zlib.crc32(_as_text(row)):
+                return False
             done = Done(int(row["image_id"]), row["result"], (int(row["bytes"]), int(row["changed"])))
-            self.done[str(row["file_name"])] = done
-        except (ValueError, KeyError, TypeError):
+            name = str(row["file_name"])
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return False
-        return line.endswith(b"\n")
+        if whole := line.endswith(b"\n"):
+            self.done[name] = done
+        return whole
 
     def has(self, photo: Photograph) -> bool:
         """Whether the image is done, and its file is still the one that was read."""
@@ -93,8 +98,12 @@ class Store:
         size, changed = stamp = _stamp(photo.path)
         row = {"image_id": image_id, "file_name": photo.name, "bytes": size, "changed": changed, "result": result}
         with open(self.file, "ab") as stream:
-            stream.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+            stream.write(_as_text({**row, "crc32": zlib.crc32(_as_text(row))}) + b"\n")
         self.done[photo.name] = Done(image_id, result, stamp)
+
+
+def _as_text(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode()
 
 
 def _stamp(path: Path) -> tuple[int, int]:

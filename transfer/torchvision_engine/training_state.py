@@ -26,6 +26,7 @@ from momentum_transfer.resumed_state import (
     load_optimizer,
 )
 from momentum_transfer.settings import dump
+from momentum_transfer.yaml_files import parse_mapping
 from transfer.config import get_cfg
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.weights import export_state, load_detector, own_state
@@ -164,12 +165,11 @@ def _filled(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
 
 def _settings_in(text: str, path: Path) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise InputError(f"expected the settings of a training as YAML in {path}, found none; choose another")
-    return settings
+        return parse_mapping(text, str(path))
+    except InputError as error:
+        raise InputError(
+            f"expected the settings of a training as YAML in {path}, found none; choose another"
+        ) from error
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -205,3 +205,38 @@ def test_the_command_predicts_and_says_what_it_wrote(tmp_path):
         refused.stderr
         == "error: expected no --threshold with a segmenter, which gives every pixel a class; leave it out\n"
     )
+
+
+def test_a_damaged_line_is_found_and_its_image_done_again(detector, photos, tmp_path):
+    predict(detector, [photos], tmp_path / "out", Wanted(visuals=False))
+    lines, results = (tmp_path / "out" / name for name in ("predictions.jsonl", "predictions.json"))
+    whole, expected = lines.read_bytes(), results.read_bytes()
+    place = whole.index(b'"score": 0.') + len(b'"score": 0.')
+    damaged = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :], whole[:-1], b"[" * 9999 + b"\n" + whole,
+               b'{"image_id": Infinity, "crc32": 0}\n' + whole, b"[]\n"]  # fmt: skip
+    for content in damaged:
+        lines.write_bytes(content)
+        results.unlink()
+        predict(detector, [photos], tmp_path / "out", Wanted(visuals=False))
+        assert (lines.read_bytes(), results.read_bytes()) == (whole, expected)
+
+
+def test_ids_of_a_file_are_whole_numbers_that_stand_once_and_may_be_0(detector, photos, tmp_path):
+    file = tmp_path / "ids.json"
+
+    def write(*pairs):
+        file.write_text(json.dumps({"images": [{"file_name": name, "id": number} for name, number in pairs]}))
+
+    for number in (1.5, True, "1", None, [1], float("inf")):
+        write(("000.png", number))
+        with pytest.raises(InputError, match="no whole number"):
+            ids_of(file)
+    for pairs in ([("a", 1), ("b", 1)], [("a", 1), ("a", 2)]):
+        write(*pairs)
+        with pytest.raises(InputError, match="found one twice"):
+            ids_of(file)
+    shutil.rmtree(photos / "more")
+    write(*((f"{number:03d}.png", number) for number in range(4)))
+    predict(detector, [photos], tmp_path / "out", Wanted(ids=ids_of(file), visuals=False))
+    images = json.loads((tmp_path / "out/images.json").read_text())["images"]
+    assert [image["id"] for image in images] == [0, 1, 2, 3]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError, one_line, shown
+from momentum_transfer.text_files import read_regular
 from transfer.data.annotations import read_annotations
 from transfer.data.own.labelled import (
     SPLITS,
@@ -25,19 +26,13 @@ _LISTS = ("images", "annotations", "categories")
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a JSON file has COCO's lists; InputError where it names them and is damaged."""
+    """Whether a JSON file has COCO's lists; InputError where it is damaged, for then nobody can tell."""
     try:
-        text = path.read_bytes()
-    except OSError:
-        return False
-    try:
-        content = json.loads(text)
+        content = json.loads(read_regular(path, "JSON", most=None))
     except (ValueError, RecursionError) as error:
-        if any(word in text for word in (b'"file_name"', b'"bbox"', b'"categories"')):
-            raise InputError(
-                f"expected COCO's JSON in {path}, found a damaged file: {one_line(error)}; export it again"
-            ) from error
-        return False
+        raise InputError(
+            f"expected JSON in {path}, found a damaged file: {one_line(error)}; export it again, or take it away"
+        ) from error
     return isinstance(content, dict) and set(_LISTS) <= set(content)
 
 
@@ -104,11 +99,11 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
     objects: dict[int, list[Mapping[str, Any]]] = {}
     for entry in content["annotations"]:
         where = f"annotation {entry['id']} of {file}"
-        if entry.get("image_id") not in known:
+        if type(entry.get("image_id")) is not int or entry["image_id"] not in known:
             raise InputError(
                 f"expected the id of an image in {where}, found {shown(entry.get('image_id'))}; correct it"
             )
-        if entry.get("category_id") not in of_id:
+        if type(entry.get("category_id")) is not int or entry["category_id"] not in of_id:
             raise InputError(
                 f"expected the id of a category in {where}, found {shown(entry.get('category_id'))}; correct it"
             )
@@ -160,8 +155,10 @@ def _object(entry: Mapping[str, Any], of_id: Mapping[int, str], file: Path, widt
     crowd, area = entry.get("iscrowd", 0), entry.get("area")
     if crowd not in (0, 1):
         raise InputError(f"expected iscrowd 0 or 1 in {where}, found {shown(crowd)}; correct it")
-    if area is not None and (type(area) not in (int, float) or not area >= 0):
-        raise InputError(f"expected a positive area in {where}, found {shown(area)}; correct it or leave it out")
+    if area is not None and (type(area) not in (int, float) or not 0 <= area <= 4 * width * height):
+        raise InputError(
+            f"expected an area of 0 up to the image's in {where}, found {shown(area)}; correct it or leave it out"
+        )
     x, y, across, down = (float(value) for value in box)
     return Box(
         of_id[entry["category_id"]], (x, y, across, down), where,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import PIL.Image
-
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import part_title
 from momentum_transfer.images.reading import image_files
-from transfer.data.own.labelled import check_names, text_lines
-from transfer.data.semantic_datasets import IGNORE
+from momentum_transfer.text_files import read_lines
+from transfer.data.own.labelled import check_names
+from transfer.data.semantic_datasets import IGNORE, stored_labels
 
 _IMAGES = ("images", "JPEGImages", "img")
 _LABELS = ("masks", "labels", "annotations", "SegmentationClass", "labelsTr", "gt")
@@ -69,7 +67,7 @@ def _part(folder: Path, split: str) -> Path:
 
 
 def _named(file: Path) -> int:
-    return len(check_names((line for line in text_lines(file) if line), str(file)))
+    return len(check_names((line for line in read_lines(file, "class names, a line each,") if line), str(file)))
 
 
 def _counted(pairs: list[tuple[Path, Path]]) -> int:
@@ -77,14 +75,6 @@ def _counted(pairs: list[tuple[Path, Path]]) -> int:
     greatest = 0
     for _, labels in pairs:
         for file in image_files(labels):
-            try:
-                with PIL.Image.open(file) as opened:
-                    values = np.asarray(opened)
-            except (OSError, SyntaxError, ValueError) as error:
-                raise InputError(f"expected a label PNG at {file}, found: {error}") from error
-            if values.ndim != 2 or values.dtype != np.uint8:
-                raise InputError(
-                    f"expected one 8-bit class a pixel in {file}, found shape {values.shape}; save it as grey"
-                )
+            values = stored_labels(file)
             greatest = max(greatest, int(values[values != IGNORE].max(initial=0)))
     return greatest + 1

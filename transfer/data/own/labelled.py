@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.images.reading import image_files, upright_size
 
 #: Folder names that say what the images below them are for.
@@ -17,6 +16,8 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 
 #: Pixels by which a box may leave its image, as in ``transfer/data/check_annotations.py``.
 TOLERANCE = 1.0
+#: No corner lies beyond so many pixels; a greater number of JSON may not even be a float.
+_FAR = 1e9
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,6 @@ def _closeness(file: Path, wanted: Path, near: Path) -> tuple[int, int]:
     return tail, head
 
 
-def text_lines(file: Path) -> list[str]:
-    """The lines of a text file without the space around them; InputError where it is no text."""
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"expected UTF-8 text in {file}, found: {error}; save it so") from error
-
-
 def split_by_folders(images: Sequence[LabelledImage], root: Path) -> tuple[LabelledImage, ...]:
     """The images with the split that the folders below ``root`` say, where all lie in folders that say one.
 
@@ -151,15 +144,15 @@ def check_size(file: Path, width: int, height: int, where: str) -> None:
 
 def check_box(box: Sequence[float], width: int, height: int, where: str) -> None:
     """InputError for a box that is no box, or lies outside its image by more than a pixel."""
-    if not all(math.isfinite(value) for value in box):
-        raise InputError(f"expected finite numbers for the box of {where}, found {list(box)}; correct the label")
+    if not all(-_FAR < value < _FAR for value in box):  # False for NaN
+        raise InputError(f"expected finite numbers for the box of {where}, found {shown(list(box))}; correct the label")
     x, y, across, down = box
-    shown = [round(value, 2) for value in box]
+    rounded = [round(value, 2) for value in box]
     if across < 0 or down < 0:
-        raise InputError(f"expected a box with its ends in order in {where}, found x, y, width, height {shown}")
+        raise InputError(f"expected a box with its ends in order in {where}, found x, y, w, h {rounded}")
     if x < -TOLERANCE or y < -TOLERANCE or x + across > width + TOLERANCE or y + down > height + TOLERANCE:
         raise InputError(
-            f"expected a box inside its image of {width}x{height} pixels in {where}, found x, y, width, height {shown}"
+            f"expected a box inside its image of {width}x{height} pixels in {where}, found x, y, w, h {rounded}"
         )
 
 

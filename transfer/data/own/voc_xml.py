@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
+from momentum_transfer.text_files import read_lines
 from transfer.data.own.labelled import (
     Box,
     ImageIndex,
@@ -15,7 +16,6 @@ from transfer.data.own.labelled import (
     check_box,
     check_size,
     split_by_folders,
-    text_lines,
 )
 from transfer.data.own.xml_lines import Node, read_xml
 
@@ -60,7 +60,7 @@ def _splits(folder: Path) -> dict[str, str]:
     for list_folder in sorted(folder.rglob("ImageSets/Main")):
         for split, names in (("train", ("train", "trainval")), ("val", ("val", "valid", "test"))):
             files = [file for name in names if (file := list_folder / f"{name}.txt").is_file()]
-            for line in text_lines(files[0]) if files else ():
+            for line in read_lines(files[0], "a list of images") if files else ():
                 if line:
                     found.setdefault(line.split()[0], split)
     return found if len(set(found.values())) == 2 else {}
@@ -73,11 +73,13 @@ def _read(file: Path, index: ImageIndex, splits: dict[str, str]) -> LabelledImag
     size = root.child("size")
     if size is None:
         raise InputError(f"expected <size> with width and height in {file}:{root.line}, found none; add it")
-    width, height = (int(_number(size, side, file)) for side in ("width", "height"))
-    if min(width, height) < 1:
+    sides = [_number(size, side, file) for side in ("width", "height")]
+    if not all(side >= 1 and side % 1 == 0 for side in sides):  # False for NaN and infinity
         raise InputError(
-            f"expected a positive width and height in {file}:{size.line}, found {width}x{height}; correct it"
+            f"expected a whole, positive width and height in {file}:{size.line}, found {sides[0]:g}x{sides[1]:g}; "
+            "correct it"
         )
+    width, height = map(int, sides)
     name = root.child("filename")
     named = (name.text.strip() if name is not None else "") or file.stem
     where = f"{file}:{name.line if name is not None else root.line}"
@@ -96,7 +98,7 @@ def _number(node: Node, tag: str, file: Path) -> float:
         return float(child.text)
     except ValueError as error:
         raise InputError(
-            f"expected a number in <{tag}> of {file}:{child.line}, found {child.text.strip()!r}"
+            f"expected a number in <{tag}> of {file}:{child.line}, found {shown(child.text.strip())}"
         ) from error
 
 

@@ -6,16 +6,23 @@ from pathlib import Path
 from xml.parsers import expat
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.text_files import read_regular
 
 
 class Node:
     """An element: its tag, line, text and children."""
 
-    __slots__ = ("children", "line", "tag", "text")
+    __slots__ = ("children", "line", "parts", "tag")
 
     def __init__(self, tag: str, line: int) -> None:
-        self.tag, self.line, self.text = tag, line, ""
+        self.tag, self.line = tag, line
         self.children: list[Node] = []
+        self.parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """What stands in the element itself."""
+        return "".join(self.parts)
 
     def all(self, tag: str) -> list[Node]:
         """The children of that tag."""
@@ -33,6 +40,7 @@ def read_xml(path: Path) -> Node:
         InputError: the file cannot be read or is no XML; the line is named. Entities are refused: labels need none.
     """
     parser = expat.ParserCreate()
+    parser.buffer_text = True  # or every line comes alone
     top = Node("", 0)
     stack = [top]
 
@@ -45,7 +53,7 @@ def read_xml(path: Path) -> Node:
         stack.pop()
 
     def text(data: str) -> None:
-        stack[-1].text += data
+        stack[-1].parts.append(data)
 
     def entity(*_: object) -> None:
         raise InputError(
@@ -55,8 +63,8 @@ def read_xml(path: Path) -> Node:
     parser.StartElementHandler, parser.EndElementHandler = begin, end
     parser.CharacterDataHandler, parser.EntityDeclHandler = text, entity
     try:
-        parser.Parse(path.read_bytes(), True)
-    except (OSError, expat.ExpatError, UnicodeError, LookupError) as error:
+        parser.Parse(read_regular(path, "an XML file"), True)
+    except (expat.ExpatError, ValueError, LookupError) as error:  # ValueError: encodings that expat does not know
         line = f":{error.lineno}" if isinstance(error, expat.ExpatError) else ""
         raise InputError(f"expected an XML file, found one that cannot be read at {path}{line}: {error}") from error
     return top.children[0]

@@ -7,14 +7,15 @@ image without a text file, or with an empty one, shows nothing.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.images.reading import image_files, upright_size
+from momentum_transfer.text_files import read_lines
+from momentum_transfer.yaml_files import read_mapping
 from transfer.data.own.labelled import (
     SPLITS,
     Box,
@@ -23,7 +24,6 @@ from transfer.data.own.labelled import (
     check_box,
     check_names,
     split_by_folders,
-    text_lines,
 )
 
 FORM = "YOLO text"
@@ -34,10 +34,9 @@ _KEYS = {"train": "train", "val": "val", "valid": "val", "test": "val"}
 def is_data_yaml(path: Path) -> bool:
     """Whether a file is YOLO's data.yaml: a mapping with ``names``."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return "names" in read_mapping(path)
+    except InputError:
         return False
-    return isinstance(content, dict) and "names" in content
 
 
 def names_file(folder: Path) -> Path | None:
@@ -126,13 +125,7 @@ def _without_split(image: LabelledImage) -> LabelledImage:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"expected YOLO's data.yaml, found a file that cannot be read at {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"expected names, train and val in {path}, found {shown(content)}; is it YOLO's data.yaml?")
-    return content
+    return read_mapping(path, "names, train and val")
 
 
 def _classes(content: dict[str, Any], path: Path) -> tuple[str, ...]:
@@ -149,7 +142,7 @@ def _classes(content: dict[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def _text_classes(path: Path) -> tuple[str, ...]:
-    return check_names((line for line in text_lines(path) if line), str(path))
+    return check_names((line for line in read_lines(path, "class names, a line each,") if line), str(path))
 
 
 def _listed(
@@ -178,19 +171,21 @@ def _place(content: dict[str, Any], entry: str, file: Path, key: str) -> Path:
     parts = [part for part in Path(entry).parts if part not in ("..", "/")]
     ends = [Path(*parts[k:]) for k in range(len(parts)) if k in (0, len(parts) - 2) or parts[k].lower() in SPLITS]
     for place in (file.parent / base / entry, *(file.parent / start / end for end in ends for start in (base, ""))):
-        if place.exists():
+        if os.path.exists(place):  # False for a path that is too long
             return place
-    raise InputError(f"expected the images of {key} at {file.parent / entry} ({file}), found nothing; correct the path")
+    raise InputError(
+        f"expected the images of {key} at {shown(str(file.parent / entry))} ({file}), found nothing; correct the path"
+    )
 
 
 def _image_list(file: Path) -> list[Path]:
     """The images that a text file lists, from its own folder, or by as much of their path's end as is there."""
     found = []
-    for line in filter(None, text_lines(file)):
+    for line in filter(None, read_lines(file, "a list of images")):
         path = Path(line.replace("\\", "/"))
         parts = [part for part in path.parts if part not in ("..", "/")]
-        ends = (file.parent / Path(*parts[k:]) for k in range(len(parts)))
-        found.append(next((place for place in (file.parent / path, *ends) if place.is_file()), file.parent / path))
+        places = [file.parent / path, *(file.parent / Path(*parts[k:]) for k in range(len(parts)))]
+        found.append(next((place for place in places if os.path.isfile(place)), places[0]))
     return found
 
 
@@ -209,7 +204,7 @@ def _label_file(image: Path) -> Path | None:
 def _image(path: Path, classes: Sequence[str], split: str, file: Path | None) -> LabelledImage:
     width, height = upright_size(path)
     objects = []
-    for number, line in enumerate(text_lines(file) if file else (), 1):
+    for number, line in enumerate(read_lines(file, "YOLO labels") if file else (), 1):
         if line:
             objects.append(_object(line, f"{file}:{number}", classes, width, height))
     return LabelledImage(path, width, height, tuple(objects), split)
@@ -217,8 +212,8 @@ def _image(path: Path, classes: Sequence[str], split: str, file: Path | None) ->
 
 def _object(line: str, where: str, classes: Sequence[str], width: int, height: int) -> Box:
     first, *words = line.split()
-    if not first.isdecimal() or int(first) >= len(classes):
-        raise InputError(f"expected a class from 0 to {len(classes) - 1} in {where}, found {first}; correct it")
+    if not first.isdecimal() or len(first) > 9 or int(first) >= len(classes):
+        raise InputError(f"expected a class from 0 to {len(classes) - 1} in {where}, found {first[:40]}; correct it")
     try:
         values = [float(word) for word in words]
     except ValueError as error:
@@ -261,8 +256,8 @@ def _box(
 def _half_unit(word: str) -> float:
     """By how much a written decimal may be off: half a unit of its last place, and float64's own rounding."""
     mantissa, _, exponent = word.lower().partition("e")
-    places = len(mantissa.partition(".")[2]) - int(exponent or 0)
-    return max(0.5 * 10.0**-places, 1e-15)
+    scale = 10.0 ** -len(mantissa.partition(".")[2])
+    return max(0.5 * scale * min(float(f"1e{exponent or 0}"), 1.0), 1e-15)
 
 
 def _shortest(value: float, off: float) -> float:

@@ -168,7 +168,7 @@ NOWHERE = "path: .\ntrain: images/nowhere\nval: images/val\nnames: [tree, flower
         (yolo_with(lambda text: f"{text}0 0.5 0.5\n"), r"found 2 numbers"),
         (yolo_with(lambda text: f"{text}0 0.5 0.5 nan 0.1\n"), r"from 0 to 1 in .*photo_0001\.txt:\d+, found nan"),
         (yaml_with(TWICE), r"every class once in .*data\.yaml, found 'tree' twice"),
-        (yaml_with(NOWHERE), r"images of train at .*nowhere .*data\.yaml"),
+        (yaml_with(NOWHERE), r"images of train at .*nowhere.*data\.yaml"),
         (yaml_with("train: x\nval: y\n"), r"data\.yaml|classes\.txt"),
         (coco_with(lambda c: c["annotations"][0].update(category_id=77)), r"category in annotation 1 of .*train\.json"),
         (coco_with(lambda c: c["annotations"][0].update(image_id=77)), r"image in annotation 1 of .*train\.json"),
