@@ -4,6 +4,7 @@ python tools/convert.py CHECKPOINT OUT.pkl                              Detectro
 python tools/convert.py CHECKPOINT OUT.safetensors --which student      torchvision names (.pth too)
 python tools/convert.py VIT.pth OUT.safetensors --arch 'timm:vit_base_patch16_224?img_size=448' --resize-positions
 python tools/convert.py BYOL_LARS.pth OUT.pkl --norm-rescale SGD.pth    NormRescale with an anchor (RCF, equation 3)
+python tools/convert.py SGD.pth OUT.pth --scale 10                      the norms that LARS leaves, nothing else
 """
 
 import argparse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from momentum_transfer.backbones.key_report import KeyReport
 
 #: ``norm_rescale.SCOPES`` and its default, written out because that module imports torch, which takes seconds.
-SCOPES, DEFAULT_SCOPE = ("conv", "conv+bn", "all"), "conv+bn"
+SCOPES, DEFAULT_SCOPE = ("conv", "bn", "conv+bn", "all"), "conv+bn"
 
 
 def main(args: argparse.Namespace) -> None:
@@ -37,8 +38,8 @@ def main(args: argparse.Namespace) -> None:
     try:
         source = convert_file(
             args.checkpoint, args.out, which=args.which, family=args.family, anchor=args.norm_rescale,
-            constant=args.constant, scope=args.scope, trust_pickle=args.trust_pickle, architecture=args.arch,
-            resize_positions=args.resize_positions,
+            constant=args.constant, scale=args.scale, scope=args.scope, trust_pickle=args.trust_pickle,
+            architecture=args.arch, resize_positions=args.resize_positions,
             without_prefix=args.without_prefix,
         )  # fmt: skip
     except CoverageError as error:
@@ -87,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
         "--norm-rescale", metavar="ANCHOR", help="give every weight the norm it has in this checkpoint"
     )
     rescale.add_argument("--constant", type=float, metavar="X", help="multiply every weight by X (RCF table 8: 0.1)")
+    rescale.add_argument("--scale", type=float, metavar="X", help="of a ResNet: the same, and BN statistics follow")
     made.add_argument("--scope", choices=SCOPES, default=DEFAULT_SCOPE,
                       help="which tensors are rescaled (default: %(default)s, every learned weight)")  # fmt: skip
     made.add_argument("--trust-pickle", action="store_true", help="let the checkpoint run code while it is read")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from momentum_transfer.backbones import convert, norm_rescale
+from momentum_transfer.backbones import convert, norm_rescale, synthetic_lars
 from momentum_transfer.backbones.read import CoverageError, SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.console import say, warn
+from momentum_transfer.errors import InputError
 
 
 def convert_file(
@@ -18,6 +19,7 @@ def convert_file(
     family: str | None = None,
     anchor: str | Path | None = None,
     constant: float | None = None,
+    scale: float | None = None,
     scope: str = norm_rescale.DEFAULT_SCOPE,
     trust_pickle: bool = False,
     architecture: str | None = None,
@@ -34,7 +36,9 @@ def convert_file(
             (torchvision's names or timm's).
         anchor: NormRescale: give every weight the norm that it has in this checkpoint (RCF, equation 3).
         constant: multiply every weight by this instead (RCF, table 8).
-        scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``.
+        scale: multiply every weight of a ResNet by this, and its BatchNorm statistics as they follow
+            (``synthetic_lars``).
+        scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``; with ``scale`` of ``synthetic_lars.SCOPES``.
 
     Returns:
         What was written, with the report of the checkpoint's keys.
@@ -45,6 +49,8 @@ def convert_file(
     out = Path(out)
     convert.check_suffix(out)
     convert.check_target(out)
+    if sum(each is not None for each in (anchor, constant, scale)) > 1:
+        raise InputError("expected one of anchor, constant and scale, found several; convert twice")
     title = f"keys of {checkpoint}"
     try:
         source = load_backbone(
@@ -56,13 +62,14 @@ def convert_file(
         raise
     source.report.show(title)
     other = None if anchor is None else str(anchor)
+    scaling = synthetic_lars.apply(source, scale, scope)
     rescaling = norm_rescale.apply(source, other, constant, scope, trust_pickle=trust_pickle)
-    if not rescaling and (warning := norm_rescale.lars_warning(source.state)):
+    if not rescaling and not scaling and (warning := norm_rescale.lars_warning(source.state)):
         warn(warning)
-    metadata = convert.metadata_of(source, rescaling)
+    metadata = convert.metadata_of(source, rescaling) | ({"scaled": scaling} if scaling else {})
     convert.write(out, source.state, source.architecture, metadata, without_prefix=without_prefix)
     arch = source.architecture
     shape = f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)
     say(f"wrote {out}: {shape}, network {source.network}"
-        + (f", NormRescale {rescaling}" if rescaling else ""))  # fmt: skip
+        + (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else ""))  # fmt: skip
     return source

@@ -26,7 +26,7 @@ from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 
-SCOPES = ("conv", "conv+bn", "all")
+SCOPES = ("conv", "bn", "conv+bn", "all")
 DEFAULT_SCOPE = "conv+bn"
 #: Median norm of the 3x3 convolutions over that of He initialisation, above which weights look LARS-trained: weight
 #: decay keeps SGD-trained norms near or below 1, and LARS-trained ones are about 10 times higher (RCF, section B.4).
@@ -40,10 +40,10 @@ def in_scope(name: str, tensor: Tensor, scope: str) -> bool:
     if not tensor.is_floating_point():
         return False  # num_batches_tracked is a count
     if tensor.dim() == 4:
-        return True
+        return scope != "bn"
     if name.endswith(("running_mean", "running_var")):
         return scope == "all"
-    return scope in ("conv+bn", "all")
+    return scope != "conv"
 
 
 def norms(state: Mapping[str, Tensor], scope: str = "all") -> dict[str, float]:

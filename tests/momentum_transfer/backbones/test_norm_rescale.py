@@ -34,7 +34,7 @@ def kind(name: str) -> str:
     return "conv" if "conv" in name or "downsample.0" in name else "bn"
 
 
-CHANGED = {"conv": {"conv"}, "conv+bn": {"conv", "bn"}, "all": {"conv", "bn", "statistics"}}
+CHANGED = {"conv": {"conv"}, "bn": {"bn"}, "conv+bn": {"conv", "bn"}, "all": {"conv", "bn", "statistics"}}
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -135,9 +135,9 @@ def test_deeper_checkpoint_than_anchor_is_an_error():
 @pytest.mark.parametrize("scope", SCOPES)
 def test_deeper_anchor_than_checkpoint_is_an_error_although_it_has_every_name(scope):
     shallow, deep = (backbone(0, architecture=Architecture(name, 8)) for name in ("resnet18", "resnet34"))
-    with pytest.raises(InputError, match=r"layer1\.2\.conv1\.weight where the checkpoint has no such tensor"):
+    with pytest.raises(InputError, match=r"layer1\.2\.(conv1|bn1)\.weight where the checkpoint has no such tensor"):
         rescale_to_anchor(shallow, deep, scope)
-    with pytest.raises(InputError, match=r"no such tensor for layer1\.2\.conv1\.weight"):
+    with pytest.raises(InputError, match=r"no such tensor for layer1\.2\.(conv1|bn1)\.weight"):
         rescale_to_anchor(deep, shallow, scope)
 
 
@@ -158,8 +158,8 @@ def test_senseless_constants_are_refused(factor):
 
 
 def test_unknown_scope_is_refused():
-    with pytest.raises(InputError, match=r"expected a scope of conv, conv\+bn, all, found 'bn'"):
-        rescale_by_constant(backbone(0), 0.1, "bn")
+    with pytest.raises(InputError, match=r"expected a scope of conv, bn, conv\+bn, all, found 'bias'"):
+        rescale_by_constant(backbone(0), 0.1, "bias")
 
 
 def test_overflow_of_half_precision_is_an_error():
