@@ -43,6 +43,7 @@ def _datasets() -> CfgNode:
     node.SPLIT = 0.0  # above 0: this share of TRAIN's images trains and the rest tests, stratified, by SEED below
     node.TITLE = ""  # what records call the test set; "": the folder's name, or NAME and TEST
     node.VARIANT = "placed"  # of the digits' drawings
+    node.DRAWINGS = 1  # of each digit that tests
     node.SEED = 0  # of the digits' drawings
     node.LONG_TAIL = 1.0  # of the training set: the rarest class keeps this share (CIFAR-LT: 0.01)
     return node
@@ -94,6 +95,8 @@ def _fixmatch() -> CfgNode:
     node.SCHEDULE = "1x"  # or 3x
     node.STUDENT_NORM = ""  # instead of the preset's: BN, SyncBN, GN, IN
     node.TEACHER_NORM = ""  # instead of the preset's: a teacher's normalisation of pretrain/norms/__init__.py
+    node.TEACHER_GROUP = 0  # weak views of one virtual process, with BN statistics of its own; 0: all of a process
+    node.WEAK_BATCHES = []  # sizes n: held-out weak views labelled with the statistics of batches of n, at the end
     node.STRONG_LEVELS = ""  # instead of the preset's: eman, uniform (lowshot/rand_augment.py)
     node.STEPS = 0  # instead of the schedule's epochs
     node.EVAL_EVERY = 0  # steps between accuracies on the test set in metrics.jsonl; 0: at the end only

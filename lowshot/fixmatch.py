@@ -32,6 +32,7 @@ from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
 from pretrain.norms import (
+    FOLLOWS_STUDENT,
     STUDENT_NORMS,
     TEACHER_NORMS,
     Norm,
@@ -55,6 +56,7 @@ class Losses:
     Attributes:
         coverage: share of unlabelled images whose pseudo-label is confident enough.
         pseudo_accuracy: share of those that are right (NaN without any); the hidden labels serve for this alone.
+        pseudo_top1: share of all pseudo-labels that are right, confident or not.
     """
 
     labelled: Tensor
@@ -62,6 +64,7 @@ class Losses:
     total: Tensor
     coverage: float
     pseudo_accuracy: float
+    pseudo_top1: float
 
     def numbers(self) -> dict[str, float]:
         return {
@@ -69,6 +72,7 @@ class Losses:
             "loss_unlabelled": float(self.unlabelled.detach()),
             "coverage": self.coverage,
             "pseudo_accuracy": self.pseudo_accuracy,
+            "pseudo_top1": self.pseudo_top1,
         }
 
 
@@ -82,6 +86,14 @@ def unlabelled_loss(strong_logits: Tensor, teacher_logits: Tensor, threshold: fl
     mask = confidence >= threshold
     loss = (cross_entropy(strong_logits, pseudo, reduction="none") * mask).mean()
     return loss, pseudo, mask
+
+
+def grouped(teacher: str | None) -> bool:
+    """Whether virtual processes change what a teacher's normalisation does: not where it looks at no batch of its own.
+
+    EMAN and StudentPN take the student's statistics, of which there is one set; SyncBN joins all groups.
+    """
+    return teacher is not None and teacher not in (*FOLLOWS_STUDENT, "GN", "IN", "SyncBN")
 
 
 def check_preset(preset: FixMatchPreset, pretrained: bool) -> None:
@@ -169,7 +181,8 @@ class FixMatch(nn.Module):
         else:
             with torch.no_grad():
                 shuffle = self.preset.teacher == "ShuffleBN"
-                teacher_logits = shuffled_forward(self.teacher, weak) if shuffle else self.teacher(weak)
+                groups = self.preset.teacher_groups
+                teacher_logits = shuffled_forward(self.teacher, weak, groups) if shuffle else self.teacher(weak)
             logits, strong_logits = self.student(torch.cat([labelled, strong])).split(parts)
         loss_labelled = cross_entropy(logits, labels)
         loss_unlabelled, pseudo, mask = unlabelled_loss(strong_logits, teacher_logits, self.preset.threshold)
@@ -179,6 +192,7 @@ class FixMatch(nn.Module):
             loss_labelled + self.preset.weight * loss_unlabelled,
             coverage=float(mask.float().mean()),
             pseudo_accuracy=float((pseudo == hidden)[mask].float().mean()),
+            pseudo_top1=float((pseudo == hidden).float().mean()),
         )
 
     def update_teacher(self) -> None:
@@ -201,7 +215,8 @@ def build_method(
     student = Classifier(with_norm(backbone, student_norm), classes, seed).requires_grad_(True)
     teacher = None
     if preset.teacher is not None:
-        norm = Norm(preset.teacher, preset.bn_momentum, proxy_momentum=preset.bn_momentum)
+        groups = preset.teacher_groups if grouped(preset.teacher) else 1
+        norm = Norm(preset.teacher, preset.bn_momentum, proxy_momentum=preset.bn_momentum, groups=groups)
         teacher = Classifier(build_backbone(backbone.architecture, norm), classes, seed)
     method = FixMatch(student, teacher, preset).to(device)
     if torch.device(device).type == "cuda" and distributed.is_distributed():

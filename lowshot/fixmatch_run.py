@@ -14,6 +14,7 @@ from lowshot.fixmatch import FixMatch, build_method
 from lowshot.labelled_data import LabelledData
 from lowshot.labelled_stream import Stream, steps_of, training_batches
 from lowshot.presets import FixMatchPreset, Schedule
+from lowshot.weak_labels import weak_label_hits
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.views import sample_seed
@@ -27,13 +28,18 @@ class FixMatchResult:
     Attributes:
         networks: "student" and, where there is one, "teacher" -> {"top1": …, "top5": …} on the test set.
         coverage, pseudo_accuracy: means over the last hundredth of the steps, of the first process's images.
+        pseudo_labels: means over all steps, of the first process's images: ``pseudo_top1``, right pseudo-labels among
+            all, and ``pseudo_accuracy``, right ones among the confident.
         hits: as ``networks``, [N] bool, whether each test image was right.
+        weak_hits: how the student labels weak views of the test images, see ``lowshot.weak_labels``: way -> [N] bool.
     """
 
     networks: dict[str, dict[str, float]]
     coverage: float
     pseudo_accuracy: float
+    pseudo_labels: dict[str, float]
     hits: dict[str, dict[str, np.ndarray]]
+    weak_hits: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class FixMatchSetting:
         rate: learning rate for the preset's batch of labelled images.
         steps: instead of the schedule's epochs of unlabelled images, if not None.
         eval_every: steps between accuracies on the test set in metrics.jsonl (EMAN, figure 3 a); 0 for none.
+        weak_batches: sizes of ``lowshot.weak_labels``, for the student at the end.
     """
 
     preset: FixMatchPreset
@@ -52,6 +59,7 @@ class FixMatchSetting:
     batch_size: int
     steps: int | None = None
     eval_every: int = 0
+    weak_batches: tuple[int, ...] = ()
 
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -104,7 +112,9 @@ def evaluate_fixmatch(
     fit(run, batches, loss_of, f"FixMatch ({preset.teacher or 'no'} teacher)")
     hits: dict[str, dict[str, np.ndarray]] = {}
     found = _test_accuracy(method, data, batch, device, hits)
-    return FixMatchResult(found, *_end(folder / "metrics.jsonl", max(1, total // 100)), hits)
+    file = folder / "metrics.jsonl"
+    weak = weak_label_hits(method.student, data, setting.weak_batches, seed, device) if setting.weak_batches else {}
+    return FixMatchResult(found, *_end(file, max(1, total // 100)), _of_all_steps(file), hits, weak)
 
 
 @torch.no_grad()
@@ -162,3 +172,12 @@ def _end(file: Path, count: int) -> tuple[float, float]:
     right = [line["pseudo_accuracy"] for line in lines if line["pseudo_accuracy"] is not None]
     coverage = [line["coverage"] for line in lines]
     return float(np.mean(coverage or [np.nan])), float(np.mean(right or [np.nan]))
+
+
+def _of_all_steps(file: Path) -> dict[str, float]:
+    """Right pseudo-labels among all, and among the confident, over all steps of a metrics.jsonl."""
+    lines = read(file) if file.is_file() else []
+    confident = sum(line["coverage"] for line in lines)
+    right = sum(line["coverage"] * line["pseudo_accuracy"] for line in lines if line["coverage"])
+    found = {"pseudo_top1": float(np.mean([line["pseudo_top1"] for line in lines])) if lines else np.nan}
+    return {**found, "pseudo_accuracy": right / confident if confident else np.nan}

@@ -1,7 +1,7 @@
 """Registry of the evaluators that train on images (linear, finetune, fixmatch): scores, one trial at a time."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lowshot.fixmatch_run import evaluate_fixmatch
 from lowshot.labelled_data import LabelledData
 from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
 from lowshot.score import Score
+from lowshot.weak_labels import check_weak_batches
 from momentum_transfer import distributed
 from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.devices import choose_device
@@ -72,6 +73,15 @@ class Trial:
             Score(self.task, metric, 100 * value, self.protocol, items=hits[metric], **origin)
             for metric, value in values.items()
         ]
+
+    def shares(self, values: dict[str, float], network: str, **details: object) -> list[Score]:
+        """Fractions by metric that are no means over the test images -> scores in percent."""
+        known = {"images": len(self.rows), **details}
+        return [
+            Score(self.task, metric, 100 * value, self.protocol, network=network, trial=self.index, seed=self.seed,
+                  details=known)
+            for metric, value in values.items()
+        ]  # fmt: skip
 
 
 def _trials(
@@ -139,8 +149,8 @@ def finetune(
     """Fine-tuning on the labelled images, see lowshot/finetune.py."""
     node, preset = cfg.FINETUNE, image_settings.finetune_preset(cfg.FINETUNE)
     batch, data = node.BATCH_SIZE or preset.batch_size, inputs.labelled_data(cfg, images, node.WORKERS)
-    build = inputs.backbone_builder(cfg, source)
     for trial in _trials(cfg, "FINETUNE", node.PRESET, batch, data, source, wanted):
+        build = inputs.backbone_builder(cfg, source, trial.seed)
         found = evaluate_finetune(
             data, build, trial.rows, node.FRACTION, preset, trial.seed, trial.folder, choose_device(), batch
         )
@@ -152,18 +162,29 @@ def fixmatch(
 ) -> Iterator[list[Score]]:
     """FixMatch and its teachers, see lowshot/fixmatch.py; the student is the result, the teacher stands beside it."""
     node, setting = cfg.FIXMATCH, image_settings.fixmatch_setting(cfg.FIXMATCH, pretrained=source is not None)
-    data, build = inputs.labelled_data(cfg, images, node.WORKERS), inputs.backbone_builder(cfg, source)
-    check_backbone(setting.preset, build(), cfg.INPUT.IMAGE_SIZE)
+    data = inputs.labelled_data(cfg, images, node.WORKERS)
+    check_backbone(setting.preset, inputs.backbone_builder(cfg, source)(), cfg.INPUT.IMAGE_SIZE)
+    check_weak_batches(setting.weak_batches, len(data.test))
     views = images.weak_and_strong(setting.preset.strong_levels)
     protocol = image_settings.fixmatch_protocol(node)
     for trial in _trials(cfg, "FIXMATCH", protocol, setting.batch_size, data, source, wanted):
+        build = inputs.backbone_builder(cfg, source, trial.seed)
         found = evaluate_fixmatch(data, views, build, trial.rows, setting, trial.seed, trial.folder, choose_device())
         numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}
         shown = {name: round(100 * value, 3) if value == value else None for name, value in numbers.items()}
-        yield [
+        scores = [
             score
             for name, values in found.networks.items()
             for score in trial.scores(values, found.hits[name], name, **shown)
+        ]
+        labeller = list(found.networks)[-1]
+        scores += trial.shares(found.pseudo_labels, labeller, **shown)
+        yield scores + [
+            score
+            for way, hits in found.weak_hits.items()
+            for score in replace(trial, task=f"{trial.task}/{way}").scores(
+                {"top1": hits.mean()}, {"top1": hits}, "student"
+            )
         ]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from lowshot import presets
-from lowshot.fixmatch import check_preset
+from lowshot.fixmatch import check_preset, grouped
 from lowshot.fixmatch_run import FixMatchSetting
+from momentum_transfer import distributed
 from momentum_transfer.errors import InputError
 
 
@@ -61,14 +62,31 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
         preset = replace(preset, statistics_momentum=node.STATISTICS_MOMENTUM)
     if node.BN_MOMENTUM and preset.student in ("GN", "IN"):
         raise InputError(f"expected no FIXMATCH.BN_MOMENTUM for student {preset.student}, which keeps no statistics")
+    preset = replace(preset, teacher_groups=_teacher_groups(node, preset))
     check_preset(preset, pretrained)
     rates = node.LEARNING_RATES or [preset.pretrained_rate if pretrained else preset.learning_rate]
     if len(rates) > 1:
         raise InputError(f"expected one value in FIXMATCH.LEARNING_RATES, found {rates}; nothing is searched here")
     schedule = _lasting(presets.FIXMATCH_SCHEDULES[node.SCHEDULE][node.FRACTION > 0.01], node.EPOCHS)
     return FixMatchSetting(
-        preset, schedule, rates[0], node.BATCH_SIZE or preset.batch_size, node.STEPS or None, node.EVAL_EVERY
-    )
+        preset, schedule, rates[0], node.BATCH_SIZE or preset.batch_size, node.STEPS or None, node.EVAL_EVERY,
+        tuple(node.WEAK_BATCHES),
+    )  # fmt: skip
+
+
+def _teacher_groups(node: CfgNode, preset: presets.FixMatchPreset) -> int:
+    """Virtual processes of FIXMATCH.TEACHER_GROUP weak views within one process's; 1 where it is 0."""
+    size = node.TEACHER_GROUP
+    if size == 0:
+        return 1
+    weak = (node.BATCH_SIZE or preset.batch_size) * preset.unlabelled_ratio // distributed.world_size()
+    if preset.teacher is None or weak % size:
+        found = "a preset without teacher" if preset.teacher is None else str(size)
+        raise InputError(
+            f"expected FIXMATCH.TEACHER_GROUP to divide the {weak} weak views that a teacher labels in a step (of one "
+            f"process), found {found}; change it, FIXMATCH.BATCH_SIZE or FIXMATCH.PRESET"
+        )
+    return int(weak // size)
 
 
 def _norms(node: CfgNode) -> dict[str, Any]:
@@ -87,7 +105,9 @@ def fixmatch_protocol(node: CfgNode) -> str:
     preset, given = presets.FIXMATCH[node.PRESET], _norms(node)
     if node.STRONG_LEVELS:
         given["strong_levels"] = node.STRONG_LEVELS
-    changed = [f"{key}={norm}" for key, norm in given.items() if norm != getattr(preset, key)]
+    if node.TEACHER_GROUP and grouped(given.get("teacher", preset.teacher)):
+        given["teacher_group"] = node.TEACHER_GROUP
+    changed = [f"{key}={norm}" for key, norm in given.items() if norm != getattr(preset, key, None)]
     return "/".join([f"{node.PRESET}-{node.SCHEDULE}", *changed])
 
 

@@ -41,6 +41,14 @@ RAW_PIXELS = "raw pixels"
 SCRATCH = "scratch"
 
 
+#: Settings that came after 2026-11-21, with the defaults under which everything is as before.
+LATER: tuple[tuple[str, str, object], ...] = (
+    ("DATASETS", "DRAWINGS", 1),
+    ("FIXMATCH", "TEACHER_GROUP", 0),
+    ("FIXMATCH", "WEAK_BATCHES", []),
+)
+
+
 def load_source(
     weights: str, which: str | None, family: str | None, architecture: str | None = None
 ) -> SourceBackbone | None:
@@ -55,15 +63,15 @@ def architecture_of(cfg: CfgNode, source: SourceBackbone | None) -> AnyArchitect
     return source.architecture if source else named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
 
 
-def backbone_builder(cfg: CfgNode, source: SourceBackbone | None) -> Callable[[], Backbone]:
-    """A function that gives a fresh copy of the backbone each time; without a source one drawn with the seed."""
+def backbone_builder(cfg: CfgNode, source: SourceBackbone | None, seed: int | None = None) -> Callable[[], Backbone]:
+    """A function that gives a fresh copy of the backbone each time; without a source one drawn with ``seed`` (SEED)."""
     if source is not None:
         return source.build
     architecture = architecture_of(cfg, None)
 
     def build() -> Backbone:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(cfg.SEED)
+            torch.default_generator.manual_seed(cfg.SEED if seed is None else seed)
             return build_backbone(architecture)
 
     return build
@@ -90,6 +98,9 @@ def settings_hash(cfg: CfgNode) -> str:
         del same.DATASETS["SPLIT"]
     if same.FEATURES.POOL == "pooled":  # likewise
         del same.FEATURES["POOL"]
+    for section, key, default in LATER:  # likewise
+        if same[section][key] == default:
+            del same[section][key]
     return sha256_of_text(" ".join([config_hash(same), *contents]))[:12] if contents else config_hash(same)
 
 
@@ -182,6 +193,7 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
         variant=data.VARIANT,
         long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0,
         seed=data.SEED,
+        drawings=data.DRAWINGS if split == "TEST" else 1,
         max_unreadable=100 if split == "TRAIN" else 0,  # a test image is not replaced by another: it would count twice
     )
 
@@ -243,7 +255,7 @@ def _features(
     """Features of one split, TRAIN or TEST."""
     data = cfg.DATASETS
     part = images.train if split == "TRAIN" else images.test
-    drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
+    drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""  # their number: data_hash
     about = About(
         weights=network.weights,
         data=f"{data.NAME} {data[split]}{drawn} {data_hash(part, content=images.verify)}",

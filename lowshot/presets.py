@@ -110,6 +110,7 @@ class FixMatchPreset:
         statistics_momentum: of EMAN's statistics, None for ``momentum``; 1 copies the student's.
         bn_momentum: of the BN's running statistics; the student's, and under "TeacherPN" the teacher's too.
         alpha: of a "MomentumBN" teacher: weight of the batch, constant, as Momentum² Teacher has it in MoCo.
+        teacher_groups: virtual processes within a teacher's batch of weak views (``pretrain.norms.batch_norm``).
         unlabelled_ratio: μ, unlabelled images for a labelled one.
         weight: λ of the unlabelled loss.
         threshold: confidence from which a pseudo-label counts.
@@ -123,6 +124,7 @@ class FixMatchPreset:
     statistics_momentum: float | None = None
     bn_momentum: float = 0.1
     alpha: float = 0.064
+    teacher_groups: int = 1
     batch_size: int = 64
     unlabelled_ratio: int = 5
     weight: float = 10.0

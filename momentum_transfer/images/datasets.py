@@ -168,6 +168,7 @@ def build_dataset(
     long_tail: float = 1.0,
     taxonomy: str | Path | None = None,
     seed: int = 0,
+    drawings: int = 1,
     max_unreadable: int = 100,
 ) -> LabelledImages:
     """Build a labelled image dataset.
@@ -182,12 +183,13 @@ def build_dataset(
         variant: drawing variant (digits only), see `momentum_transfer.images.digits.VARIANTS`.
         class_fraction, sample_fraction, long_tail, taxonomy: see `momentum_transfer.images.subsets.select`.
         seed: of the digits' fixed drawings and of the subsets.
+        drawings: of each digit (digits only).
         max_unreadable: number of unreadable image files to replace before giving up.
 
     Raises:
         InputError: unknown name or split, missing folder, empty or malformed index file, impossible subset.
     """
-    data = _build(name, root, split, file_list, image_size, variant, seed, max_unreadable)
+    data = _build(name, root, split, file_list, image_size, variant, seed, drawings, max_unreadable)
     return subsets.select(
         data,
         class_fraction=class_fraction,
@@ -206,12 +208,13 @@ def _build(
     image_size: int,
     variant: str,
     seed: int,
+    drawings: int,
     max_unreadable: int,
 ) -> LabelledImages:
     if name not in DATASETS:
         raise InputError(f"expected a dataset among {', '.join(DATASETS)}, found {name!r}; set DATA.NAME")
     if name == "digits":
-        return DigitImages(split, image_size, variant, seed)
+        return DigitImages(split, image_size, variant, seed, drawings)
     folder = _folder(root, name)
     if name == "imagefolder":
         return _image_folder(folder, split, max_unreadable)

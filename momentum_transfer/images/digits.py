@@ -217,7 +217,7 @@ def render_digits(glyphs: Array, size: int, variant: DigitVariant, rng: np.rando
 
 
 class DigitImages:
-    """One fixed drawing of every digit of a split: `self[i] -> (PIL RGB image, int label)`.
+    """Fixed drawings of every digit of a split, one or several: `self[i] -> (PIL RGB image, int label)`.
 
     The drawing of index i depends on (seed, split, i) alone, so that features can be cached and compared.
 
@@ -226,20 +226,27 @@ class DigitImages:
         size: side of the images in pixels.
         variant: name in `VARIANTS`.
         seed: of the drawings.
+        drawings: of each digit; all digits once, then all once more, so that the first are those of `drawings` 1.
     """
 
-    def __init__(self, split: str = "train", size: int = 32, variant: str = "placed", seed: int = 0) -> None:
+    def __init__(
+        self, split: str = "train", size: int = 32, variant: str = "placed", seed: int = 0, drawings: int = 1
+    ) -> None:
         self.variant = digit_variant(variant)
-        self.glyphs, self.labels = load_glyphs(split)
+        self.glyphs, labels = load_glyphs(split)
+        self.labels = np.tile(labels, drawings)
         self.classes = [str(digit) for digit in range(10)]
         self.size = size
         self._entropy = (seed, SPLITS.index(split))
+        self._drawn: dict[int, NDArray[np.uint8]] = {}  # a kilobyte each at 32 px; drawing one anew takes .2 ms
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
         position = range(len(self))[index]  # negative indices count from the end, others raise IndexError
-        rng = np.random.default_rng((*self._entropy, position))
-        image = render_digits(self.glyphs[position : position + 1], self.size, self.variant, rng)[0]
-        return PIL.Image.fromarray(image).convert("RGB"), int(self.labels[position])
+        if position not in self._drawn:
+            rng = np.random.default_rng((*self._entropy, position))
+            glyph = position % len(self.glyphs)
+            self._drawn[position] = render_digits(self.glyphs[glyph : glyph + 1], self.size, self.variant, rng)[0]
+        return PIL.Image.fromarray(self._drawn[position]).convert("RGB"), int(self.labels[position])
