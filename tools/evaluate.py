@@ -40,7 +40,7 @@ from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
-from momentum_transfer.suites.task import PIXELS, PRETRAIN
+from momentum_transfer.suites.task import NO_FILES, PRETRAIN
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
@@ -57,17 +57,18 @@ def main(args: argparse.Namespace) -> None:
         raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
     output = _from_root(args.output or f"outputs/{suite.name}")
-    named = [word == PIXELS or is_hub_name(word) or is_made(word) for word in args.weights]
-    weights = [word if kept else str(_from_root(word)) for word, kept in zip(args.weights, named, strict=True)]
+    given = args.weights or suite.weights
+    named = [word in NO_FILES or is_hub_name(word) or is_made(word) for word in given]
+    weights = [word if kept else str(_from_root(word)) for word, kept in zip(given, named, strict=True)]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     own = ["its own pretrainings"] if suite.sweep else []
     names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
     jobs = plan(suite, weights, output, args.preset)
     check_pretrainings(suite)
-    given = [job for job in jobs if job.weights == PIXELS]
-    if (left_out := len(suite.tasks) * (PIXELS in weights) - len(given)) > 0:
-        say(f"{left_out} task(s) need converted weights and do not apply to {PIXELS}")
+    for word in (word for word in NO_FILES if word in weights):
+        if (left_out := len(suite.tasks) - sum(job.weights == word for job in jobs)) > 0:
+            say(f"{left_out} task(s) need converted weights and do not apply to {word}")
     options = _sbatch_options(args)
     gpus = _gpus(args, options)
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)

@@ -9,12 +9,15 @@ import io
 import re
 import warnings
 import zlib
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+
+_HERE = Path(__file__).resolve().parent
 
 #: Number of series colours that the page's style sheet defines (--series-0 …).
 SERIES = 8
@@ -93,3 +96,12 @@ def to_svg(figure: Figure, name: str, title: str) -> str:
     opening = re.sub(r' (width|height)="[^"]*"', "", text[: text.index(">")])
     opening = opening.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
     return opening + text[text.index(">") :]
+
+
+def standalone(svg: str) -> str:
+    """What ``to_svg`` gave as a file of its own: the page's light colours on its white, and a font."""
+    light = (_HERE / "style.css").read_text(encoding="utf-8").partition("}")[0]
+    colours = dict(re.findall(r"(--[\w-]+): (#\w+)", light))
+    text = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], svg)
+    style = f"background: {colours['--card']}; font-family: system-ui, sans-serif"
+    return text.replace("<svg", f'<svg style="{style}"', 1) + "\n"

@@ -15,11 +15,11 @@ from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.presets import read_choices, words_of
 from momentum_transfer.suites.suite import Suite
 from momentum_transfer.suites.sweep import Pretraining, Sweep
-from momentum_transfer.suites.task import PIXELS, PRETRAIN, Task, fill, split
+from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Task, fill, split
 
 
 def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
-    """The jobs of the suite's own pretrainings and of every checkpoint; tasks that raw pixels cannot do are left out.
+    """The jobs of the suite's own pretrainings and of every checkpoint; ``NO_FILES`` have no tasks that convert.
 
     Args:
         presets: ``PRESET`` or ``CHECKPOINT=PRESET`` in the place of the checkpoint's own.
@@ -81,12 +81,12 @@ def _jobs(
 ) -> list[Job]:
     """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
     digest = pretraining.key if pretraining else _hash_of(weights)
-    readable = pretraining is None and weights != PIXELS
+    readable = pretraining is None and weights not in NO_FILES
     worded = words_of(suite.presets, weights if readable else None, name, chosen)
     made: dict[str, Job] = {}
     for task in suite.tasks:
         detector = any(place in task.command for place in ("{converted}", "{rescaled}"))
-        if weights == PIXELS and (detector or any(need not in made for need in task.needs)):
+        if weights in NO_FILES and (detector or any(need not in made for need in task.needs)):
             continue
         folder = output / name / task.name
         places = {
@@ -104,8 +104,8 @@ def _jobs(
 
 
 def _hash_of(weights: str) -> str:
-    if weights == PIXELS:
-        return PIXELS
+    if weights in NO_FILES:
+        return weights
     if is_made(weights):
         return sha256_of_text(weights)
     file = Path(weights)
@@ -114,7 +114,7 @@ def _hash_of(weights: str) -> str:
 
         file = checkpoint_file(weights)
     if not file.is_file():
-        raise InputError(f"checkpoint not found: {file}; expected a file, a run folder, or {PIXELS}")
+        raise InputError(f"checkpoint not found: {file}; expected a file, a run folder, or {' or '.join(NO_FILES)}")
     return sha256_of(file)
 
 

@@ -41,10 +41,12 @@ class SuiteEntry(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str | None = None
     include: str | None = None
+    weights: list[str] = []
     pretrain: Any = None
     presets: Any = None
     tasks: list[Any] | None = None
     plots: list[Any] = []
+    study: Any = None
 
 
 def read_entry(path: Path) -> SuiteEntry:

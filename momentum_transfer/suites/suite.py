@@ -9,8 +9,10 @@
 In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{rescaled}`` those under
 NormRescale, ``{folder}`` the task's own output folder and ``{results}`` the records of the whole suite. ``needs`` names
 tasks of the same checkpoint that come before. ``include`` names another suite, whose tasks come first.
+``weights`` names checkpoints that are evaluated where the command line names none.
 A suite may make its checkpoints itself (``pretrain``: ``sweep.py``), ask for plots (``plots``: ``plots.py``), and have
-words that depend on the checkpoint's paper (``presets``: ``presets.py``).
+words that depend on the checkpoint's paper (``presets``: ``presets.py``). One that asks a question says which of its
+scores answer it (``study``: ``study.py``).
 """
 
 import contextlib
@@ -25,6 +27,7 @@ from momentum_transfer.shipped import CONFIGS, find_config
 from momentum_transfer.suites.plots import PlotRequest, read_plots
 from momentum_transfer.suites.presets import Presets, read_presets
 from momentum_transfer.suites.schema import MOST_TASKS, check_name, read_entry
+from momentum_transfer.suites.study import Study, read_study
 from momentum_transfer.suites.sweep import Sweep, describe, read_sweep
 from momentum_transfer.suites.task import PLACES, PRETRAIN, Task, check_command, read_task
 
@@ -39,6 +42,8 @@ class Suite:
     sweep: Sweep | None = None
     plots: tuple[PlotRequest, ...] = ()
     presets: Presets = field(default_factory=dict)
+    weights: tuple[str, ...] = ()
+    study: Study | None = None
 
     def write_description(self, output: str | Path) -> None:
         """Write ``suite.json`` beside the records: what each pretraining was and which plots the report draws."""
@@ -68,8 +73,10 @@ def load_suite(path: str | Path) -> Suite:
             raise InputError(f"{path}: expected tasks of other names beside pretrain, found a task called {PRETRAIN}")
         if (count := sweep.count() * (len(tasks) + 1)) > MOST_TASKS:
             raise InputError(f"{path}: expected at most {MOST_TASKS} tasks of a plan, found {count}; divide the suite")
-    plots = read_plots(entry.plots, str(path), dict.fromkeys(sweep.keys() if sweep else ()))
-    return Suite(name, tuple(tasks), path, sweep, plots, presets)
+    settings = dict.fromkeys(sweep.keys() if sweep else ())
+    plots = read_plots(entry.plots, str(path), settings)
+    study = read_study(entry.study, f"{path}, study", settings) if entry.study is not None else None
+    return Suite(name, tuple(tasks), path, sweep, plots, presets, tuple(entry.weights), study)
 
 
 def _tasks_of(path: Path, places: tuple[str, ...], presets: Presets, above: Path | None = None) -> list[Task]:

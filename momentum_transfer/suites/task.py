@@ -15,6 +15,12 @@ from momentum_transfer.suites.schema import Cpus, Hours, Minutes, check_name, ch
 #: Weights that are no file: the raw pixels, which only the low-shot evaluations take.
 PIXELS = "pixels"
 
+#: No weights: a network drawn at random, which evaluations that train on images take.
+SCRATCH = "scratch"
+
+#: Words for weights that are no file, so that nothing can be converted.
+NO_FILES = (PIXELS, SCRATCH)
+
 #: The task that makes a checkpoint of the suite's own.
 PRETRAIN = "pretrain"
 

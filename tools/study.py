@@ -1,0 +1,119 @@
+"""Run one of the studies that show the papers' claims at small scale, and say what came out.
+
+    python tools/study.py --list
+    python tools/study.py NAME [--dry-run] [--output DIR]      (configs/suites/study_NAME.yaml)
+    python tools/study.py NAME --table                         (runs nothing: of the scores that are there)
+
+A study is a suite, so it resumes, fails and reports as one (tools/evaluate.py). At its end stand the table of its
+comparisons by the verdict rule (study.md) and its plots (plot_1.svg, …), beside the suite's report.html. What came out
+of each is in docs/claims.md.
+"""
+
+import argparse
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.errors import InputError
+from momentum_transfer.files import write_text
+from momentum_transfer.shipped import CONFIGS, started, workplace
+from momentum_transfer.suites.suite import Suite, load_suite
+from momentum_transfer.suites.sweep import describe
+
+#: How the suites of studies are called.
+PREFIX = "study_"
+
+
+def main(args: argparse.Namespace) -> None:
+    """List, or run the suite and tell its answer."""
+    if args.list:
+        suites = {name: study_suite(name) for name in studies()}
+        table(
+            "studies",
+            ["name", "question"],
+            [[name, suite.study.claim] for name, suite in suites.items() if suite.study],
+        )
+        return
+    if not args.name:
+        raise InputError(f"expected the name of a study, one of {', '.join(studies())}, found none; --list tells more")
+    suite = study_suite(args.name)
+    output = Path(args.output).absolute() if args.output else workplace() / "outputs" / suite.name
+    code = 0
+    if not args.table:
+        code = _run(suite, output, args)
+        if args.dry_run:
+            raise SystemExit(code)
+    answer(suite, output)
+    if code:
+        raise SystemExit(code)
+
+
+def studies() -> list[str]:
+    """Names of the studies that ship."""
+    return [file.stem.removeprefix(PREFIX) for file in sorted((CONFIGS / "suites").glob(f"{PREFIX}*.yaml"))]
+
+
+def study_suite(name: str) -> Suite:
+    """The suite of a study: a name of ``studies``, or a suite's file.
+
+    Raises:
+        InputError: there is none, or the suite asks no question.
+    """
+    if Path(name).suffix not in (".yaml", ".yml") and name not in studies():
+        near = difflib.get_close_matches(name, studies(), n=1, cutoff=0)
+        raise InputError(f"expected a study of {', '.join(studies())}, found {name}; did you mean {near[0]}?")
+    suite = load_suite(name if name not in studies() else CONFIGS / "suites" / f"{PREFIX}{name}.yaml")
+    if suite.study is None:
+        raise InputError(f"expected a suite with a study in {suite.path}, found none; run it by tools/evaluate.py")
+    return suite
+
+
+def answer(suite: Suite, output: Path) -> None:
+    """Write the table and the plots of the scores in ``output``, and print the table."""
+    from momentum_transfer.report.drawing import standalone  # here, because matplotlib takes a second
+    from momentum_transfer.report.page import read_records
+    from momentum_transfer.report.study import COLUMNS, answers, difference_figure, line_figure, table_markdown
+
+    assert suite.study is not None
+    records, problems = read_records([output / "results.jsonl"])
+    for problem in problems:
+        say(problem)
+    runs = describe(suite.sweep) if suite.sweep else {}
+    found = answers(suite.study, records, runs)
+    figures = [line_figure(lines, records, runs) for lines in suite.study.lines]
+    figures.append(difference_figure(found, suite.study.claim))
+    for number, figure in enumerate(figures, start=1):
+        if figure.svg:
+            write_text(output / f"plot_{number}.svg", standalone(figure.svg))
+        else:
+            say(f"{figure.title}: {figure.caption}")
+    write_text(output / "study.md", f"# {suite.study.claim}\n\n{table_markdown(found)}")
+    table(suite.study.claim, list(COLUMNS), [list(each.cells()) for each in found])
+    say(f"first minus second; wrote study.md and plot_1.svg … to {output}")
+
+
+def _run(suite: Suite, output: Path, args: argparse.Namespace) -> int:
+    """The suite's own run; its exit code."""
+    words = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
+    words += ["--dry-run"] if args.dry_run else []
+    return subprocess.run([sys.executable, *started(words)], cwd=workplace(), check=False).returncode
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("name", nargs="?", help="of the study, or the file of a suite with a study of your own")
+    made.add_argument("--list", action="store_true", help="the studies and what each asks")
+    made.add_argument("--dry-run", action="store_true", help="print the plan with its commands and expected hours")
+    made.add_argument("--table", action="store_true", help="run nothing: table and plots of the scores that are there")
+    made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/study_NAME)")
+    made.add_argument("--jobs", type=int, default=1, metavar="N", help="tasks at a time (default: %(default)s)")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parser(), main))
