@@ -11,6 +11,7 @@ ROOMS = find_packages(include=[f"{room}{inside}" for room in ("momentum_transfer
 
 TOOLS = ["momentum_transfer_tools"]
 TOOLS += [f"{TOOLS[0]}.benchmarks", f"{TOOLS[0]}.benchmarks.evaluators", f"{TOOLS[0]}.benchmarks.gpu_parts"]
+TOOLS += [f"{TOOLS[0]}.studies"]
 
 setup(
     packages=[*ROOMS, "momentum_transfer.configs", *TOOLS],

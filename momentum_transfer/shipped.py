@@ -91,7 +91,8 @@ def _nearest(path: Path, start: Path, count: int = 3) -> list[str]:
 def tool_file(script: str) -> Path:
     """The file of a tool that a suite or the quickstart names, ``tools/lowshot.py``."""
     path = Path(script)
-    return TOOLS / path.name if path.parts[:-1] == ("tools",) else workplace() / path
+    ours = path.parts[:-1] in (("tools",), ("tools", "studies"))
+    return TOOLS.joinpath(*path.parts[1:]) if ours else workplace() / path
 
 
 def started(command: Sequence[str]) -> list[str]:

@@ -62,7 +62,9 @@ def answers(
     """
     made = [_answer(asked, records, runs, resamples) for asked in study.compare]
     judged = [answer for answer in made if answer.found is not None and answer.found.p is not None]
-    adjusted = dict(zip(map(id, judged), holm([answer.found.p for answer in judged if answer.found]), strict=True))
+    adjusted = dict(
+        zip(map(id, judged), holm([answer.found.p or 0.0 for answer in judged if answer.found]), strict=True)
+    )
     return [_worded(answer, adjusted.get(id(answer))) for answer in made]
 
 
@@ -75,22 +77,28 @@ def _worded(answer: Answer, p: float | None) -> Answer:
 
 
 def _answer(asked: Difference, records: Sequence[Record], runs: Mapping[str, Any], resamples: int) -> Answer:
-    sides = [_selected(records, runs, selection, f"comparison {asked.name}") for selection in asked.sides()]
-    values = [{key: statistics.fmean(r["value"] for r in found) for key, found in side.items()} for side in sides]
-    if not all(values):
-        return Answer(asked, *values)
-    common = [key for key in values[0] if key in values[1]]
-    keys = common if len(common) > 1 else list(dict.fromkeys([*values[0], *values[1]]))  # unpaired where nothing pairs
-    whole = all(len(side[key]) == 1 and "items" in side[key][0] for side in sides for key in keys if key in side)
+    first, second = (_selected(records, runs, side, f"comparison {asked.name}") for side in asked.sides())
+    made = Answer(asked, _means(first), _means(second))
+    if not first or not second:
+        return made
+    common = [key for key in first if key in second]
+    keys = common if len(common) > 1 else list(dict.fromkeys([*first, *second]))  # unpaired where nothing pairs
+    whole = all(
+        len(side[key]) == 1 and "items" in side[key][0] for side in (first, second) for key in keys if key in side
+    )
     relabelled = [
         _relabelled(name, place, side[key], whole)
-        for name, side in zip(("first", "second"), sides, strict=True)
+        for name, side in (("first", first), ("second", second))
         for place, key in enumerate(keys)
         if key in side
     ]
     results = aggregate(relabelled)
     measure = next(iter(results.cells))
-    return Answer(asked, *values, found=Comparisons(results, resamples).of(measure, "first", "second"))
+    return replace(made, found=Comparisons(results, resamples).of(measure, "first", "second"))
+
+
+def _means(side: Mapping[Hashable, Sequence[Record]]) -> dict[Hashable, float]:
+    return {key: statistics.fmean(record["value"] for record in found) for key, found in side.items()}
 
 
 def _relabelled(name: str, place: int, found: Sequence[Record], whole: bool) -> dict[str, Any]:
