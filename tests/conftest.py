@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from momentum_transfer.console import speaking
+from momentum_transfer.suites import warm
 
 # One thread a process, whatever the shell asks for, here and in every process that a test starts: two numbers of
 # threads round differently, so that bits are compared between equals, and the workers of xdist share the cores.
@@ -16,6 +17,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as tool_environment sets
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 if "torch" in sys.modules:  # a plugin was first: the variables come too late for it
     sys.modules["torch"].set_num_threads(1)
+
+
+warm.IMPORTED = ()  # chains of tests are of small scripts
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,6 @@ side, each line of theirs after its title. A killed quickstart goes on where it 
 
 import argparse
 import os
-import resource
 import shutil
 import sys
 import time
@@ -72,8 +71,7 @@ def main(args: argparse.Namespace) -> None:
         shutil.rmtree(output)
     begun = time.monotonic()
     with alone(output):
-        run_chain(steps(output), output / "quickstart.json", args.jobs)
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (2**20 if sys.platform != "darwin" else 2**30)
+        peak = run_chain(steps(output), output / "quickstart.json", args.jobs)
     say(f"quickstart took {time.monotonic() - begun:.0f} s; the largest process held {peak:.2f} GiB")
     say(f"report: {(output / 'report.html').resolve()}  (Markdown beside it; numbers in results.jsonl)")
 

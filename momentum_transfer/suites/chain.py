@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from momentum_transfer.console import Stopped, say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text, write_text
 from momentum_transfer.shipped import started, typed, workplace
+from momentum_transfer.suites.warm import WarmCommand
 
 _AGAIN = "the finished steps are kept; run the same command again to go on"
 
@@ -37,11 +36,14 @@ class Step:
         return sha256_of_text(json.dumps(self.command))[:12]
 
 
-def run_chain(chain: list[Step], memory: Path, jobs: int) -> None:
+def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
     """Run what is not yet done, at most ``jobs`` steps at a time; remember each finished one for a second call.
 
     Args:
         memory: JSON file of the finished steps, seconds by key. A step that is ``always`` runs in every call.
+
+    Returns:
+        The most memory that a process held, GiB.
 
     Raises:
         InputError: a step failed; those beside it are ended, after they saved.
@@ -51,7 +53,7 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> None:
     done = {step.title for step in chain if step.key in finished and not step.always}
     for title in (step.title for step in chain if step.title in done):
         say(f"{title}: done before")
-    waiting, running = [step for step in chain if step.title not in done], list[_Running]()
+    waiting, running, peak = [step for step in chain if step.title not in done], list[_Running](), 0.0
     try:
         while waiting or running:
             for step in [step for step in waiting if done.issuperset(step.needs)][: jobs - len(running)]:
@@ -62,6 +64,7 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> None:
             for ended in [one for one in running if one.process.poll() is not None]:
                 running.remove(ended)
                 finished[ended.step.key] = ended.seconds()
+                peak = max(peak, ended.process.peak_gib())
                 write_text(memory, json.dumps(finished, indent=1))
                 done.add(ended.step.title)
     except KeyboardInterrupt:  # the terminal sent it to the steps too, which save and leave
@@ -71,6 +74,7 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> None:
         for one in running:
             one.process.terminate()
         _wait(running)
+    return peak
 
 
 class _Running:
@@ -80,15 +84,12 @@ class _Running:
         self.step, self._began = step, time.monotonic()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
-        self.process = subprocess.Popen(
-            [sys.executable, *started(step.command)], cwd=workplace(), env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+        self.process = WarmCommand(started(step.command), workplace(), environment)
         self.lines = threading.Thread(target=self._say_lines, daemon=True)
         self.lines.start()
 
     def _say_lines(self) -> None:
-        for line in self.process.stdout or ():
+        for line in self.process.stdout:
             say(f"{self.step.title} | {line.rstrip()}")
 
     def seconds(self) -> float:
