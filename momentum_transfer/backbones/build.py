@@ -99,10 +99,17 @@ def build_backbone(architecture: AnyArchitecture | str, norm_layer: NormLayer | 
 
 @lru_cache(maxsize=32)
 def own_input(architecture: AnyArchitecture) -> NetworkInput | None:
-    """How the images of a network are to be, where it says so; None for a ResNet: settings and data sets say it."""
+    """How the images of a network are to be, where it says so; None for a ResNet: settings and data sets say it.
+
+    Raises:
+        InputError: options that the network does not take, an img_size that it is built for and cannot take among them.
+    """
     if isinstance(architecture, TimmArchitecture):
         with torch.device("meta"):
-            return build_timm(architecture).input
+            network = build_timm(architecture)
+        if "img_size" in dict(architecture.options):
+            network.check_size()
+        return network.input
     if isinstance(architecture, ModuleArchitecture):
         module = architecture.build()
         return module.input if module.says_input else None

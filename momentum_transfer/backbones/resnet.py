@@ -48,7 +48,9 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if self.name not in DEPTHS:
-            raise InputError(f"expected an architecture of {', '.join(DEPTHS)}, found {self.name!r}; correct its name")
+            raise InputError(
+                f"expected an architecture of {', '.join(DEPTHS)} or timm:NAME, found {self.name!r}; correct its name"
+            )
         if self.stem not in STEMS:
             raise InputError(f"expected a stem of {', '.join(STEMS)}, found {self.stem!r}; correct its name")
         if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:

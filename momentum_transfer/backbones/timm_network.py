@@ -10,20 +10,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.batch_norm import replace_batch_norm
 from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
+from momentum_transfer.backbones.timm_creation import create, first_line
 from momentum_transfer.backbones.timm_names import TimmArchitecture
 from momentum_transfer.errors import InputError
 from momentum_transfer.extras import extra
 from momentum_transfer.hub.pull import local_file
-
-#: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
-_EPSILONS = ("norm_eps", "final_norm_eps")
 
 
 def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Module] | None = None) -> TimmBackbone:
@@ -35,7 +34,7 @@ def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Mo
     Raises:
         InputError: timm is missing, or the network does not take the options.
     """
-    network = _create(architecture)
+    network = create(architecture)
     if norm_layer is not None:
         replace_batch_norm(network, norm_layer)
     return TimmBackbone(network, architecture)
@@ -56,86 +55,18 @@ def published(architecture: TimmArchitecture) -> TimmBackbone:
     repository = config.hf_hub_id + (f"{config.architecture}.{config.tag}" if config.hf_hub_id.endswith("/") else "")
     file = local_file(f"hf:{repository}" + (f":{config.hf_hub_filename}" if config.hf_hub_filename else ""))
     overlay = {"file": str(file), "custom_load": False}
-    return TimmBackbone(_create(architecture, pretrained=True, pretrained_cfg_overlay=overlay), architecture)
+    return TimmBackbone(create(architecture, pretrained=True, pretrained_cfg_overlay=overlay), architecture)
 
 
 def _downloaded(architecture: TimmArchitecture) -> Any:
     """From the address of its own that timm knows."""
     try:
-        return _create(architecture, pretrained=True)
+        return create(architecture, pretrained=True)
     except OSError as error:  # urllib's URLError is one
         raise InputError(
             f"expected to get timm's weights of {architecture}, found no way there ({error}); fetch them where there "
             "is a network, or give a checkpoint's file"
         ) from error
-
-
-def _create(architecture: TimmArchitecture, **source: Any) -> Any:
-    """timm's network without its classifier; a convolutional one takes any size, so that only its images change.
-
-    Args:
-        source: where its weights come from, as ``timm.create_model`` takes it.
-    """
-    options = dict(architecture.options)
-    epsilons = {key: options.pop(key) for key in _EPSILONS if key in options}
-    try:
-        network = _create_with(architecture, options, source)
-    except _NoSuchOption as error:
-        if error.name != "img_size":
-            raise
-        del options["img_size"]
-        network = _create_with(architecture, options, source)
-    _check_patches(network, architecture)
-    _set_epsilons(network, **epsilons)
-    return network
-
-
-def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: float | None = None) -> None:
-    """Epsilons of the LayerNorms, which other projects' classes choose otherwise than timm's entry points."""
-    for module in network.modules():
-        if norm_eps is not None and isinstance(module, nn.LayerNorm):
-            module.eps = float(norm_eps)
-    for name in ("norm", "fc_norm", "head.norm"):
-        parent, _, child = name.rpartition(".")
-        final = getattr(getattr(network, parent, None) if parent else network, child, None)
-        if final_norm_eps is not None and isinstance(final, nn.LayerNorm):
-            final.eps = float(final_norm_eps)
-
-
-class _NoSuchOption(InputError):
-    """An option that a network's constructor does not take."""
-
-    def __init__(self, name: str, architecture: TimmArchitecture) -> None:
-        super().__init__(f"expected options that timm leaves open, found {name} in {architecture}; leave it out")
-        self.name = name
-
-
-def _create_with(architecture: TimmArchitecture, options: dict[str, Any], source: dict[str, Any]) -> Any:
-    timm = extra("timm", "networks of timm")
-    try:
-        return timm.create_model(architecture.name, num_classes=0, **source, **options)
-    except TypeError as error:
-        told = re.search(r"(unexpected|multiple values for) keyword argument '(\w+)'", str(error))
-        if told is None or told[2] not in options:
-            raise
-        raise _NoSuchOption(told[2], architecture) from error
-    except AssertionError as error:
-        raise InputError(f"expected options that fit together, found {architecture}: timm says {error}") from error
-
-
-def _check_patches(network: Any, architecture: TimmArchitecture) -> None:
-    embed = getattr(network, "patch_embed", None)
-    size, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
-    if size is not None and patch is not None and any(s % p for s, p in zip(_pair(size), _pair(patch), strict=True)):
-        side, p = _pair(size)[0], _pair(patch)[0]
-        raise InputError(
-            f"expected img_size divisible by the patch of {p} px, found {side} in {architecture}; "
-            f"use {side // p * p or p} or {(side // p + 1) * p}"
-        )
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (int(value), int(value)) if isinstance(value, (int, float)) else (int(value[0]), int(value[1]))
 
 
 class TimmBackbone(nn.Module):
@@ -189,6 +120,19 @@ class TimmBackbone(nn.Module):
         self.network.training = mode
         super().train(mode)
         return self
+
+    def check_size(self) -> None:
+        """Try an image of the size that the options ask for; on the meta device it costs no arithmetic.
+
+        Raises:
+            InputError: the network is built for it, and cannot take it.
+        """
+        training, side = self.training, self.input.size
+        try:
+            with torch.no_grad(), suppress(NotImplementedError, RuntimeError):  # what is no InputError tells nothing
+                self.eval()(torch.zeros(2, 3, side, side, device=next(self.parameters()).device))
+        finally:
+            self.train(training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [N, num_features] of images [N, 3, H, W]: timm's ``forward_head(…, pre_logits=True)``."""
@@ -273,14 +217,26 @@ class TimmBackbone(nn.Module):
         try:
             yield
         except (AssertionError, RuntimeError) as error:
-            told = isinstance(error, AssertionError) or re.search(r"must match the size|shape '\[", str(error))
-            if (height, width) == (self.input.size, self.input.size) or not told:
+            if not isinstance(error, AssertionError) and not _OF_SIZES.search(str(error)):
                 raise
-            patch = f", divisible by its patch of {self.patch_size} px" if self.patch_size else ""
+            if (height, width) != (self.input.size, self.input.size):
+                patch = f", divisible by its patch of {self.patch_size} px" if self.patch_size else ""
+                raise InputError(
+                    f"expected images of {self.input.size} x {self.input.size} px for {self.architecture}{patch}, "
+                    f"found {height} x {width}; give it their size by ?img_size=N"
+                ) from error
+            if "img_size" not in dict(self.architecture.options):
+                raise
             raise InputError(
-                f"expected images of {self.input.size} x {self.input.size} px for {self.architecture}{patch}, found "
-                f"{height} x {width}; give it their size by ?img_size=N"
+                f"expected an img_size that the network can take, found {self.architecture}: timm says "
+                f"{first_line(error)}; its own is {max(self.network.pretrained_cfg['input_size'][1:])}"
             ) from error
+
+
+#: What torch says where an image of this size does not go through a network.
+_OF_SIZES = re.compile(r"must match the size|[Ss]hape '\[|[Kk]ernel size|too small|broadcast|reshape tensor"
+                       r"|[Nn]egative dimension|size of tensor|Sizes of tensors|Expected size|cannot be multiplied"
+                       r"|calculated shape|view size")  # fmt: skip
 
 
 def _feature_info(network: Any) -> list[dict[str, Any]]:

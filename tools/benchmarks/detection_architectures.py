@@ -34,19 +34,20 @@ ARCHITECTURES = {
     "swinv2": "timm:swinv2_tiny_window8_256",
     "regnet": "timm:regnety_002",
     "efficientnet": "timm:efficientnet_b0",
-    "resnext": "timm:resnext50_32x4d",
+    "resnext": "timm:resnext26ts",
     "mobilenet": "timm:mobilenetv3_small_100",
-    "maxvit": "timm:maxvit_tiny_tf_224",
+    "maxvit": "timm:maxvit_rmlp_pico_rw_256?img_size=128",
     "vit": "timm:vit_small_patch16_224",
     "vit-registers": "timm:vit_small_patch14_reg4_dinov2",
     "dinov3": "timm:vit_small_patch16_dinov3",
-    "siglip": "timm:vit_base_patch16_siglip_224",
+    "siglip": "timm:vit_base_patch16_siglip_224?depth=4",
     "vitdet": "timm:vit_small_patch16_224",
-    "hiera": "timm:hiera_tiny_224",
+    "hiera": "timm:hiera_tiny_224?img_size=128",
 }
 #: What an architecture needs beside its name.
 SETTINGS = {
-    "maxvit": "MODEL.BACKBONE.SQUARE 224 INPUT.MAX_SIZE_TRAIN 224 INPUT.MAX_SIZE_TEST 224",
+    "maxvit": "MODEL.BACKBONE.SQUARE 128 INPUT.MAX_SIZE_TRAIN 128 INPUT.MAX_SIZE_TEST 128",
+    "hiera": "MODEL.BACKBONE.SQUARE 128 INPUT.MAX_SIZE_TRAIN 128 INPUT.MAX_SIZE_TEST 128",
     "vitdet": "MODEL.VIT.FORM vitdet MODEL.VIT.WINDOW 4 MODEL.VIT.RELATIVE_POSITIONS True",
 }
 DETECTORS = {"Mask R-CNN": "smoke/mask_rcnn_digits", "RetinaNet": "smoke/retinanet_digits"}

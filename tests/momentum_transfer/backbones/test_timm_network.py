@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from momentum_transfer.backbones.batch_norm import has_batch_norm
-from momentum_transfer.backbones.build import architecture_in, build_backbone, metadata_of, parse_architecture
+from momentum_transfer.backbones.build import (
+    architecture_in,
+    build_backbone,
+    metadata_of,
+    own_input,
+    parse_architecture,
+)
 from momentum_transfer.backbones.convert_file import convert_file
 from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.backbones.read import CoverageError, load_backbone
@@ -164,7 +170,12 @@ def test_another_normalisation_takes_the_place_of_every_batch_norm_and_keeps_nam
     ("timm:convnext_atto?num_classes=3", "options of the network itself, found num_classes"),
     ("timm:convnext_atto?pretrained=True", "options of the network itself, found pretrained"),
     ("timm:convnext_atto?checkpoint_path=x.pth", "options of the network itself, found checkpoint_path"),
-    ("timm:convnext_atto?img_size=0", "img_size as a side in pixels, found 0"),
+    ("timm:convnext_atto?img_size=0", "img_size as a side in pixels, 1 to 10000, found 0"),
+    ("timm:test_vit?img_size=1000000", "img_size as a side in pixels, 1 to 10000, found 1000000"),
+    ("timm:ConvNeXt", "found 'ConvNeXt'; the nearest are convnext_"),
+    ("timm:dinov2", "found 'dinov2'; the nearest are vit_base_patch14_dinov2, "),
+    ("timm:qqq", "found 'qqq'; timm.list_models.. gives them all"),
+    ("timm:resnet50.", "expected a tag of a1_in1k, .*, found ''"),
     ("timm:convnext_atto?img_size", "expected NAME.key=value&key=value"),
     ("timm:convnext_atto?depth=1&depth=2", "each key once"),
     ("resnet51", "expected an architecture of resnet10, .* found 'resnet51'"),
@@ -179,10 +190,29 @@ def test_a_text_that_names_nothing_is_refused(text: str, message: str):
     ("timm:test_convnext?foo=1", "options that timm leaves open, found foo in timm:test_convnext.foo=1"),
     ("timm:mixer_s16_224?num_blocks=1", "options that timm leaves open, found num_blocks in"),
     ("timm:test_vit?img_size=65", "divisible by the patch of 16 px, found 65 .*; use 64 or 80"),
+    ("timm:test_vit?img_size=7", "divisible by the patch of 16 px, found 7 .*; use 16$"),
+    ("timm:test_vit?patch_size=0", "options that fit together, .* timm says ZeroDivisionError"),
+    ("timm:test_vit?depth=-1", "options that fit together, .* timm says RuntimeError"),
+    ("timm:test_vit?act_layer=nope", "options that fit together, .* timm says KeyError: 'nope'"),
+    ("timm:test_convnext?dims=(8,8)", "options that fit together, .* timm says IndexError"),
 ])  # fmt: skip
 def test_a_network_that_cannot_be_built_is_refused(text: str, message: str):
     with pytest.raises(InputError, match=message):
         build_backbone(parse_architecture(text))
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("timm:test_convnext?img_size=16", "that the network can take, found timm:test_convnext.* its own is 160"),
+    ("timm:hiera_tiny_224?img_size=100&embed_dim=24", "that the network can take, found timm:hiera_.* its own is 224"),
+])  # fmt: skip
+def test_a_size_that_a_network_is_built_for_and_cannot_take_is_refused_before_any_compute(text: str, message: str):
+    with pytest.raises(InputError, match=message):
+        own_input(parse_architecture(text))
+
+
+def test_an_image_size_is_no_option_of_a_convolutional_network_whatever_timm_says_about_it():
+    for text in ("timm:test_convnext?img_size=64", "timm:poolformer_s12?img_size=64"):
+        assert own_input(parse_architecture(text)).size == 64
 
 
 def test_images_of_another_size_and_maps_of_no_such_stride_are_refused():
