@@ -18,7 +18,7 @@ from transfer.data.own.labelled import (
     LabelledSet,
     check_box,
     check_names,
-    check_size,
+    labelled_orientation,
 )
 
 FORM = "COCO JSON"
@@ -140,10 +140,9 @@ def _image(
             f"expected a positive width and height in {where}, found {shown(width)}, {shown(height)}; correct it"
         )
     path = index.find(name, file.parent / split, where)
-    check_size(path, width, height, where)
-    return LabelledImage(
-        path, width, height, tuple(_object(entry, of_id, file, width, height) for entry in entries), split
-    )
+    orientation = labelled_orientation(path, width, height, where)
+    objects = tuple(_object(entry, of_id, file, width, height) for entry in entries)
+    return LabelledImage(path, width, height, objects, split, orientation)
 
 
 def _object(entry: Mapping[str, Any], of_id: Mapping[int, str], file: Path, width: int, height: int) -> Box:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.errors import InputError, shown
-from momentum_transfer.images.reading import image_files, upright_size
+from momentum_transfer.images.reading import image_files, stored_orientation, upright_size
 
 #: Folder names that say what the images below them are for.
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
@@ -43,13 +44,18 @@ class Box:
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """An image file with its objects. split: of a set that says which images train; "" otherwise."""
+    """An image file with its objects.
+
+    split: of a set that says which images train; "" otherwise. orientation: EXIF's, where size and boxes are those of
+    the image as stored and are to be turned by it (`stored.upright`); 1: they are upright.
+    """
 
     file: Path
     width: int
     height: int
     objects: tuple[Box, ...]
     split: str = ""
+    orientation: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,12 @@ class ImageIndex:
         self._by_name: dict[str, list[Path]] = {}
         self._by_stem: dict[str, list[Path]] = {}
         for file in self.files:
-            self._by_name.setdefault(file.name, []).append(file)
-            self._by_stem.setdefault(file.stem, []).append(file)
+            self._by_name.setdefault(_composed(file.name), []).append(file)
+            self._by_stem.setdefault(_composed(file.stem), []).append(file)
 
     def has(self, stem: str) -> bool:
         """Whether an image is called so, with any ending."""
-        return stem in self._by_stem
+        return _composed(stem) in self._by_stem
 
     def find(self, name: str, near: Path, where: str) -> Path:
         """The file that a label means by ``name``: of several, the one that shares most folders with it and ``near``.
@@ -85,7 +91,7 @@ class ImageIndex:
         Raises:
             InputError: there is none, or two fit equally.
         """
-        wanted = Path(name.replace("\\", "/"))
+        wanted = Path(_composed(name.replace("\\", "/")))
         found = self._by_name.get(wanted.name) or self._by_stem.get(wanted.name) or self._by_stem.get(wanted.stem, [])
         if not found:
             raise InputError(
@@ -99,11 +105,16 @@ class ImageIndex:
         return ranked[0]
 
 
+def _composed(name: str) -> str:
+    """Accents as one character each: macOS writes file names in two, labels have them in one."""
+    return unicodedata.normalize("NFC", name)
+
+
 def _closeness(file: Path, wanted: Path, near: Path) -> tuple[int, int]:
     """Trailing parts that two paths share, then leading parts that the file shares with the label's folder."""
     tail = 0
     for ours, theirs in zip(reversed(file.parts), reversed(wanted.parts), strict=False):
-        if ours != theirs:
+        if _composed(ours) != theirs:
             break
         tail += 1
     head = 0
@@ -132,14 +143,22 @@ def _folder_split(file: Path, root: Path) -> str:
     return next((part.lower() for part in parts if part.lower() in SPLITS), "")
 
 
-def check_size(file: Path, width: int, height: int, where: str) -> None:
-    """InputError where an image has another size than its label says."""
+def labelled_orientation(file: Path, width: int, height: int, where: str) -> int:
+    """EXIF's orientation where a label's size is that of the image as stored, 1 where it is that of the upright image.
+
+    Raises:
+        InputError: it is neither.
+    """
     found = upright_size(file)
-    if found != (width, height):
-        raise InputError(
-            f"expected {width}x{height} pixels in {file} as {where} says, found {found[0]}x{found[1]}; "
-            "correct the label or the image"
-        )
+    if found == (width, height):
+        return 1
+    orientation, stored = stored_orientation(file)
+    if stored == (width, height):
+        return orientation
+    raise InputError(
+        f"expected {width}x{height} pixels in {file} as {where} says, found {found[0]}x{found[1]}; "
+        "correct the label or the image"
+    )
 
 
 def check_box(box: Sequence[float], width: int, height: int, where: str) -> None:

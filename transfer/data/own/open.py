@@ -23,6 +23,7 @@ from transfer.data.annotations import DetectionData, open_dataset
 from transfer.data.own import coco_json, voc_xml, yolo
 from transfer.data.own.label_pngs import has_label_pngs
 from transfer.data.own.labelled import Box, LabelledImage, LabelledSet
+from transfer.data.own.stored import all_upright
 from transfer.data.run_lengths import decode_mask
 
 
@@ -92,7 +93,7 @@ def open_own(
     if val is not None and split is not None:
         raise InputError("expected --val or --split, found both; leave one out")
     sources = [_existing(train)] + ([_existing(val)] if val is not None else [])
-    read = voc_xml.settle_corners([read_set(source, where) for source in sources])
+    read = all_upright(voc_xml.settle_corners([read_set(source, where) for source in sources]))
     whole = read[0]
     if val is not None:
         parts = [_told(read[0], "train"), _told(read[1], "val")]

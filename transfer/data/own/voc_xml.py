@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from transfer.data.own.labelled import (
     LabelledImage,
     LabelledSet,
     check_box,
-    check_size,
+    labelled_orientation,
     split_by_folders,
 )
 from transfer.data.own.xml_lines import Node, read_xml
@@ -45,7 +45,7 @@ def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
     index = ImageIndex(images or folder)
     if not index.files and images is None:
         index = ImageIndex(folder.parent)
-    splits = _splits(folder)
+    splits = _splits(folder, {file.stem for file in files})
     read = [_read(file, index, splits) for file in files]
     if splits:
         read = [image for image in read if image.split]
@@ -54,15 +54,15 @@ def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
     return LabelledSet(FORM, folder, tuple(read))
 
 
-def _splits(folder: Path) -> dict[str, str]:
-    """Image stem to train or val, where ImageSets/Main says so."""
+def _splits(folder: Path, stems: Container[str]) -> dict[str, str]:
+    """Image stem to train or val, where ImageSets/Main says so: a name a line, or with a number that says more."""
     found: dict[str, str] = {}
     for list_folder in sorted(folder.rglob("ImageSets/Main")):
         for split, names in (("train", ("train", "trainval")), ("val", ("val", "valid", "test"))):
             files = [file for name in names if (file := list_folder / f"{name}.txt").is_file()]
             for line in read_lines(files[0], "a list of images") if files else ():
                 if line:
-                    found.setdefault(line.split()[0], split)
+                    found.setdefault(line if line in stems else line.rsplit(maxsplit=1)[0], split)
     return found if len(set(found.values())) == 2 else {}
 
 
@@ -85,9 +85,9 @@ def _read(file: Path, index: ImageIndex, splits: dict[str, str]) -> LabelledImag
     where = f"{file}:{name.line if name is not None else root.line}"
     # The XML's own name first: tools rename files and leave <filename> as it was.
     image = index.find(file.stem if index.has(file.stem) else named, file.parent, where)
-    check_size(image, width, height, f"{file}:{size.line}")
+    orientation = labelled_orientation(image, width, height, f"{file}:{size.line}")
     objects = tuple(_object(node, file) for node in root.all("object"))
-    return LabelledImage(image, width, height, objects, splits.get(file.stem, ""))
+    return LabelledImage(image, width, height, objects, splits.get(file.stem, ""), orientation)
 
 
 def _number(node: Node, tag: str, file: Path) -> float:

@@ -165,12 +165,15 @@ def _listed(
 def _place(content: dict[str, Any], entry: str, file: Path, key: str) -> Path:
     """A path of data.yaml: from ``path``, else from the yaml's folder, else by as much of its end as is there.
 
-    Exports begin with ``..`` where they mean the yaml's folder, and name folders of the machine that wrote them.
+    Exports begin with ``..`` where they mean the yaml's folder, and name folders of the machine that wrote them: what
+    lies inside the export comes before what is beside it.
     """
     base, entry = Path(str(content.get("path") or "").replace("\\", "/")), entry.replace("\\", "/")
     parts = [part for part in Path(entry).parts if part not in ("..", "/")]
     ends = [Path(*parts[k:]) for k in range(len(parts)) if k in (0, len(parts) - 2) or parts[k].lower() in SPLITS]
-    for place in (file.parent / base / entry, *(file.parent / start / end for end in ends for start in (base, ""))):
+    inside = [file.parent / start / end for end in ends for start in (base, "")]
+    places = [*inside[:1], file.parent / base / entry] if entry.startswith("..") else [file.parent / base / entry]
+    for place in (*places, *inside):
         if os.path.exists(place):  # False for a path that is too long
             return place
     raise InputError(

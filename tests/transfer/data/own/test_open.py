@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from momentum_transfer.errors import InputError
 from tests.transfer import own_set
 from transfer.data.datasets import get_dataset
 from transfer.data.own.open import open_own
+from transfer.data.run_lengths import decode_mask, encode_mask
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +231,82 @@ def test_exports_lie_in_many_ways(forms: Path, tmp_path: Path):
             shutil.copy(forms / "voc/Annotations" / f"{stem}.xml", tmp_path / "voc" / part)
             shutil.copy(forms / "voc/JPEGImages" / f"{stem}.jpg", tmp_path / "voc" / part)
     assert same(tmp_path / "voc")
+
+
+def lie_down(file: Path, orientation: int) -> None:
+    """Store an image so that EXIF's orientation turns it upright again."""
+    back = {6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270, 5: Image.Transpose.TRANSPOSE}
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.open(file).transpose(back.get(orientation, Image.Transpose.TRANSVERSE)).save(file, exif=exif, quality=95)
+
+
+def as_stored(x: float, y: float, orientation: int) -> tuple[float, float]:
+    """Where a point of the upright image of 320 x 240 lies in the stored one."""
+    return {5: (y, x), 6: (y, 320 - x), 7: (240 - y, 320 - x), 8: (240 - y, x)}[orientation]
+
+
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+@pytest.mark.parametrize("run_lengths", [False, True])
+def test_labels_of_images_as_stored_are_turned_with_them(orientation: int, run_lengths: bool, tmp_path: Path):
+    made = own_set.make(3, 0)
+    own_set.write_coco(made, tmp_path / "set")
+    upright = open_own(tmp_path / "set")
+    for file in (tmp_path / "set" / "images").rglob("*.jpg"):
+        lie_down(file, orientation)
+    again = open_own(tmp_path / "set")  # labels may be of the upright image, as before
+    assert again.train.load()["annotations"] == upright.train.load()["annotations"]
+    for split in ("train", "val"):
+        file = tmp_path / "set" / "annotations" / f"instances_{split}.json"
+        loaded = json.loads(file.read_text())
+        for image in loaded["images"]:
+            image.update(width=240, height=320)
+        for entry in loaded["annotations"]:
+            x, y, w, h = entry["bbox"]
+            corners = [as_stored(x, y, orientation), as_stored(x + w, y + h, orientation)]
+            left, top = (min(corner[k] for corner in corners) for k in (0, 1))
+            entry["bbox"] = [left, top, h, w]
+            part = entry["segmentation"][0]
+            points = [as_stored(u, v, orientation) for u, v in zip(part[::2], part[1::2], strict=True)]
+            entry["segmentation"] = [[value for point in points for value in point]]
+            if run_lengths:
+                entry["segmentation"] = encode_mask(decode_mask(entry["segmentation"], 320, 240))
+        file.write_text(json.dumps(loaded))
+    turned = open_own(tmp_path / "set")
+    assert any("labelled as stored" in note for note in turned.notes)
+    for part, before in ((turned.train, upright.train), (turned.val, upright.val)):
+        assert [(i["width"], i["height"]) for i in part.load()["images"]] == [(320, 240)] * len(part.load()["images"])
+        for one, other in zip(part.load()["annotations"], before.load()["annotations"], strict=True):
+            assert one["bbox"] == other["bbox"]
+            masks = [decode_mask(entry["segmentation"], 240, 320) for entry in (one, other)]
+            assert (masks[0] & masks[1]).sum() / (masks[0] | masks[1]).sum() > 0.9  # drawn on another grid
+
+
+def test_names_with_spaces_and_accents_are_found(tmp_path: Path):
+    own_set.write_voc(own_set.make(4, 0), tmp_path)
+    plain = open_own(tmp_path)
+    for file in [*(tmp_path / "JPEGImages").iterdir(), *(tmp_path / "Annotations").iterdir()]:
+        form = "NFD" if file.suffix == ".jpg" else "NFC"  # as macOS writes them, and as labels do
+        file.rename(file.with_name(unicodedata.normalize(form, f"Größe 1 {file.name}")))
+    for file in (tmp_path / "ImageSets" / "Main").iterdir():
+        number = "" if file.stem == "train" else " 1"  # some lists say more
+        file.write_text("".join(f"Größe 1 {line}{number}\n" for line in file.read_text().split()), encoding="utf-8")
+    found = open_own(tmp_path)
+    assert [data.load()["annotations"] for data in (found.train, found.val)] == [
+        data.load()["annotations"] for data in (plain.train, plain.val)
+    ]
+
+
+def test_folders_of_the_export_come_before_those_beside_it(tmp_path: Path):
+    """``../train/images`` of an export is its own ``train/images``, also where a neighbour has such a folder."""
+    made = own_set.make(4, 0)
+    for name in ("garden", "."):
+        own_set.write_yolo(made, tmp_path / name)
+        for split, folder in (("train", "train"), ("val", "valid")):
+            for kind in ("images", "labels"):
+                (tmp_path / name / folder).mkdir(exist_ok=True)
+                (tmp_path / name / kind / split).rename(tmp_path / name / folder / kind)
+    text = (tmp_path / "garden/data.yaml").read_text().replace("path: .\n", "")
+    text = text.replace("images/train", "../train/images").replace("images/val", "../valid/images")
+    (tmp_path / "garden/data.yaml").write_text(text)
+    assert open_own(tmp_path / "garden").train.images_dir == tmp_path / "garden"
