@@ -8,6 +8,7 @@ import numpy as np
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import SHARE
+from momentum_transfer.text_files import read_lines
 
 
 def class_members(labels: np.ndarray) -> list[np.ndarray]:
@@ -104,7 +105,7 @@ def from_file_list(path: str | Path, files: list[str]) -> np.ndarray:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"split file not found: {path}; expected one image name a line")
-    wanted = [Path(line.strip()).name for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    wanted = [Path(line).name for line in read_lines(path, "names of images, a line each,") if line]
     if not wanted:
         raise InputError(f"split file {path} is empty; expected one image name a line")
     index = {Path(name).name: position for position, name in enumerate(files)}

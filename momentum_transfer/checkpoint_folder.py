@@ -30,11 +30,12 @@ class CheckpointFolder:
         folder: made at the first ``save``.
         keep: number of checkpoints that stay.
         suffix: of the files.
+        pointer: the file that names the newest.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 2, suffix: str = ".pt") -> None:
+    def __init__(self, folder: str | Path, keep: int = 2, suffix: str = ".pt", pointer: str = POINTER) -> None:
         self.folder = Path(folder)
-        self.keep, self.suffix = keep, suffix
+        self.keep, self.suffix, self.pointer = keep, suffix, pointer
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
         """Writes the state after ``step`` steps, then points ``last`` to it, then removes the oldest beyond ``keep``.
@@ -48,7 +49,7 @@ class CheckpointFolder:
         remove_leftovers(self.folder, below=False)  # of a save that was killed
         with atomic_path(path) as temporary:
             write_archive(temporary, state)
-        write_text(self.folder / POINTER, path.name + "\n")
+        write_text(self.folder / self.pointer, path.name + "\n")
         files = sorted(self.folder.glob(f"step_*{self.suffix}"), key=lambda file: (len(file.name), file.name))
         newest = files.index(path)
         # Later steps are of a course that was given up, by pointing ``last`` to an earlier file.
@@ -65,7 +66,7 @@ class CheckpointFolder:
         Raises:
             InputError: ``last`` names a file that is not there.
         """
-        pointer = self.folder / POINTER
+        pointer = self.folder / self.pointer
         if not pointer.is_file():
             files = [file for file in self.folder.glob(f"step_*{self.suffix}") if _step_of(file) is not None]
             newest = max(files, key=lambda file: _step_of(file) or 0, default=None)
@@ -144,7 +145,7 @@ def read_archive(path: str | Path, *, own: bool = False) -> Any:
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(
             f"expected a whole checkpoint, found {path} truncated or damaged; "
-            f"to go on from an earlier one, write its name into {path.parent / POINTER}"
+            "to go on from an earlier one, write its name into the file that names the last"
         ) from error
     except Exception as error:  # weights_only's refusals are pickle.UnpicklingError and whatever the bytes provoke
         detail = one_line(error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
+from typing import Any
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line
 
 #: Bytes of the longest list or label file that is read; more is another kind of file.
 MOST = 256 << 20
@@ -47,6 +49,20 @@ def read_text(path: Path, holds: str, most: int | None = MOST) -> str:
         raise InputError(
             f"expected {holds} in {path}, which cannot be read: bytes that are no UTF-8 text (at {error.start}); "
             "save it as UTF-8"
+        ) from error
+
+
+def read_json(path: Path, holds: str) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        InputError: as `read_regular`, of any size; or it is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(read_regular(path, holds, most=None))
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, a number of 5000 digits
+        raise InputError(
+            f"expected {holds} as JSON in {path}, but it cannot be read: {one_line(error)}; is it whole?"
         ) from error
 
 

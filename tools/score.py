@@ -22,6 +22,7 @@ from momentum_transfer import records as results
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text
+from momentum_transfer.text_files import read_lines
 
 #: The options of each task, with their defaults.
 _COCO = {"iou_type": "bbox", "area_from": "file", "max_dets": None}
@@ -104,13 +105,7 @@ def _classes(text: str | None) -> int | list[str] | None:
         return None
     with contextlib.suppress(ValueError):
         return int(text)
-    try:
-        lines = Path(text).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"expected --classes as a number or a file with one name a line, found {text:.80} ({type(error).__name__})"
-        ) from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in read_lines(Path(text), "--classes as a number or a file with one name a line,") if line]
 
 
 def _target(args: argparse.Namespace) -> Path:

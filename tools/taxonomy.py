@@ -18,6 +18,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
+from momentum_transfer.text_files import read_lines
 
 
 def main(args: argparse.Namespace) -> None:
@@ -50,7 +51,7 @@ def class_names(path: Path) -> list[str]:
         return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
     if not path.is_file():
         raise InputError(f"expected a folder of class folders or a list of classes, found no {path}")
-    lines = [line.split("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line.split("#")[0].split() for line in read_lines(path, "a list of classes")]
     return list(dict.fromkeys(words[0] for words in lines if words))
 
 

@@ -83,9 +83,9 @@ def run(cfg: CfgNode, request: Request) -> None:
             "what a fine-tuning left"
         )
     task = open_task(cfg, training=not request.eval_only)
-    task.check(cfg)
     network = functools.cache(lambda: _network(cfg))  # counted once for all trials, and only if one is left to do
     with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
+        task.check(cfg)  # its pictures belong to the run that holds the folder
         for trial in range(cfg.TRIALS):
             folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
             _trial(cfg, request, engine, task, initial, trial, folder, network)

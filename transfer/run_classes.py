@@ -8,6 +8,7 @@ from pathlib import Path
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import write_text
+from momentum_transfer.text_files import read_json
 from transfer.data.annotations import DetectionData
 from transfer.data.semantic_datasets import SemanticData
 
@@ -54,11 +55,11 @@ def read_classes(folder: Path) -> RunClasses | None:
     if not file.is_file():
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, "the classes of a run")
         names = tuple(str(entry["name"]) for entry in content["classes"])
         ids = tuple(int(entry["id"]) for entry in content["classes"])
         return RunClasses(names, ids, str(content.get("title", "")), str(content.get("engine", "")))
-    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
             f"expected the classes of a run in {file}, found something else ({error}); it holds "
             '{"title": …, "classes": [{"id": 1, "name": …}, …]}'

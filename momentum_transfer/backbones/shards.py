@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from momentum_transfer.backbones.safe_load.read_file import read_tree
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text
+from momentum_transfer.text_files import read_json
 
 INDEX = ".index.json"
 
@@ -30,12 +30,7 @@ def shard_files(index: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> file name."""
-    try:
-        told = json.loads(index.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"expected an index of shards, found {error.strerror}: {index}; check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"expected an index of shards in JSON, found a damaged one: {index}; get it again") from error
+    told = read_json(index, "an index of shards")
     placed = told.get("weight_map") if isinstance(told, dict) else None
     if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
         raise InputError(f"expected a weight_map of tensors to files, found none in {index}; download it again")

@@ -15,6 +15,7 @@ from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, write_text
 from momentum_transfer.suites.chain import run_chain
+from momentum_transfer.text_files import read_json
 
 _QUESTION, _PLAN = "question.json", "plan.json"
 #: Of the question: what follows from this machine at this moment, and stays as it was when the choice began.
@@ -57,9 +58,9 @@ def _read(file: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {file} ({error}); remove the folder to start over") from error
+        content = read_json(file, "what a choice wrote")
+    except InputError as error:
+        raise _damaged(file) from error
     if not isinstance(content, dict):
         raise _damaged(file)
     return content

@@ -20,6 +20,7 @@ from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.inaturalist import inaturalist_images
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
 from momentum_transfer.images.reading import SUFFIXES, image_files
+from momentum_transfer.text_files import read_lines
 
 
 def _folder(root: str | Path | None, name: str) -> Path:
@@ -81,7 +82,7 @@ def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) ->
     """
     if file_list is None or not Path(file_list).is_file():
         raise InputError(f"expected an index file of `path label` lines, found {file_list}; set DATA.FILE_LIST")
-    lines = [line.strip() for line in Path(file_list).read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(Path(file_list), "an index of `path label` lines")
     entries = [
         _list_entry(line, f"{file_list}:{number}") for number, line in enumerate(lines, 1) if line and line[0] != "#"
     ]

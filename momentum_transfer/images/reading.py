@@ -49,6 +49,7 @@ def _opened(path: str | Path) -> Iterator[PIL.Image.Image]:
         with warnings.catch_warnings():
             # Pillow warns of half the pixels that it refuses; a panorama is no attack.
             warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", UserWarning)  # of damaged EXIF data, which may say nothing of the pixels
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe or a device: reading it may never end
                 raise ValueError("it is no regular file")
             with PIL.Image.open(path) as image:

@@ -12,9 +12,10 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.ranges import SHARE
+from momentum_transfer.text_files import read_lines
 
 
 class Selected:
@@ -140,12 +141,12 @@ def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int6
     if not Path(path).is_file():
         raise InputError(f"expected a taxonomy file of `fine coarse` lines, found no file {path}")
     coarse_name: dict[str, str] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
+    for number, line in enumerate(read_lines(Path(path), "a taxonomy"), 1):
+        if not line or line.startswith("#"):
             continue
-        parts = line.strip().split("\t" if "\t" in line else None)
+        parts = line.split("\t" if "\t" in line else None)
         if len(parts) != 2:
-            raise InputError(f"expected `fine coarse` at {path}:{number}, found {line!r}")
+            raise InputError(f"expected `fine coarse` at {path}:{number}, found {shown(line)}")
         coarse_name[parts[0].strip()] = parts[1].strip()
     missing = [name for name in classes if name not in coarse_name]
     if missing:

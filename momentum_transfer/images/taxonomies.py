@@ -9,8 +9,9 @@ balanced two classes, artifact and the rest), is written as a mapping for DATA.T
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import write_text
+from momentum_transfer.text_files import read_lines
 
 #: A class of the mapping that holds what lies under no given concept.
 REST = "other"
@@ -26,12 +27,12 @@ def read_hierarchy(path: str | Path) -> dict[str, list[str]]:
     if not path.is_file():
         raise InputError(f"expected a hierarchy of `parent child` lines, found no file {path}; see --help")
     parents: dict[str, list[str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_lines(path, "a hierarchy"), 1):
         words = line.split("#")[0].split()
         if not words:
             continue
         if len(words) != 2 or words[0] == words[1]:
-            raise InputError(f"{path}, line {number}: expected `parent child`, found {line.strip()!r}")
+            raise InputError(f"{path}, line {number}: expected `parent child`, found {shown(line)}")
         known = parents.setdefault(words[1], [])
         if words[0] not in known:
             known.append(words[0])

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.images.reading import read_rgb
+from momentum_transfer.text_files import read_lines
 
 CLASSES = [
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -51,10 +52,10 @@ class VocImages:
         if not file.is_file():
             raise InputError(f"expected VOC 2007's image list {file}; set DATASETS.ROOT to VOCdevkit/VOC2007")
         flags = {}
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(read_lines(file, "a list of images"), start=1):
             words = line.split()
             if len(words) != 2 or words[1] not in ("1", "0", "-1"):
-                raise InputError(f"expected an image and 1, 0 or -1 in {file}:{number}, found {line!r}")
+                raise InputError(f"expected an image and 1, 0 or -1 in {file}:{number}, found {shown(line)}")
             flags[words[0]] = int(words[1])
         return flags
 

@@ -14,6 +14,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text, write_text
 from momentum_transfer.shipped import started, typed, workplace
 from momentum_transfer.suites.warm import WarmCommand
+from momentum_transfer.text_files import read_json
 
 _AGAIN = "the finished steps are kept; run the same command again to go on"
 
@@ -116,12 +117,11 @@ def cores() -> int:
 
 
 def _finished(memory: Path) -> dict[str, float]:
-    try:
-        loaded = json.loads(memory.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not memory.is_file():
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {memory}: {error}; remove it to start over") from error
-    if not isinstance(loaded, dict) or not all(isinstance(value, (int, float)) for value in loaded.values()):
+    loaded = read_json(memory, "seconds by step")
+    if not isinstance(loaded, dict) or not all(
+        isinstance(value, (int, float)) and 0 <= value < 1e15 for value in loaded.values()
+    ):
         raise InputError(f"expected seconds by step in {memory}, found something else; remove it to start over")
     return {str(key): float(value) for key, value in loaded.items()}

@@ -98,7 +98,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """The state that a job's folder remembers; empty where there is none, or none that can be read."""
     try:
         content = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -15,6 +15,7 @@ from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import write_text
 from momentum_transfer.suites.attempt import JOB_LOCK, last_line
 from momentum_transfer.suites.job import Job, read_state
+from momentum_transfer.text_files import read_json
 
 #: The tasks of the last plan, in OUTPUT.
 PLAN = "plan.json"
@@ -90,8 +91,10 @@ def read_plan(output: Path) -> list[Planned]:
         InputError: there is none, or it is damaged.
     """
     path = output / PLAN
+    if not path.is_file():
+        raise InputError(f"expected the folder of a suite, found no {path}; give the --output of an evaluate command")
+    content = read_json(path, "the plan of a suite")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         return [
             Planned(
                 str(task["title"]), str(task["weights"]), str(task["task"]), output / task["folder"],
@@ -99,11 +102,7 @@ def read_plan(output: Path) -> list[Planned]:
             )
             for task in content["tasks"]
         ]  # fmt: skip
-    except FileNotFoundError as error:
-        raise InputError(
-            f"expected the folder of a suite, found no {path}; give the --output of an evaluate command"
-        ) from error
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(f"expected the plan of a suite in {path}, found {shown(error)}; run evaluate again") from error
 
 

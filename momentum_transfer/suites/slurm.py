@@ -106,15 +106,16 @@ def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
 def submitted(output: Path) -> dict[str, tuple[str, str]]:
     """Title -> (Slurm's number, key) of the last submission of each job."""
     try:
-        lines = (output / SUBMITTED).read_text(encoding="utf-8").splitlines()
+        lines = (output / SUBMITTED).read_bytes().splitlines()
     except FileNotFoundError:
         return {}
     numbers: dict[str, tuple[str, str]] = {}
     for line in lines:
         try:
             entry = json.loads(line)
-            jobs, number = entry["jobs"], entry["number"]
-        except (ValueError, TypeError, KeyError):  # the half line of a killed call
+            jobs = [(str(title), str(key)) for title, key in entry["jobs"]]
+            number = str(entry["number"])
+        except (ValueError, TypeError, KeyError, RecursionError):  # the half line of a killed call, or a damaged one
             continue
         for index, (title, key) in enumerate(jobs):
             numbers[title] = (f"{number}_{index}" if len(jobs) > 1 else number, key)

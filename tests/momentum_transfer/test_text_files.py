@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from lowshot.splits import from_file_list
 from momentum_transfer import text_files
 from momentum_transfer.errors import InputError
-from momentum_transfer.text_files import read_lines, read_text
+from momentum_transfer.images import datasets
+from momentum_transfer.images.subsets import read_taxonomy
+from momentum_transfer.images.taxonomies import read_hierarchy
+from momentum_transfer.images.voc_images import VocImages
+from momentum_transfer.text_files import read_json, read_lines, read_text
+from tools import score, taxonomy
+from transfer.scores import semantic
 
 
 def test_lines_keep_their_numbers_and_lose_the_mark_and_the_space_around_them(tmp_path: Path):
@@ -41,3 +48,33 @@ def test_what_is_no_text_file_is_refused_in_one_line(tmp_path: Path, monkeypatch
     (tmp_path / "large").write_bytes(b"x" * 101)
     with pytest.raises(InputError, match="found 101 bytes"):
         read_text(tmp_path / "large", "a list of words", 100)
+
+
+def test_json_of_any_content_is_read_or_one_line(tmp_path: Path):
+    file = tmp_path / "a.json"
+    file.write_text('{"a": [1, "ü"]}', encoding="utf-16")
+    assert read_json(file, "a list") == {"a": [1, "ü"]}
+    for content in (b"", b"\xff\xfe\x00", b"[" * 100_000, b"9" * 5000, b"{", b"[1] 2"):
+        file.write_bytes(content)
+        with pytest.raises(InputError) as refused:
+            read_json(file, "a list")
+        assert str(refused.value).startswith(f"expected a list as JSON in {file}, but it cannot be read: ")
+        assert "\n" not in str(refused.value)
+
+
+def test_every_list_that_a_user_gives_goes_through_the_reader(tmp_path: Path):
+    file = tmp_path / "list.txt"
+    readers = {
+        "taxonomy": lambda: read_taxonomy(file, ["a"]),
+        "hierarchy": lambda: read_hierarchy(file),
+        "subset": lambda: from_file_list(file, ["a.png"]),
+        "classes of scoring": lambda: score._classes(str(file)),
+        "classes of a taxonomy": lambda: taxonomy.class_names(file),
+        "labels to score": lambda: semantic.pairs(file, file),
+        "index of images": lambda: datasets._file_list(tmp_path, file, 0),
+        "VOC's images": lambda: VocImages._flags(file),
+    }
+    file.write_bytes(b"a \xff\xfe 1\n")
+    for what, read in readers.items():
+        with pytest.raises(InputError, match=r"list\.txt, which cannot be read: bytes that are no UTF-8 text"):
+            pytest.fail(f"{what}: {read()}")

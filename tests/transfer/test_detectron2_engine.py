@@ -309,6 +309,18 @@ def test_a_stopped_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(SimpleTrainer, "run_step", original)
     with pytest.raises(InputError, match="--resume"):
         train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out")
+    pointer = tmp_path / "out/last_checkpoint"
+    checkpoint = tmp_path / "out" / pointer.read_text()
+    whole = checkpoint.read_bytes()
+    for place in (4, len(whole) // 2, len(whole) - 30):
+        checkpoint.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(InputError, match=f"{checkpoint.name}.* damaged"):
+            train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=True)
+    checkpoint.write_bytes(whole)
+    pointer.write_text("../elsewhere.pth")
+    with pytest.raises(InputError, match="to name a checkpoint beside it"):
+        train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=True)
+    pointer.write_text(checkpoint.name)
     finetuned = train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=True)
     assert finetuned.weights.is_file()
 

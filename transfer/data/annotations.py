@@ -6,14 +6,14 @@ columns of arrays (``transfer/scores/inputs.py``), because it is to be fast and 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, one_line, shown
+from momentum_transfer.errors import InputError, shown
+from momentum_transfer.text_files import read_json
 
 KINDS = ("coco", "lvis", "voc")
 
@@ -70,10 +70,7 @@ def read_annotations(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected an annotation file (COCO JSON) at {path}, found none; check DATASETS.ROOT")
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"expected a COCO JSON in {path}, found something else: {one_line(error)}") from error
+    data = read_json(path, "annotations")
     for part in ("images", "annotations", "categories"):
         if not isinstance(data, dict) or not isinstance(data.get(part), list):
             raise InputError(f"expected a list {part!r} in {path}, found none; is it a COCO JSON for detection?")

@@ -10,6 +10,7 @@ from typing import Any
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import cache_root, sha256_of_text, write_text
+from momentum_transfer.text_files import read_lines
 
 VERSION = 1  # raise it when the conversion changes: the cache is keyed by it
 # fmt: off
@@ -33,7 +34,7 @@ def voc_as_coco(folder: Path, split: str) -> Path:
     list_file = folder / "ImageSets" / "Main" / f"{split}.txt"
     if not list_file.is_file():
         raise InputError(f"expected PASCAL VOC's image list at {list_file}, found none; check DATASETS.ROOT")
-    names = list_file.read_text(encoding="utf-8").split()
+    names = [name for line in read_lines(list_file, "a list of images") for name in line.split()]
     files = [folder / "Annotations" / f"{name}.xml" for name in names]
     missing = [file for file in files if not file.is_file()]
     if missing:

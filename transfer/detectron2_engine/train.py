@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from momentum_transfer.boards import Board, boards
+from momentum_transfer.checkpoint_folder import CheckpointFolder, read_archive
 from momentum_transfer.console import Stopped, StopSignal, stop_signals
 from momentum_transfer.distributed import any_rank, barrier, is_main, rank
 from momentum_transfer.errors import InputError
@@ -36,11 +37,14 @@ def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evalu
     ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
 
     Raises:
-        Stopped: a signal came. InputError: the loss is not finite, or an image cannot be read.
+        Stopped: a signal came. InputError: the loss is not finite, an image cannot be read, or the checkpoint to go on
+            from is damaged.
     """
     from detectron2.engine import hooks
     from detectron2.utils.env import seed_all_rng
 
+    if resume and (last := CheckpointFolder(theirs.OUTPUT_DIR, pointer="last_checkpoint").last()) is not None:
+        read_archive(last)  # Detectron2 compares no checksums
     register()
     if theirs.MODEL.DEVICE == "cpu":
         _let_processes_share_a_cpu()

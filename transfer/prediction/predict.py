@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from momentum_transfer.console import ProgressLine, say, table, warn
 from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.files import atomic_path
 from momentum_transfer.run_lock import alone
+from momentum_transfer.text_files import read_json
 from transfer.data.semantic_overview import tinted
 from transfer.detector_run import DetectorRun, Found
 from transfer.prediction import outputs
@@ -89,13 +89,11 @@ def ids_of(file: str | Path) -> dict[str, int]:
         InputError: the file is missing or has no such list.
     """
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        content = read_json(Path(file), "image ids")
         pairs = [(image["file_name"], image["id"]) for image in content["images"]]
         if not all(isinstance(name, str) and type(number) is int for name, number in pairs):
             raise ValueError("a name that is no text, or an id that is no whole number")
-    except FileNotFoundError:
-        raise InputError(f"file of image ids not found: {file}; give a COCO JSON") from None
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"expected a COCO JSON with images of file_name and id in {file}, found something else: {one_line(error)}"
         ) from error

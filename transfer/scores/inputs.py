@@ -5,7 +5,7 @@ Scoring's own reader, fast and independent of engines and data sets; for everyth
 """
 
 import gc
-import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ import numpy as np
 
 from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
+from momentum_transfer.text_files import read_json
 from transfer.scores import masks, plain
 from transfer.scores.columns import Columns
 from transfer.scores.plain import Plain
@@ -265,15 +266,9 @@ def _read_json(source: Any, what: str) -> tuple[Any, str]:
     if not isinstance(source, (str, Path)):
         return source, f"the given {what}"
     path = Path(source)
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream), str(path)
-    except FileNotFoundError as error:
-        raise InputError(f"{what} file not found: {path}; expected a JSON file") from error
-    except IsADirectoryError as error:
-        raise InputError(f"expected {what} as a JSON file, found the folder {path}") from error
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, a number of 5000 digits
-        raise InputError(f"expected {what} as JSON in {path}, but it cannot be read: {error}; is it whole?") from error
+    if not os.path.exists(path):
+        raise InputError(f"{what} file not found: {path}; expected a JSON file")
+    return read_json(path, what), str(path)
 
 
 def _kind(data: Any) -> str:

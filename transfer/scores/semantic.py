@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.text_files import read_lines
 from momentum_transfer.verdicts.confusion import Confusions, class_counts, metrics
 
 AbsentClasses = Literal["ground-truth", "union"]
@@ -187,11 +188,7 @@ def _listed(side: Labels) -> list[Path]:
         raise InputError(f"label images not found: {path}; expected a folder, or a text file with one path a line")
     if path.suffix.lower() == ".png":
         return [path]
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"expected a text file with one path a line in {path}, but it is no text") from error
-    return [path.parent / line.strip() for line in lines if line.strip()]
+    return [path.parent / line for line in read_lines(path, "label images, a path a line,") if line]
 
 
 def _pairs_of_folders(ground_truth: Path, predictions: Path) -> list[tuple[Path, Path]]:

@@ -6,6 +6,7 @@ raises ``Unusual`` and the general reader (``inputs``, ``columns``) decides, whi
 entry. One difference is known: a whole number of more than 4300 digits in a field that nobody reads is passed over.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,8 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
         Unusual: the file is no list of such objects, or not in the plain form.
     """
     decoder = _decoder(list[kind])  # type: ignore[valid-type]  # a type made at run time
+    if not os.path.isfile(path):  # a pipe can be read but once, a device without end
+        raise Unusual
     opening, rest, size = b"", b"", _BLOCK  # the first block has the file's own bracket
     try:
         with open(path, "rb", buffering=0) as file:
@@ -61,6 +64,8 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
 
 def document(path: Path, kind: type[T]) -> T:
     """The whole file as an instance of a msgspec ``Struct``; raises ``Unusual`` as ``entries`` does."""
+    if not os.path.isfile(path):
+        raise Unusual
     try:
         text = path.read_bytes()
     except OSError as error:

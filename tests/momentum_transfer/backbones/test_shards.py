@@ -46,7 +46,7 @@ def test_shards_read_like_one_file_by_the_index_and_by_the_folder(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "in JSON, found a damaged one"),
+        ("{", "expected an index of shards as JSON in"),
         ("[]", "expected a weight_map"),
         ('{"weight_map": {"a": 3}}', "expected a weight_map"),
         ('{"weight_map": {"a": "../../secret.safetensors"}}', "expected shards beside their index"),

@@ -90,7 +90,7 @@ def test_missing_things_are_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "COCO JSON in .*something else"),
+        ("{", "expected annotations as JSON in .*it cannot be read"),
         ("[]", "a list 'images'"),
         ('{"images": [], "annotations": []}', "a list 'categories'"),
         ('{"images": [{"file_name": "x"}], "annotations": [], "categories": []}', "integer id in 'images'"),

@@ -183,7 +183,7 @@ def test_images_of_one_name_are_refused(tmp_path):
 def test_an_image_that_the_id_file_lacks_is_named(detector, photos, tmp_path):
     with pytest.raises(InputError, match=r"found 2 that it lacks \(more/frame_2\.bmp\)"):
         predict(detector, [photos], tmp_path / "out", Wanted(ids=ids_of(tmp_path / "data/shapes.json")))
-    with pytest.raises(InputError, match="expected a COCO JSON with images"):
+    with pytest.raises(InputError, match="expected image ids as JSON in"):
         ids_of(photos / "000.png")
 
 

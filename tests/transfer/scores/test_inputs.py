@@ -153,7 +153,7 @@ def test_a_file_that_is_no_text_is_named(files):
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path):
     with pytest.raises(InputError, match=r"ground truth file not found: .*gt\.json"):
         coco.evaluate(tmp_path / "gt.json", [])
-    with pytest.raises(InputError, match=re.escape(f"found the folder {tmp_path}")):
+    with pytest.raises(InputError, match=re.escape(f"in {tmp_path}, found a folder")):
         coco.evaluate(coco_set(1)[0], tmp_path)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, one_line, shown
-from momentum_transfer.text_files import read_regular
+from momentum_transfer.errors import InputError, shown
+from momentum_transfer.text_files import read_json
 from transfer.data.annotations import read_annotations
 from transfer.data.own.labelled import (
     SPLITS,
@@ -27,19 +26,23 @@ _LISTS = ("images", "annotations", "categories")
 
 def is_coco(path: Path) -> bool:
     """Whether a JSON file has COCO's lists; InputError where it is damaged, for then nobody can tell."""
-    try:
-        content = json.loads(read_regular(path, "JSON", most=None))
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"expected JSON in {path}, found a damaged file: {one_line(error)}; export it again, or take it away"
-        ) from error
+    content = read_json(path, "annotations")
     return isinstance(content, dict) and set(_LISTS) <= set(content)
 
 
 def coco_files(folder: Path) -> list[Path]:
     """The COCO files of a folder: in it, in ``annotations``, or in its parts ``train``, ``valid``, …"""
     places = [folder, folder / "annotations", *(folder / name for name in SPLITS)]
-    return [file for place in places for file in sorted(place.glob("*.json")) if is_coco(file)]
+    listed = [file for place in places for file in sorted(place.glob("*.json"))]
+    files = [file for file in listed if is_coco(file)]
+    said = {_split(file, folder) for file in files}
+    for file in listed:
+        if len(said) == 1 and file not in files and said | {_split(file, folder)} == {"train", "val"}:
+            raise InputError(
+                f"expected lists of {', '.join(_LISTS)} in {file}, as {files[0].name} has them, found other content; "
+                "export it again, or take it away"
+            )
+    return files
 
 
 def read_coco(source: Path, images: Path | None = None) -> LabelledSet:
@@ -96,6 +99,8 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
     known = {image["id"] for image in content["images"]}
     if len(known) < len(content["images"]):
         raise InputError(f"expected every image id once in {file}, found one twice; number them anew")
+    if not content["annotations"]:
+        raise InputError(f"expected annotated objects in {file}, found none; label some, or take the file away")
     objects: dict[int, list[Mapping[str, Any]]] = {}
     for entry in content["annotations"]:
         where = f"annotation {entry['id']} of {file}"
