@@ -312,8 +312,9 @@ def test_a_stopped_training_goes_on(tmp_path, monkeypatch):
     pointer = tmp_path / "out/last_checkpoint"
     checkpoint = tmp_path / "out" / pointer.read_text()
     whole = checkpoint.read_bytes()
-    for place in (4, len(whole) // 2, len(whole) - 30):
-        checkpoint.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    middle = len(whole) // 2
+    for content in (whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :], whole[:middle], b""):
+        checkpoint.write_bytes(content)
         with pytest.raises(InputError, match=f"{checkpoint.name}.* damaged"):
             train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out", resume=True)
     checkpoint.write_bytes(whole)
