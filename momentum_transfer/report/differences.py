@@ -1,6 +1,7 @@
 """Differences between checkpoints: intervals, the words by rule, mean ranks."""
 
 import bisect
+import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -139,12 +140,18 @@ class Comparisons:
         key = str(reference.get("sha256"))
         if key not in self._replicates:
             outcomes = self._read(reference)
-            weights = (
-                bootstrap.multinomial_weights(outcomes.images, self.resamples),
-                bootstrap.jackknife_weights(outcomes.images),
-            )
-            self._replicates[key] = replicates(outcomes, np.concatenate(weights))
+            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples))
         return self._replicates[key]
+
+
+@functools.lru_cache(maxsize=2)  # the next file is mostly of the same test set
+def _weights(images: int, resamples: int) -> np.ndarray:
+    """[resamples + groups, images] of the bootstrap, then of the jackknife; read-only, because it is shared."""
+    weights = np.concatenate(
+        [bootstrap.multinomial_weights(images, resamples), bootstrap.jackknife_weights(images)], axis=0
+    )
+    weights.setflags(write=False)
+    return weights
 
 
 def mean_ranks(results: Results) -> dict[str, tuple[float, int]]:

@@ -110,9 +110,18 @@ def data_uri(path: Path, notices: list[str]) -> tuple[str, bool] | None:
         return None
     longest = 2 * LONGEST if _is_pair(picture.size) else LONGEST
     picture.thumbnail((longest, LONGEST), Image.Resampling.LANCZOS)
-    png, jpeg = io.BytesIO(), io.BytesIO()
-    picture.save(png, "PNG", optimize=True)
-    picture.save(jpeg, "JPEG", quality=88)
-    kind, data = min((("png", png), ("jpeg", jpeg)), key=lambda pair: pair[1].tell())
-    pair = _is_pair(picture.size)
-    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode('ascii')}", pair
+    kind, data = _smallest(picture)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", _is_pair(picture.size)
+
+
+def _smallest(picture: Image.Image) -> tuple[str, bytes]:
+    """Format and file. PNG's best compression, which takes long, is tried where its quickest comes near to JPEG."""
+    made: dict[str, io.BytesIO] = {}
+    for kind, options in (("jpeg", {"quality": 88}), ("png", {"compress_level": 1})):
+        made[kind] = io.BytesIO()
+        picture.save(made[kind], kind, **options)
+    if made["png"].tell() < 2 * made["jpeg"].tell():
+        made["png"] = io.BytesIO()
+        picture.save(made["png"], "png", optimize=True)
+    kind = min(("png", "jpeg"), key=lambda name: made[name].tell())
+    return kind, made[kind].getvalue()

@@ -93,4 +93,6 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
 def weighted_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """[B] mean of ``values`` [n] under each row of integer weights [B, n]; the unit weights give NumPy's own mean."""
     values = np.asarray(values)
+    if values.dtype == bool:  # whole numbers: their sum is exact in any order
+        return weights[:, values].sum(axis=1) / weights.sum(axis=1)
     return np.array([np.repeat(values, row).mean() for row in weights])

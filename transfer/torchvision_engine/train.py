@@ -97,8 +97,26 @@ def train(
     seconds = (time.monotonic() - begun) / max(total - first, 1)
     if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(detector):
         say(f"recomputing BN statistics over {cfg.TEST.PRECISE_BN.NUM_ITER} batches")
-        update_bn_stats(model, stream, cfg.TEST.PRECISE_BN.NUM_ITER)
+        update_bn_stats(_normalising(detector, model), stream, cfg.TEST.PRECISE_BN.NUM_ITER)
     return position, seconds
+
+
+def _normalising(detector: Detector, model: nn.Module) -> nn.Module:
+    """What BN statistics need: the backbone, at half the time, where no head has BN; else all of the model."""
+    return _Features(detector) if get_bn_modules(detector) == get_bn_modules(detector.backbone) else model
+
+
+class _Features(nn.Module):
+    """The backbone's maps of a batch of samples, without the heads."""
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        images, _ = self.detector.batch([sample.image for sample in samples])
+        features: dict[str, Tensor] = self.detector.backbone(images)
+        return features
 
 
 def timed_step(training: Training, batches: Iterator[Sequence[Sample]], step: int) -> float:

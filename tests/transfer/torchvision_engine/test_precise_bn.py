@@ -1,14 +1,19 @@
 """BatchNorm's statistics after a training."""
 
+import copy
+
 import numpy as np
+import pytest
 import torch
+from fvcore.nn import update_bn_stats
 from torch import nn
 
-from tests.transfer.torchvision_engine.tiny import shapes_config, train_tiny
+from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config, tiny_samples, train_tiny
 from transfer.data.datasets import get_dataset
 from transfer.torchvision_engine.data import read_image, read_pictures
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.models import build_detector
+from transfer.torchvision_engine.train import _normalising
 from transfer.torchvision_engine.weights import load_detector
 
 SETTINGS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]
@@ -42,3 +47,19 @@ def test_exact_statistics_leave_the_weights_alone(tmp_path):
     for (name, one), other in zip(exact.named_parameters(), running.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert not torch.allclose(exact.backbone.bottom_up.bn1.running_var, running.backbone.bottom_up.bn1.running_var)
+
+
+@pytest.mark.parametrize(("name", "alone"), [("mask_rcnn", True), ("mask_rcnn_4conv1fc", False)])
+def test_without_bn_in_the_heads_the_backbone_gives_the_same_statistics(name, alone):
+    detector = build_detector(tiny_config(name, "MODEL.FPN.NORM", "BN")).train()
+    part = _normalising(detector, detector)
+    assert (part is not detector) == alone
+    state = copy.deepcopy(detector.state_dict())
+    batches = [tiny_samples(seed=seed) for seed in range(2)]
+    found = []
+    for model in (detector, part):
+        detector.load_state_dict(state)
+        torch.manual_seed(0)  # heads sample proposals
+        update_bn_stats(model, batches, 2)
+        found.append(copy.deepcopy(detector.state_dict()))
+    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items() if "num_batches" not in key)
