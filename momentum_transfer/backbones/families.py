@@ -20,6 +20,9 @@ _DINO_HEAD = r"^head\.(mlp|last_layer)\."
 _ANY = ("state_dict", "model", "")
 _DETECTOR_PARTS = {r"^backbone\.(?!bottom_up\.)": "feature pyramid",
                    r"^(proposal_generator|roi_heads|head|sem_seg_head)\.": "the detector's heads"}  # fmt: skip
+#: Where detectors keep a network of timm: under an FPN, under a simple feature pyramid, a segmenter's by itself.
+_IN_DETECTORS = (*places("backbone.bottom_up.", "model", ""), *places("backbone.net.", "model", ""),
+                 *(Place(container, "backbone.", r"^sem_seg_head\.") for container in ("model", "")))  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -174,6 +177,11 @@ FAMILIES: tuple[Family, ...] = (
         "detector", "finished detectors of both engines, Detectron2's names: the backbone as it was fine-tuned",
         {ONLY: places("backbone.bottom_up.", "model", "")}, ONLY, _DETECTOR_PARTS,
         (r"^backbone\.bottom_up\.(stem\.conv1|res[2-5])\.",), "detectron2",
+    ),
+    Family(
+        "timm-detector", "finished detectors of both engines on a network of timm: as it was fine-tuned",
+        {ONLY: _IN_DETECTORS}, ONLY, _DETECTOR_PARTS,
+        (r"^backbone\.(bottom_up|net)\.(?!stem\.conv1\.|res[2-5]\.)", r"^sem_seg_head\."), "timm torchvision",
     ),
     *FAMILIES_OF_TIMM,
 )  # fmt: skip

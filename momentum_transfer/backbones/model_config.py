@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from momentum_transfer.backbones.build import architecture_in
 from momentum_transfer.backbones.timm_inference import Clues, Shapes
 from momentum_transfer.backbones.timm_names import TimmArchitecture, check_name
 from momentum_transfer.errors import InputError
@@ -21,6 +22,9 @@ _DEFAULTS: Mapping[str, tuple[float | None, float | None, str]] = {
     "transformers-siglip": (1e-6, None, "gelu_tanh"),
     "transformers-convnext": (None, 1e-12, "gelu"),
 }
+
+#: Options that detectors add and that change no tensor: images of any size, and what is dropped in training.
+_OF_TRAINING = ("dynamic_img_size", "drop_path_rate")
 
 
 def read_model_config(file: Path) -> dict[str, Any]:
@@ -54,6 +58,19 @@ def timm_architecture_in(config: Mapping[str, Any]) -> TimmArchitecture | None:
             continue
         return TimmArchitecture(full, tuple(options.items()))
     return None
+
+
+def detectors_network(file: Path) -> TimmArchitecture | None:
+    """The network of timm in a finished detector, as ``network.json`` beside its weights tells it; None without one."""
+    try:
+        found = json.loads((file.parent / "network.json").read_text(encoding="utf-8"))
+        told = architecture_in({"architecture": str(found["architecture"])})
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, InputError):
+        return None
+    if told is None:
+        return None
+    kept = tuple((key, value) for key, value in told.options if key not in _OF_TRAINING)
+    return TimmArchitecture(told.name, kept)
 
 
 def clues_of(layout: str, family: str, classifier: bool, shapes: Shapes, config: Mapping[str, Any]) -> Clues:

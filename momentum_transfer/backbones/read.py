@@ -22,9 +22,9 @@ from momentum_transfer.backbones.containers import leftovers, tensor_tables
 from momentum_transfer.backbones.families import BY_NAME, ONLY
 from momentum_transfer.backbones.key_report import CoverageError, KeyReport
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
-from momentum_transfer.backbones.model_config import read_model_config, timm_architecture_in
+from momentum_transfer.backbones.model_config import detectors_network, read_model_config, timm_architecture_in
 from momentum_transfer.backbones.module_network import MODULE
-from momentum_transfer.backbones.refusals import refuse_other_formats, refuse_other_models, refuse_values
+from momentum_transfer.backbones.refusals import refuse_other_formats, refuse_other_models, refuse_values, refuse_vitdet
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
 from momentum_transfer.backbones.shards import INDEX, is_index, read_shards, sha256_of_checkpoint
@@ -85,6 +85,7 @@ def load_backbone(
     tree = read(file, trust_pickle=trust_pickle)
     tables, carried = tensor_tables(tree), carried_metadata(tree, file)
     hints = _hints(tree, carried, file, architecture, resize_positions)
+    refuse_vitdet(tables, file)
     if hints.asked is None and hints.told is None:
         refuse_other_models(tree, tables, file)
     reading = choose(tables, tree, which, family, file, hints)
@@ -102,13 +103,14 @@ def load_backbone(
 def _hints(
     tree: Any, carried: Mapping[str, str], file: Path, asked: str | AnyArchitecture | None, resize_positions: bool
 ) -> Hints:
-    """The architecture that the user, the file's metadata, a timm training or a config beside the file names."""
+    """The architecture that the user, the file's metadata, a timm training, or a config or a detector's
+    ``network.json`` beside the file names."""
     if resize_positions and asked is None:
         raise InputError("expected --arch with the img_size to resize positions to, found none; give both")
     if isinstance(asked, str):
         asked = parse_architecture(asked)
     config = read_model_config(file)
-    told = architecture_in(carried) or timm_architecture_in(config)
+    told = architecture_in(carried) or timm_architecture_in(config) or detectors_network(file)
     named = tree.get("arch") if isinstance(tree, Mapping) else None
     if told is None and asked is None and isinstance(named, str):
         told = timm_architecture_in({"architecture": named})

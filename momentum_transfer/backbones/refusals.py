@@ -30,8 +30,11 @@ _OTHER_MODELS = (
 )  # fmt: skip
 
 
-#: The first tensor of the ResNet in a detector of Detectron2 or of this project, which can be taken out.
-_OWN_DETECTOR = "backbone.bottom_up.stem.conv1."
+#: The backbone of a detector of Detectron2 or of this project, which can be taken out.
+_OWN_DETECTOR = ("backbone.bottom_up.", "backbone.net.", "sem_seg_head.")
+#: ViTDet's network, in both engines: blocks, of which no norm of timm's follows the last.
+_VITDET = re.compile(r"^backbone\.net\.blocks\.0\.")
+_FINAL_NORM = re.compile(r"^backbone\.net\.(fc_)?norm\.")
 
 #: Suffix or end of a file's name -> what wrote it. Their kernels are stored in another order, under other names.
 _OTHER_FORMATS = {
@@ -76,6 +79,21 @@ def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: 
     jax_name = next(_haiku_names(tree), None)
     if jax_name is not None:
         raise InputError(f"expected torch weights, found Haiku's ({jax_name}) in {path}. {JAX_REASON}")
+
+
+def refuse_vitdet(tables: Mapping[str, Sequence[Named]], path: Path) -> None:
+    """Raise for detectors on ViTDet's network, of which no ViT of timm can be made again.
+
+    Raises:
+        InputError: the file is one of them.
+    """
+    for entries in tables.values():
+        names = [entry.name for entry in entries]
+        if any(map(_VITDET.match, names)) and not any(map(_FINAL_NORM.match, names)):
+            raise InputError(
+                "expected a backbone, found ViTDet's network in a detector, without the tokens and the final norm of "
+                f"the ViT that it was made of, in {path}; go on with the whole detector, transfer --weights {path.name}"
+            )
 
 
 def _haiku_names(node: Any, depth: int = 0) -> Iterator[str]:

@@ -244,6 +244,8 @@ _CONVNEXT: Mapping[tuple[tuple[int, ...], int], str] = {
     ((3, 3, 27, 3), 192): "large", ((3, 3, 27, 3), 256): "xlarge", ((3, 4, 30, 3), 384): "xxlarge",
     ((3, 3, 27, 3), 352): "huge",
 }  # fmt: skip
+#: ConvNeXts of timm whose MLPs are 1x1 convolutions.
+_CONVOLUTIONAL_MLP = ("atto", "femto", "pico", "nano")
 
 
 def _convnext(shapes: Shapes, clues: Clues) -> TimmArchitecture:
@@ -260,6 +262,8 @@ def _convnext(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     name = f"convnext{'v2' if second else ''}_{size}"
     if not second and "stages.0.blocks.0.gamma" not in shapes:
         options["ls_init_value"] = 0.0
+    if len(shapes["stages.0.blocks.0.mlp.fc1.weight"]) == 4 and size not in _CONVOLUTIONAL_MLP:
+        options["conv_mlp"] = True
     if "head.pre_logits.fc.weight" in shapes:
         options["head_hidden_size"] = shapes["head.pre_logits.fc.weight"][0]
     if shapes["stem.0.weight"][-1] != 4:
