@@ -194,6 +194,15 @@ def msn() -> TimmSample:
     )
 
 
+def detector_on_a_vit() -> TimmSample:
+    """A finished detector on a simple feature pyramid."""
+    only = vit()
+    parts = {"backbone.simfp_2.0.weight": torch.zeros(192, 96, 2, 2), "head.cls_score.bias": torch.zeros(8)}
+    tree = {"model": under("backbone.net.", body(only)) | parts}
+    text = "timm:deit_tiny_patch16_224?depth=1&img_size=32"
+    return TimmSample(tree, {"backbone": only}, "timm-detector", text, ("backbone.simfp_2", "head.cls_score"))
+
+
 def dinov2() -> TimmSample:
     only = net("vit_small_patch14_dinov2", depth=1, img_size=28)
     tree = body(only) | {"mask_token": torch.zeros(1, 384)}
@@ -501,6 +510,7 @@ TIMM_WRITERS: tuple[Callable[[], TimmSample], ...] = (
     mae_finetuned,
     ijepa,
     msn,
+    detector_on_a_vit,
     dinov2,
     dinov2_registers,
     dinov2_training,
