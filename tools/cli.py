@@ -30,6 +30,7 @@ TOOLS = {
     "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
     "choose": "which weights to start from, on data of your own, under a budget in minutes",
     "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
+    "noise": "how much a network's outputs depend on which images share its batch statistics",
     "study": "the papers' claims shown at small scale: one question, its runs, the answer by the verdict rule",
     "status": "a live table of a suite's tasks, from the files in its folder",
     "report": "make the page that says how well backbones transfer",

@@ -31,6 +31,7 @@ MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
 DESCRIPTIVE = (
     "cost", "loss", "seconds", "lr",
     "rankme", "effective_rank", "uniformity", "alignment", "dead_features", "norm_mean", "norm_std",
+    "target_noise",
 )  # fmt: skip
 
 #: Kinds of baselines, in the order in which the columns stand: "baseline" is the one that was named to the report, the
