@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -286,9 +287,11 @@ def _show(command: str, subject: Subject, scores: list[Score], file: Path) -> No
     groups: dict[tuple[str, str, str], list[float]] = {}
     for score in scores:
         metric = f"{score.metric} ({score.network})" if score.network else score.metric
-        groups.setdefault((score.task, metric, score.protocol), []).append(score.value)
+        values = groups.setdefault((score.task, metric, score.protocol), [])
+        if math.isfinite(score.value):  # a training without a confident pseudo-label has no share of right ones
+            values.append(score.value)
     rows = [
-        (*name, f"{mean(values):.2f}", f"{stdev(values):.2f}" if len(values) > 1 else "", len(values))
+        (*name, f"{mean(values):.2f}" if values else "", f"{stdev(values):.2f}" if len(values) > 1 else "", len(values))
         for name, values in groups.items()
     ]
     title = f"{subject.checkpoint['name']} {subject.network} on {subject.dataset}"

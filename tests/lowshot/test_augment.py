@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from lowshot.augment import WeakAndStrong, strong_view, weak_view
+from lowshot.augment import ReflectedCrop, WeakAndStrong, strong_view, weak_view
 from lowshot.rand_augment import LEVELS, RandomLevelAugment
 
 SIDE = 16
@@ -59,3 +59,17 @@ def test_weak_and_strong_come_in_that_order_each_with_its_own_geometry():
     assert any(isinstance(part, RandomLevelAugment) for part in views.strong.transforms)
     views.weak, views.strong = (lambda image: "weak"), (lambda image: "strong")
     assert views(RAMP) == ("weak", "strong")
+
+
+@pytest.mark.parametrize(("height", "width", "size", "padding"), [(16, 16, 16, 2), (20, 13, 12, 5), (8, 8, 16, 4)])
+def test_reflected_crop_draws_and_gives_what_torchvisions_does(height, width, size, padding):
+    random = np.random.default_rng(0)
+    image = PIL.Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+    ours, theirs = ReflectedCrop(size, padding), v2.RandomCrop(size, padding=padding, padding_mode="reflect")
+    assert repr(ours) == repr(theirs)
+    for seed in range(20):
+        crops = []
+        for crop in (ours, theirs):
+            torch.manual_seed(seed)
+            crops.append((np.asarray(crop(image)).tolist(), torch.rand(())))
+        assert crops[0] == crops[1]

@@ -90,6 +90,7 @@ def test_accuracy_of_pseudo_labels_is_that_of_the_confident_ones():
     fixmatch.teacher.forward = lambda images: logits
     losses = fixmatch(labelled, labels, weak, strong, torch.tensor([0, 2, 0, 0, 0]))
     assert (losses.coverage, losses.pseudo_accuracy) == (pytest.approx(0.4), 0.5)
+    assert losses.pseudo_top1 == pytest.approx(0.8), "of all, confident or not"
 
 
 def test_no_gradient_flows_into_the_pseudo_labels():
@@ -185,6 +186,18 @@ def test_emans_labels_do_not_depend_on_the_other_images_of_the_batch_but_ema_bns
             together = fixmatch.teacher(weak)
             alone = torch.cat([fixmatch.teacher(image[None]) for image in weak])
         assert torch.allclose(together, alone, atol=1e-5) == independent
+
+
+def test_a_teachers_groups_are_batches_of_their_own_and_eman_has_none():
+    weak = batch()[2][:4]
+    grouped, alone = method("ema-bn", teacher_groups=2), method("ema-bn")
+    with torch.no_grad():
+        together = grouped.teacher(weak)
+        parts = [alone.teacher(weak[g::2]) for g in range(2)]
+    assert torch.allclose(together[0::2], parts[0], atol=1e-5)
+    assert torch.allclose(together[1::2], parts[1], atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(method("eman", teacher_groups=2).teacher(weak), method("eman").teacher(weak))
 
 
 def test_ema_bns_statistics_are_its_own():
@@ -373,6 +386,8 @@ def test_log_holds_coverage_and_pseudo_label_accuracy(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(line["coverage"] == 1 and 0 <= line["pseudo_accuracy"] <= 1 for line in lines)
     assert found.coverage == 1
+    means = {key: np.mean([line[key] for line in lines]) for key in ("pseudo_top1", "pseudo_accuracy")}
+    assert found.pseudo_labels == pytest.approx(means), "all are confident, so that both are the mean over all steps"
     assert all(math.isfinite(line["loss_unlabelled"]) for line in lines)
 
 

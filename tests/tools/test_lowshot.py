@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lowshot import inputs
 from momentum_transfer import items
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from tests.tools.in_process import run_tool
@@ -113,11 +114,26 @@ def test_fixmatch_records_the_student_as_the_result_and_the_teacher_beside_it_on
     short = ["FIXMATCH.STEPS", "1", "FIXMATCH.TRIALS", "1", "FIXMATCH.BATCH_SIZE", "4", "OUTPUT_DIR", tmp_path]
     assert lowshot("fixmatch", "--weights", weights, *short) == 0
     found = [(r["metric"], r["network"], r["start_network"]) for r in records(tmp_path)]
-    networks = ("student", "teacher")
-    assert found == [(metric, name, "backbone") for name in networks for metric in ("top1", "top5")]
+    scored = [(metric, name) for name in ("student", "teacher") for metric in ("top1", "top5")]
+    scored += [("pseudo_top1", "teacher"), ("pseudo_accuracy", "teacher")]
+    assert found == [(metric, name, "backbone") for metric, name in scored]
     assert lowshot("fixmatch", "--weights", weights, *short) == 0
     assert "already" in capsys.readouterr().out
-    assert len(records(tmp_path)) == 4
+    assert len(records(tmp_path)) == 6
+
+
+def test_fixmatch_from_scratch_starts_every_trial_anew_and_labels_weak_views(lowshot, tmp_path, monkeypatch):
+    starts = []
+    build = inputs.build_backbone
+    monkeypatch.setattr(inputs, "build_backbone", lambda arch: starts.append(build(arch)) or starts[-1])
+    words = ["FIXMATCH.STEPS", "1", "FIXMATCH.TRIALS", "2", "FIXMATCH.BATCH_SIZE", "4", "FIXMATCH.PRESET", "ema-bn"]
+    words += ["MODEL.WIDTH", "4", "FIXMATCH.TEACHER_GROUP", "6", "FIXMATCH.WEAK_BATCHES", "[8]", "OUTPUT_DIR", tmp_path]
+    assert lowshot("fixmatch", "--weights", "scratch", *words) == 0
+    assert not torch.equal(starts[-1].conv1.weight, starts[-2].conv1.weight)
+    kept = records(tmp_path)
+    assert {record["protocol"] for record in kept} == {"ema-bn-1x/teacher_group=6"}
+    weak = [(record["task"], record["trial"]) for record in kept if record["task"].count("/") == 2]
+    assert weak == [(f"fixmatch/10%/{way}", trial) for trial in (0, 1) for way in ("running", "n=8")]
 
 
 def test_pixels_need_no_backbone(lowshot, tmp_path):

@@ -127,3 +127,17 @@ def test_unknown_split_and_variant_are_named():
         split_indices("test")
     with pytest.raises(InputError, match="variant among placed, written, strokes, found 'plain'"):
         digit_variant("plain")
+
+
+def test_several_drawings_begin_with_the_only_one_and_are_all_different():
+    one, three = DigitImages("val", 16, seed=3), DigitImages("val", 16, seed=3, drawings=3)
+    assert len(three) == 3 * len(one)
+    assert three.labels.tolist() == 3 * one.labels.tolist()
+    for index in (0, 7, len(one) - 1):
+        drawn = [np.asarray(three[index + len(one) * again][0]) for again in range(3)]
+        assert np.array_equal(drawn[0], np.asarray(one[index][0]))
+        assert not np.array_equal(drawn[0], drawn[1])
+        assert not np.array_equal(drawn[1], drawn[2])
+        assert three[index + len(one)][1] == one[index][1]
+    again = three[5][0]
+    assert np.array_equal(np.asarray(again), np.asarray(three[5][0])), "a drawing that was kept is the same drawing"
