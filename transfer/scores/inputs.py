@@ -4,10 +4,8 @@ Scoring's own reader, fast and independent of engines and data sets; for everyth
 ``transfer/data/annotations.py`` reads the same form.
 """
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +16,7 @@ from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.text_files import read_json
 from transfer.scores import masks, plain
+from transfer.scores.collector import paused_collector
 from transfer.scores.columns import Columns
 from transfer.scores.plain import Plain
 from transfer.scores.positions import Positions
@@ -109,7 +108,7 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
     Raises:
         InputError: it is no such file, or an entry is wrong; the entry and the file are named.
     """
-    with _paused_collector():
+    with paused_collector():
         truth = None
         if isinstance(source, (str, Path)):
             with suppress(Unusual):
@@ -186,7 +185,7 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
         InputError: it is no such list, an entry is wrong, or it names an image or category that ``truth`` lacks.
     """
     sizes = _sizes(truth.images, truth.where) if iou_type == "segm" else None
-    with _paused_collector():
+    with paused_collector():
         found = _load_detections(source, truth, iou_type, area_from, sizes)
     if found.boxes is not None and (count := int((found.boxes[:, 2:] < 0).any(axis=1).sum())):
         warn(f"{found.where}: {count} detections with a negative width or height, which match nothing")
@@ -232,18 +231,6 @@ def _joined(blocks: list[Detections]) -> Detections:
     blocks.clear()
     joined: dict[str, Any] = {name: np.concatenate(columns.pop(name)) for name in names}
     return replace(first, **joined, rles=masks.join(rles) if rles else None)
-
-
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """No garbage collection meanwhile: it would walk again and again through objects that all stay."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def _has_box(entry: dict[str, Any]) -> bool:

@@ -89,11 +89,12 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
     pixels = sizes[:, 0] * sizes[:, 1]
     areas = np.zeros(len(codes))
     first, end = np.zeros((2, len(codes)), dtype=np.int32)
-    block = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes))) // _BLOCK
+    lengths = np.fromiter(map(len, codes), np.int64, len(codes))
+    block = np.cumsum(lengths) // _BLOCK
     bounds = np.flatnonzero(np.diff(block, prepend=-1, append=-1)).tolist()
     for start, stop in pairwise(bounds):
         here = slice(start, stop)
-        total, areas[here], first[here], end[here], good = _decode(codes[here])
+        total, areas[here], first[here], end[here], good = _decode(codes[here], lengths[here])
         wrong = ~good | (total != pixels[here])
         if wrong.any():
             place = int(wrong.argmax())
@@ -155,13 +156,12 @@ def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:
     return None, coco_mask.frPyObjects({"size": size, "counts": runs}, *size)["counts"].decode("ascii")
 
 
-def _decode(codes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _decode(codes: list[str], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Of each code: pixels in all, pixels set, where these begin and end, and whether it is well formed."""
-    lengths = np.fromiter(map(len, codes), np.int64, len(codes))
     text = "".join(codes)
     if not (text.isascii() and lengths.all()):
         codes = [code if code and code.isascii() else _MALFORMED for code in codes]
-        return _decode(codes)
+        return _decode(codes, np.fromiter(map(len, codes), np.int64, len(codes)))
     last = np.cumsum(lengths) - 1
     # Characters below the alphabet wrap around and lie above it.
     bits = np.frombuffer(text.encode("ascii"), dtype=np.uint8) - np.uint8(48)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from transfer.scores.collector import paused_collector
 from transfer.scores.masks import Rles
 
 _BLOCK_PAIRS = 1 << 17  # pairs whose overlap is computed at a time
@@ -87,22 +88,29 @@ def _mask_iou(
     """[P] IoU of pairs in order of ``d``, by one call for every group: of all its masks that are in a pair."""
     if not len(d):
         return np.zeros(0)
-    rows, row = np.unique(d, return_inverse=True)
-    columns, column = np.unique(g, return_inverse=True)
+    (rows, row), (columns, column) = _numbered(d, len(detections)), _numbered(g, len(objects))
     starts = np.flatnonzero(np.diff(group[d], prepend=-1))  # of the groups, in the pairs
     row_ends = np.append(row[starts[1:]], len(rows))
     column_ends = np.maximum.reduceat(column, starts) + 1
     row_starts, column_starts = (np.concatenate(([0], ends[:-1])) for ends in (row_ends, column_ends))
-    masks, others = detections.take(rows).objects(), objects.take(columns).objects()
     flags = crowd[columns].astype(np.uint8).tolist()
     bounds = zip(*(ends.tolist() for ends in (row_starts, row_ends, column_starts, column_ends)), strict=True)
-    tables = [coco_mask.iou(masks[a:b], others[c:e], flags[c:e]).ravel() for a, b, c, e in bounds]
+    with paused_collector():
+        masks, others = detections.take(rows).objects(), objects.take(columns).objects()
+        tables = [coco_mask.iou(masks[a:b], others[c:e], flags[c:e]).ravel() for a, b, c, e in bounds]
     width = column_ends - column_starts
     table = np.cumsum([0, *map(len, tables[:-1])])
     which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(d))))
     return np.concatenate(tables)[
         table[which] + (row - row_starts[which]) * width[which] + column - column_starts[which]
     ]
+
+
+def _numbered(which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """As ``np.unique`` with the inverse, of whole numbers below ``size``; without sorting."""
+    there = np.zeros(size, dtype=bool)
+    there[which] = True
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[which]
 
 
 def _joined(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Pairs:
