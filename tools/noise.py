@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -24,11 +24,15 @@ from momentum_transfer.errors import InputError
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
     from torch import Tensor
+    from torch.nn import Module
 
     from lowshot.inputs import Images
 
 #: What a record says was measured.
 METRIC = "target_noise"
+
+#: The task without batch statistics.
+RUNNING = "noise/running"
 
 
 def main(args: argparse.Namespace) -> None:
@@ -43,45 +47,57 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"expected --alpha between 0 and 1, found {bad[0]:g}; correct it")
     say(f"noise of the batch statistics of {args.weights} on {cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
     from lowshot import inputs
-    from momentum_transfer import records as results
     from momentum_transfer.backbones.read import load_backbone
-    from momentum_transfer.backbones.statistics_noise import check_sizes, statistics_noise
+    from momentum_transfer.backbones.statistics_noise import check_sizes
     from momentum_transfer.devices import choose_device
     from pretrain.embedding import load_embedding
 
     source = load_backbone(args.weights, which=args.which, architecture=args.arch)
     network = load_embedding(args.weights, source.network)
-    where, output = choose_device(), "pooled" if network is None else "embedding"
     images = inputs.Images(cfg)
     count = min(args.views, len(images.train))
     for n in args.n:
         check_sizes(count, n, args.companions)
-    views = _views(cfg, images, count).to(where)
-    measured: dict[str, dict[str, float]] = {}
     began = time.perf_counter()
-    model = (source.build() if network is None else network).to(where)
-    for n in args.n:
-        for alpha in args.alpha:
-            noise = statistics_noise(model, views, n, alpha, args.companions, args.seed)
-            measured.setdefault(f"n={n}", {})[f"alpha={alpha:g}"] = 100 * noise.relative
-    running = 100 * statistics_noise(model, views, args.n[0], 0.0, args.companions, args.seed).relative
+    views = _views(cfg, images, count).to(choose_device())
+    found = _measured((source.build() if network is None else network).to(views.device), views, args)
     seconds = time.perf_counter() - began
+    output = "pooled" if network is None else "embedding"
     alphas = [f"alpha={alpha:g}" for alpha in args.alpha]
-    rows = [[name, *(f"{line[alpha]:.2f}" for alpha in alphas)] for name, line in measured.items()]
+    rows = [[f"n={n}", *(f"{found[f'noise/n={n}/{alpha}']:.2f}" for alpha in alphas)] for n in args.n]
     table(f"{source.name} {source.network}, {output}: % of the distance between images", ["batch", *alphas], rows)
-    say(f"running statistics alone (evaluation, EMAN): {running:.2f} %; {count} views, {args.companions} sets of "
-        f"companions, {seconds:.1f} s")  # fmt: skip
-    found = {f"noise/{n}/{alpha}": value for n, line in measured.items() for alpha, value in line.items()}
-    file = Path(args.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
-    results.append(file, [
-        results.make_record(
-            task, METRIC, value, checkpoint={"name": source.name, "sha256": source.sha256}, network=source.network,
-            protocol=output, dataset=inputs.title(cfg, count, len(images.train.classes)), seed=args.seed,
-            views=count, companions=args.companions, seconds=round(seconds, 1),
-        )
-        for task, value in {**found, "noise/running": running}.items()
-    ])  # fmt: skip
-    say(f"records appended to {file}")
+    say(f"running statistics alone (evaluation, EMAN): {found[RUNNING]:.2f} %; {count} views, {args.companions} sets "
+        f"of companions, {seconds:.1f} s")  # fmt: skip
+    about = {
+        "checkpoint": {"name": source.name, "sha256": source.sha256},
+        "network": source.network,
+        "protocol": f"{output}/{args.companions} companions",
+        "dataset": inputs.title(cfg, count, len(images.train.classes)),
+        "images": count,
+        "seconds": round(seconds, 1),
+    }
+    _record(Path(args.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"), found, {**about, "seed": args.seed})
+
+
+def _measured(network: "Module", views: "Tensor", args: argparse.Namespace) -> dict[str, float]:
+    """Task -> noise in % of the distance between images."""
+    from momentum_transfer.backbones.statistics_noise import statistics_noise
+
+    def percent(n: int, alpha: float) -> float:
+        return 100 * statistics_noise(network, views, n, alpha, args.companions, args.seed).relative
+
+    found = {f"noise/n={n}/alpha={alpha:g}": percent(n, alpha) for n in args.n for alpha in args.alpha}
+    return {**found, RUNNING: percent(args.n[0], 0.0)}
+
+
+def _record(file: Path, found: dict[str, float], about: dict[str, Any]) -> None:
+    """Append what the file does not hold yet."""
+    from momentum_transfer.backbones.comparison import add_records
+    from momentum_transfer.records import make_record
+
+    lines = [make_record(task, METRIC, value, **about) for task, value in found.items()]
+    new = add_records(file, lines)
+    say(f"{new} records appended to {file}" + (f", {len(lines) - new} were there" if new < len(lines) else ""))
 
 
 def _views(cfg: "CfgNode", images: "Images", count: int) -> "Tensor":

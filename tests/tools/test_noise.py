@@ -48,8 +48,14 @@ def test_noise_is_recorded_for_every_batch_and_weight(run, tmp_path):
     assert value["noise/n=4/alpha=1"] > value["noise/n=4/alpha=0.1"] > value["noise/running"]
     assert value["noise/running"] == pytest.approx(0, abs=1e-3)
     record = records["noise/running"]
-    assert (record["protocol"], record["network"], record["metric"]) == ("embedding", "teacher", "target_noise")
+    assert (record["protocol"], record["network"], record["metric"]) == (
+        "embedding/2 companions",
+        "teacher",
+        "target_noise",
+    )
     assert record["checkpoint"]["name"] == "mine"
+    again = run_tool("noise", *words, "--n", "4", "--alpha", "1", "--companions", "2")
+    assert "0 records appended" in again.stdout
     refused = run_tool("noise", *words, "--n", "5")
     assert refused.returncode == 2
     assert "divide the 32 views, found 5" in refused.stderr
