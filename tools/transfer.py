@@ -22,6 +22,7 @@ from momentum_transfer.errors import InputError
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
+    say(f"reading {args.config}")  # before torch is imported, which takes seconds
     from transfer.own_settings import OwnSource, load_for, within_minutes
 
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
@@ -30,7 +31,7 @@ def main(args: argparse.Namespace) -> None:
     cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
     weights = args.weights or cfg.MODEL.WEIGHTS
     say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
-    from transfer.ranges import check_settings  # after the settings, because torch takes seconds
+    from transfer.ranges import check_settings
     from transfer.run import Request, run
     from transfer.tasks import open_task
 

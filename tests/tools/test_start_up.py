@@ -41,6 +41,40 @@ def test_no_help_and_no_score_of_detections_imports_torch(tmp_path: Path):
     assert "records appended" in ran.stdout
 
 
+FIRST_LINE = """
+import importlib, sys
+class Said(Exception): pass
+def say(text): raise Said
+for line in sys.argv[1].splitlines():
+    name, *words = line.split()
+    tool = importlib.import_module(f"tools.{name}")
+    tool.say = say
+    try:
+        tool.main(tool.parser().parse_args(words))
+    except Said:
+        pass
+    else:
+        sys.exit(f"{name} says nothing")
+    assert "torch" not in sys.modules, name
+"""
+
+TYPED = """compare A B --images DIR
+convert A B.pkl
+export --detector A --format onnx --out B.onnx
+lowshot knn --config smoke/lowshot_digits --weights A
+predict --detector A DIR --out B
+pretrain --config smoke/momentum2_digits
+publish A.jsonl --weights B --out DIR
+report A.jsonl
+transfer --config smoke/mask_rcnn_digits --weights A"""
+
+
+def test_the_first_line_comes_before_torch_is_imported():
+    ran = subprocess.run([sys.executable, "-c", FIRST_LINE, TYPED], cwd=ROOT, capture_output=True, text=True,
+                         check=False)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_convert_offers_the_scopes_that_there_are():
     convert = importlib.import_module("tools.convert")
     assert convert.SCOPES == norm_rescale.SCOPES

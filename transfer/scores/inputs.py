@@ -163,7 +163,7 @@ def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: 
         crowd=annotations.flags("iscrowd"),
         ignore=annotations.flags("ignore"),
         difficult=annotations.flags("difficult"),
-        zero_id=np.array([_reads_as_zero(identity) for identity in annotations.unique("id")], dtype=bool),
+        zero_id=_zeros(annotations.unique("id")),
         boxes=boxes,
         rles=annotations.rles(_sizes(sorted_images, where)[image]) if iou_type == "segm" else None,
     )
@@ -236,6 +236,13 @@ def _joined(blocks: list[Detections]) -> Detections:
 def _has_box(entry: dict[str, Any]) -> bool:
     box = entry.get("bbox") if isinstance(entry, dict) else None
     return box is not None and not (isinstance(box, (list, tuple)) and not box)
+
+
+def _zeros(ids: list[Any]) -> np.ndarray:
+    """[N] bool, which ids read as 0."""
+    if set(map(type, ids)) <= {int, float}:
+        return np.array([identity == 0 for identity in ids], dtype=bool)
+    return np.array([_reads_as_zero(identity) for identity in ids], dtype=bool)
 
 
 def _reads_as_zero(identity: Any) -> bool:
