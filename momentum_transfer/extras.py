@@ -7,7 +7,8 @@ from momentum_transfer.errors import InputError
 
 #: module -> extra of pyproject.toml
 EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "wandb": "wandb", "huggingface_hub": "hub",
-          "timm": "timm", "lightly": "upstream", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}  # fmt: skip
+          "timm": "timm", "lightly": "upstream",
+          "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}  # fmt: skip
 
 #: modules that come with the project itself
 REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "scipy", "numpy", "safetensors", "rich",

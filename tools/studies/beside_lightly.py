@@ -2,10 +2,10 @@
 
     python tools/studies/beside_lightly.py --config CONFIG --results FILE --seeds 0 1 2 3 4 [KEY VALUE …]
 
-For every seed our run (tools/pretrain.py's loop) and its peer: lightly's own heads, losses and teacher's update (Susmelj
-et al., github.com/lightly-ai/lightly) in a plain loop. Both have the same images, views and their order, the same start of
-the backbone, steps, SGD and schedules. Then kNN and a low-shot SVM of both, as records: of byol_seed0, and of
-lightly_byol_seed0. A run that is there already is not repeated. Needs `pip install "momentum-transfer[upstream]"`.
+For every seed our run (tools/pretrain.py's loop) and its peer: lightly's own heads, losses and teacher's update
+(Susmelj et al., github.com/lightly-ai/lightly) in a plain loop. Both have the same images, views and their order, the
+same start of the backbone, steps, SGD and schedules. Then kNN and a low-shot SVM of both, as records: of byol_seed0, and
+of lightly_byol_seed0. A run that is there already is not repeated. Needs `pip install "momentum-transfer[upstream]"`.
 """
 
 import argparse
@@ -203,7 +203,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--results", type=Path, required=True, help="where records go; the runs lie beside them")
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="(default: 0 to 4)")
     made.add_argument("--probe", default="configs/smoke/lowshot_digits.yaml", help="config of the evaluations")
-    made.add_argument("--probe-settings", nargs="+", default=[], metavar="KEY VALUE", help="settings of the evaluations")
+    made.add_argument("--probe-settings", nargs="+", default=[], metavar="KEY VALUE", help="settings of these")
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the pretraining's file")
     return made
 

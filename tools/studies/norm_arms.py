@@ -3,15 +3,16 @@
     python tools/studies/norm_arms.py detect --config configs/smoke/faster_rcnn_c4_digits.yaml --weights CKPT
     python tools/studies/norm_arms.py finetune --config configs/smoke/lowshot_digits.yaml --weights CKPT
 
-An arm is the checkpoint (a ResNet) with the norms that LARS leaves and nothing else (tools/convert.py --scale), and some
-of these rescaled again: by NormRescale with the checkpoint as its anchor, or by the constant .1. Every arm is fine-tuned
-with the same seeds, so that trials are pairs; records bear the arms' names. `momentum-transfer study norm_rescale` runs all
-of it.
+An arm is the checkpoint (a ResNet) with the norms that LARS leaves and nothing else (tools/convert.py --scale), and
+some of these rescaled again: by NormRescale with the checkpoint as its anchor, or by the constant .1. Every arm is
+fine-tuned with the same seeds, so that trials are pairs; records bear the arms' names. `momentum-transfer study
+norm_rescale` runs all of it.
 """
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
@@ -82,7 +83,8 @@ def finetune(args: argparse.Namespace, name: str, weights: Path) -> None:
     run(cfg, Request("finetune", str(weights), results=args.results))
 
 
-def _in_its_folder(cfg, name):  # type: ignore[no-untyped-def]
+def _in_its_folder(cfg: Any, name: str) -> Any:
+    """The settings with a folder of the arm's own."""
     cfg.defrost()
     cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / name)
     cfg.freeze()
@@ -107,7 +109,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--weights", required=True, help="the original: a checkpoint or a run's folder")
     made.add_argument("--results", type=Path, required=True, help="where records go; the arms' files lie beside them")
     made.add_argument("--trials", type=int, default=5, help="seeds (default: %(default)s)")
-    made.add_argument("--arms", nargs="+", default=list(ARMS), metavar="ARM", help=f"of {', '.join(ARMS)} (default: all)")
+    made.add_argument(
+        "--arms", nargs="+", default=list(ARMS), metavar="ARM", help=f"of {', '.join(ARMS)} (default: all)"
+    )
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return made
 
