@@ -18,7 +18,11 @@ WITHOUT = "the lightly package is not installed (pip install '.[upstream]')"
 
 
 def settings(method):
-    return load_config(get_cfg(), "smoke/momentum2_digits", [*TINY, "METHOD.NAME", method])
+    return load_config(
+        get_cfg(),
+        "smoke/momentum2_digits",
+        [*TINY, "METHOD.NAME", method, "HEAD.PROJECTOR_NORM", str(method != "moco")],
+    )
 
 
 @pytest.mark.parametrize("method", ["byol", "moco", "simsiam"])

@@ -100,9 +100,9 @@ class MoCo(Peer):
 
         super().__init__(backbone)
         head = cfg.HEAD
-        self.projector = MoCoProjectionHead(
-            backbone.num_features, head.HIDDEN, head.OUTPUT, batch_norm=head.PROJECTOR_NORM
-        )
+        if head.PROJECTOR_NORM:
+            raise InputError("expected HEAD.PROJECTOR_NORM False, found True: lightly's head with BN is MoCo v3's")
+        self.projector = MoCoProjectionHead(backbone.num_features, head.HIDDEN, head.OUTPUT)
         self.with_teacher(self.backbone, self.projector)
         self.criterion = NTXentLoss(cfg.MOCO.TEMPERATURE, memory_bank_size=(cfg.MOCO.QUEUE, head.OUTPUT))
 
