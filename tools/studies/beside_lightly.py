@@ -169,7 +169,7 @@ def _loop(run: Run, peer: Peer) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            progress.advance(note=f"loss {float(loss):.4f}")
+            progress.advance(note=f"loss {float(loss.detach()):.4f}")
 
 
 def settings(args: argparse.Namespace, seed: int, who: str) -> CfgNode:
@@ -187,11 +187,11 @@ def main(args: argparse.Namespace) -> None:
     method = settings(args, 0, "").METHOD.NAME
     if method not in PEERS:
         raise InputError(f"expected METHOD.NAME of {', '.join(PEERS)}, which lightly has too, found {method}")
+    probe = load_config(lowshot_config.get_cfg(), args.probe, args.probe_settings)
     for seed in args.seeds:
         for who in ("", "lightly_"):
             cfg = settings(args, seed, who)
             train_peer(cfg) if who else train(cfg, resuming=True)
-            probe = load_config(lowshot_config.get_cfg(), args.probe, args.probe_settings)
             for command in ("knn", "svm"):
                 evaluate(probe, Request(command, cfg.OUTPUT_DIR, which="student", results=args.results))
 
