@@ -4,7 +4,7 @@
 
 For every seed our run (tools/pretrain.py's loop) and its peer: lightly's own heads, losses and teacher's update
 (Susmelj et al., github.com/lightly-ai/lightly) in a plain loop. Both have the same images, views and their order, the
-same start of the backbone, steps, SGD and schedules. Then kNN and a low-shot SVM of both, as records: of byol_seed0, and
+same start of the backbone, steps, SGD and schedules. Then kNN and a low-shot SVM of both, as records of byol_seed0 and
 of lightly_byol_seed0. A run that is there already is not repeated. Needs `pip install "momentum-transfer[upstream]"`.
 """
 
