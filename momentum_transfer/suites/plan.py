@@ -17,6 +17,9 @@ from momentum_transfer.suites.suite import Suite
 from momentum_transfer.suites.sweep import Pretraining, Sweep
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Task, fill, split
 
+#: Word that names a config -> hashes of its file and of those it is based on.
+Hashes = dict[str, list[str]]
+
 
 def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
     """The jobs of the suite's own pretrainings and of every checkpoint; ``NO_FILES`` have no tasks that convert.
@@ -30,14 +33,15 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: 
     output = Path(output)
     names: dict[str, str] = {}
     jobs: list[Job] = []
-    made = _trained(suite, output)
+    hashes: Hashes = {}  # of config files, which many jobs share
+    made = _trained(suite, output, hashes)
     swept = [name for _, checkpoints_of_run in made for name in checkpoints_of_run]
     chosen = read_choices(presets, suite.presets, [*swept, *map(weights_name, checkpoints)])
     for pretraining, checkpoints_of_run in made:
         jobs.append(pretraining)
         for name, weights in checkpoints_of_run.items():
             names[name] = weights
-            jobs += _jobs(suite, weights, name, output, chosen, pretraining)
+            jobs += _jobs(suite, weights, name, output, chosen, hashes, pretraining)
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
         if name in names:
@@ -46,28 +50,28 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: 
                 "under another name"
             )
         names[name] = weights
-        jobs += _jobs(suite, weights, name, output, chosen)
+        jobs += _jobs(suite, weights, name, output, chosen, hashes)
     if not jobs:
         raise InputError(f"expected --weights CHECKPOINT…: the suite {suite.name} pretrains none itself")
     return jobs
 
 
-def _trained(suite: Suite, output: Path) -> list[tuple[Job, dict[str, str]]]:
+def _trained(suite: Suite, output: Path, hashes: Hashes) -> list[tuple[Job, dict[str, str]]]:
     """The suite's own pretrainings, each with its checkpoints by name."""
     if not suite.sweep:
         return []
-    jobs = [(run, _pretraining(suite.sweep, run, output)) for run in suite.sweep.runs()]
+    jobs = [(run, _pretraining(suite.sweep, run, output, hashes)) for run in suite.sweep.runs()]
     return [
         (job, {name: str(made) for name, (made, _) in suite.sweep.checkpoints(run, job.folder).items()})
         for run, job in jobs
     ]
 
 
-def _pretraining(sweep: Sweep, run: Pretraining, output: Path) -> Job:
+def _pretraining(sweep: Sweep, run: Pretraining, output: Path, hashes: Hashes) -> Job:
     folder = output / "pretrained" / run.name  # results call a checkpoint by its run's folder
     command = (*run.command, "OUTPUT_DIR", str(folder))
     task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes)
-    key = sha256_of_text(json.dumps([command, _config_hashes(command)]))[:16]
+    key = sha256_of_text(json.dumps([command, _config_hashes(command, hashes)]))[:16]
     return Job(run.name, task, command, folder, (), key, output / "results.jsonl")
 
 
@@ -77,6 +81,7 @@ def _jobs(
     name: str,
     output: Path,
     chosen: Mapping[str, str],
+    hashes: Hashes,
     pretraining: Job | None = None,
 ) -> list[Job]:
     """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
@@ -98,7 +103,9 @@ def _jobs(
         }
         command = tuple(fill(word, places) for word in split(fill(task.command, worded), task.name))
         needs = (*([pretraining] if pretraining else []), *(made[need] for need in task.needs))
-        key = sha256_of_text(json.dumps([command, digest, _config_hashes(command), [need.key for need in needs]]))[:16]
+        key = sha256_of_text(
+            json.dumps([command, digest, _config_hashes(command, hashes), [need.key for need in needs]])
+        )[:16]
         made[task.name] = Job(name, task, command, folder, needs, key, output / "results.jsonl")
     return list(made.values())
 
@@ -118,14 +125,17 @@ def _hash_of(weights: str) -> str:
     return sha256_of(file)
 
 
-def _config_hashes(command: Sequence[str]) -> dict[str, list[str]]:
-    """Hashes of every config that a command names, and of the files it is based on."""
+def _config_hashes(command: Sequence[str], known: Hashes) -> Hashes:
+    """Hashes of every config that a command names, and of the files it is based on.
+
+    Args:
+        known: those of this plan so far, by the word that names them; new ones are added.
+    """
     named = {word for before, word in itertools.pairwise(command) if before == "--config"}
     named |= {word for word in command if word.endswith((".yaml", ".yml"))}
-    hashes: dict[str, list[str]] = {}
-    for word in sorted(named):
+    for word in named - known.keys():
         try:
-            hashes[word] = [sha256_of(file) for file in config_files(find_config(word, beside=workplace()))]
+            known[word] = [sha256_of(file) for file in config_files(find_config(word, beside=workplace()))]
         except InputError as error:
             raise InputError(f"{error}; the suite's command is `{shlex.join(command)}`") from error
-    return hashes
+    return {word: known[word] for word in sorted(named)}
