@@ -27,6 +27,8 @@ from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
 from momentum_transfer.errors import InputError
 
 MODULE = "module:"
+#: What a forward written by somebody else may raise.
+_OF_FORWARD = (RuntimeError, ValueError, TypeError, AssertionError, ArithmeticError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,10 @@ class ModuleBackbone(nn.Module):
             if not isinstance(tensor, Tensor) or tensor.dim() != (2 if name == "pooled" else 4):
                 shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise self._wrong(f"{shape} under {name!r}")
-            if len(tensor) != len(x):
+            if len(tensor) != len(x) or not tensor.numel():
                 raise self._wrong(f"{tuple(tensor.shape)} under {name!r} for {len(x)} images")
+            if not tensor.is_floating_point():
+                raise self._wrong(f"{tensor.dtype} under {name!r}")
         return dict(found)
 
     def _wrong(self, found: str) -> InputError:
@@ -169,7 +173,7 @@ class ModuleBackbone(nn.Module):
             outputs = self._outputs(torch.zeros(2, 3, size, size, device=parameter.device, dtype=parameter.dtype))
         except InputError:
             raise
-        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        except _OF_FORWARD as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(
                 f"expected {self.architecture} to take images [N, 3, {size}, {size}], found {reason}; give it an "
@@ -204,7 +208,8 @@ def input_of(said: Any, where: str, size: int = NetworkInput().size) -> NetworkI
     """
     try:
         found = said if isinstance(said, NetworkInput) else NetworkInput(**{"size": size, **said})
-        sound = found.size == int(found.size) > 0 and len(found.mean) == len(found.std) == 3 and min(found.std) > 0
+        sound = not isinstance(found.size, bool) and found.size == int(found.size) > 0
+        sound = sound and len(found.mean) == len(found.std) == 3 and min(found.std) > 0
         if sound and 0 < found.crop <= 1 and found.interpolation in ("bilinear", "bicubic"):
             return NetworkInput(int(found.size), tuple(found.mean), tuple(found.std), found.interpolation, found.crop)
     except (TypeError, ValueError):

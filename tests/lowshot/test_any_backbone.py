@@ -91,6 +91,9 @@ def test_maps_and_widths_of_a_module_are_found():
     (lambda x: [x], "features .N, D. or a dict of maps .*, found a list"),
     (lambda x: {"pooled": x}, r"found \(2, 3, 224, 224\) under 'pooled'"),
     (lambda x: x[:1].flatten(1), "for 2 images"),
+    (lambda x: x.flatten(1)[:, :0], r"found \(2, 0\) under 'pooled'"),
+    (lambda x: x.flatten(1).to(torch.complex64), "found torch.complex64 under 'pooled'"),
+    (lambda x: {}[x], r"take images \[N, 3, 224, 224\], found .* attribute input"),
     (lambda x: x.flatten(1) @ torch.zeros(3, 3), r"take images \[N, 3, 224, 224\], found .* attribute input"),
 ])  # fmt: skip
 def test_a_module_that_gives_something_else_is_refused(give, message):
@@ -107,7 +110,7 @@ def test_what_is_no_module_and_what_is_no_evaluation_is_refused():
         evaluate(make_flat)
     with pytest.raises(InputError, match="expected evaluations of knn"):
         evaluate(Flat(), evaluations=["svn"])
-    for wrong in ({"sides": 8}, {"std": (0, 1, 1)}, {"interpolation": "none"}, 8):
+    for wrong in ({"sides": 8}, {"size": True}, {"std": (0, 1, 1)}, {"interpolation": "none"}, 8):
         with pytest.raises(InputError, match="expected input as size, mean, std, interpolation, crop of images, found"):
             evaluate(Maps(), input=wrong)
     assert lowshot.evaluate._source(Flat(), "", None, 32).architecture.input == NetworkInput(8, (0.5,) * 3, (0.5,) * 3)
