@@ -79,7 +79,7 @@ def choose(
         rules = tuple(rule for rule in FAMILIES if rule.has_evidence(names))
     default = tree.get("network_default") if own else None
     readings = _readings(rules, tables, which, default, family, hints)
-    readings.sort(key=lambda reading: reading.score, reverse=True)
+    readings.sort(key=lambda reading: (reading.score, bool(reading.looks_like)), reverse=True)
     if not readings or (readings[0].score[0] == 0 and not any(reading.looks_like for reading in readings)):
         raise InputError(_nothing_found(tables, rules, readings, path))
     best, *others = readings
@@ -293,5 +293,5 @@ def coverage_message(reading: Reading, path: Path) -> str:
 
 
 def _of_positions(report: KeyReport) -> bool:
-    return all(key.endswith((*POSITIONS, "position_embeddings", "positional_embedding", "position_embedding.weight"))
-               for key, _, _ in report.wrong_shape)  # fmt: skip
+    named = (*POSITIONS, "position_embeddings", "positional_embedding", "position_embedding.weight")
+    return all(key.endswith(named) and shape[-1:] == wanted[-1:] for key, shape, wanted in report.wrong_shape)

@@ -117,10 +117,10 @@ def _vit(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     prefix = 0 if fixed.get("no_embed_class") else int(classes) + ("dist_token" in shapes)
     if registers and not fixed.get("no_embed_class"):
         prefix += registers
-    if isqrt(positions - prefix) ** 2 != positions - prefix and isqrt(positions) ** 2 == positions:
+    side = isqrt(max(0, positions - prefix))
+    if side**2 != positions - prefix and isqrt(positions) ** 2 == positions:
         options["no_embed_class"] = True
-        prefix = 0
-    side = isqrt(positions - prefix)
+        prefix, side = 0, isqrt(positions)
     if side**2 != positions - prefix or side == 0:
         raise InputError(
             f"expected position embeddings of a square grid, found {positions} of a ViT with {prefix} more tokens; "

@@ -144,10 +144,12 @@ def _assumed(layout: str, clues: Clues) -> str:
 
 
 def _inferred(shapes: Mapping[str, tuple[int, ...]], clues: Clues) -> str:
-    try:
-        return str(infer_timm(shapes, clues))
-    except (InputError, LookupError, ArithmeticError, ValueError):
-        return ""
+    for infer in (lambda: infer_timm(shapes, clues), lambda: infer_architecture(shapes)):
+        try:
+            return str(infer())
+        except (InputError, LookupError, ArithmeticError, ValueError):
+            continue
+    return ""
 
 
 def _has_classifier(shapes: Mapping[str, tuple[int, ...]]) -> bool:

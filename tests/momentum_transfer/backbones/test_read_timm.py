@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from timm.models import vision_transformer
 
 from momentum_transfer.backbones import timm_named
+from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.backbones.convert_file import convert_file
 from momentum_transfer.backbones.read import CoverageError, load_backbone
 from momentum_transfer.backbones.shapes import expected_shapes
@@ -205,3 +206,34 @@ def test_shapes_of_an_inferred_network_are_those_of_the_file(tmp_path):
         state = {name: torch.zeros(shape) for name, shape in shapes.items()}
         source = load_backbone(saved(state, tmp_path, f"{number}.pth"))
         assert expected_shapes(source.architecture) == shapes
+
+
+_SMALL_CONVNEXT = "depths=(1,1,1,1)&dims=(8,16,24,32)"
+
+
+@pytest.mark.parametrize(("held", "asked", "told"), [
+    ("resnet10?width=8", "timm:test_vit", "those of resnet10.width=8"),
+    (f"timm:convnext_atto?{_SMALL_CONVNEXT}", "timm:convnext_tiny", r"those of timm:convnext_tiny.depths=\(1,1,1,1\)"),
+    (f"timm:convnext_atto?{_SMALL_CONVNEXT}", "timm:test_vit", r"those of timm:convnext_tiny.depths=\(1,1,1,1\)"),
+])  # fmt: skip
+def test_a_file_of_another_network_is_refused_with_what_it_is(held, asked, told, tmp_path):
+    torch.save(build_backbone(held).state_dict(), tmp_path / "other.pth")
+    with pytest.raises(InputError, match=rf"expected every tensor of a {asked}, .*; its tensors are {told}"):
+        load_backbone(tmp_path / "other.pth", architecture=asked)
+
+
+def test_a_convnext_with_convolutions_as_its_mlps_is_known_by_its_tensors(tmp_path):
+    only = build_backbone(f"timm:convnext_atto?{_SMALL_CONVNEXT}").eval()
+    torch.save(only.state_dict(), tmp_path / "convnext.pth")
+    assert torch.equal(features(load_backbone(tmp_path / "convnext.pth").build(), 64), features(only, 64))
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (None, "position embeddings of a square grid, found 0"),
+    (torch.zeros(1, 17, 100), r"1 of another shape \(pos_embed is \[1, 17, 100\], expected \[1, 17, 192\]\)"),
+])  # fmt: skip
+def test_position_embeddings_of_no_grid_or_of_another_width_are_refused_as_such(wrong, message, tmp_path):
+    state = writers.vit().state_dict() | {"pos_embed": wrong}
+    torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, tmp_path / "vit.pth")
+    with pytest.raises(InputError, match=message):
+        load_backbone(tmp_path / "vit.pth")
