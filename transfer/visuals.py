@@ -19,7 +19,7 @@ from transfer.data.annotations import DetectionData
 from transfer.data.run_lengths import decode_mask
 from transfer.image_quality import best_and_worst
 
-#: Detections below this score are not drawn.
+#: Detections below this score are not drawn, unless a detector is less sure of all that it finds (`drawn_from`).
 MIN_SCORE = 0.5
 #: Small images are enlarged until their shorter side has at least this many pixels.
 MIN_SIDE = 256
@@ -35,9 +35,11 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     which this detector did best and worst (``transfer/image_quality.py``), with that word before.
     """
     images = sorted(data.load()["images"], key=lambda image: image["id"])
+    entries = json.loads(Path(results).read_text(encoding="utf-8"))
+    least = drawn_from([entry["score"] for entry in entries], len(data.load()["annotations"]))
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for entry in json.loads(Path(results).read_text(encoding="utf-8")):
-        if entry["score"] >= MIN_SCORE:
+    for entry in entries:
+        if entry["score"] >= least:
             found[entry["image_id"]].append(entry)
     sample = sorted(random.Random(0).sample(range(len(images)), min(count, len(images))))
     chosen = [("", images[index]) for index in sample]
@@ -56,12 +58,20 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
         opened = read_rgb(data.image_path(image))
         drawn = _beside(
             ("annotated", draw(opened, truth[image["id"]], names)),
-            ("detected", draw(opened, found[image["id"]], names)),
+            (f"detected, scores from {least:.2g}", draw(opened, found[image["id"]], names)),
         )
         with atomic_path(path) as temporary:
             drawn.save(temporary)
         written.append(path)
     return written
+
+
+def drawn_from(scores: Sequence[float], objects: int) -> float:
+    """The lowest score that is drawn: 0.5, or where that leaves fewer than half as many detections as objects, the score
+    of as many of the best."""
+    if 2 * sum(score >= MIN_SCORE for score in scores) >= objects or not scores:
+        return MIN_SCORE
+    return min(sorted(scores, reverse=True)[:objects][-1], MIN_SCORE)
 
 
 def enlargement(size: tuple[int, int], least: int) -> int:

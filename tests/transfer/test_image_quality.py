@@ -8,7 +8,7 @@ from PIL import Image
 
 from transfer.data.annotations import DetectionData
 from transfer.image_quality import best_and_worst, image_f1
-from transfer.visuals import draw_detections
+from transfer.visuals import draw_detections, drawn_from
 
 
 def box(x: float, category: int = 1, score: float = 0.9, **more) -> dict:
@@ -78,4 +78,12 @@ def test_pictures_are_the_same_scenes_for_all_and_this_detectors_best_and_worst(
     assert names == ["2.png", "4.png", "best_1.png", "worst_3.png"]  # two of four at random, always the same
     results.write_text(json.dumps(found[1:]), encoding="utf-8")
     draw_detections(data, results, folder, 2)  # another run: its best is another image, the old one goes
-    assert {path.name for path in folder.iterdir()} == {"2.png", "4.png", "best_3.png", "worst_3.png"}
+    assert {path.name for path in folder.iterdir()} == {"2.png", "4.png", "best_3.png", "worst_1.png"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "objects", "least"),
+    [([0.9, 0.6, 0.2], 3, 0.5), ([0.9, 0.3, 0.2, 0.1], 3, 0.2), ([0.3], 3, 0.3), ([], 3, 0.5), ([0.4, 0.3], 0, 0.5)],
+)
+def test_what_an_unsure_detector_is_surest_of_is_drawn(scores: list[float], objects: int, least: float):
+    assert drawn_from(scores, objects) == least

@@ -79,6 +79,12 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, wanted: W
             _run(run, waiting, ids, out, wanted, store)
         by_class, by_image = outputs.counts(run, store.done, wanted.shown_from)
         table(f"{len(store.done)} images", ("class", "images", outputs.what_is_counted(run)), by_class)
+        scores = [entry["score"] for one in store.done.values() for entry in one.result.get("detections", ())]
+        if scores and max(scores) < wanted.shown_from:
+            say(
+                f"nothing is drawn or counted: no score reaches {wanted.shown_from:g}, the highest is {max(scores):.2f}; "
+                "give a lower --threshold and another --out"
+            )
         return [*outputs.write_results(out, run, store.done), *outputs.write_counts(out, run, by_class, by_image)]
 
 
