@@ -67,7 +67,7 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
 
 
 def drawn_from(scores: Sequence[float], objects: int) -> float:
-    """The lowest score that is drawn: 0.5, or where that leaves fewer than half as many detections as objects, the score
+    """The lowest score that is drawn: 0.5, or where half as many detections as objects do not reach it, the score
     of as many of the best."""
     if 2 * sum(score >= MIN_SCORE for score in scores) >= objects or not scores:
         return MIN_SCORE

@@ -82,8 +82,8 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, wanted: W
         scores = [entry["score"] for one in store.done.values() for entry in one.result.get("detections", ())]
         if scores and max(scores) < wanted.shown_from:
             say(
-                f"nothing is drawn or counted: no score reaches {wanted.shown_from:g}, the highest is {max(scores):.2f}; "
-                "give a lower --threshold and another --out"
+                f"nothing is drawn or counted: no score reaches {wanted.shown_from:g}, the highest is "
+                f"{max(scores):.2f}; give a lower --threshold and another --out"
             )
         return [*outputs.write_results(out, run, store.done), *outputs.write_counts(out, run, by_class, by_image)]
 
