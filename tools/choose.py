@@ -74,10 +74,12 @@ def open_data(args: argparse.Namespace, asked: "Question") -> tuple["Question", 
         from transfer.choose_data import open_detection
 
         found = open_detection(args.train, args.val, args.split, title=args.title, images=args.images,
-                               seed=args.seed, out=asked.out)  # fmt: skip
+                               seed=args.seed, out=asked.out, overrides=args.overrides)  # fmt: skip
         made = replace(asked, kind=DETECTION, title=found.title, counts=found.counts, settings=found.settings,
-                       longest=found.longest, engine=args.engine)  # fmt: skip
+                       longest=found.longest, engine=args.engine, overrides=tuple(args.overrides))  # fmt: skip
         return made, found.tested
+    if args.overrides:
+        raise InputError(f"expected KEY VALUE with boxes only, found {args.overrides[0]}; leave it out")
     parts = open_class_folders(train, val, args.split, args.seed)
     for name, part in zip(("train", "val"), parts, strict=True):
         write_list(asked.out / "images" / f"{name}.txt", part)
@@ -116,6 +118,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of split, draws and trainings (default: %(default)s)")
     made.add_argument("--resamples", type=_count, default=1000, help="of the test images (default: %(default)s)")
     made.add_argument("--dry-run", action="store_true", help="time, say the plan, and stop")
+    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings of the detectors")
     return made
 
 

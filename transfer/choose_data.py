@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from momentum_transfer.choice.class_folders import LabelledFiles, write_list
 from momentum_transfer.choice.plan import DETECTORS
 from momentum_transfer.console import say
+from momentum_transfer.errors import InputError
 from transfer import config
 from transfer.data.annotations import DetectionData
 from transfer.data.crops import write_crops
@@ -32,13 +34,27 @@ class Opened(NamedTuple):
 
 
 def open_detection(
-    train: str, val: str | None, split: float | None, *, title: str, images: str | None, seed: int, out: Path
+    train: str,
+    val: str | None,
+    split: float | None,
+    *,
+    title: str,
+    images: str | None,
+    seed: int,
+    out: Path,
+    overrides: Sequence[str] = (),
 ) -> Opened:
     """Open the set, cut its boxes into ``out/crops`` and list them in ``out/images``.
 
+    Args:
+        overrides: KEY VALUE words of the detectors, which win over what follows from the data.
+
     Raises:
-        InputError: what is wrong with the set, with its file and line.
+        InputError: what is wrong with the set, with its file and line, or with a setting.
     """
+    if budgeted := [key for key in overrides[::2] if key in (*_BUDGETED, "OUTPUT_DIR", "SEED")]:
+        raise InputError(f"expected no {budgeted[0]}: --minutes, --out and --seed decide it; leave it out")
+    config.load(DETECTORS["finetuned"], overrides)  # a wrong one is refused before the data is read
     own = open_own(train, val, split, seed=seed, title=title, images=images)
     for line in own.lines():
         say(line)

@@ -26,8 +26,9 @@ LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
 VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1000, 8, 12_000
 GPU_VIEWS = 4
 BATCH = {"cpu": 4, "cuda": 8}
-#: Learning rate per image of a batch: Detectron2's .02 at 16.
-RATE = 0.02 / 16
+#: Learning rate per image of a batch, and the highest. Detectron2's .02 is for 16 images and 90,000 iterations; a few
+#: hundred iterations of 4 images at a quarter of that rate hardly learn (docs/own-data.md has the figures).
+RATE, HIGHEST_RATE = 0.02 / 4, 0.02
 #: Share of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
 SHARE_OF_MEMORY = 0.7
 FIXED_BYTES, BYTES_A_PIXEL = 1.5e9, 7000
@@ -110,8 +111,9 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine) -> list[S
     longest = int(side * aspect)
     views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
     steps = max(views // batch, 1)
-    rate = float(f"{RATE * batch * cfg.FIT_RATE:.4g}")
-    why_rate = f"{RATE:g} an image of a batch" + (f" x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else "")
+    rate = float(f"{min(RATE * batch, HIGHEST_RATE) * cfg.FIT_RATE:.4g}")
+    why_rate = f"{RATE:g} an image of a batch, at most {HIGHEST_RATE:g}"
+    why_rate += f", x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else ""
     why_steps = f"{views} views of {count} images with objects, {views / max(count, 1):.0f} of each"
     smallest = 32 if small * side >= 22 else 16 if small * side >= 11 else 8
     sizes = [max(side - 64, 128), max(side - 32, 128), side]

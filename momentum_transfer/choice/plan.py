@@ -44,7 +44,8 @@ class Question:
         out: where everything goes. kind: DETECTION or CLASSIFICATION. title: of the data.
         images: of the two lists of images with one class, ``train.txt`` and ``val.txt`` in ``out/images``.
         counts: training images of every class.
-        settings: KEY VALUE words of the detectors, the same for all.
+        settings: KEY VALUE words of the detectors that follow from the data and the machine, the same for all.
+        overrides: those that were given, which win.
         longest: iterations (epochs) beyond which no training is worth its time.
     """
 
@@ -59,6 +60,7 @@ class Question:
     seed: int = 0
     workers: int = 2
     settings: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     longest: int = MOST_EPOCHS
     engine: str = "auto"
 
@@ -144,7 +146,8 @@ def training_step(asked: Question, one: Candidate, stage: str, length: int, prob
             command += ["FINETUNE.TRIALS", "1", "OUTPUT_DIR", str(folder)]
         return Step(title, command)
     command = ["tools/transfer.py", "--config", DETECTORS[stage], "--weights", one.weights, "--engine", asked.engine]
-    command += ["--trials", "1" if probe else str(asked.trials), "--resume", "--results", str(results), *asked.settings]
+    command += ["--trials", "1" if probe else str(asked.trials), "--resume", "--results", str(results)]
+    command += [*asked.settings, *asked.overrides]
     if not isinstance(parse_architecture(one.architecture), Architecture):
         command += ["MODEL.BACKBONE.ARCH", one.architecture]
     words = {"SOLVER.MAX_ITER": length, "SOLVER.WARMUP_ITERS": min(100, max(length // 10, 1)),

@@ -34,6 +34,7 @@ def keep_question(asked: Question) -> Question:
         write_text(file, json.dumps(now, indent=1))
         return asked
     free = (*_MACHINE, "minutes") if not (asked.out / _PLAN).is_file() else _MACHINE  # too few of them make no plan
+    before.setdefault("overrides", [])  # of a choice from before these could be given
     different = [key for key in now if key not in free and before.get(key) != now[key]]
     if different:
         raise InputError(

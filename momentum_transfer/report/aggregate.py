@@ -134,6 +134,8 @@ def _kinds(records: Mapping[str, Sequence[Mapping[str, Any]]], named: str) -> di
         methods = {str(record["checkpoint"].get("method") or "") for record in own} - {""}
         told = next((kind for kind in BASELINES[1:] if kind in methods), "") if methods else _kind_by_name(name)
         found[name] = "baseline" if name == named else told
+    if named and all(found.values()):  # where baselines are all there is, they are what is compared with the named one
+        found = {name: kind if kind == "baseline" else "" for name, kind in found.items()}
     return found
 
 

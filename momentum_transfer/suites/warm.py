@@ -107,7 +107,8 @@ def _work(words: list[str], folder: Path, environment: dict[str, str], output: C
     os.environ.update(environment)
     sys.argv = words
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        # By its whole path: its own processes look for it from the folder that this one began in.
+        runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # multiprocessing ends without them
         most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -59,3 +59,22 @@ def test_another_number_of_threads_is_not_forked(command):
         one.wait()
     assert kinds == ["ForkServerProcess", "SpawnProcess"]
     assert same.returncode == other.returncode == 0
+
+
+PARENT = """
+import multiprocessing
+def work():
+    print("worked", flush=True)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+"""
+
+
+def test_a_command_in_another_folder_starts_processes_of_its_own(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
+    started = WarmCommand(["parent.py"], tmp_path, {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]})
+    assert started.stdout.read() == "worked\n"
+    started.wait()
+    assert started.returncode == 0
