@@ -78,18 +78,23 @@ def of_text(text: str) -> ModuleArchitecture:
     """The architecture behind ``module:package.path:factory``; this imports, that is runs, the user's own code.
 
     Raises:
-        InputError: no such form, no such module in the working folder or on Python's path, no such name in it.
+        InputError: no such form, no such module in the working folder or on Python's path or one that cannot be
+            imported, no such name in it.
     """
     package, colon, name = text.removeprefix(MODULE).partition(":")
-    if not package or not colon or not name.isidentifier():
+    if not all(package.split(".")) or not colon or not name.isidentifier():
         raise InputError(f"expected {MODULE}package.path:factory, found {text!r}; name the module and its function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # as python -m does, after everything that is installed
     try:
         found = importlib.import_module(package)
-    except ModuleNotFoundError as error:
+    except Exception as error:  # the user's own code runs here
+        if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
+            raise InputError(
+                f"expected a Python module {package}, found none ({error}); run in its folder, or set PYTHONPATH"
+            ) from error
         raise InputError(
-            f"expected a Python module {package}, found none ({error}); run in its folder, or set PYTHONPATH"
+            f"expected {package} to be imported, found {type(error).__name__}: {error}; --debug shows where"
         ) from error
     factory = getattr(found, name, None)
     if not callable(factory):

@@ -128,9 +128,19 @@ def test_the_command_line_takes_a_factory(tmp_path):
     for wrong, message in ((f"module:{__name__}:nothing", "expected a function nothing that gives a network"),
                            ("module:no_such_package:f", "expected a Python module no_such_package, found none"),
                            ("module:lowshot", "expected module:package.path:factory"),
+                           ("module:.:f", "expected module:package.path:factory"),
                            (f"module:{__name__}:CONVNEXT", "expected a function CONVNEXT")):  # fmt: skip
         with pytest.raises(InputError, match=message):
             of_text(wrong)
+
+
+def test_code_of_ones_own_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, code, message in (("no_syntax", "def f(:", "SyntaxError"), ("lacks", "import no_such_package", "no_such"),
+                                ("raises", "raise ValueError(3)", "ValueError: 3")):  # fmt: skip
+        (tmp_path / f"{name}.py").write_text(code + "\n")
+        with pytest.raises(InputError, match=f"expected {name} to be imported, found .*{message}.*; --debug"):
+            of_text(f"module:{name}:f")
 
 
 def test_pooling_and_the_networks_own_input_stand_in_the_records():
