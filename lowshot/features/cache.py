@@ -24,6 +24,7 @@ from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path, sha256_of, sha256_of_text, write_text
 from momentum_transfer.neighbours import chunks
+from momentum_transfer.text_files import read_json
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Entry:
         if not described.is_file():
             return
         try:
-            found = json.loads(described.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError):
+            found = read_json(described, "what determines features")
+        except InputError:
             found = None
         if not isinstance(found, dict):
             raise self._damaged(described)
@@ -159,9 +160,9 @@ class Entry:
     def _checksums(self) -> dict[str, str]:
         file = self.folder / "about.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))["sha256"]
+            found = read_json(file, "the checksums of features")["sha256"]
             return {name: found[name] for name in ("features.npy", "labels.npy")}
-        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        except (InputError, KeyError, TypeError) as error:
             raise self._damaged(file) from error
 
     def _describe(self, content: dict[str, Any]) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 from torch import nn
 
 from momentum_transfer.backbones.timm_names import TimmArchitecture
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.extras import extra
 
 #: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
 _EPSILONS = ("norm_eps", "final_norm_eps")
+#: Far beyond the largest networks that there are: pixels or channels of an option, and blocks, by their options' names.
+MOST_WIDTH, MOST_BLOCKS = 16_384, 1_000
+_DEPTHS = ("depth", "depths", "layers", "num_blocks")
 
 
 def create(architecture: TimmArchitecture, **source: Any) -> Any:
@@ -25,6 +28,7 @@ def create(architecture: TimmArchitecture, **source: Any) -> Any:
         InputError: timm is missing, or the network does not take the options.
     """
     options = dict(architecture.options)
+    _check_sizes(options, architecture)
     epsilons = {key: options.pop(key) for key in _EPSILONS if key in options}
     try:
         network = _create_with(architecture, options, source)
@@ -38,8 +42,20 @@ def create(architecture: TimmArchitecture, **source: Any) -> Any:
     return network
 
 
+def _check_sizes(options: dict[str, Any], architecture: TimmArchitecture) -> None:
+    """InputError for options that would build for hours, or fill any memory: they may be a stranger's."""
+    for key, value in options.items():
+        numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if isinstance(number, int)]
+        most = MOST_BLOCKS if key in _DEPTHS else MOST_WIDTH
+        if numbers and (max(map(abs, numbers)) > most or (key in _DEPTHS and sum(numbers) > most)):
+            raise InputError(f"expected options up to {most}, found {key} {shown(value)} in {architecture!s:.80}")
+
+
 def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: float | None = None) -> None:
     """Epsilons of the LayerNorms, which other projects' classes choose otherwise than timm's entry points."""
+    for name, value in (("norm_eps", norm_eps), ("final_norm_eps", final_norm_eps)):
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1):  # False for NaN
+            raise InputError(f"expected {name} between 0 and 1, found {shown(value)}; correct it")
     for module in network.modules():
         if norm_eps is not None and isinstance(module, nn.LayerNorm):
             module.eps = float(norm_eps)

@@ -23,6 +23,8 @@ from momentum_transfer.report.aggregate import Cell, Results
 from momentum_transfer.report.provenance import provenance
 
 RECORDS = "results.jsonl"
+#: The last words of every card, by which a folder of cards is known.
+_SIGNATURE = "Measured with momentum-transfer."
 #: The name of the weights in the folder: what a pull without a file looks for first.
 WEIGHTS = PREFERRED[0]
 
@@ -60,7 +62,7 @@ def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
     facts = next(block.facts for block in provenance(results) if block.name == name)
     lines += ["", "## Where the numbers come from", ""]
     lines += [f"- {heading}: {', '.join(values)}" for heading, values in facts]
-    lines += ["", f"`{RECORDS}` holds every record, one JSON object a line. Measured with momentum-transfer.", ""]
+    lines += ["", f"`{RECORDS}` holds every record, one JSON object a line. {_SIGNATURE}", ""]
     return "\n".join(lines)
 
 
@@ -94,12 +96,14 @@ def write_folder(
         What was written, the card first.
 
     Raises:
-        InputError: ``out`` is a file, or a further file is missing or takes the name of one of the folder's own.
+        InputError: ``out`` is a file, holds what is read here or a README.md of another origin, or a further file is
+            missing or takes the name of one of the folder's own.
     """
     texts = {"README.md": card_text(name, results, scores, datasets, license)}
     texts[RECORDS] = "".join(f"{json.dumps(_plain(record), sort_keys=True)}\n" for record in results.records[name])
     texts |= _leaderboards(results, name, scores, datasets)
     _check(out, files, {*texts, *([WEIGHTS] if weights is not None else [])})
+    _check_overwritten(out, results, weights)
     written = []
     for place, text in texts.items():
         write_text(out / place, text)
@@ -135,6 +139,19 @@ def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kept.get("items"), Mapping):
         kept["items"] = {key: value for key, value in kept["items"].items() if key != "folder"}
     return kept
+
+
+def _check_overwritten(out: Path, results: Results, weights: Any) -> None:
+    """InputError where the folder has a README.md of another origin, or files that the card is made from."""
+    card = out / "README.md"
+    if card.is_file() and _SIGNATURE not in card.read_text(encoding="utf-8", errors="replace"):
+        raise InputError(f"expected --out as a folder of its own, found {card}, which is no card; give another name")
+    sources = {str(record.get("file", "")) for records in results.records.values() for record in records}
+    pairs = [(out / RECORDS, Path(file)) for file in sources]
+    pairs += [(out / WEIGHTS, weights.path)] if weights is not None else []
+    for place, source in pairs:
+        if place.is_file() and source.is_file() and place.samefile(source):
+            raise InputError(f"expected --out apart from what is published, found {source} in it; give another name")
 
 
 def _check(out: Path, files: Sequence[Path], own: set[str]) -> None:

@@ -111,13 +111,20 @@ def how_it_ended(code: int) -> str:
 
 def last_line(log: Path) -> str:
     """The last line of a log that says something, shortened."""
+    lines = [line for line in last_lines(log) if line.strip()]
+    return lines[-1].strip()[:300] if lines else "no output"
+
+
+def last_lines(log: Path) -> list[str]:
+    """The lines at the end of a log; none where it cannot be read."""
     try:
+        if not log.is_file():  # a pipe would be waited for
+            return []
         with open(log, "rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - 65536))
-            lines = [line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+            return stream.read().decode("utf-8", "replace").splitlines()
     except OSError:
-        return "no output"
-    return lines[-1].strip()[:300] if lines else "no output"
+        return []
 
 
 class Attempt:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from momentum_transfer.errors import InputError
 from momentum_transfer.files import write_text
 from momentum_transfer.suites.task import Task
+from momentum_transfer.text_files import read_json
 
 #: What a job's folder remembers of its attempts.
 STATE = "suite_state.json"
@@ -97,8 +99,8 @@ class Job:
 def read_state(folder: Path) -> dict[str, Any]:
     """The state that a job's folder remembers; empty where there is none, or none that can be read."""
     try:
-        content = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(folder / STATE, "the state of a task")
+    except InputError:
         return {}
     return content if isinstance(content, dict) else {}
 

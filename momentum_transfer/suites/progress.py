@@ -13,7 +13,7 @@ from typing import Any
 from momentum_transfer import run_lock
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import write_text
-from momentum_transfer.suites.attempt import JOB_LOCK, last_line
+from momentum_transfer.suites.attempt import JOB_LOCK, last_line, last_lines
 from momentum_transfer.suites.job import Job, read_state
 from momentum_transfer.text_files import read_json
 
@@ -155,13 +155,7 @@ def _standing(
 
 def _share(log: Path) -> tuple[float, float]:
     """(share done, seconds left) by the last two lines of progress of a log, the rate being that between them."""
-    try:
-        with open(log, "rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 65536))
-            lines = stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return float("nan"), float("nan")
-    counts = [found for line in lines if (found := _COUNT.match(line))]
+    counts = [found for line in last_lines(log) if (found := _COUNT.match(line))]
     if not counts or not int(counts[-1]["total"]):
         return float("nan"), float("nan")
     last = counts[-1]

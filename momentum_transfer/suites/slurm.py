@@ -105,10 +105,9 @@ def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
 
 def submitted(output: Path) -> dict[str, tuple[str, str]]:
     """Title -> (Slurm's number, key) of the last submission of each job."""
-    try:
-        lines = (output / SUBMITTED).read_bytes().splitlines()
-    except FileNotFoundError:
+    if not (output / SUBMITTED).is_file():
         return {}
+    lines = (output / SUBMITTED).read_bytes().splitlines()
     numbers: dict[str, tuple[str, str]] = {}
     for line in lines:
         try:

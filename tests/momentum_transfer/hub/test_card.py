@@ -132,3 +132,23 @@ def test_wrong_words_end_in_one_line_and_write_nothing(results, weights, tmp_pat
         assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), (words, ended.stderr)
         assert message in ended.stderr
     assert not out.exists()
+
+
+def test_a_folder_with_a_readme_of_its_own_or_with_what_is_published_is_left_alone(results, weights, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "README.md").write_text("# My project\n")
+    before = results.read_bytes(), weights.read_bytes()
+    for folder, message in (
+        (own, "which is no card"),
+        (tmp_path, "results.jsonl in it"),
+        (weights.parent, "safetensors"),
+    ):
+        ended = run_tool("publish", results, "--weights", weights.parent, "--out", folder)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+        assert message in ended.stderr
+    assert (own / "README.md").read_text() == "# My project\n"
+    assert (results.read_bytes(), weights.read_bytes()) == before
+    for _ in range(2):  # a card of before gives way to the new one
+        ended = run_tool("publish", results, "--weights", weights.parent, "--out", tmp_path / "card")
+        assert ended.returncode == 0, ended.stderr

@@ -217,7 +217,7 @@ def places(tree: object, path: tuple = ()) -> list[tuple]:
     return [found for key, value in items for found in ((*path, key), *places(value, (*path, key)))]
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_suite_with_anything_anywhere_is_planned_or_refused_in_one_line(tmp_path: Path, data: st.DataObject):
     content = copy.deepcopy(WHOLE)
@@ -251,7 +251,7 @@ def test_a_suite_with_anything_anywhere_is_planned_or_refused_in_one_line(tmp_pa
     assert len(said) < 2000
 
 
-@settings(max_examples=150, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="tasksnme:-[]{}&*!|>'\"#%@`, \n\t0.~<=?\\", max_size=60) | st.binary(max_size=40))
 def test_a_file_of_any_characters_is_refused_in_one_line(tmp_path: Path, text: str | bytes):
     path = tmp_path / "suite.yaml"
