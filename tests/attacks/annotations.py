@@ -47,6 +47,8 @@ def changed(tree: Any, changes: list[tuple[float, Any]]) -> Any:
     tree = copy.deepcopy(tree)
     for where, value in changes:
         places = list(_places(tree))
+        if not places:
+            break
         parent, key = places[int(where * len(places))]
         if value == "DELETE" and isinstance(parent, dict):
             del parent[key]

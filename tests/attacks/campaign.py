@@ -7,21 +7,29 @@ from pathlib import Path
 
 from tests.attacks.annotations import CHANGES, Annotations
 from tests.attacks.outcome import DONE, LINE, count
+from tests.attacks.own_files import BYTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
 from tests.attacks.settings_files import FILES, PAIRS, Settings
 from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, Resumption, Weights
 
 
 def areas(folder: Path, examples: int) -> dict[str, Counter[str]]:
     """Area -> outcomes. Resuming takes longest and gets a quarter of the examples."""
-    for name in ("annotations", "settings", "weights", "resume"):
+    for name in ("annotations", "settings", "weights", "resume", "own"):
         (folder / name).mkdir()
     data, words = Annotations(folder / "annotations"), Settings(folder / "settings")
     weights, resumed = Weights(folder / "weights"), Resumption(folder / "resume")
+    own = OwnFiles(folder / "own")
     few = max(examples // 4, 1)
     return {
         "annotation files": count(data.ground_truth, CHANGES, examples),
         "result files": count(data.detections, CHANGES, examples),
         "records": count(data.records, CHANGES, examples),
+        "YOLO labels": count(own.yolo, BYTES, examples),
+        "data.yaml": count(own.data_yaml, YAMLS, examples),
+        "VOC labels": count(own.voc, XMLS, examples),
+        "lists": count(own.lists, BYTES, examples),
+        "shard indexes": count(own.index, PLACED, examples),
+        "suites' notes": count(own.notes, SUITE_NOTES, examples),
         "settings": count(words.pair, PAIRS, examples),
         "YAML": count(words.yaml, FILES, examples),
         **{

@@ -7,6 +7,7 @@ import pytest
 
 from tests.attacks.annotations import CHANGES, Annotations
 from tests.attacks.outcome import DONE, LINE, count
+from tests.attacks.own_files import BYTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
 from tests.attacks.settings_files import FILES, PAIRS, Settings
 from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, Resumption, Weights
 
@@ -15,6 +16,12 @@ AREAS: dict[str, tuple[Callable, object, int]] = {
     "annotation files": (lambda folder: Annotations(folder).ground_truth, CHANGES, 6),
     "result files": (lambda folder: Annotations(folder).detections, CHANGES, 10),
     "records": (lambda folder: Annotations(folder).records, CHANGES, 4),
+    "YOLO labels": (lambda folder: OwnFiles(folder).yolo, BYTES, 15),
+    "data.yaml": (lambda folder: OwnFiles(folder).data_yaml, YAMLS, 15),
+    "VOC labels": (lambda folder: OwnFiles(folder).voc, XMLS, 15),
+    "lists": (lambda folder: OwnFiles(folder).lists, BYTES, 15),
+    "shard indexes": (lambda folder: OwnFiles(folder).index, PLACED, 15),
+    "suites' notes": (lambda folder: OwnFiles(folder).notes, SUITE_NOTES, 15),
     "settings": (lambda folder: Settings(folder).pair, PAIRS, 30),
     "YAML": (lambda folder: Settings(folder).yaml, FILES, 30),
     "nesting": (lambda folder: Weights(folder).nested, TREES, 15),
