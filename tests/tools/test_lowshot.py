@@ -165,6 +165,8 @@ def test_pixels_need_no_backbone(lowshot, tmp_path):
             ("finetune", "--weights", "scratch", "FINETUNE.BATCH_SIZE", "100000"),
             "expected FINETUNE.BATCH_SIZE of at most",
         ),
+        (("fixmatch", "--weights", "scratch", "FIXMATCH.TEACHER_GROUP", "7"), "divide the 48 weak views"),
+        (("fixmatch", "--weights", "scratch", "FIXMATCH.WEAK_BATCHES", "[541]"), "WEAK_BATCHES of at most 540"),
         (("fixmatch", "--weights", "scratch", "FIXMATCH.PRESET", "in"), "more than 32 px for instance normalisation"),
         (
             ("retrieval", "--weights", "pixels", "RETRIEVAL.TOP", "-5"),

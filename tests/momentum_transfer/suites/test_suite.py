@@ -133,7 +133,8 @@ def test_pixels_leave_out_what_needs_converted_weights(tmp_path: Path):
         {"needs": "task0"},
         {"command": f"{tmp_path / 'tool.py'} {{results}} {{weights}}"},
     )
-    assert [job.title for job in plan(load_suite(path), ["pixels"], tmp_path / "out")] == ["pixels: task2"]
+    for word in ("pixels", "scratch"):
+        assert [job.title for job in plan(load_suite(path), [word], tmp_path / "out")] == [f"{word}: task2"]
 
 
 @pytest.mark.parametrize(
