@@ -129,6 +129,11 @@ def test_any_checkpoint_may_be_named_as_the_baseline():
         aggregate([record("a", 1.0), record("b", 2.0)], "c")
 
 
+def test_where_only_baselines_are_left_they_are_compared_with_the_named_one():
+    results = aggregate([record("mine", 2.0), record("random_start", 1.0)], "mine")
+    assert [results.kind(name) for name in ("mine", "random_start")] == ["baseline", ""]
+
+
 def test_two_networks_of_one_checkpoint_are_two_columns():
     results = aggregate([record("a", 1.0, network="teacher"), record("a", 2.0, network="student")])
     assert results.checkpoints == ["a (student)", "a (teacher)"]
