@@ -116,10 +116,10 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
     check_settings(cfg)
     file = Path(request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
     _check_writable(file)
-    with distributed.process_group(choose_device()):
+    with distributed.process_group(choose_device()), _lock(cfg, request):
         subject, evaluate = prepare(cfg, request)
-        alone = request.command in ON_FEATURES  # on features that all processes have made, the first one works alone
-        if alone and not distributed.is_main():
+        one = request.command in ON_FEATURES  # on features that all processes have made, the first one works alone
+        if one and not distributed.is_main():
             return []
         identity = {"sha256": subject.checkpoint["sha256"], "config": subject.config}
         identity["start_network" if request.command in SCORES_OWN_NETWORKS else "network"] = subject.network
@@ -128,12 +128,20 @@ def run(cfg: CfgNode, request: Request) -> list[Score]:
             named = protocol + subject.features
             return not results.done(file, task=task, protocol=named, trial=trial, **identity)
 
-        # Trainings keep checkpoints in OUTPUT_DIR; evaluations on features only append records, which many may do.
-        with alone_in(cfg.OUTPUT_DIR) if request.command in ON_IMAGES else contextlib.nullcontext():
-            new = list(_recorded(evaluate(wanted), file, subject, alone))
+        new = list(_recorded(evaluate(wanted), file, subject, one))
     if request.command != "features":
         _show(request.command, subject, new, file)
     return new
+
+
+def _lock(cfg: CfgNode, request: Request) -> contextlib.AbstractContextManager[None]:
+    """That of OUTPUT_DIR, where something is written there.
+
+    Trainings keep checkpoints in it, and without ``--results`` records and items go there. A results file elsewhere
+    may be shared: its writers take turns, and items are named by their content.
+    """
+    here = request.command in ON_IMAGES or (request.results is None and request.command != "features")
+    return alone_in(cfg.OUTPUT_DIR) if here else contextlib.nullcontext()
 
 
 def _check_writable(file: Path) -> None:

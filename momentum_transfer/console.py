@@ -34,6 +34,9 @@ Item = TypeVar("Item")
 #: Plain progress lines (no terminal) come at most this often, in seconds.
 PLAIN_INTERVAL = 10.0
 
+#: Longer tables are lines without a frame: rich takes a millisecond a row.
+DRAWN = 1000
+
 #: SIGTERM within so many seconds of the first is the same request.
 SAME_SIGNAL = 10.0
 
@@ -174,8 +177,12 @@ def track(iterable: Iterable[Item], description: str, total: int | None = None) 
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; the first column is left-aligned, the others right-aligned."""
+    """Print a table; the first column is left-aligned, the others right-aligned. Over ``DRAWN`` rows have no frame."""
     if not (_is_main() and _LOGGER.isEnabledFor(logging.INFO)):
+        return
+    cells = [[str(cell) for cell in row] for row in rows]
+    if len(cells) > DRAWN:
+        say("\n".join([title, *_aligned([list(columns), *cells])]))
         return
     from rich.table import Table
     from rich.text import Text
@@ -183,12 +190,24 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     drawn = Table(title=Text(title), title_justify="left")
     for index, column in enumerate(columns):
         drawn.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(str(cell)) for cell in row))  # Text: names may hold brackets, rich's markup
+    for row in cells:
+        drawn.add_row(*map(Text, row))  # Text: names may hold brackets, rich's markup
     console = _console()
     with console.capture() as captured:
         console.print(drawn)
     say(captured.get().rstrip("\n"))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line a row, the cells of each column equally wide."""
+    from rich.cells import cell_len
+
+    rows = [[" ".join(cell.split()) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        spaces = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
+        aligned = [row[0] + spaces[0], *(space + cell for space, cell in zip(spaces[1:], row[1:], strict=True))]
+        yield "  ".join(aligned).rstrip()
 
 
 class StopSignal:

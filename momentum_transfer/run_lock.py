@@ -92,8 +92,8 @@ def alone(
 ) -> Iterator[int]:
     """Hold the lock of ``folder`` within the block; yields its descriptor.
 
-    What a killed run left half written is removed from the folder. A folder that this made, and in which nothing was
-    written after all, is removed at the end.
+    What a killed run left half written is removed from the folder. Folders that this made, and in which nothing was
+    written after all, are removed at the end.
 
     Args:
         patience: seconds to wait for children of a killed run that still hold the lock.
@@ -104,7 +104,7 @@ def alone(
         InputError: another run is at work there; it is named.
     """
     folder = Path(folder)
-    made = not folder.exists()
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     descriptor, locked = _taken(path, patience)
@@ -123,9 +123,9 @@ def alone(
         if signed and not for_children:
             path.unlink(missing_ok=True)
         os.close(descriptor)
-        if made:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # not empty
+            for one in made:
+                one.rmdir()
 
 
 @contextlib.contextmanager

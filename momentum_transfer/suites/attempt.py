@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -111,8 +111,12 @@ def how_it_ended(code: int) -> str:
 
 def last_line(log: Path) -> str:
     """The last line of a log that says something, shortened."""
-    lines = [line for line in last_lines(log) if line.strip()]
-    return lines[-1].strip()[:300] if lines else "no output"
+    return last_word(last_lines(log))
+
+
+def last_word(lines: Sequence[str]) -> str:
+    """The last of these lines that says something, shortened."""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no output")
 
 
 def last_lines(log: Path) -> list[str]:

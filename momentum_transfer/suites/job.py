@@ -17,6 +17,9 @@ from momentum_transfer.text_files import read_json
 #: What a job's folder remembers of its attempts.
 STATE = "suite_state.json"
 
+#: All output of a job, in its folder.
+LOG = "log.txt"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -37,7 +40,7 @@ class Job:
     @property
     def log(self) -> Path:
         """Where all output of the task goes."""
-        return self.folder / "log.txt"
+        return self.folder / LOG
 
     def gpus(self, available: int) -> int:
         """GPUs that the task takes of those that a node (or this machine) has."""

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 from momentum_transfer import run_lock
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import write_text
-from momentum_transfer.suites.attempt import JOB_LOCK, last_line, last_lines
-from momentum_transfer.suites.job import Job, read_state
+from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
+from momentum_transfer.suites.job import LOG, Job, read_state
 from momentum_transfer.text_files import read_json
 
 #: The tasks of the last plan, in OUTPUT.
@@ -22,6 +23,9 @@ PLAN = "plan.json"
 
 #: Seconds after which a running task whose lock is not renewed any more counts as gone; it is renewed every ten.
 SILENCE = 60.0
+
+#: Threads that read the files of tasks: shared file systems answer late, but many questions at once.
+READERS = 16
 
 _COUNT = re.compile(r"^(?P<what>.*?): (?P<done>\d{1,15})/(?P<total>\d{1,15}) in (?P<seconds>\d{1,15}) s")
 
@@ -115,47 +119,55 @@ def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Stand
     Raises:
         InputError: there is no plan.
     """
+    plan = read_plan(output)
+    with ThreadPoolExecutor(READERS) as readers:
+        read = list(readers.map(_read, plan))
     found: dict[str, Standing] = {}
-    for planned in read_plan(output):
-        found[planned.title] = _standing(planned, found, submitted.get(planned.title), output)
+    for planned, (state, lines) in zip(plan, read, strict=True):
+        found[planned.title] = _standing(planned, state, lines, found, submitted.get(planned.title), output)
     return list(found.values())
 
 
-def _standing(
-    planned: Planned, earlier: dict[str, Standing], submitted: tuple[str, str] | None, output: Path
-) -> Standing:
+def _read(planned: Planned) -> tuple[dict[str, Any], list[str]]:
+    """(state, the lines at the end of the log) of a task; both empty where they are of another command."""
     state = read_state(planned.folder)
-    log = planned.folder / "log.txt"
     if state.get("key") != planned.key:
-        state = {}
+        return {}, []
+    return state, [] if state.get("exit_code") == 0 else last_lines(planned.folder / LOG)
+
+
+def _standing(
+    planned: Planned, state: dict[str, Any], lines: list[str], earlier: dict[str, Standing],
+    submitted: tuple[str, str] | None, output: Path,
+) -> Standing:  # fmt: skip
     seconds, gpus = _number(state.get("seconds")), int(_number(state.get("gpus")))
     if "exit_code" in state:
         if state["exit_code"] == 0:
             return Standing(planned, "done", seconds, 1.0, 0.0, gpus)
-        return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_line(log))
+        return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_word(lines))
     if "began" in state:
         now = time.time()
-        share, left = _share(log)
+        share, left = _share(lines)
         # A clock apart from the file server's would see life or silence that is none: ask the folder's own.
         lock = planned.folder / JOB_LOCK if state.get("slurm_job") else output / run_lock.NAME
-        quiet = _now_there(planned.folder, now) - _time_of(lock, log)
+        quiet = _now_there(planned.folder, now) - _time_of(lock, planned.folder / LOG)
         running = "running" if quiet < SILENCE else "silent"
         seconds += max(0.0, now - _number(state["began"]) - (quiet if running == "silent" else 0.0))
-        return Standing(planned, running, seconds, share, left, gpus, last_line(log))
+        return Standing(planned, running, seconds, share, left, gpus, last_word(lines))
     blocked = [need for need in planned.needs if need in earlier and earlier[need].state in ("failed", "not run")]
     if blocked:
         return Standing(planned, "not run", seconds, gpus=gpus, note=f"{blocked[0]} did not end well")
     if "stopped" in state:
-        share, left = _share(log)
+        share, left = _share(lines)
         return Standing(planned, "stopped", seconds, share, left, gpus, f"by {state['stopped']}; it goes on from there")
     if submitted and submitted[1] == planned.key:
         return Standing(planned, "queued", seconds, gpus=gpus, note=f"Slurm job {submitted[0]}")
     return Standing(planned, "to do", seconds, gpus=gpus, note="")
 
 
-def _share(log: Path) -> tuple[float, float]:
+def _share(lines: Sequence[str]) -> tuple[float, float]:
     """(share done, seconds left) by the last two lines of progress of a log, the rate being that between them."""
-    counts = [found for line in last_lines(log) if (found := _COUNT.match(line))]
+    counts = [found for line in lines if (found := _COUNT.match(line))]
     if not counts or not int(counts[-1]["total"]):
         return float("nan"), float("nan")
     last = counts[-1]

@@ -145,3 +145,12 @@ def test_only_the_first_process_talks(capsys, monkeypatch):
 def test_tables_are_not_folded_off_a_terminal(capsys):
     table("scores", ["metric", "value"], [["AP " + "x" * 90, 12.5]])
     assert "x" * 90 in capsys.readouterr().out
+
+
+def test_a_table_of_many_rows_is_lines_without_a_frame_and_loses_none(capsys):
+    rows = [[f"n[b]{number}", number * 1.5, "x\ny"] for number in range(console.DRAWN + 1)]
+    table("scores", ["name", "value", "note"], rows)
+    title, head, *lines = capsys.readouterr().out.splitlines()
+    assert (title, head.split()) == ("scores", ["name", "value", "note"])
+    assert [line.split() for line in lines] == [[name, str(value), "x", "y"] for name, value, _ in rows]
+    assert {line.index("x y") for line in lines} == {head.index("note") + 1}

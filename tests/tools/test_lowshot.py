@@ -12,6 +12,7 @@ import torch
 from lowshot import inputs
 from momentum_transfer import items
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.run_lock import alone
 from tests.tools.in_process import run_tool
 from tests.two_processes import in_two_processes
 
@@ -283,3 +284,22 @@ def test_multi_hot_labels_are_refused_where_they_cannot_be_scored(lowshot, npz, 
     np.savez(tmp_path / "test.npz", features=features, labels=0 * labels)
     assert lowshot("svm", *npz, "SVM.PROTOCOL", "voc07") == 2
     assert "carries a label" in capsys.readouterr().err
+
+
+def test_evaluations_whose_records_go_to_a_folder_are_alone_in_it_and_a_results_file_elsewhere_is_shared(npz, tmp_path):
+    words = ("knn", "--config", CONFIG, *npz, "KNN.PRESETS", "['eman']", "OUTPUT_DIR", tmp_path / "out")
+    with alone(tmp_path / "out"):
+        refused = run_tool("lowshot", *words)
+        assert refused.returncode == 2
+        assert refused.stderr.count("\n") == 1
+        assert "found process" in refused.stderr
+        assert run_tool("lowshot", *words, "--results", tmp_path / "shared/results.jsonl").returncode == 0
+    assert not (tmp_path / "out").exists()
+    assert run_tool("lowshot", *words).returncode == 0
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["items", "results.jsonl"]
+
+
+def test_a_refused_evaluation_leaves_no_folder_it_would_have_made(tmp_path):
+    words = ("--config", CONFIG, "--weights", tmp_path / "none.pth", "OUTPUT_DIR", tmp_path / "new/folder/out")
+    assert [run_tool("lowshot", command, *words).returncode for command in ("knn", "linear")] == [2, 2]
+    assert list(tmp_path.iterdir()) == []
