@@ -28,6 +28,8 @@ LOW = (
     "0.05",
     "TEST.DETECTIONS_PER_IMAGE",
     "15",
+    "MODEL.ANCHOR_GENERATOR.SIZES",  # anchors that fit the images: rounding grows with them
+    "[[8],[16],[32],[64],[128]]",
 )
 
 #: A .pt2 on its own: torch and torchvision, and nothing of this project.
@@ -46,9 +48,9 @@ print("ok")
 """
 
 
-def images(count: int = 3) -> list[np.ndarray]:
+def images(count: int = 4) -> list[np.ndarray]:
     random = np.random.default_rng(3)
-    sizes = [(64, 64), (50, 90), (200, 70)][:count]
+    sizes = [(64, 64), (50, 90), (200, 70), (90, 270)][:count]
     return [random.integers(0, 255, (*size, 3), dtype=np.uint8) for size in sizes]
 
 
@@ -89,7 +91,7 @@ def _agrees(run, exported, given) -> None:
         boxes, scores, classes = exported.predict(image)
         assert len(expected) == len(boxes) > 0
         np.testing.assert_allclose(scores, expected.scores, atol=1e-5)
-        np.testing.assert_allclose(boxes, expected.boxes, atol=1e-3)  # in the image's pixels, to which they are scaled
+        np.testing.assert_allclose(boxes, expected.boxes, atol=1e-4)
         assert [exported.wants.classes[k] for k in classes] == list(expected.names)
 
 
@@ -97,7 +99,7 @@ def _agrees(run, exported, given) -> None:
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
 def test_a_file_of_any_size_finds_what_the_detector_finds_at_other_sizes(run, kind, tmp_path):
     file = tmp_path / f"detector.{kind}"
-    assert export(run, kind, file) <= 5e-4  # of anchors of 500 pixels
+    assert export(run, kind, file) <= 1e-4
     given, exported = images(), load_exported(file)
     if kind == "pt2":
         one_cell, given = given[0], given[2:]  # the second is 64 × 128 and one cell too
