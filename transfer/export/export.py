@@ -166,21 +166,28 @@ def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, image
     """
     worst, number, given = 0.0, 0, list(images) or _made_up()
     for image in given:
-        prepared, (height, width) = exported.wants.prepare(as_pixels(image))
-        inside = torch.from_numpy(prepared[:, :height, :width].copy())
-        inside = inside.flip(0) if run.cfg.INPUT.FORMAT == "BGR" else inside
+        prepared, inside = exported.wants.prepare(as_pixels(image))
+        # A program of one size sees the margin too: its detector is the one that is given the padded image.
+        seen = exported.wants.size or inside
+        pixels = torch.from_numpy(prepared[:, : seen[0], : seen[1]].copy())
+        pixels = pixels.flip(0) if run.cfg.INPUT.FORMAT == "BGR" else pixels
         with torch.no_grad():
-            (found,) = network([Sample(inside, 0, height, width)])
-        boxes, scores, classes = (torch.from_numpy(np.array(values)) for values in exported.program(prepared))
-        boxes = box_ops.clip(boxes, (height, width))
-        kept = box_ops.nonempty(boxes)
-        theirs = Detections(boxes[kept], scores[kept], classes[kept])
-        worst = max(worst, _difference(found, theirs, max(height, width, _largest_anchor(network))))
-        number += len(found)
+            (found,) = network([Sample(pixels, 0, *seen)])
+        ours = _within(inside, found.boxes, found.scores, found.classes)
+        theirs = _within(inside, *(torch.from_numpy(np.array(values)) for values in exported.program(prepared)))
+        worst = max(worst, _difference(ours, theirs, max(*inside, _largest_anchor(network))))
+        number += len(ours)
     if number == 0:
         warn("the detector finds nothing on the images of the check; give it some of yours, --check IMAGE")
     say(f"checked on {len(given)} images: {number} detections, boxes differ by at most {worst:.2g} px")
     return worst
+
+
+def _within(size: tuple[int, int], boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor) -> Detections:
+    """Detections cut at the edges of an image of (height, width); those outside are left out."""
+    boxes = box_ops.clip(boxes, size)
+    kept = box_ops.nonempty(boxes)
+    return Detections(boxes[kept], scores[kept], classes[kept])
 
 
 def _largest_anchor(network: OneStage) -> float:
