@@ -116,7 +116,7 @@ def _write(kind: str, program: DenseProgram, wants: Wants, path: Path) -> None:
 
 def _any_sides() -> contextlib.AbstractContextManager[Any]:
     """Maps of one row or column are traced like the others (torch's newer versions can); else they would be refused."""
-    config = torch.fx.experimental._config
+    config: Any = torch.fx.experimental._config
     if not hasattr(config, "backed_size_oblivious"):
         return contextlib.nullcontext()
     patched: contextlib.AbstractContextManager[Any] = config.patch(backed_size_oblivious=True)
