@@ -23,6 +23,12 @@ def one_line(error: BaseException | str, most: int = 240) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def first_line(error: Exception) -> str:
+    """What an exception says, behind its kind: the first line of it, of readable length."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}{': ' if text else ''}{text[:160]}"
+
+
 class InputError(Exception):
     """Something the user gave is wrong. The message says what was expected, what was found and what to do next.
 

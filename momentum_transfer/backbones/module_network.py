@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.batch_norm import replace_batch_norm
 from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, first_line
 
 MODULE = "module:"
-#: What a forward written by somebody else may raise.
-_OF_FORWARD = (RuntimeError, ValueError, TypeError, AssertionError, ArithmeticError, LookupError, AttributeError)
+#: What is not the user's code's fault, but that of the machine: it keeps its own message.
+_OF_MACHINE = (InputError, MemoryError, torch.cuda.OutOfMemoryError)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,14 @@ class ModuleArchitecture:
             raise InputError(f"expected {self.text} to take no arguments, found {error}; give it defaults") from error
         except ValueError:
             pass  # no signature to read: a class written in C
-        module = self.factory()
+        try:
+            module = self.factory()
+        except _OF_MACHINE:
+            raise
+        except Exception as error:  # the user's own code runs here
+            raise InputError(
+                f"expected {self.text} to give a torch.nn.Module, found {first_line(error)}; --debug shows where"
+            ) from error
         if not isinstance(module, nn.Module):
             raise InputError(f"expected {self.text} to give a torch.nn.Module, found a {type(module).__name__}")
         if norm_layer is not None:
@@ -145,7 +152,15 @@ class ModuleBackbone(nn.Module):
             )
 
     def _outputs(self, x: Tensor) -> dict[str, Tensor]:
-        found = self.net(x)
+        try:
+            found = self.net(x)
+        except _OF_MACHINE:
+            raise
+        except Exception as error:  # the user's own code runs here
+            raise InputError(
+                f"expected {self.architecture} to take images [N, {', '.join(map(str, x.shape[1:]))}], found "
+                f"{first_line(error)}; give it an attribute input of the size that it takes (--debug shows where)"
+            ) from error
         if isinstance(found, Tensor):
             found = {"pooled" if found.dim() == 2 else "map": found}
         if not isinstance(found, Mapping) or not found:
@@ -176,14 +191,6 @@ class ModuleBackbone(nn.Module):
         self.net.eval()
         try:
             outputs = self._outputs(torch.zeros(2, 3, size, size, device=parameter.device, dtype=parameter.dtype))
-        except InputError:
-            raise
-        except _OF_FORWARD as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(
-                f"expected {self.architecture} to take images [N, 3, {size}, {size}], found {reason}; give it an "
-                "attribute input of the size that it takes"
-            ) from error
         finally:
             self.net.train(training)
         maps = {name: tensor for name, tensor in outputs.items() if name != "pooled"}

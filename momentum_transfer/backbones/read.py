@@ -78,6 +78,11 @@ def load_backbone(
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
     if str(path).startswith((TIMM, MODULE)):
+        if isinstance(architecture, str) and architecture != str(path):
+            raise InputError(
+                f"expected no --arch with {path}, which is a network by itself, found {architecture}; leave it out "
+                f"(options stand behind the name: {TIMM}NAME?img_size=224)"
+            )
         return named_backbone(str(path), which, family)
     file = checkpoint_file(path)
     refuse_other_formats(file)

@@ -70,7 +70,16 @@ def named_backbone(text: str, which: str | None = None, family: str | None = Non
 
 
 def of_network(network: Backbone) -> SourceBackbone:
-    """A network at hand as what is evaluated: its tensors as they are, named by its architecture's text."""
+    """A network at hand as what is evaluated: its tensors as they are, named by its architecture's text.
+
+    Raises:
+        InputError: weights that are not there (on the meta device), or no weights to compute with.
+    """
+    if absent := [name for name, tensor in network.state_dict().items() if tensor.is_meta]:
+        raise InputError(
+            f"expected the weights of {network.architecture}, found none in {absent[0]}, which is on the meta device; "
+            "make the module on the CPU, and load its weights"
+        )
     state = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
     text, report = str(network.architecture), KeyReport(used={name: name for name in state})
     refuse_values({name: tensor for name, tensor in state.items() if tensor.is_floating_point()}, Path(text))

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from momentum_transfer.backbones.timm_names import TimmArchitecture
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.errors import InputError, first_line, shown
 from momentum_transfer.extras import extra
 
 #: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
@@ -43,12 +43,23 @@ def create(architecture: TimmArchitecture, **source: Any) -> Any:
 
 
 def _check_sizes(options: dict[str, Any], architecture: TimmArchitecture) -> None:
-    """InputError for options that would build for hours, or fill any memory: they may be a stranger's."""
+    """InputError for options that would build for hours, or fill any memory: they may be a stranger's.
+
+    Rates of drop path are checked too: timm builds with any, and then scales by what is no probability.
+    """
     for key, value in options.items():
+        if key.endswith(("drop_rate", "drop_path_rate")) and not (_is_number(value) and 0 <= value < 1):
+            raise InputError(
+                f"expected {key} from 0 to below 1, found {shown(value)} in {architecture!s:.80}; correct it"
+            )
         numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if isinstance(number, int)]
         most = MOST_BLOCKS if key in _DEPTHS else MOST_WIDTH
         if numbers and (max(map(abs, numbers)) > most or (key in _DEPTHS and sum(numbers) > most)):
             raise InputError(f"expected options up to {most}, found {key} {shown(value)} in {architecture!s:.80}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: float | None = None) -> None:
@@ -76,12 +87,6 @@ class _NoSuchOption(InputError):
 
 #: What timm's constructors raise for values that they cannot build with; not OSError, which is of files and the Hub.
 _OF_OPTIONS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError)
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, in one line of readable length."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}{': ' if text else ''}{text[:160]}"
 
 
 def _create_with(architecture: TimmArchitecture, options: dict[str, Any], source: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """Few-label evaluations of networks of timm and of any module: what is recorded, and what a network without BN is."""
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -141,6 +142,51 @@ def test_code_of_ones_own_that_cannot_be_imported_is_one_line(tmp_path, monkeypa
         (tmp_path / f"{name}.py").write_text(code + "\n")
         with pytest.raises(InputError, match=f"expected {name} to be imported, found .*{message}.*; --debug"):
             of_text(f"module:{name}:f")
+
+
+class Failing(Flat):
+    """Takes the two images by which its features are found, and no others."""
+
+    def forward(self, images):
+        if len(images) > 2:
+            raise OSError(2, "No such file", "table.txt")
+        return super().forward(images)
+
+
+def make_failing() -> Failing:
+    return Failing()
+
+
+def make_empty() -> Flat:
+    with torch.device("meta"):
+        return Flat()
+
+
+def make_mistaken() -> Flat:
+    raise RuntimeError("Error(s) in loading state_dict:\n\tsize mismatch for fc.weight")
+
+
+@pytest.mark.parametrize(("factory", "message"), [
+    (make_mistaken, r"to give a torch.nn.Module, found RuntimeError: Error\(s\) in loading state_dict:; --debug shows"),
+    (make_empty, "expected the weights of module:.*, found none in fc.weight, which is on the meta device; make"),
+    (make_failing, r"to take images \[N, 3, 8, 8\], found FileNotFoundError: .*; .*--debug shows where"),
+])  # fmt: skip
+def test_what_ones_own_code_raises_is_one_line_and_all_of_it_with_debug(factory, message, tmp_path):
+    words = ("lowshot", "knn", "--weights", f"module:{__name__}:{factory.__name__}", "--config", "smoke/lowshot_digits",
+             "--results", tmp_path / "results.jsonl", "OUTPUT_DIR", tmp_path)  # fmt: skip
+    done = run_tool(*words)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
+    assert "Traceback" in run_tool(*words, "--debug").stderr
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_weights_that_are_a_network_take_no_other_architecture():
+    text = f"module:{__name__}:make_flat"
+    for weights, arch in ((text, CONVNEXT), ("timm:test_vit", "timm:test_vit?img_size=32")):
+        with pytest.raises(InputError, match=r"expected no --arch with .*, which is a network by itself, found timm:"):
+            load_backbone(weights, architecture=arch)
+    assert load_backbone(text, architecture=text).name == load_backbone(text).name
 
 
 def test_pooling_and_the_networks_own_input_stand_in_the_records():
