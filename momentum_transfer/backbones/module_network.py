@@ -159,7 +159,8 @@ class ModuleBackbone(nn.Module):
         except Exception as error:  # the user's own code runs here
             raise InputError(
                 f"expected {self.architecture} to take images [N, {', '.join(map(str, x.shape[1:]))}], found "
-                f"{first_line(error)}; give it an attribute input of the size that it takes (--debug shows where)"
+                f"{first_line(error)}; correct it, or give it an attribute input of the size that it takes (--debug "
+                "shows where)"
             ) from error
         if isinstance(found, Tensor):
             found = {"pooled" if found.dim() == 2 else "map": found}
