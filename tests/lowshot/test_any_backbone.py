@@ -168,7 +168,7 @@ def make_mistaken() -> Flat:
 
 @pytest.mark.parametrize(("factory", "message"), [
     (make_mistaken, r"to give a torch.nn.Module, found RuntimeError: Error\(s\) in loading state_dict:; --debug shows"),
-    (make_empty, "expected the weights of module:.*, found none in fc.weight, which is on the meta device; make"),
+    (make_empty, "expected the weights of module:.*, found none in net.fc.weight, which is on the meta device; make"),
     (make_failing, r"to take images \[N, 3, 8, 8\], found FileNotFoundError: .*; .*--debug shows where"),
 ])  # fmt: skip
 def test_what_ones_own_code_raises_is_one_line_and_all_of_it_with_debug(factory, message, tmp_path):
