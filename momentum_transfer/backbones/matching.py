@@ -81,7 +81,7 @@ def choose(
     readings = _readings(rules, tables, which, default, family, hints)
     readings.sort(key=lambda reading: (reading.score, bool(reading.looks_like)), reverse=True)
     if not readings or (readings[0].score[0] == 0 and not any(reading.looks_like for reading in readings)):
-        raise InputError(_nothing_found(tables, rules, readings, path))
+        raise InputError(_nothing_found(tables, readings, path, hints))
     best, *others = readings
     ties = [other for other in others if other.score == best.score and best.score[0]]
     if ties:
@@ -238,7 +238,7 @@ def _compare(made: Understood, inside: Mapping[str, Entry], rule: Family, report
     return state
 
 
-def _nothing_found(tables: Tables, rules: tuple[Family, ...], readings: list[Reading], path: Path) -> str:
+def _nothing_found(tables: Tables, readings: list[Reading], path: Path, hints: Hints) -> str:
     """Why no rule found a backbone, with what the file holds."""
     readings = sorted(readings, key=lambda reading: reading.renamed, reverse=True)  # the one that knows most names
     problems = [reading.problem for reading in readings if reading.problem]
@@ -257,6 +257,9 @@ def _nothing_found(tables: Tables, rules: tuple[Family, ...], readings: list[Rea
         return (
             f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or name its --arch, --family and --which"
         )
+    asked = [reading for reading in readings if hints.asked and reading.architecture == hints.asked]
+    if asked:  # no tensor has its shape: another width, or another kind of network
+        return coverage_message(max(asked, key=lambda reading: len(reading.report.wrong_shape)), path)
     return (
         f"expected the names of a known family, found {found} in {path}; known families: {', '.join(BY_NAME)}; "
         "--arch timm:NAME names any other network of timm"

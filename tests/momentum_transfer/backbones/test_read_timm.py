@@ -1,6 +1,7 @@
 """Checkpoints of timm's networks in every project's nesting: the network's own features, and no key unmentioned."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,15 @@ class TestRefusals:
         path = saved(writers.vit().state_dict(), tmp_path)
         with pytest.raises(InputError, match=r"expected a resnet50 as --arch says, found names of timm"):
             load_backbone(path, "resnet50")
+
+    @pytest.mark.parametrize(("asked", "told"), [
+        ("timm:test_vit?img_size=64&embed_dim=32", r"78 of another shape \(cls_token is \[1, 1, 64\], expected"),
+        ("timm:test_convnext", r"99 missing .* 78 that no timm:test_convnext has"),
+    ])  # fmt: skip
+    def test_where_no_tensor_has_its_shape_the_network_asked_for_is_named(self, asked, told, tmp_path):
+        torch.save(build_backbone("timm:test_vit?img_size=64").state_dict(), tmp_path / "vit.pth")
+        with pytest.raises(InputError, match=rf"expected every tensor of a {re.escape(asked)}, found {told}"):
+            load_backbone(tmp_path / "vit.pth", architecture=asked)
 
     def test_a_text_tower_or_a_head_alone_is_refused(self, tmp_path):
         text = {name: t for name, t in writers.open_clip().tree["state_dict"].items() if "visual" not in name}
