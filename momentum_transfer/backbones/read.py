@@ -80,8 +80,8 @@ def load_backbone(
     if str(path).startswith((TIMM, MODULE)):
         if isinstance(architecture, str) and architecture != str(path):
             raise InputError(
-                f"expected no --arch with {path}, which is a network by itself, found {architecture}; leave it out "
-                f"(options stand behind the name: {TIMM}NAME?img_size=224)"
+                f"expected no --arch with {path}, which is a network by itself, found {architecture}; leave it out, "
+                f"or repeat the same text (options stand behind the name: {TIMM}NAME?img_size=224)"
             )
         return named_backbone(str(path), which, family)
     file = checkpoint_file(path)
