@@ -34,7 +34,8 @@ def refusal(error: Exception) -> tuple[str, int] | None:
 
 
 def shortened(text: str) -> str:
-    """The text on a line of bearable length."""
+    """The text on one line of bearable length: names from files may hold any line break."""
+    text = " ".join(text.splitlines())
     return text if len(text) <= MOST else f"{text[:MOST]}… (all of it with --debug)"
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.choice.plan import Plan, Question, Times, lengths, random_steps
+from momentum_transfer.choice.plan import LEAST, Plan, Question, Times, lengths, random_steps
 from momentum_transfer.choice.timing import image_seconds, measured, probe_steps, seconds_per_image
 from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import sha256_of, write_text
 from momentum_transfer.suites.chain import run_chain
 from momentum_transfer.text_files import read_json
@@ -38,15 +39,29 @@ def keep_question(asked: Question) -> Question:
     different = [key for key in now if key not in free and before.get(key) != now[key]]
     if different:
         raise InputError(
-            f"{asked.out} holds another choice: its {different[0]} was {str(before.get(different[0]))[:80]}, now it is "
-            f"{str(now[different[0]])[:80]}; give another --out, or remove the folder"
+            f"{asked.out} holds another choice: its {different[0]} was {shown(before.get(different[0]))}, now it is "
+            f"{shown(now[different[0]])}; give another --out, or remove the folder"
         )
     write_text(file, json.dumps({**before, "minutes": now["minutes"]}, indent=1))
     try:
-        kept = (tuple(map(str, before["settings"])), int(before["longest"]), int(before["workers"]))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        longest, workers = _number(before["longest"], int), _number(before["workers"], int)
+        return replace(asked, settings=_words(before["settings"]), longest=longest, workers=workers)
+    except (KeyError, TypeError, ValueError) as error:
         raise _damaged(file) from error
-    return replace(asked, settings=kept[0], longest=kept[1], workers=kept[2])
+
+
+def _words(found: Any) -> tuple[str, ...]:
+    """KEY VALUE words of a command line; ValueError where they are something else."""
+    if not isinstance(found, list) or len(found) % 2 or any("\0" in word or not os.fsencode(word) for word in found):
+        raise ValueError(shown(found))
+    return tuple(found)
+
+
+def _number(found: Any, *kinds: type) -> Any:
+    """A number that time or a count can be; ValueError where it is something else."""
+    if type(found) not in kinds or not 0 <= found < 1e12:
+        raise ValueError(shown(found))
+    return found
 
 
 def _as_json(asked: Question) -> dict[str, Any]:
@@ -71,6 +86,22 @@ def _damaged(file: Path) -> InputError:
     return InputError(f"expected {file} as a choice wrote it, found something else; remove the folder to start over")
 
 
+def _plan_in(kept: Mapping[str, Any], asked: Question) -> Plan:
+    """The plan for what is asked; KeyError, TypeError, ValueError or AttributeError where it is none."""
+    everyone = dict.fromkeys(one.architecture for one in asked.everyone)
+    times = {
+        stage: {
+            one: Times(*(_number(kept["times"][stage][one][part], int, float) for part in ("around", "each")))
+            for one in everyone
+        }
+        for stage in asked.stages
+    }
+    lengths_kept = {stage: _number(kept["lengths"][stage], int) for stage in asked.stages}
+    if min(lengths_kept.values()) < LEAST[asked.kind]:
+        raise ValueError(shown(lengths_kept))
+    return Plan(lengths_kept, times, {one: _number(kept["images"][one], int, float) for one in everyone})
+
+
 def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: int) -> Plan:
     """The plan of the output folder, or one made now: random starts, timed trainings, lengths under the budget.
 
@@ -83,9 +114,8 @@ def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: in
     kept = _read(asked.out / _PLAN)
     if kept is not None:
         try:
-            times = {stage: {one: Times(**two) for one, two in found.items()} for stage, found in kept["times"].items()}
-            return Plan(kept["lengths"], times, kept["images"])
-        except (KeyError, TypeError, AttributeError) as error:
+            return _plan_in(kept, asked)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _damaged(asked.out / _PLAN) from error
     say("timing: a random start, and a few steps of each training")
     memory = asked.out / "probes" / "done.json"

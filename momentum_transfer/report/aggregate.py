@@ -72,7 +72,11 @@ class Cell:
         if len(self.values) < 2:
             return None
         # statistics.stdev adds fractions, which for a hundred thousand cells takes most of a minute.
-        return math.sqrt(math.fsum((value - self.mean) ** 2 for value in self.values.values()) / (len(self.values) - 1))
+        try:
+            squares = math.fsum((value - self.mean) ** 2 for value in self.values.values())
+        except OverflowError:  # values beyond 1e154
+            return math.inf
+        return math.sqrt(squares / (len(self.values) - 1))
 
     @property
     def trials(self) -> int:

@@ -1,25 +1,27 @@
-"""Attacks by area, counted: ``python -m tests.attacks.campaign [EXAMPLES]`` from the repository's root."""
+"""Attacks by area, counted: ``python -m tests.attacks.campaign [EXAMPLES [SEED]]`` from the repository's root."""
 
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
+from tests.attacks import outcome
 from tests.attacks.annotations import CHANGES, Annotations
-from tests.attacks.outcome import DONE, LINE, count
-from tests.attacks.own_files import BYTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
+from tests.attacks.outcome import DONE, LINE
+from tests.attacks.own_files import BYTES, CHOICE_NOTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
 from tests.attacks.settings_files import FILES, PAIRS, Settings
 from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, Resumption, Weights
 
 
-def areas(folder: Path, examples: int) -> dict[str, Counter[str]]:
+def areas(folder: Path, examples: int, seed: int = 0) -> dict[str, Counter[str]]:
     """Area -> outcomes. Resuming takes longest and gets a quarter of the examples."""
     for name in ("annotations", "settings", "weights", "resume", "own"):
         (folder / name).mkdir()
     data, words = Annotations(folder / "annotations"), Settings(folder / "settings")
     weights, resumed = Weights(folder / "weights"), Resumption(folder / "resume")
     own = OwnFiles(folder / "own")
-    few = max(examples // 4, 1)
+    few, count = max(examples // 4, 1), partial(outcome.count, seed=seed)
     return {
         "annotation files": count(data.ground_truth, CHANGES, examples),
         "result files": count(data.detections, CHANGES, examples),
@@ -30,6 +32,7 @@ def areas(folder: Path, examples: int) -> dict[str, Counter[str]]:
         "lists": count(own.lists, BYTES, examples),
         "shard indexes": count(own.index, PLACED, examples),
         "suites' notes": count(own.notes, SUITE_NOTES, examples),
+        "a choice's notes": count(own.choice, CHOICE_NOTES, examples),
         "settings": count(words.pair, PAIRS, examples),
         "YAML": count(words.yaml, FILES, examples),
         **{
@@ -43,10 +46,10 @@ def areas(folder: Path, examples: int) -> dict[str, Counter[str]]:
     }
 
 
-def main(examples: int) -> None:
+def main(examples: int, seed: int = 0) -> None:
     """Print the table, and each kind of bad end once."""
     with tempfile.TemporaryDirectory() as folder:
-        found = areas(Path(folder), examples)
+        found = areas(Path(folder), examples, seed)
     print(f"{'area':24}{'tried':>8}{'done':>8}{'one line':>10}{'traceback':>11}{'silently wrong':>16}{'other':>7}")
     for area, ends in found.items():
         traces = sum(n for end, n in ends.items() if end.startswith("traceback"))
@@ -61,4 +64,4 @@ def main(examples: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    main(*map(int, sys.argv[1:] or ["100"]))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -39,17 +40,17 @@ def outcome_of(call: Callable[[], Any]) -> str:
     return f"exit {code} with {len(lines)} lines: {lines[:2]}"
 
 
-def count(attack: Callable[[Any], str], strategy: st.SearchStrategy[Any], examples: int) -> Counter[str]:
-    """The outcomes of so many attacks, drawn the same way every time."""
+def count(attack: Callable[[Any], str], strategy: st.SearchStrategy[Any], examples: int, seed: int = 0) -> Counter[str]:
+    """The outcomes of so many attacks, drawn the same way every time; another ``seed`` draws others."""
     found: Counter[str] = Counter()
 
-    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=not seed, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(strategy)
     def run(value: Any) -> None:
         found[attack(value)] += 1
 
-    run()
+    (hypothesis.seed(seed)(run) if seed else run)()
     return found
 
 

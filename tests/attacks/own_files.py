@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from hypothesis import strategies as st
 
 from lowshot.splits import from_file_list
 from momentum_transfer.backbones.shards import INDEX, read_shards
+from momentum_transfer.choice.plan import DETECTION, Candidate, Question, rows, training_steps
+from momentum_transfer.choice.run import keep_question, make_plan
+from momentum_transfer.files import write_text
 from momentum_transfer.images.subsets import read_taxonomy
 from momentum_transfer.images.taxonomies import read_hierarchy
 from momentum_transfer.suites.job import STATE
@@ -52,6 +57,18 @@ NOTES: dict[str, Any] = {
     f"t/{STATE}": {"key": "k", "began": 1.0, "seconds": 2.0, "gpus": 1, "note": "n", "stopped": "SIGTERM"},
     SUBMITTED: {"number": "1", "jobs": [["t", "k"]]},
 }
+
+ASKED = Question(
+    Path(), DETECTION, "cells", (40, 30), 224, (Candidate("a", "/a.pth", "1", "resnet50", "random_1"),), 30.0,
+    settings=("SOLVER.IMS_PER_BATCH", "4"), longest=500,
+)  # fmt: skip
+CHOICE: dict[str, Any] = {
+    "plan.json": {
+        "lengths": {"frozen": 20, "finetuned": 40}, "images": {"resnet50": 3.0},
+        "times": {stage: {"resnet50": {"around": 1.0, "each": 0.5}} for stage in ("frozen", "finetuned")},
+    },
+    "question.json": None,  # as it is written
+}  # fmt: skip
 
 
 class OwnFiles:
@@ -122,9 +139,31 @@ class OwnFiles:
 
         return outcome_of(status)
 
+    def choice(self, value: tuple[str, list[tuple[float, Any]]]) -> str:
+        """What a choice left, with other values in one file, up to the commands that follow from it."""
+        attacked, changes = value
+        asked = replace(ASKED, out=self.folder / "choice")
+        for part in ("train", "val"):
+            write_text(asked.out / f"images/{part}.txt", "a.png 0\n")
+        (asked.out / "question.json").unlink(missing_ok=True)
+        (asked.out / "plan.json").write_text(json.dumps(CHOICE["plan.json"]))
+        keep_question(asked)
+        file = asked.out / attacked
+        file.write_text(json.dumps(changed(json.loads(file.read_text()), changes)))
+
+        def go_on() -> None:
+            kept = keep_question(asked)
+            plan = make_plan(kept, {}, 1)
+            rows(kept, plan)
+            for step in training_steps(kept, plan):
+                assert all(os.fsencode(word) and b"\0" not in os.fsencode(word) for word in step.command)
+
+        return outcome_of(go_on)
+
 
 def _worst(ends: list[str]) -> str:
     return next((end for end in ends if end not in (DONE, LINE)), LINE if LINE in ends else DONE)
 
 
+CHOICE_NOTES = st.tuples(st.sampled_from(sorted(CHOICE)), PLACED)
 SUITE_NOTES = st.tuples(st.sampled_from(sorted(NOTES)), PLACED)

@@ -154,3 +154,8 @@ def test_a_table_of_many_rows_is_lines_without_a_frame_and_loses_none(capsys):
     assert (title, head.split()) == ("scores", ["name", "value", "note"])
     assert [line.split() for line in lines] == [[name, str(value), "x", "y"] for name, value, _ in rows]
     assert {line.index("x y") for line in lines} == {head.index("note") + 1}
+
+
+def test_an_error_is_one_line_whatever_breaks_stand_in_the_names_in_it(capsys):
+    assert run(raiser(InputError("expected a, found b\nc\u2028d\x85e; next"))) == 2
+    assert capsys.readouterr().err == "error: expected a, found b c d e; next\n"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.tools.process_trees import begun, kill
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,3 +54,36 @@ def test_a_suite_killed_in_the_middle_and_run_again_has_the_records_of_an_uninte
         assert start(output, tmp_path / "cache").wait(timeout=600) == 0
         assert measured(output) == measured(tmp_path / "whole")
         assert (output / "report.html").is_file()
+
+
+#: Two short tasks of the smoke suite's kinds.
+SHORT = """name: short
+tasks:
+  - name: knn
+    command: tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}
+  - name: svm
+    command: >-
+      tools/lowshot.py svm --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}
+      SVM.DRAWS 2 SVM.SHOTS [1,2]
+"""
+
+
+@pytest.mark.slow
+def test_an_evaluation_killed_with_its_tasks_at_any_moments_ends_with_the_records_of_an_uninterrupted_one(tmp_path):
+    (tmp_path / "short.yaml").write_text(SHORT)
+    tool = [sys.executable, "tools/evaluate.py", "--weights", "pixels", "--suite", tmp_path / "short.yaml", "--output"]
+
+    def begin(output: Path) -> subprocess.Popen[bytes]:
+        return begun([*tool, output], tmp_path / "log", MOMENTUM_TRANSFER_CACHE=str(tmp_path / "cache"))
+
+    began = time.monotonic()
+    assert begin(tmp_path / "whole").wait(timeout=600) == 0
+    whole, moments = time.monotonic() - began, random.Random(0)
+    for share in (0.3, 0.5, 0.7, 0.85):  # of what is left of a run that goes on, and so in each of its parts
+        runner = begin(tmp_path / "parts")
+        time.sleep(whole * (share + moments.uniform(-0.15, 0.15)))
+        kill(runner)
+    assert begin(tmp_path / "parts").wait(timeout=600) == 0
+    assert measured(tmp_path / "parts") == measured(tmp_path / "whole")
+    hidden = [file for file in (tmp_path / "parts").rglob(".*") if not file.name.endswith("lock")]
+    assert hidden == []
