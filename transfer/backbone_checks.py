@@ -12,7 +12,15 @@ from momentum_transfer.backbones.batch_norm import has_batch_norm
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.backbones.vitdet import describe
 from momentum_transfer.errors import InputError
-from transfer.any_backbone import LAST, asked_architecture, detector_architecture, on_meta, segments
+from transfer.any_backbone import (
+    LAST,
+    PATCH,
+    asked_architecture,
+    detector_architecture,
+    on_meta,
+    output_stride,
+    segments,
+)
 
 
 def problems(cfg: CfgNode) -> Iterator[str]:
@@ -37,8 +45,27 @@ def problems(cfg: CfgNode) -> Iterator[str]:
     if cfg.TEST.PRECISE_BN.ENABLED and not has_batch_norm(asked) and not _norms_of_batches(cfg):
         yield f"expected a BatchNorm for TEST.PRECISE_BN.ENABLED, found none in {name}, neck and heads; set it False"
     yield from _plain_problems(cfg, asked) if asked.plain else _map_problems(cfg, asked)
-    network = on_meta(detector_architecture(cfg))
+    try:
+        network = on_meta(detector_architecture(cfg))
+    except InputError as error:
+        yield _not_adapted(cfg, asked, str(error))
+        return
     yield from _size_problems(cfg, network)
+
+
+def _not_adapted(cfg: CfgNode, asked: TimmBackbone, reason: str) -> str:
+    """What a detector asks of a network beyond its own form, and this one cannot be built with."""
+    if (stride := output_stride(cfg)) != 32:
+        return (
+            f"expected a network that timm can dilate to stride {stride} for DeepLab, found {asked.architecture}; "
+            "set MODEL.RESNETS.RES4_DILATION and RES5_DILATION 1, or MODEL.SEM_SEG_HEAD.NAME LinearHead"
+        )
+    if asked.plain and asked.patch_size != PATCH and not segments(cfg):
+        return (
+            f"expected a plain network whose patches can be resampled to {PATCH} px, found {asked.patch_size} px in "
+            f"{asked.architecture}, which timm does not build otherwise; take another network"
+        )
+    return reason
 
 
 def _norms_of_batches(cfg: CfgNode) -> bool:

@@ -216,6 +216,8 @@ def test_a_module_of_ones_own_is_sent_to_the_probes_before_its_code_runs():
         (VIT, "mask_rcnn", "MODEL.FPN.NORM ''", "MODEL.FPN.NORM for a simple feature pyramid"),
         (VIT, "mask_rcnn", "MODEL.VIT.WINDOW 7", "MODEL.VIT.FORM vitdet with windows"),
         (VIT, "stride16", "MODEL.RESNETS.RES5_DILATION 1", "hierarchical network for DeepLab"),
+        ("timm:inception_v3", "stride16", "", "network that timm can dilate to stride 16 for DeepLab, found"),
+        ("timm:mixer_s32_224", "mask_rcnn", "", "patches can be resampled to 16 px, found 32 px"),
         (DINOV3, "mask_rcnn", "MODEL.VIT.FORM vitdet", r"rotary position embeddings \(RoPE\)"),
         ("timm:maxvit_tiny_tf_224", "mask_rcnn", "", "does not take 96 × 160.*MODEL.BACKBONE.SQUARE 224"),
         ("timm:vit_tiny_patch16_224?img_size=100", "mask_rcnn", "", "divisible by the patch of 16 px"),
