@@ -79,7 +79,27 @@ def read_rgb(path: str | Path) -> PIL.Image.Image:
 def stored_values(path: str | Path) -> np.ndarray:
     """The pixels of an image file as they are stored, as label PNGs hold classes; `UnreadableImage`."""
     with _opened(path) as image:
-        return np.asarray(image)
+        return stored_pixels(image, path)
+
+
+def stored_pixels(image: PIL.Image.Image, path: str | Path) -> np.ndarray:
+    """The pixels of an image that Pillow opened from ``path``, as they are stored.
+
+    Pillow spreads grey PNGs of 1, 2 and 4 bits over 0 to 255; here they are 0, 1, 2, … as in the file.
+    """
+    values = np.asarray(image)
+    bits = _grey_bits(path) if image.format == "PNG" else 8
+    if bits == 1:
+        return values.astype(np.uint8)  # Pillow's truth values
+    return values // (255 // (2**bits - 1)) if bits < 8 else values
+
+
+def _grey_bits(path: str | Path) -> int:
+    """Bits a pixel of a grey PNG below 8, by its header (PNG specification, IHDR); 8 for every other PNG."""
+    with Path(path).open("rb") as file:
+        header = file.read(26)
+    depth, colour = header[24:]
+    return depth if header[12:16] == b"IHDR" and colour == 0 and depth < 8 else 8
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:

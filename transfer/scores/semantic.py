@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.reading import stored_pixels
 from momentum_transfer.text_files import read_lines
 from momentum_transfer.verdicts.confusion import Confusions, class_counts, metrics
 
@@ -147,7 +148,7 @@ def _read(file: Path) -> np.ndarray:
         with Image.open(file) as image:
             if image.mode not in ("L", "P", "1", "I", "I;16"):
                 raise InputError(f"expected a single-channel label image in {file}, found mode {image.mode}")
-            labels = np.asarray(image)
+            labels = stored_pixels(image, file)
     except FileNotFoundError as error:
         raise InputError(f"label image not found: {file}") from error
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:

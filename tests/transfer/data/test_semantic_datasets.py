@@ -1,5 +1,7 @@
 """Label folders give one class per pixel, Cityscapes' files as they are published."""
 
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 from momentum_transfer.errors import InputError
 from transfer.data.digit_scenes import RECIPES
-from transfer.data.semantic_datasets import CITYSCAPES, IGNORE, get_semantic_dataset, label_folder
+from transfer.data.semantic_datasets import CITYSCAPES, IGNORE, get_semantic_dataset, label_folder, stored_labels
+from transfer.scores import semantic
 
 
 def save(path: Path, values: np.ndarray) -> Path:
@@ -48,6 +51,32 @@ def test_any_folders_pair_by_name(tmp_path: Path):
     data = label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
     assert data.pairs == ((tmp_path / "images/sub/a.png", labels),)
     assert data.labels(0).tolist() == [[0, 1], [255, 1]]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("colour", [0, 3], ids=["grey", "palette"])
+def test_few_bits_hold_the_same_classes_as_eight(bits: int, colour: int, tmp_path: Path):
+    values = np.arange(2 * 13).reshape(2, 13) % 2**bits
+    rows = b""  # by hand, after the PNG specification: Pillow writes no grey of 2 or 4 bits
+    for row in values:
+        text = "".join(f"{value:0{bits}b}" for value in row)
+        text += "0" * (-len(text) % 8)
+        rows += b"\0" + int(text, 2).to_bytes(len(text) // 8, "big")
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 13, 2, bits, colour, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    ]
+    if colour == 3:
+        chunks.insert(1, (b"PLTE", bytes(range(3)) * 2**bits))
+    file = tmp_path / "a.png"
+    parts = [
+        struct.pack(">I", len(held)) + kind + held + struct.pack(">I", zlib.crc32(kind + held)) for kind, held in chunks
+    ]
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    assert stored_labels(file).tolist() == values.tolist()
+    eight = save(tmp_path / "eight.png", values.astype(np.uint8))
+    assert semantic.evaluate([eight], [file], [str(one) for one in range(2**bits)]).metrics["mIoU"] == 100.0
 
 
 def test_faults_are_named(tmp_path: Path):
