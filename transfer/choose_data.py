@@ -54,12 +54,12 @@ def open_detection(
     """
     if budgeted := [key for key in overrides[::2] if key in (*_BUDGETED, "OUTPUT_DIR", "SEED")]:
         raise InputError(f"expected no {budgeted[0]}: --minutes, --out and --seed decide it; leave it out")
-    config.load(DETECTORS["finetuned"], overrides)  # a wrong one is refused before the data is read
+    cfg = config.load(DETECTORS["finetuned"], overrides)  # a wrong one is refused before the data is read
     own = open_own(train, val, split, seed=seed, title=title, images=images)
     for line in own.lines():
         say(line)
-    cfg = config.load(DETECTORS["finetuned"])
-    fitted = {one.key: one for one in fit(cfg, [own.train], this_machine(cfg.MODEL.DEVICE))}
+    machine = this_machine(cfg.MODEL.DEVICE)
+    fitted = {one.key: one for one in fit(cfg, [own.train], machine, overrides[::2])}
     found = [*settings_of_data(cfg, [own.train, own.val]),
              *(one for key, one in fitted.items() if key not in _BUDGETED)]  # fmt: skip
     words = ["DATASETS.TRAIN", repr([own.specs[0]]), "DATASETS.TEST", repr([own.specs[1]])]

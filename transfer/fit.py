@@ -8,7 +8,7 @@ project, made for 20 to 5000 images; no paper has them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,23 +98,18 @@ def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Settin
     return found
 
 
-def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine) -> list[Setting]:
+def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Collection[str] = ()) -> list[Setting]:
     """Sizes, anchors, batch and schedule of a config with FIT_TO_DATA.
 
     Args:
-        sets: what trains.
+        sets: what trains. given: keys that were set by hand, whose values in ``cfg`` stay; rate and schedule follow
+            from a given SOLVER.IMS_PER_BATCH, the warm-up from a given SOLVER.MAX_ITER.
     """
     images = [image for data in sets for image in data.load()["images"]]
     count = len({(data.name, entry["image_id"]) for data in sets for entry in data.load()["annotations"]})
     side, aspect, small, why_side = _side(sets, images, machine)
-    batch, side, why_batch = _batch(count, side, aspect, machine)
+    batch, side, why_batch = _batch(count, side, aspect, machine, _given(cfg, given, "IMS_PER_BATCH"))
     longest = int(side * aspect)
-    views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
-    steps = max(views // batch, 1)
-    rate = float(f"{min(RATE * batch, HIGHEST_RATE) * cfg.FIT_RATE:.4g}")
-    why_rate = f"{RATE:g} an image of a batch, at most {HIGHEST_RATE:g}"
-    why_rate += f", x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else ""
-    why_steps = f"{views} views of {count} images with objects, {views / max(count, 1):.0f} of each"
     smallest = 32 if small * side >= 22 else 16 if small * side >= 11 else 8
     sizes = [max(side - 64, 128), max(side - 32, 128), side]
     settings = [
@@ -123,17 +118,36 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine) -> list[S
         Setting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
         Setting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
         Setting("SOLVER.IMS_PER_BATCH", batch, why_batch),
-        Setting("SOLVER.BASE_LR", rate, why_rate),
-        Setting("SOLVER.MAX_ITER", steps, why_steps),
-        Setting("SOLVER.WARMUP_ITERS", min(100, max(steps // 10, 1)), "a tenth of the run, at most 100"),
-        Setting("SOLVER.CHECKPOINT_PERIOD", max(steps // 4, 50), "four times"),
-        Setting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
+        *_schedule(cfg, count, batch, machine, given),
     ]  # fmt: skip
     if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and len(cfg.MODEL.ANCHOR_GENERATOR.SIZES) == 5:
         anchors = [[smallest * 2**level] for level in range(5)]
         why = f"a small box has {small * side:.0f} px at that size"
         settings.append(Setting("MODEL.ANCHOR_GENERATOR.SIZES", anchors, why))
     return settings
+
+
+def _given(cfg: CfgNode, given: Collection[str], name: str) -> int | None:
+    """A SOLVER setting that was set by hand, or None."""
+    return int(cfg.SOLVER[name]) if f"SOLVER.{name}" in given else None
+
+
+def _schedule(cfg: CfgNode, count: int, batch: int, machine: Machine, given: Collection[str]) -> list[Setting]:
+    """Rate, iterations and what hangs on them, for the batch that is used and so many images with objects."""
+    views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
+    steps = max(views // batch, 1)
+    run = _given(cfg, given, "MAX_ITER") or steps
+    rate = float(f"{min(RATE * batch, HIGHEST_RATE) * cfg.FIT_RATE:.4g}")
+    why_rate = f"{RATE:g} an image of a batch of {batch}, at most {HIGHEST_RATE:g}"
+    why_rate += f", x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else ""
+    why_steps = f"{views} views of {count} images with objects, {views / max(count, 1):.0f} of each, {batch} at a time"
+    return [
+        Setting("SOLVER.BASE_LR", rate, why_rate),
+        Setting("SOLVER.MAX_ITER", steps, why_steps),
+        Setting("SOLVER.WARMUP_ITERS", min(100, max(run // 10, 1)), "a tenth of the run, at most 100"),
+        Setting("SOLVER.CHECKPOINT_PERIOD", max(run // 4, 50), "four times"),
+        Setting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
+    ]
 
 
 def _side(
@@ -162,13 +176,19 @@ def _side(
     return side, aspect, small, why
 
 
-def _batch(count: int, side: int, aspect: float, machine: Machine) -> tuple[int, int, str]:
-    """Batch and shorter side that fit into the memory: first the batch is halved, then the side shrinks."""
-    batch, room = BATCH[machine.device], SHARE_OF_MEMORY * machine.free
-    while batch > max(count, 1):
+def _batch(
+    count: int, side: int, aspect: float, machine: Machine, given: int | None, least: int = 1
+) -> tuple[int, int, str]:
+    """Batch and shorter side that fit into the memory: the batch is halved, down to the least, then the side shrinks.
+
+    A given batch stays.
+    """
+    batch, room = given or BATCH[machine.device], SHARE_OF_MEMORY * machine.free
+    least = given or least
+    while batch > max(count, least):
         batch //= 2
     whole = batch
-    while FIXED_BYTES + BYTES_A_PIXEL * batch * side * side * aspect > room and (batch > 1 or side > 128):
-        batch, side = (batch // 2, side) if batch > 1 else (batch, side - 32)
+    while FIXED_BYTES + BYTES_A_PIXEL * batch * side * side * aspect > room and (batch > least or side > 128):
+        batch, side = (batch // 2, side) if batch > least else (batch, side - 32)
     short = " (less than usual)" if batch < whole else ""
     return batch, side, f"{machine.device}, {machine.free / 2**30:.1f} GiB free{short}"

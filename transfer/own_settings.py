@@ -83,7 +83,7 @@ def load_for(
         found, sets = settings_of_data(cfg, task.sets()), list(task.train)
     if cfg.FIT_TO_DATA:
         before = Path(cfg.OUTPUT_DIR) / "config.yaml"
-        fitted = fit(cfg, sets, this_machine(cfg.MODEL.DEVICE))
+        fitted = fit(cfg, sets, this_machine(cfg.MODEL.DEVICE), overrides[::2])
         if resume and before.is_file():
             earlier = config.load(before)
             fitted = [Setting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]

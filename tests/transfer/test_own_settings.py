@@ -99,3 +99,16 @@ def test_sizes_batch_and_schedule_scale_with_boxes_memory_and_images(forms: Path
     assert cpu["SOLVER.MAX_ITER"] == (fit.VIEWS + 8 * fit.VIEWS_PER_IMAGE) // 4
     for keys in (cpu, gpu, poor):
         assert all(value_of(cfg, key) is not None for key in keys)
+
+
+def test_rate_and_schedule_follow_a_given_batch(forms: Path, capsys):
+    source = OwnSource(str(forms / "voc"))
+    cfg = load_for("transfer/own_small", ["SOLVER.IMS_PER_BATCH", "2"], source)
+    views = fit.VIEWS + 8 * fit.VIEWS_PER_IMAGE
+    assert (2, 0.01, views // 2) == (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.MAX_ITER)
+    said = capsys.readouterr().out
+    assert "SOLVER.BASE_LR 0.01: 0.005 an image of a batch of 2" in said
+    assert "SOLVER.IMS_PER_BATCH" not in said
+    words = ["SOLVER.IMS_PER_BATCH", "2", "SOLVER.BASE_LR", "0.3", "SOLVER.MAX_ITER", "40"]
+    solver = load_for("transfer/own_small", words, source).SOLVER
+    assert (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER, solver.WARMUP_ITERS) == (2, 0.3, 40, 4)
