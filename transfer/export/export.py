@@ -19,6 +19,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.extras import extra
 from momentum_transfer.files import atomic_path
 from transfer.detector_run import DetectorRun
+from transfer.export import onnx_seal
 from transfer.export.dense_program import DenseProgram
 from transfer.export.exported import KEY, ExportedDetector, Wants, load_exported
 from transfer.prediction.photographs import as_pixels
@@ -133,7 +134,9 @@ def _write_onnx(traced: torch.export.ExportedProgram, wants: Wants, path: Path) 
         verbose=False,
     )  # fmt: skip
     made.model.metadata_props[KEY] = wants.as_json()
+    made.model.metadata_props[onnx_seal.KEY] = onnx_seal.BLANK
     made.save(path, external_data=False)
+    onnx_seal.seal(path)
 
 
 _WRITERS: dict[str, Callable[[torch.export.ExportedProgram, Wants, Path], None]] = {

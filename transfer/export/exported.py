@@ -6,8 +6,12 @@ An exported program takes one image, resized, padded and RGB, and knows nothing 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from momentum_transfer.digests import verify_records
 from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.extras import extra
+from transfer.export.onnx_seal import check_seal
 from transfer.prediction.photographs import as_pixels
 from transfer.torchvision_engine import boxes as box_ops
 from transfer.torchvision_engine.data import output_size, resize
 
 #: Where the wants stand: a key of ONNX's metadata, a file in a .pt2.
 KEY = "momentum-transfer"
+
+#: Pixels of a side, at most.
+MOST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,10 +65,16 @@ class Wants:
             found = json.loads(text)
             size = None if found["size"] is None else (int(found["size"][0]), int(found["size"][1]))
             pad = (float(found["pad"][0]), float(found["pad"][1]), float(found["pad"][2]))
-            return cls(tuple(found["classes"]), tuple(found["category_ids"]), int(found["short_edge"]),
-                       int(found["long_edge"]), int(found["multiple"]), pad, size)  # fmt: skip
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise InputError(f"expected what `export` wrote in {where}, found another file ({error})") from error
+            names, ids = tuple(map(str, found["classes"])), tuple(map(int, found["category_ids"]))
+            short, long, multiple = int(found["short_edge"]), int(found["long_edge"]), int(found["multiple"])
+            made = cls(names, ids, short, long, multiple, pad, size)
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+            what = one_line(error)[:120]
+            raise InputError(f"expected what `export` wrote in {where}, found another file ({what})") from error
+        sides = (made.short_edge, made.long_edge, made.multiple, *(size or (1,)))
+        if not all(0 < side < MOST for side in sides) or not all(0 <= value <= 255 for value in pad):
+            raise InputError(f"expected what `export` wrote in {where}, found sides {sides} and padding {pad}")
+        return made
 
     def prepare(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """An image uint8 [H, W, 3] to float32 [3, h, w] of the program, and the (height, width) without padding."""
@@ -104,8 +119,11 @@ class ExportedDetector:
 def load_exported(path: str | Path) -> ExportedDetector:
     """Read a .onnx (run by onnxruntime on the CPU) or a .pt2 that ``export`` wrote.
 
+    A .onnx must have the SHA-256 that ``export`` left in it, the records of a .pt2 their CRC-32; pickles in a .pt2 are
+    read as weights only. torch still evaluates expressions in a .pt2: open none of a source you do not trust.
+
     Raises:
-        InputError: the file is missing, of another kind, or onnxruntime is not installed.
+        InputError: the file is missing, damaged or of another kind, or onnxruntime is not installed.
     """
     path = Path(path)
     if not path.is_file():
@@ -118,8 +136,10 @@ def load_exported(path: str | Path) -> ExportedDetector:
 
 def _onnx(path: Path) -> ExportedDetector:
     runtime = extra("onnxruntime", "an ONNX file")
+    content = path.read_bytes()
+    check_seal(content, path)
     try:
-        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has classes of its own, without a common base
         raise InputError(f"cannot read {path} as ONNX: {str(error).splitlines()[0]}") from error
     wants = Wants.from_json(session.get_modelmeta().custom_metadata_map.get(KEY, ""), path)
@@ -131,12 +151,48 @@ def _onnx(path: Path) -> ExportedDetector:
     return ExportedDetector(program, wants)
 
 
+#: torch reads every pickle as weights only where the first is set, whatever its caller says, and stops where both are.
+_SAFE, _UNSAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+#: In names of records that hold libraries, or pickles that torch reads by other ways than ``torch.load``.
+_CODE = ("aotinductor", "custom_obj", "opaque_obj")
+
+
+@contextlib.contextmanager
+def _weights_only() -> Iterator[None]:
+    """Without torch's fall back to unpickling anything, nor its log of the attempts."""
+    before = {name: os.environ.pop(name, None) for name in (_SAFE, _UNSAFE)}
+    level = logging.root.manager.disable
+    os.environ[_SAFE] = "1"
+    logging.disable(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        del os.environ[_SAFE]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def _check_archive(path: Path) -> None:
+    """Before torch reads a .pt2: a whole archive, of a program and its weights only."""
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"cannot read {path} as a torch.export program: it is no whole zip archive; export it again")
+    verify_records(path)
+    with zipfile.ZipFile(path) as archive:
+        names = [record.orig_filename for record in archive.infolist()]
+    if code := [name for name in names if any(part in name for part in _CODE)]:
+        what = f"code or pickled objects in {path}: {one_line(code[0])[:80]}"
+        raise InputError(f"expected a .pt2 that `export` wrote, found {what}; export it again")
+
+
 def _pt2(path: Path) -> ExportedDetector:
     import torchvision  # noqa: F401, registers its operators
 
+    _check_archive(path)
     extras = {KEY: ""}
     try:
-        module = torch.export.load(path, extra_files=extras).module()
+        with _weights_only():
+            module = torch.export.load(path, extra_files=extras).module()
     except Exception as error:  # torch raises many kinds for damaged files
         raise InputError(f"cannot read {path} as a torch.export program ({type(error).__name__})") from error
     wants = Wants.from_json(extras[KEY], path)
