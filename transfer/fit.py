@@ -1,8 +1,8 @@
 """Settings that follow from the data, the machine and the weights, for sets of one's own; each with its reason.
 
 `settings_of_data` is for any config: class count, masks. `fit` is for configs with FIT_TO_DATA (``own_small``): sizes
-by the boxes' sizes, anchors, batch by the memory, schedule by the number of images. These are rules of thumb of this
-project, made for 20 to 5000 images; no paper has them.
+by the boxes' sizes, anchors, batch by the memory, schedule by the number of images; `fit_segmenter` has sizes by the
+images' own. These are rules of thumb of this project, made for 20 to 5000 images; no paper has them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.images.reading import upright_size
 from transfer.config import NETWORKS
 from transfer.data.annotations import DetectionData
+from transfer.data.semantic_datasets import SemanticData
 
 #: Shorter side in pixels: a small box (the tenth percentile) is to have this side, within what the device bears.
 SMALL_BOX = 24
@@ -26,9 +28,10 @@ LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
 VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1000, 8, 12_000
 GPU_VIEWS = 4
 BATCH = {"cpu": 4, "cuda": 8}
-#: Learning rate per image of a batch, and the highest. Detectron2's .02 is for 16 images and 90,000 iterations; a few
-#: hundred iterations of 4 images at a quarter of that rate hardly learn (docs/own-data.md has the figures).
-RATE, HIGHEST_RATE = 0.02 / 4, 0.02
+#: Rate per image of a batch as a share of the highest, and the highest of detectors. Detectron2's .02 is for 16
+#: images and 90,000 iterations; a few hundred iterations of 4 images at a quarter of that rate hardly learn
+#: (docs/own-data.md has the figures).
+RATE, HIGHEST_RATE = 1 / 4, 0.02
 #: Share of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
 SHARE_OF_MEMORY = 0.7
 FIXED_BYTES, BYTES_A_PIXEL = 1.5e9, 7000
@@ -109,17 +112,13 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Co
     count = len({(data.name, entry["image_id"]) for data in sets for entry in data.load()["annotations"]})
     side, aspect, small, why_side = _side(sets, images, machine)
     batch, side, why_batch = _batch(count, side, aspect, machine, _given(cfg, given, "IMS_PER_BATCH"))
-    longest = int(side * aspect)
     smallest = 32 if small * side >= 22 else 16 if small * side >= 11 else 8
     sizes = [max(side - 64, 128), max(side - 32, 128), side]
     settings = [
-        Setting("INPUT.MIN_SIZE_TRAIN", sizes, why_side),
-        Setting("INPUT.MIN_SIZE_TEST", side, "as in training"),
-        Setting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
-        Setting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
+        *_sizes(sizes, side, aspect, why_side),
         Setting("SOLVER.IMS_PER_BATCH", batch, why_batch),
-        *_schedule(cfg, count, batch, machine, given),
-    ]  # fmt: skip
+        *_schedule(cfg, count, batch, machine, given, HIGHEST_RATE),
+    ]
     if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and len(cfg.MODEL.ANCHOR_GENERATOR.SIZES) == 5:
         anchors = [[smallest * 2**level] for level in range(5)]
         why = f"a small box has {small * side:.0f} px at that size"
@@ -127,20 +126,65 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Co
     return settings
 
 
+def fit_segmenter(
+    cfg: CfgNode, sets: Sequence[SemanticData], machine: Machine, given: Collection[str] = ()
+) -> list[Setting]:
+    """Sizes, crop, batch and schedule of a segmenter, from the images' own sizes and their number.
+
+    The rate is a quarter of the config's an image of a batch, at most the config's, as `fit` has it. Batches have two
+    images or more, and images are seen whole: no window of one size fits into images of many shapes.
+
+    Args:
+        sets: what trains. given: see `fit`; a crop that was set by hand stays.
+    """
+    shapes = [upright_size(image) for data in sets for image, _ in data.pairs]
+    native, most = int(np.median([min(shape) for shape in shapes])), MOST_SIDE[machine.device]
+    aspect = _aspect(shapes)
+    side = int(np.clip(native, LEAST_SIDE, most)) // 32 * 32
+    batch, side, why_batch = _batch(len(shapes), side, aspect, machine, _given(cfg, given, "IMS_PER_BATCH"), least=2)
+    one_size = len(set(cfg.INPUT.MIN_SIZE_TRAIN)) == 1  # a linear probe keeps its features
+    sizes = [side] if one_size else [max(side - 64, 128), max(side - 32, 128), side]
+    why_side = f"{native} px is the files' median shorter side; {LEAST_SIDE} to {most} on {machine.device}"
+    settings = _sizes(sizes, side, aspect, why_side)
+    if cfg.INPUT.CROP.ENABLED and not {"INPUT.CROP.ENABLED", "INPUT.CROP.SIZE"} & set(given):
+        settings.append(Setting("INPUT.CROP.ENABLED", False, "images are seen whole"))
+    settings.append(Setting("SOLVER.IMS_PER_BATCH", batch, why_batch))
+    return settings + _schedule(cfg, len(shapes), batch, machine, given, cfg.SOLVER.BASE_LR)
+
+
+def _sizes(sizes: list[int], side: int, aspect: float, why: str) -> list[Setting]:
+    """Sizes of images in training and at test."""
+    longest = int(side * aspect)
+    return [
+        Setting("INPUT.MIN_SIZE_TRAIN", sizes, why),
+        Setting("INPUT.MIN_SIZE_TEST", side, "as in training"),
+        Setting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
+        Setting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
+    ]
+
+
+def _aspect(shapes: Sequence[tuple[int, int]]) -> float:
+    """How many times as long as wide images may be, by all but the longest twentieth."""
+    return float(np.clip(np.quantile([max(shape) / min(shape) for shape in shapes], 0.95), 5 / 3, 4))
+
+
 def _given(cfg: CfgNode, given: Collection[str], name: str) -> int | None:
     """A SOLVER setting that was set by hand, or None."""
     return int(cfg.SOLVER[name]) if f"SOLVER.{name}" in given else None
 
 
-def _schedule(cfg: CfgNode, count: int, batch: int, machine: Machine, given: Collection[str]) -> list[Setting]:
-    """Rate, iterations and what hangs on them, for the batch that is used and so many images with objects."""
+def _schedule(
+    cfg: CfgNode, count: int, batch: int, machine: Machine, given: Collection[str], highest: float
+) -> list[Setting]:
+    """Rate, iterations and what hangs on them, for the batch that is used and so many images that teach something."""
     views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
     steps = max(views // batch, 1)
     run = _given(cfg, given, "MAX_ITER") or steps
-    rate = float(f"{min(RATE * batch, HIGHEST_RATE) * cfg.FIT_RATE:.4g}")
-    why_rate = f"{RATE:g} an image of a batch of {batch}, at most {HIGHEST_RATE:g}"
+    rate = float(f"{min(RATE * batch, 1) * highest * cfg.FIT_RATE:.4g}")
+    why_rate = f"{RATE * highest:g} an image of a batch of {batch}, at most {highest:g}"
     why_rate += f", x {cfg.FIT_RATE:g}" if cfg.FIT_RATE != 1 else ""
-    why_steps = f"{views} views of {count} images with objects, {views / max(count, 1):.0f} of each, {batch} at a time"
+    what = "images with objects" if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] == "detection" else "images"
+    why_steps = f"{views} views of {count} {what}, {views / max(count, 1):.0f} of each, {batch} at a time"
     return [
         Setting("SOLVER.BASE_LR", rate, why_rate),
         Setting("SOLVER.MAX_ITER", steps, why_steps),
@@ -166,8 +210,7 @@ def _side(
     small = float(np.quantile(shares, 0.1)) if shares else 0.1
     most = MOST_SIDE[machine.device]
     side = int(np.clip(SMALL_BOX / small, LEAST_SIDE, most)) // 32 * 32
-    aspects = [max(image["width"], image["height"]) / min(image["width"], image["height"]) for image in images]
-    aspect = float(np.clip(np.quantile(aspects, 0.95), 5 / 3, 4))
+    aspect = _aspect([(image["width"], image["height"]) for image in images])
     native = int(np.median([min(image["width"], image["height"]) for image in images]))
     why = (
         f"small boxes are {100 * small:.0f} % of the shorter side ({native} px in the files) and are to have "

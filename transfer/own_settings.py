@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from fvcore.common.config import CfgNode
 
@@ -15,13 +16,15 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.settings import value_of
 from transfer import config
 from transfer.config import task_name
-from transfer.data.annotations import DetectionData
 from transfer.data.own.label_pngs import label_specs
 from transfer.data.own.open import open_own
 from transfer.estimate import estimate
-from transfer.fit import Setting, fit, settings_of_data, this_machine
+from transfer.fit import Setting, fit, fit_segmenter, settings_of_data, this_machine
 from transfer.initial_weights import NONE, detector_in, read_initial
 from transfer.tasks import open_task
+
+if TYPE_CHECKING:
+    from transfer.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True)
@@ -55,23 +58,25 @@ def load_for(
         file: a config. overrides: KEY VALUE words, which win over what follows from the data.
         source: a set of one's own, in the place of DATASETS.TRAIN and TEST.
         weights: what --weights names; with FIT_TO_DATA the ResNet's depth is theirs.
-        resume: with FIT_TO_DATA the fitted settings are those of the run in OUTPUT_DIR, where there is one.
+        resume: the fitted settings are those of the run in OUTPUT_DIR, where there is one.
+
+    A segmenter's settings follow from label PNGs of one's own where the config's crops do not fit into them, too.
 
     Raises:
         InputError: wrong settings or data.
     """
     cfg = config.load(file, overrides)
     found: list[Setting] = []
-    sets: list[DetectionData] = []
+    sets: list[Any] = []
+    crops_fail = False
     if source is not None and source.train is not None and task_name(cfg) == "segmentation":
-        if source.split is not None:
-            raise InputError(
-                "expected --val FOLDER with label PNGs, found --split; put the images that test in a folder"
-            )
-        val = None if source.val is None else Path(source.val).expanduser()
-        train_spec, val_spec, classes = label_specs(Path(source.train).expanduser(), val, source.title)
-        found = [Setting("DATASETS.TRAIN", [train_spec], ""), Setting("DATASETS.TEST", [val_spec], ""),
-                 Setting("MODEL.SEM_SEG_HEAD.NUM_CLASSES", classes, "classes of the labels")]  # fmt: skip
+        found = _of_labels(source.train, source)
+        named = config.load(file, [*(word for one in found for word in one.words), *overrides])
+        labelled = cast("Segmentation", open_task(named))
+        own_crop = any(key.startswith("INPUT.CROP.") for key in overrides[::2])
+        sets, crops_fail = list(labelled.train), not own_crop and not labelled.holds_crops(named)
+        if crops_fail and not cfg.FIT_TO_DATA:
+            say(f"  crops of {list(cfg.INPUT.CROP.SIZE)} do not fit these images; what follows from them instead:")
     elif source is not None and source.train is not None:
         own = open_own(source.train, source.val, source.split, seed=cfg.SEED, title=source.title, images=source.images)
         for line in own.lines():
@@ -81,18 +86,36 @@ def load_for(
     elif cfg.FIT_TO_DATA:
         task = open_task(cfg)
         found, sets = settings_of_data(cfg, task.sets()), list(task.train)
+    if cfg.FIT_TO_DATA or crops_fail:
+        found += _fitted(cfg, sets, overrides[::2], resume)
     if cfg.FIT_TO_DATA:
-        before = Path(cfg.OUTPUT_DIR) / "config.yaml"
-        fitted = fit(cfg, sets, this_machine(cfg.MODEL.DEVICE), overrides[::2])
-        if resume and before.is_file():
-            earlier = config.load(before)
-            fitted = [Setting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]
-        found += [*fitted, *_of_weights(weights)]
+        found += _of_weights(weights)
     given = set(overrides[::2])
     for one in found:
         if one.why and one.key not in given:
             say(f"  {one.key} {one.words[1]}: {one.why}")
     return config.load(file, [*(word for one in found for word in one.words), *overrides])
+
+
+def _of_labels(train: str, source: OwnSource) -> list[Setting]:
+    """Names and class count of folders of label PNGs."""
+    if source.split is not None:
+        raise InputError("expected --val FOLDER with label PNGs, found --split; put the images that test in a folder")
+    val = None if source.val is None else Path(source.val).expanduser()
+    train_spec, val_spec, classes = label_specs(Path(train).expanduser(), val, source.title)
+    return [Setting("DATASETS.TRAIN", [train_spec], ""), Setting("DATASETS.TEST", [val_spec], ""),
+            Setting("MODEL.SEM_SEG_HEAD.NUM_CLASSES", classes, "classes of the labels")]  # fmt: skip
+
+
+def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: bool) -> list[Setting]:
+    """What follows from the data that trains and the machine, or what the run in OUTPUT_DIR began with."""
+    before, machine = Path(cfg.OUTPUT_DIR) / "config.yaml", this_machine(cfg.MODEL.DEVICE)
+    segments = task_name(cfg) == "segmentation"
+    fitted = fit_segmenter(cfg, sets, machine, given) if segments else fit(cfg, sets, machine, given)
+    if resume and before.is_file():
+        earlier = config.load(before)
+        return [Setting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]
+    return fitted
 
 
 def within_minutes(cfg: CfgNode, weights: str, minutes: float) -> CfgNode:

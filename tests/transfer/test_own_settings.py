@@ -112,3 +112,31 @@ def test_rate_and_schedule_follow_a_given_batch(forms: Path, capsys):
     words = ["SOLVER.IMS_PER_BATCH", "2", "SOLVER.BASE_LR", "0.3", "SOLVER.MAX_ITER", "40"]
     solver = load_for("transfer/own_small", words, source).SOLVER
     assert (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER, solver.WARMUP_ITERS) == (2, 0.3, 40, 4)
+
+
+def test_a_segmenters_sizes_crop_and_schedule_follow_from_label_pngs(forms: Path, weights: Path, capsys):
+    labels = OwnSource(str(forms / "labels"))
+    views = fit.VIEWS + 8 * fit.VIEWS_PER_IMAGE
+    cfg = load_for("transfer/own_small_segmentation", ("MODEL.DEVICE", "cpu"), labels, weights=str(weights))
+    assert (list(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MIN_SIZE_TEST) == ([192, 224, 256], 256)  # files of 320 × 240 px
+    assert (cfg.INPUT.CROP.ENABLED, cfg.MODEL.RESNETS.DEPTH) == (False, 10)
+    assert (4, views // 4, 0.01) == (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR)
+    assert "INPUT.CROP.ENABLED False: images are seen whole" in capsys.readouterr().out
+    task = open_task(cfg)
+    task.check(cfg, overview=False)
+
+    words = ["SOLVER.IMS_PER_BATCH", "2", "INPUT.MIN_SIZE_TEST", "96"]
+    published = load_for("transfer/deeplab_v3_stride16", words, labels)
+    assert (published.INPUT.MIN_SIZE_TEST, published.INPUT.CROP.ENABLED) == (96, False)
+    assert (0.005, views // 2) == (published.SOLVER.BASE_LR, published.SOLVER.MAX_ITER)
+    assert "crops of [512, 1024] do not fit these images" in capsys.readouterr().out
+
+    linear = load_for("transfer/linear_segmentation_cityscapes", ("FIT_TO_DATA", "True"), labels)
+    assert (list(linear.INPUT.MIN_SIZE_TRAIN), linear.SOLVER.BASE_LR) == ([256], 0.001)  # one size: features are kept
+    whole = ("INPUT.CROP.ENABLED", "False")
+    assert load_for("transfer/deeplab_v3_stride16", whole, labels).SOLVER.MAX_ITER == 90000
+    with pytest.raises(InputError, match=r"INPUT\.CROP\.SIZE"):  # a crop that was given stays, and is refused
+        refused = load_for("transfer/deeplab_v3_stride16", ("INPUT.CROP.SIZE", "[640, 640]"), labels)
+        open_task(refused).check(refused, overview=False)
+    own_crop = ["INPUT.CROP.SIZE", "[96, 96]", "INPUT.CROP.ENABLED", "True"]
+    assert load_for("transfer/own_small_segmentation", own_crop, labels).INPUT.CROP.ENABLED

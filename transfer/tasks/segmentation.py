@@ -53,10 +53,27 @@ class Segmentation(Task[SemanticData]):
                 for path in write_label_overview(data, counts, folder, cfg.TEST.VISUALS):
                     say(f"  {path}")
 
+    def holds_crops(self, cfg: CfgNode) -> bool:
+        """Whether images have room for the config's training crops, and test images for whole ones; see `check`."""
+        if not cfg.INPUT.CROP.ENABLED:
+            return True
+        try:
+            for data, trained, tested in ((data, *self._roles(data)) for data in self.sets()):
+                for picture in pictures_of(data):
+                    _check_crop(cfg, picture, trained, tested)
+        except InputError:
+            return False
+        return True
+
+    def _roles(self, data: SemanticData) -> tuple[bool, bool]:
+        """Whether a set trains, and whether it tests."""
+        trained, tested = (any(other.name == data.name for other in sets) for sets in (self.train, self.test))
+        return trained, tested
+
     def _read_labels(self, cfg: CfgNode, data: SemanticData) -> NDArray[np.int64]:
         """Pixels of each value in each image, [images, 256]; InputError names a bad label file."""
         counts = np.zeros((len(data.pairs), 256), dtype=np.int64)
-        trained, tested = (any(other.name == data.name for other in sets) for sets in (self.train, self.test))
+        trained, tested = self._roles(data)
         for index, picture in enumerate(pictures_of(data)):
             labels = data.labels(index)
             if labels.shape != (picture.height, picture.width):

@@ -149,7 +149,7 @@ def _no_form(source: Path, images: Path | None) -> InputError:
     if any(yolo.labelled_files(source, images).values()):
         found, step = "text files without names", "write the classes' names into classes.txt beside them, a line each"
     elif has_label_pngs(source):
-        found, step = "label PNGs", "give a segmenter's --config, such as transfer/deeplab_v3_stride16"
+        found, step = "label PNGs", "give a segmenter's --config, such as transfer/own_small_segmentation"
     elif is_class_folders(source):
         found, step = "a folder for each class", "lowshot and choose take those, a detector needs boxes"
     return InputError(
