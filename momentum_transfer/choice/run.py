@@ -122,7 +122,7 @@ def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: in
     probes = probe_steps(asked)
     run_chain([*random_steps(asked), *(step for _, _, step in probes)], memory, 1)
     wall = json.loads(memory.read_text(encoding="utf-8"))
-    times = {stage: {} for stage in asked.stages}
+    times: dict[str, dict[str, Times]] = {stage: {} for stage in asked.stages}
     for stage, one, step in probes:
         times[stage][one.architecture] = measured(asked, stage, one, wall[step.key])
     each = {text: seconds_per_image(source, asked.image_size) for text, source in sources.items()}
