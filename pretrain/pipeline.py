@@ -92,6 +92,12 @@ class EpochImages(Dataset):
     def __getitem__(self, place: Place) -> tuple[Any, ...]:
         return self.dataset.at(*place)
 
+    def __getitems__(self, places: list[Place]) -> list[tuple[Any, ...]]:
+        """A whole batch, as torch's loader asks for it."""
+        if isinstance(self.dataset, TwoViewDataset):
+            return list(self.dataset.items(places))
+        return [self[place] for place in places]
+
 
 class TrainingBatches:
     """Endless batches of two views, from any step on.

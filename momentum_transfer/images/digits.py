@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.joined_generators import JoinedGenerators
 
 GLYPH_SIDE = 8  # pixels of a scikit-learn digit
 HELD_OUT = 0.3  # share of every class that is never trained on
@@ -26,6 +27,7 @@ SPLIT_SEED = 0
 SPLITS = ("train", "val")
 
 Array = NDArray[np.float32]
+Generators = np.random.Generator | JoinedGenerators
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def _enlarge(cells: int, size: int) -> Array:
     return np.maximum(1 - np.abs(position[:, None] - np.arange(cells, dtype=np.float32)), 0).astype(np.float32)
 
 
-def uneven_backgrounds(level: Array, amplitude: float, size: int, rng: np.random.Generator) -> Array:
+def uneven_backgrounds(level: Array, amplitude: float, size: int, rng: Generators) -> Array:
     """Smooth backgrounds [N, size, size] of mean luminance `level` [N] and standard deviation about `amplitude`."""
     enlarge = _enlarge(4, size)
     grid = rng.standard_normal((len(level), 4, 4), dtype=np.float32) * np.float32(amplitude)
@@ -158,7 +160,7 @@ def draw_strokes(
     luminance: Array,
     width: float,
     length: tuple[float, float],
-    rng: np.random.Generator,
+    rng: Generators,
 ) -> None:
     """Draw K straight fragments of strokes onto each canvas, in place.
 
@@ -183,19 +185,22 @@ def draw_strokes(
         canvas += coverage[:, k] * (luminance[:, k, None, None] - canvas)
 
 
-def render_digits(glyphs: Array, size: int, variant: DigitVariant, rng: np.random.Generator) -> NDArray[np.uint8]:
+def render_digits(
+    glyphs: Array, size: int, variant: DigitVariant, *generators: np.random.Generator
+) -> NDArray[np.uint8]:
     """Draw digits, each with its own random place, scale, luminance, background and noise.
 
     Args:
         glyphs: coverage in 0..1, [N, 8, 8].
         size: side of the images in pixels.
-        rng: the only source of randomness: the same generator state gives the same images.
+        generators: the only source of randomness: the same states give the same images. Of G the first draws the first
+            N / G images, and so on, as it would draw them alone: one call is several times faster than G.
 
     Returns:
         Grey images [N, size, size], 0..255.
     """
-    number = len(glyphs)
-    draws = rng.random((8, number), dtype=np.float32)
+    number, rng = len(glyphs), JoinedGenerators(generators)
+    draws = rng.random((8, number), dtype=np.float32, axis=1)
     level = variant.background[0] + (variant.background[1] - variant.background[0]) * draws[0]
     lightest = level + variant.contrast
     luminance = lightest + (1 - lightest) * draws[1]

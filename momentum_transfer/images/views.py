@@ -31,6 +31,9 @@ from momentum_transfer.images.subsets import Selected
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
+#: Digits whose views are drawn together: their arrays stay in a core's cache.
+DRAWN_AT_ONCE = 16
+
 
 class PilGaussianBlur:
     """Gaussian blur of a PIL image with sigma drawn from a range.
@@ -132,10 +135,22 @@ class DigitViews:
         return _Glyphs(digit_glyphs(dataset), dataset.labels)
 
     def __call__(self, sample: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        seed = int(torch.randint(2**63 - 1, ()))
-        drawn = render_digits(np.stack([sample, sample]), self.image_size, self.variant, np.random.default_rng(seed))
-        views = torch.from_numpy(self.normalise.planes(drawn[:, None]))
-        return views[0], views[1]
+        return self.drawn([sample], [self.draw_seed()])[0]
+
+    def draw_seed(self) -> int:
+        """What the two drawings of one digit are drawn from."""
+        return int(torch.randint(2**63 - 1, ()))
+
+    def drawn(self, samples: Sequence[NDArray[np.float32]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Both views of many digits, each as it would be drawn alone."""
+        views: list[tuple[Tensor, Tensor]] = []
+        for first in range(0, len(samples), DRAWN_AT_ONCE):
+            part = slice(first, first + DRAWN_AT_ONCE)
+            generators = [np.random.default_rng(seed) for seed in seeds[part]]
+            digits = render_digits(np.repeat(samples[part], 2, axis=0), self.image_size, self.variant, *generators)
+            planes = torch.from_numpy(self.normalise.planes(digits[:, None]))
+            views += zip(planes[0::2], planes[1::2], strict=True)
+        return views
 
 
 @dataclass(frozen=True)
@@ -247,9 +262,17 @@ class TwoViewDataset:
 
     def at(self, epoch: int, index: int) -> tuple[Tensor, Tensor, int, int]:
         """The item of a given epoch, whatever ``set_epoch`` said: for workers that already read ahead into the next."""
-        sample, label = self._source[index]
+        return self.items([(epoch, index)])[0]
+
+    def items(self, places: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor, int, int]]:
+        """The items of many (epoch, index), each the same as alone; digits are drawn together."""
+        samples, labels = zip(*(self._source[index] for _, index in places), strict=True)
+        draw = self.views.draw_seed if isinstance(self.views, DigitViews) else None
+        made: list[Any] = []
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which would reseed the accelerators as well.
-            torch.default_generator.manual_seed(sample_seed(self.seed, epoch, index))
-            first, second = self.views(sample)
-        return first, second, label, index
+            for (epoch, index), sample in zip(places, samples, strict=True):
+                # Not torch.manual_seed, which would reseed the accelerators as well.
+                torch.default_generator.manual_seed(sample_seed(self.seed, epoch, index))
+                made.append(draw() if draw else self.views(sample))
+        views = self.views.drawn(samples, made) if isinstance(self.views, DigitViews) else made
+        return [(*pair, label, index) for pair, label, (_, index) in zip(views, labels, places, strict=True)]

@@ -71,6 +71,20 @@ def test_views_change_with_seed_epoch_and_index():
     assert len({sample_seed(s, e, i) for s in range(5) for e in range(5) for i in range(200)}) == 5000
 
 
+@pytest.mark.parametrize("variant", ["written", "strokes"])
+def test_digits_drawn_together_are_those_drawn_alone(variant: str) -> None:
+    views = TwoViewDataset(DigitImages("val"), build_views("digits", 24, variant=variant), seed=4)
+    places = [(epoch, index) for epoch in (0, 7) for index in range(0, 500, 20)]
+    state = torch.random.get_rng_state()
+    together = views.items(places)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for place, (first, second, label, index) in zip(places, together, strict=True):
+        alone = views.at(*place)
+        assert torch.equal(first, alone[0])
+        assert torch.equal(second, alone[1])
+        assert (label, index) == alone[2:]
+
+
 def test_views_of_a_named_epoch_are_those_of_that_epoch():
     views = TwoViewDataset(DigitImages("val"), build_views("digits", 16), seed=0)
     ahead = views.at(4, 3)[0]
