@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from momentum_transfer.arguments import resamples
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.run_lock import alone
@@ -88,12 +89,6 @@ def open_data(args: argparse.Namespace, asked: "Question") -> tuple["Question", 
     return made, len(parts[1])
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or 0 < int(text) < 100:
-        raise argparse.ArgumentTypeError(f"expected 0 or at least 100 resamples, found {text}")
-    return int(text)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--workers", type=int, default=2, help="processes that read images (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of split, draws and trainings (default: %(default)s)")
-    made.add_argument("--resamples", type=_count, default=1000, help="of the test images (default: %(default)s)")
+    made.add_argument("--resamples", type=resamples, default=1000, help="of the test images (default: %(default)s)")
     made.add_argument("--dry-run", action="store_true", help="time, say the plan, and stop")
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings of the detectors")
     return made

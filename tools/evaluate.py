@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from momentum_transfer.arguments import at_least
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import is_made, weights_name
@@ -223,19 +224,6 @@ def _positive_number(text: str) -> float:
     return number
 
 
-def _positive(text: str) -> int:
-    if _count(text) == 0:
-        raise argparse.ArgumentTypeError("expected at least 1, found 0")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected a count, found {text}")
-    return number
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -265,10 +253,14 @@ def parser() -> argparse.ArgumentParser:
         "--sigma", type=_positive_number, metavar="POINTS", help="standard deviation of a score over seeds"
     )
     made.add_argument(
-        "--jobs", type=_positive, help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs"
+        "--jobs",
+        type=at_least(1),
+        help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs",
     )
     made.add_argument(
-        "--gpus", type=_count, help="GPUs to use; with --slurm those of a node (default: those found here, or there)"
+        "--gpus",
+        type=at_least(0),
+        help="GPUs to use; with --slurm those of a node (default: those found here, or there)",
     )
     made.add_argument("--slurm", action="store_true", help="one Slurm job a task, through submitit")
     made.add_argument(

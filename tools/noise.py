@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from momentum_transfer.arguments import at_least
 from momentum_transfer.console import run_tool, say, table
 from momentum_transfer.errors import InputError
 
@@ -86,8 +87,11 @@ def _measured(network: "Module", views: "Tensor", args: argparse.Namespace) -> d
     def percent(n: int, alpha: float) -> float:
         return 100 * statistics_noise(network, views, n, alpha, args.companions, args.seed).relative
 
-    found = {f"noise/n={n}/alpha={alpha:g}": percent(n, alpha) for n in args.n for alpha in args.alpha}
-    return {**found, RUNNING: percent(args.n[0], 0.0)}
+    running = percent(args.n[0], 0.0)  # whatever n is
+    found = {
+        f"noise/n={n}/alpha={alpha:g}": percent(n, alpha) if alpha else running for n in args.n for alpha in args.alpha
+    }
+    return {**found, RUNNING: running}
 
 
 def _record(file: Path, found: dict[str, float], about: dict[str, Any]) -> None:
@@ -112,20 +116,22 @@ def _views(cfg: "CfgNode", images: "Images", count: int) -> "Tensor":
     return torch.stack([view(images.train[int(row)][0]) for row in rows])
 
 
-def _batch(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"expected a batch of at least 2 images, found {text}")
-    return int(text)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--weights", required=True, help="checkpoint of any known family, run folder, hf:…, timm:NAME")
     made.add_argument("--config", required=True, help="of the images: configs/lowshot/…, configs/smoke/lowshot_…")
-    made.add_argument("--n", type=_batch, nargs="+", default=[8, 16, 32, 64, 128], help="images that share statistics")
+    made.add_argument(
+        "--n",
+        type=at_least(2, "a number of images"),
+        nargs="+",
+        default=[8, 16, 32, 64, 128],
+        help="images that share statistics",
+    )
     made.add_argument("--alpha", type=float, nargs="+", default=[1.0, 0.5, 0.1, 0.0], help="weight of the batch")
-    made.add_argument("--views", type=_batch, default=512, help="images measured (default: %(default)s)")
+    made.add_argument(
+        "--views", type=at_least(2, "a number of images"), default=512, help="images measured (default: %(default)s)"
+    )
     made.add_argument("--companions", type=int, default=4, help="random sets for each (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of the companions (default: %(default)s)")
     made.add_argument("--network", "--which", dest="which", choices=("teacher", "student"))

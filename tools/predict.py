@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from momentum_transfer.arguments import at_least
 from momentum_transfer.console import run_tool, say
 from momentum_transfer.errors import InputError
 
@@ -47,12 +48,6 @@ def _share(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text}")
-    return int(text)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -62,7 +57,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--threshold", type=_share, metavar="SCORE",
                       help="leave out detections of a lower score (default: the JSON keeps all that the detector "
                       "gives; pictures and counts begin at 0.5)")  # fmt: skip
-    made.add_argument("--batch-size", type=_count, default=1, help="images of one size at once (default: %(default)s)")
+    made.add_argument(
+        "--batch-size", type=at_least(1), default=1, help="images of one size at once (default: %(default)s)"
+    )
     made.add_argument("--ids", metavar="FILE.json", help="take the images' ids from this COCO JSON, so that `score` "
                       "can compare")  # fmt: skip
     made.add_argument("--no-visuals", action="store_true", help="draw no pictures")

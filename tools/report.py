@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from momentum_transfer.arguments import resamples
 from momentum_transfer.console import run_tool, say
 from momentum_transfer.shipped import typed
 
@@ -42,12 +43,6 @@ def main(args: argparse.Namespace) -> None:
     say(f"wrote {out} ({out.stat().st_size / 1e6:.2f} MB), and beside it {out.stem}.md and {out.stem}.csv")
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or 0 < int(text) < 100:
-        raise argparse.ArgumentTypeError(f"expected 0 or at least 100 resamples, found {text}")
-    return int(text)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", metavar="FILE.html", help="default: report.html beside the first results file")
     made.add_argument(
         "--resamples",
-        type=_count,
+        type=resamples,
         default=1000,
         help="of the test images for intervals (default: %(default)s; 0: none)",
     )

@@ -55,6 +55,8 @@ def problems(cfg: CfgNode) -> Iterator[str]:
 
 def _not_adapted(cfg: CfgNode, asked: TimmBackbone, reason: str) -> str:
     """What a detector asks of a network beyond its own form, and this one cannot be built with."""
+    if cfg.MODEL.BACKBONE.DROP_PATH and _builds_without_drop_path(cfg):
+        return reason
     if (stride := output_stride(cfg)) != 32:
         return (
             f"expected a network that timm can dilate to stride {stride} for DeepLab, found {asked.architecture}; "
@@ -66,6 +68,17 @@ def _not_adapted(cfg: CfgNode, asked: TimmBackbone, reason: str) -> str:
             f"{asked.architecture}, which timm does not build otherwise; take another network"
         )
     return reason
+
+
+def _builds_without_drop_path(cfg: CfgNode) -> bool:
+    without = cfg.clone()
+    without.defrost()
+    without.MODEL.BACKBONE.DROP_PATH = 0.0
+    try:
+        on_meta(detector_architecture(without))
+    except InputError:
+        return False
+    return True
 
 
 def _norms_of_batches(cfg: CfgNode) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from momentum_transfer.backbones import convert, norm_rescale, synthetic_lars
 from momentum_transfer.backbones.read import CoverageError, SourceBackbone, load_backbone
@@ -51,16 +52,10 @@ def convert_file(
     convert.check_target(out)
     if sum(each is not None for each in (anchor, constant, scale)) > 1:
         raise InputError("expected one of anchor, constant and scale, found several; convert twice")
-    title = f"keys of {checkpoint}"
-    try:
-        source = load_backbone(
-            checkpoint, architecture, which=which, family=family, trust_pickle=trust_pickle,
-            resize_positions=resize_positions,
-        )  # fmt: skip
-    except CoverageError as error:
-        error.report.show(title)
-        raise
-    source.report.show(title)
+    source = _read(
+        checkpoint, architecture, which=which, family=family, trust_pickle=trust_pickle,
+        resize_positions=resize_positions,
+    )  # fmt: skip
     other = None if anchor is None else str(anchor)
     scaling = synthetic_lars.apply(source, scale, scope)
     rescaling = norm_rescale.apply(source, other, constant, scope, trust_pickle=trust_pickle)
@@ -68,8 +63,23 @@ def convert_file(
         warn(warning)
     metadata = convert.metadata_of(source, rescaling) | ({"scaled": scaling} if scaling else {})
     convert.write(out, source.state, source.architecture, metadata, without_prefix=without_prefix)
-    arch = source.architecture
-    shape = f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)
-    say(f"wrote {out}: {shape}, network {source.network}"
-        + (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else ""))  # fmt: skip
+    rescaled = (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else "")
+    say(f"wrote {out}: {_shape(source)}, network {source.network}{rescaled}")
     return source
+
+
+def _read(checkpoint: str | Path, architecture: str | None, **options: Any) -> SourceBackbone:
+    """The checkpoint; the report of its keys is printed either way."""
+    title = f"keys of {checkpoint}"
+    try:
+        source = load_backbone(checkpoint, architecture, **options)
+    except CoverageError as error:
+        error.report.show(title)
+        raise
+    source.report.show(title)
+    return source
+
+
+def _shape(source: SourceBackbone) -> str:
+    arch = source.architecture
+    return f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)

@@ -129,7 +129,8 @@ class TimmBackbone(nn.Module):
         """
         training, side = self.training, self.input.size
         try:
-            with torch.no_grad(), suppress(NotImplementedError, RuntimeError):  # what is no InputError tells nothing
+            # A size that it refuses is an InputError; other errors are operations that meta tensors do not have.
+            with torch.no_grad(), suppress(NotImplementedError, RuntimeError):
                 self.eval()(torch.zeros(2, 3, side, side, device=next(self.parameters()).device))
         finally:
             self.train(training)

@@ -230,3 +230,17 @@ def test_what_does_not_fit_is_one_line_before_any_compute(architecture, detector
         cfg = config_of(architecture, detector, *settings.split())
         check_settings(cfg)
         choose_engine("torchvision", cfg)
+
+
+@pytest.mark.parametrize(("architecture", "detector"), [(REGNET, "stride16"), (DINOV2, "mask_rcnn")])
+def test_a_drop_path_that_a_network_does_not_take_is_the_reason_told(architecture, detector, monkeypatch):
+    build = any_backbone.build_backbone
+
+    def without_drop_path(asked):
+        if "drop_path_rate" in dict(asked.options):
+            raise InputError("it takes no drop_path_rate")
+        return build(asked)
+
+    monkeypatch.setattr(any_backbone, "build_backbone", without_drop_path)
+    with pytest.raises(InputError, match="it takes no drop_path_rate"):
+        check_settings(config_of(architecture, detector, "MODEL.BACKBONE.DROP_PATH", "0.1"))

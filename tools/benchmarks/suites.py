@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
+from momentum_transfer.arguments import at_least
 from momentum_transfer.console import run_tool, say
 from momentum_transfer.records import make_record
 
@@ -116,19 +117,12 @@ def _record(name: str, trial: int) -> dict[str, object]:
     )  # fmt: skip
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"expected a count from 1, found {text}")
-    return number
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--checkpoints", type=_count, default=1000)
-    made.add_argument("--tasks", type=_count, default=10, help="for each checkpoint")
-    made.add_argument("--records", type=_count, help="report on a file of so many lines in the place of a suite")
+    made.add_argument("--checkpoints", type=at_least(1), default=1000)
+    made.add_argument("--tasks", type=at_least(1), default=10, help="for each checkpoint")
+    made.add_argument("--records", type=at_least(1), help="report on a file of so many lines in the place of a suite")
     return made
 
 

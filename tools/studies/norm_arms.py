@@ -11,6 +11,7 @@ norm_rescale` runs all of it.
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def make_arms(weights: str, folder: Path, names: list[str]) -> dict[str, Path]:
     rows, made = [], {}
     for name in names:
         factor, scope, then = ARMS[name]
-        arm = load_backbone(weights)
+        arm = replace(original, state=dict(original.state))
         said = synthetic_lars.apply(arm, factor, scope)
         if then == "normrescale":
             arm.state = norm_rescale.rescale_to_anchor(arm.state, original.state, "all")
