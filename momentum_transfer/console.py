@@ -1,29 +1,19 @@
-"""Terminal output of all tools: lines, progress, tables, errors, signals.
+"""Terminal output of all tools: lines, progress, tables.
 
 All of it goes through the logger ``momentum_transfer``: silent for callers of the library (``logging.basicConfig`` with
-level INFO shows it, raising the logger's level silences it), printed by :func:`run_tool`, which speaks for the tools.
+level INFO shows it, raising the logger's level silences it), printed by ``tool_run.run_tool``, which speaks for the
+tools.
 """
 
-import argparse
 import contextlib
 import logging
 import os
-import signal
 import sys
-import threading
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from momentum_transfer import slurm_ranks
-from momentum_transfer.errors import InputError
-from momentum_transfer.exit_lines import AGAIN, first_to_say, refusal, shortened
-from momentum_transfer.extras import missing_package
 from momentum_transfer.shipped import as_typed
-from momentum_transfer.versions import check_torch
 
 if TYPE_CHECKING:  # rich takes a tenth of a second, and only tables and bars need it
     from rich.console import Console
@@ -36,9 +26,6 @@ PLAIN_INTERVAL = 10.0
 
 #: Longer tables are lines without a frame: rich takes a millisecond a row.
 DRAWN = 1000
-
-#: SIGTERM within so many seconds of the first is the same request.
-SAME_SIGNAL = 10.0
 
 _LOGGER = logging.getLogger("momentum_transfer")
 _LOGGER.addHandler(logging.NullHandler())  # without it, logging prints the warnings of silent libraries itself
@@ -208,156 +195,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         spaces = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
         aligned = [row[0] + spaces[0], *(space + cell for space, cell in zip(spaces[1:], row[1:], strict=True))]
         yield "  ".join(aligned).rstrip()
-
-
-class StopSignal:
-    """Set by SIGINT or SIGTERM; a loop looks at it after each step, saves and leaves."""
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-
-    def __bool__(self) -> bool:
-        return self.received is not None
-
-    @property
-    def exit_code(self) -> int:
-        """The shell's convention: 128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM)."""
-        return 128 + (self.received or signal.SIGTERM)
-
-
-class Stopped(Exception):
-    """Work ended early by a signal, after saving. ``message`` says how to resume."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-@contextlib.contextmanager
-def stop_signals(then: str = "finishing this step, then saving") -> Iterator[StopSignal]:
-    """Catch SIGINT and SIGTERM inside the block. The first one only sets the flag; a second one ends at once.
-
-    Launchers (torchrun, srun, Slurm and what watches a job) each pass a SIGTERM on, so that several within ten seconds
-    are one.
-
-    Args:
-        then: what happens at the first, for the message.
-    """
-    stop, at = StopSignal(), 0.0
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        nonlocal at
-        if stop.received is not None:
-            if number == signal.SIGTERM and time.monotonic() - at < SAME_SIGNAL:
-                return
-            raise KeyboardInterrupt
-        stop.received, at = signal.Signals(number), time.monotonic()
-        warn(f"{stop.received.name} received: {then} (once more: stop at once)")
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def run_tool(
-    parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None
-) -> int:
-    """Parse the command line, run ``main`` and turn what goes wrong into one line and an exit code.
-
-    Codes: 0 done, 2 wrong input, 130 / 143 stopped by SIGINT / SIGTERM, 1 anything else (with a traceback, because
-    that is a bug). ``--debug`` shows the traceback of wrong input too; ``--quiet`` prints warnings and errors only.
-    """
-    tool_environment()
-    parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
-    parser.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    parser.description, parser.epilog = as_typed(parser.description), as_typed(parser.epilog)
-    # Intermixed: KEY VALUE pairs may stand before, between and after the options.
-    args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
-    with speaking(quiet=args.quiet):
-        return _exit_code(main, args)
-
-
-def tool_environment() -> None:
-    """What a tool sets for its process before torch is imported; the library leaves the environment alone.
-
-    Threads that wait spin briefly, then sleep. Spinning without end makes a step many times slower as soon as another
-    process wants a core; sleeping at once makes it up to twice as slow on an idle machine.
-    """
-    slurm_ranks.adopt(os.environ)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    threading.excepthook = _background_error
-    # fvcore.nn decorates functions with torch.jit.script at import; nothing here uses them and no user can act on it.
-    warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
-
-
-def _background_error(args: threading.ExceptHookArgs) -> None:
-    """Of what a full disk does to TensorBoard's thread nothing is printed: the loop's next write raises the same."""
-    if not issubclass(args.exc_type, OSError):
-        threading.__excepthook__(args)
-
-
-def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:
-    try:
-        check_torch()
-        with _terminable():
-            main(args)
-    except InputError as error:
-        if args.debug:
-            traceback.print_exc()
-        _say_error(str(error) if args.debug else shortened(str(error)))
-        return 2
-    except ModuleNotFoundError as error:
-        if args.debug or (said := missing_package(error.name or "")) is None:
-            raise
-        _say_error(said)
-        return 2
-    except Stopped as stopped:
-        say(as_typed(str(stopped)))
-        return stopped.exit_code
-    except KeyboardInterrupt:
-        print(f"stopped by Ctrl-C; {AGAIN}", file=sys.stderr)
-        return 130
-    except _Terminated:
-        print(f"stopped by SIGTERM; {AGAIN}", file=sys.stderr)
-        return 143
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except Exception as error:
-        if args.debug or (refused := refusal(error)) is None:
-            raise
-        line, code = refused
-        _say_error(line)
-        return code
-    return 0
-
-
-def _say_error(text: str) -> None:
-    """One line on standard error; under torchrun of the first process that has it to say."""
-    if first_to_say(text):
-        print(f"error: {as_typed(text)}", file=sys.stderr, flush=True)
-
-
-class _Terminated(BaseException):
-    """SIGTERM outside of a loop that saves."""
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that temporary files are removed."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        raise _Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from momentum_transfer import distributed
 from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.console import ProgressLine, Stopped, StopSignal, say, stop_signals
+from momentum_transfer.console import ProgressLine, say
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.learned_settings import pretraining_hash
@@ -24,6 +24,7 @@ from momentum_transfer.metrics import Metrics
 from momentum_transfer.run_lock import alone_in
 from momentum_transfer.samplers import ordered_loader
 from momentum_transfer.settings import dump
+from momentum_transfer.stopping import Stopped, StopSignal, stop_signals
 from momentum_transfer.worker_count import workers_without_measuring
 from pretrain import resume
 from pretrain.compiling import compile_errors

@@ -12,8 +12,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)
 
-from momentum_transfer.console import speaking, tool_environment
+from momentum_transfer.console import speaking
 from momentum_transfer.shipped import as_typed
+from momentum_transfer.tool_run import tool_environment
 
 
 def main() -> int:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import resamples
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.run_lock import alone
 from momentum_transfer.shipped import workplace
+from momentum_transfer.tool_run import run_tool
 
 if TYPE_CHECKING:
     from momentum_transfer.choice.plan import Question

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES
-from momentum_transfer.console import run_tool, say
+from momentum_transfer.console import say
 from momentum_transfer.files import write_text
+from momentum_transfer.tool_run import run_tool
 
 if TYPE_CHECKING:
     from momentum_transfer.backbones.key_report import KeyReport

@@ -20,9 +20,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)
 
 from momentum_transfer import records
-from momentum_transfer.console import Stopped, run_tool, say
+from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.shipped import typed
+from momentum_transfer.stopping import Stopped
+from momentum_transfer.tool_run import run_tool
 
 SHOTS = 4
 #: A network and batches small enough for a minute, in the place of the quickstart's.

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import at_least
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import is_made, weights_name
 from momentum_transfer.hub.names import is_hub_name
@@ -42,6 +42,7 @@ from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN
+from momentum_transfer.tool_run import run_tool
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")

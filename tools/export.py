@@ -14,8 +14,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import run_tool, say
+from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
+from momentum_transfer.tool_run import run_tool
 
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import at_least
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
+from momentum_transfer.tool_run import run_tool
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import run_tool, say, warn
+from momentum_transfer.console import say, warn
 from momentum_transfer.errors import InputError
+from momentum_transfer.tool_run import run_tool
 
 if TYPE_CHECKING:
     from momentum_transfer.backbones.read import SourceBackbone

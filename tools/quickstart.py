@@ -16,11 +16,12 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import run_tool, say
+from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.run_lock import alone
 from momentum_transfer.shipped import typed, workplace
 from momentum_transfer.suites.chain import Step, cores, run_chain
+from momentum_transfer.tool_run import run_tool
 
 BACKBONES = ("momentum2_digits", "random_digits")
 LOWSHOT = "configs/smoke/lowshot_digits.yaml"

@@ -19,10 +19,11 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer import items
 from momentum_transfer import records as results
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of, sha256_of_text
 from momentum_transfer.text_files import read_lines
+from momentum_transfer.tool_run import run_tool
 
 #: The options of each task, with their defaults.
 _COCO = {"iou_type": "bbox", "area_from": "file", "max_dets": None}

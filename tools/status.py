@@ -17,9 +17,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.suites.progress import Standing, standings
 from momentum_transfer.suites.slurm import submitted
+from momentum_transfer.tool_run import run_tool
 
 #: Rows of the table unless --all is given.
 ROWS = 40

@@ -17,12 +17,13 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import write_text
 from momentum_transfer.shipped import CONFIGS, started, workplace
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.sweep import describe
+from momentum_transfer.tool_run import run_tool
 
 #: How the suites of studies are called.
 PREFIX = "study_"

@@ -13,7 +13,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from momentum_transfer.console import run_tool
+from momentum_transfer.tool_run import run_tool
 
 SECONDS, KIBIBYTES = 30.0, 2 << 20
 DONE, LINE = "done", "one line"

@@ -16,8 +16,8 @@ from momentum_transfer.backbones import convert
 from momentum_transfer.backbones.export import backbone_state
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.console import Stopped
 from momentum_transfer.settings import load_config
+from momentum_transfer.stopping import Stopped
 from pretrain.config import get_cfg
 from pretrain.train import train
 from tests.attacks.annotations import changed

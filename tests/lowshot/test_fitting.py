@@ -9,9 +9,9 @@ from lowshot import linear
 from lowshot.features.feature_set import FeatureSet
 from lowshot.fitting import Run, fit
 from lowshot.presets import LinearPreset, Schedule
-from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
 from momentum_transfer.metrics import read
+from momentum_transfer.stopping import Stopped
 from tests.two_processes import in_two_processes
 
 CPU = torch.device("cpu")

@@ -1,65 +1,9 @@
-"""The terminal: exit codes, one-line errors, signals that wait for the step to end."""
-
-import argparse
-import errno
-import os
-import signal
+"""The terminal: lines, progress and tables."""
 
 import pytest
 
 from momentum_transfer import console
-from momentum_transfer.console import ProgressLine, Stopped, run_tool, stop_signals, table, track
-from momentum_transfer.errors import InputError
-
-
-def run(main, argv=()):
-    return run_tool(argparse.ArgumentParser(), main, list(argv))
-
-
-def raiser(error):
-    def main(_args):
-        raise error
-
-    return main
-
-
-def test_wrong_input_is_one_line_and_exit_code_2(capsys):
-    assert run(raiser(InputError("expected a, found b"))) == 2
-    assert capsys.readouterr().err == "error: expected a, found b\n"
-
-
-def test_debug_shows_the_traceback(capsys):
-    assert run(raiser(InputError("expected a")), ["--debug"]) == 2
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_full_disk_is_readable(capsys):
-    assert run(raiser(OSError(errno.ENOSPC, "No space left on device", "x.pt"))) == 1
-    assert "no space left on the disk while writing x.pt" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("error", [NotADirectoryError(errno.ENOTDIR, "Not a directory", "f/out"),
-                                   OSError(errno.ENAMETOOLONG, "File name too long", "f/out"),
-                                   PermissionError(errno.EACCES, "Permission denied", "f/out")])  # fmt: skip
-def test_a_path_that_cannot_be_used_is_one_line(capsys, error):
-    assert run(raiser(error)) == 2
-    assert capsys.readouterr().err == f"error: cannot use f/out: {error.strerror}; choose another path\n"
-
-
-def test_sigterm_unwinds_and_says_what_to_do(capsys):
-    unwound = []
-
-    def main(_args):
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        finally:
-            unwound.append(True)
-
-    before = signal.getsignal(signal.SIGTERM)
-    assert run(main) == 143
-    assert unwound
-    assert "run the same command again" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
+from momentum_transfer.console import ProgressLine, table, track
 
 
 def test_brackets_in_names_are_no_markup(capsys):
@@ -67,43 +11,6 @@ def test_brackets_in_names_are_no_markup(capsys):
     out = capsys.readouterr().out
     assert "[b]x.json" in out
     assert "[red]y" in out
-
-
-def test_a_stop_says_its_message_and_gives_the_shells_code(capsys):
-    assert run(raiser(Stopped("saved step 3; resume with --resume", 143))) == 143
-    assert "resume with --resume" in capsys.readouterr().out
-
-
-def test_settings_may_stand_before_between_and_after_options():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("command", choices=["knn", "svm"])
-    parser.add_argument("--config")
-    parser.add_argument("overrides", nargs="*")
-    seen = []
-    assert run_tool(parser, seen.append, ["svm", "A", "1", "--config", "f", "B", "2", "--debug"]) == 0
-    assert (seen[0].command, seen[0].config, seen[0].overrides, seen[0].debug) == (
-        "svm",
-        "f",
-        ["A", "1", "B", "2"],
-        True,
-    )
-
-
-def test_bugs_keep_their_traceback():
-    with pytest.raises(ZeroDivisionError):
-        run(raiser(ZeroDivisionError()))
-
-
-def test_the_first_signal_only_sets_the_flag_and_the_second_ends():
-    before = signal.getsignal(signal.SIGINT)
-    with stop_signals() as stop:
-        assert not stop
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop
-        assert stop.exit_code == 143
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_track_yields_everything_and_ends_with_a_plain_line(capsys):
@@ -154,8 +61,3 @@ def test_a_table_of_many_rows_is_lines_without_a_frame_and_loses_none(capsys):
     assert (title, head.split()) == ("scores", ["name", "value", "note"])
     assert [line.split() for line in lines] == [[name, str(value), "x", "y"] for name, value, _ in rows]
     assert {line.index("x y") for line in lines} == {head.index("note") + 1}
-
-
-def test_an_error_is_one_line_whatever_breaks_stand_in_the_names_in_it(capsys):
-    assert run(raiser(InputError("expected a, found b\nc\u2028d\x85e; next"))) == 2
-    assert capsys.readouterr().err == "error: expected a, found b c d e; next\n"

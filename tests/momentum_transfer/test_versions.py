@@ -10,9 +10,9 @@ import pytest
 
 import momentum_transfer as mt
 from momentum_transfer import versions
-from momentum_transfer.console import run_tool
 from momentum_transfer.errors import InputError
 from momentum_transfer.extras import EXTRAS, REQUIRED, extra
+from momentum_transfer.tool_run import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 #: import name -> name on the package index, where they differ

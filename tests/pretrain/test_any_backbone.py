@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
+from momentum_transfer.stopping import Stopped
 from pretrain.methods import build_method
 from pretrain.norms import MomentumBatchNorm
 from pretrain.own_loop import build_method as method_by_name

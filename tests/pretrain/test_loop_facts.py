@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.console import Stopped
 from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.stopping import Stopped
 from pretrain.methods import build_method
 from pretrain.norms import MomentumBatchNorm
 from pretrain.pipeline import TrainingBatches

@@ -8,10 +8,11 @@ from safetensors.torch import load_file
 
 from momentum_transfer import worker_count
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.console import Stopped, speaking
+from momentum_transfer.console import speaking
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.learned_settings import learned_settings
+from momentum_transfer.stopping import Stopped
 from pretrain import pipeline, views_on
 from pretrain.train import train
 

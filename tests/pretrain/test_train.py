@@ -13,9 +13,9 @@ import pretrain.run as run_module
 import pretrain.train as train_module
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.stopping import Stopped
 from pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
 from pretrain.train import train
 from tests.process_group import outcome_in_own_group, signal_own_group

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from momentum_transfer import distributed
-from momentum_transfer.console import Stopped
 from momentum_transfer.settings import load_config
+from momentum_transfer.stopping import Stopped
 from pretrain.config import get_cfg
 from pretrain.methods import build_method
 from pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair

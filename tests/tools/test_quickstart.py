@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from momentum_transfer.console import run_tool
+from momentum_transfer.tool_run import run_tool
 from tests.momentum_transfer.suites.test_chain import noted_steps, notes
 from tests.tools.in_process import run_tool as run
 from tools import quickstart

@@ -18,7 +18,7 @@ for name in sys.argv[1].split(","):
     parser = importlib.import_module(f"tools.{name}").parser()
     assert len(parser.format_help()) > 100, name
     assert not slow & set(sys.modules), (name, slow & set(sys.modules))
-from momentum_transfer.console import run_tool
+from momentum_transfer.tool_run import run_tool
 import tools.score
 code = run_tool(tools.score.parser(), tools.score.main, sys.argv[2:])
 assert not slow & set(sys.modules), slow & set(sys.modules)

@@ -18,8 +18,8 @@ pytest.importorskip("detectron2")
 from detectron2.config import get_cfg
 from tensorboard.backend.event_processing import event_accumulator
 
-from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
+from momentum_transfer.stopping import Stopped
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer import test_any_backbone as any_networks
 from tests.transfer.torchvision_engine.test_semantic import labels_config

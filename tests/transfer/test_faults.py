@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from momentum_transfer import records as results
-from momentum_transfer.console import run_tool
+from momentum_transfer.tool_run import run_tool
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
 from transfer.run import Request, run
 from transfer.torchvision_engine import predict as prediction

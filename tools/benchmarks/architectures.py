@@ -20,10 +20,11 @@ import torch
 
 from lowshot.evaluate import evaluate
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import write_text
 from momentum_transfer.ranges import Choice
+from momentum_transfer.tool_run import run_tool
 
 #: what it is -> the smallest of its kind in timm, or one at few pixels
 NETWORKS = {

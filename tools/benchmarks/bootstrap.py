@@ -23,7 +23,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import numpy as np
 
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
+from momentum_transfer.tool_run import run_tool
 from tools.benchmarks.evaluators.synthetic import write
 
 SIDES = ("first", "second")

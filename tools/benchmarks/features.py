@@ -21,8 +21,9 @@ import torch
 from lowshot.features.extract import compute
 from lowshot.features.pooling import StageFeatures
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backbone
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
+from momentum_transfer.tool_run import run_tool
 
 #: CPU seconds of this process, which other processes on a busy machine do not lengthen.
 clock = time.perf_counter if choose_device().type == "cuda" else time.process_time

@@ -29,8 +29,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
 
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
+from momentum_transfer.tool_run import run_tool
 
 HERE = Path(__file__).resolve().parent
 BENCHMARK = (str(HERE.parent / "benchmark.py"),)

@@ -28,9 +28,10 @@ import torch
 
 from lowshot import knn, retrieval
 from lowshot.features.feature_set import FeatureSet
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
 from momentum_transfer.neighbours import normalized, search
+from momentum_transfer.tool_run import run_tool
 
 TOP, K = 1000, 20
 #: CPU seconds of this process, which other processes on a busy machine do not lengthen.

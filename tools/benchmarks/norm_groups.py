@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.cpu_memory import keep_freed_memory
 from momentum_transfer.errors import InputError
+from momentum_transfer.tool_run import run_tool
 from pretrain.norms import Norm, commit_pair, pair_norms
 
 #: architecture -> image side, batch on the CPU, batch on a GPU

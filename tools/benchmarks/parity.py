@@ -18,8 +18,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 import numpy as np
 import torch
 
-from momentum_transfer.console import run_tool, table
+from momentum_transfer.console import table
 from momentum_transfer.errors import InputError
+from momentum_transfer.tool_run import run_tool
 from transfer import config
 from transfer.config import task_name
 from transfer.data.datasets import get_dataset

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.cpu_memory import keep_freed_memory
+from momentum_transfer.tool_run import run_tool
 from pretrain.heads import mlp
 from pretrain.methods.momentum2 import Momentum2Teacher
 from pretrain.methods.student_teacher import Branch, TeacherRule

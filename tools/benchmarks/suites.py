@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from momentum_transfer.arguments import at_least
-from momentum_transfer.console import run_tool, say
+from momentum_transfer.console import say
 from momentum_transfer.records import make_record
+from momentum_transfer.tool_run import run_tool
 
 SBATCH = """#!{python} -ES
 import os

@@ -27,8 +27,9 @@ from lowshot.svm.batched import fit_batched, share
 from lowshot.svm.liblinear import fit_liblinear
 from lowshot.svm.problem import LinearClassifiers, objectives, signed_targets
 from lowshot.svm.scoring import evaluate
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.neighbours import normalized
+from momentum_transfer.tool_run import run_tool
 
 COSTS = [2.0**power for power in range(-5, 6)]
 

@@ -18,9 +18,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
 
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.metrics import read
 from momentum_transfer.settings import load_config
+from momentum_transfer.tool_run import run_tool
 from pretrain.config import get_cfg
 from pretrain.train import train
 

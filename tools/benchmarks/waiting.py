@@ -21,9 +21,10 @@ import numpy as np
 import PIL.Image
 from safetensors.torch import load_file
 
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.settings import load_config
+from momentum_transfer.tool_run import run_tool
 from pretrain.config import get_cfg
 from pretrain.train import train
 

@@ -27,11 +27,12 @@ from lowshot.run import run as evaluate
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.checkpoint_folder import CheckpointFolder
-from momentum_transfer.console import ProgressLine, run_tool, say
+from momentum_transfer.console import ProgressLine, say
 from momentum_transfer.errors import InputError
 from momentum_transfer.extras import extra
 from momentum_transfer.schedules import momentum_at
 from momentum_transfer.settings import load_config
+from momentum_transfer.tool_run import run_tool
 from pretrain.config import get_cfg
 from pretrain.optimizers import set_learning_rate
 from pretrain.plan import learning_rate_at

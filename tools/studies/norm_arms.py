@@ -17,8 +17,9 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
+from momentum_transfer.tool_run import run_tool
 
 #: Arm -> (factor, which weights, what is done then). The statistics of NormRescale's arms return, too (scope all).
 ARMS: dict[str, tuple[float, str, str]] = {

@@ -14,10 +14,10 @@ from torch import nn
 
 from momentum_transfer.boards import Board, boards
 from momentum_transfer.checkpoint_folder import CheckpointFolder, read_archive
-from momentum_transfer.console import Stopped, StopSignal, stop_signals
 from momentum_transfer.distributed import any_rank, barrier, is_main, rank
 from momentum_transfer.errors import InputError
 from momentum_transfer.samplers import signals_held
+from momentum_transfer.stopping import Stopped, StopSignal, stop_signals
 from transfer.any_backbone import group_rules
 from transfer.detectron2_engine.data import training_loader
 from transfer.detectron2_engine.models import load_initial, register

@@ -16,10 +16,11 @@ from fvcore.nn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from momentum_transfer.console import ProgressLine, Stopped, say, stop_signals
+from momentum_transfer.console import ProgressLine, say
 from momentum_transfer.distributed import any_rank, is_distributed
 from momentum_transfer.errors import InputError
 from momentum_transfer.metrics import Metrics
+from momentum_transfer.stopping import Stopped, stop_signals
 from transfer.torchvision_engine import training_state
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.solver import GradientClipper

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
+from momentum_transfer.stopping import Stopped
 from momentum_transfer.suites.chain import Step, run_chain
 
 SCRIPT = """

@@ -17,12 +17,12 @@ import pretrain.config
 import transfer.config
 from lowshot.evaluations import ON_FEATURES
 from lowshot.image_evaluations import ON_IMAGES
-from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.settings import load_config
+from momentum_transfer.stopping import Stopped
 from momentum_transfer.suites.attempt import full_command, last_line
 from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.plan import plan

@@ -5,8 +5,8 @@ import signal
 import pytest
 import torch
 
-from momentum_transfer.console import Stopped
 from momentum_transfer.errors import InputError
+from momentum_transfer.stopping import Stopped
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, predict_tiny, shapes_config, train_tiny

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from momentum_transfer import distributed
-from momentum_transfer.console import Stopped
+from momentum_transfer.stopping import Stopped
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import shapes_config, train_tiny
 from transfer.run import Request, run

@@ -10,9 +10,10 @@ import torch
 
 from lowshot import knn, retrieval
 from lowshot.features.feature_set import FeatureSet
-from momentum_transfer.console import run_tool, table
+from momentum_transfer.console import table
 from momentum_transfer.devices import choose_device
 from momentum_transfer.neighbours import search
+from momentum_transfer.tool_run import run_tool
 
 TOP = 1000
 

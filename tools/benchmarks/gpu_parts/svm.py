@@ -9,8 +9,9 @@ import torch
 from lowshot.svm.batched import fit_batched
 from lowshot.svm.problem import signed_targets
 from lowshot.svm.scoring import evaluate
-from momentum_transfer.console import run_tool, table
+from momentum_transfer.console import table
 from momentum_transfer.devices import choose_device
+from momentum_transfer.tool_run import run_tool
 
 from ..svm import COSTS, synthetic
 

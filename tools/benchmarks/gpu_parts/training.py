@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.console import run_tool, say, table
+from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.settings import load_config
+from momentum_transfer.tool_run import run_tool
 from pretrain.config import get_cfg
 from pretrain.train import train
 

@@ -1,0 +1,92 @@
+"""Exit codes and errors of one line."""
+
+import argparse
+import errno
+import os
+import signal
+
+import pytest
+
+from momentum_transfer.errors import InputError
+from momentum_transfer.stopping import Stopped
+from momentum_transfer.tool_run import run_tool
+
+
+def run(main, argv=()):
+    return run_tool(argparse.ArgumentParser(), main, list(argv))
+
+
+def raiser(error):
+    def main(_args):
+        raise error
+
+    return main
+
+
+def test_wrong_input_is_one_line_and_exit_code_2(capsys):
+    assert run(raiser(InputError("expected a, found b"))) == 2
+    assert capsys.readouterr().err == "error: expected a, found b\n"
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert run(raiser(InputError("expected a")), ["--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_readable(capsys):
+    assert run(raiser(OSError(errno.ENOSPC, "No space left on device", "x.pt"))) == 1
+    assert "no space left on the disk while writing x.pt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [NotADirectoryError(errno.ENOTDIR, "Not a directory", "f/out"),
+                                   OSError(errno.ENAMETOOLONG, "File name too long", "f/out"),
+                                   PermissionError(errno.EACCES, "Permission denied", "f/out")])  # fmt: skip
+def test_a_path_that_cannot_be_used_is_one_line(capsys, error):
+    assert run(raiser(error)) == 2
+    assert capsys.readouterr().err == f"error: cannot use f/out: {error.strerror}; choose another path\n"
+
+
+def test_sigterm_unwinds_and_says_what_to_do(capsys):
+    unwound = []
+
+    def main(_args):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            unwound.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(main) == 143
+    assert unwound
+    assert "run the same command again" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stop_says_its_message_and_gives_the_shells_code(capsys):
+    assert run(raiser(Stopped("saved step 3; resume with --resume", 143))) == 143
+    assert "resume with --resume" in capsys.readouterr().out
+
+
+def test_settings_may_stand_before_between_and_after_options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=["knn", "svm"])
+    parser.add_argument("--config")
+    parser.add_argument("overrides", nargs="*")
+    seen = []
+    assert run_tool(parser, seen.append, ["svm", "A", "1", "--config", "f", "B", "2", "--debug"]) == 0
+    assert (seen[0].command, seen[0].config, seen[0].overrides, seen[0].debug) == (
+        "svm",
+        "f",
+        ["A", "1", "B", "2"],
+        True,
+    )
+
+
+def test_bugs_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run(raiser(ZeroDivisionError()))
+
+
+def test_an_error_is_one_line_whatever_breaks_stand_in_the_names_in_it(capsys):
+    assert run(raiser(InputError("expected a, found b\nc\u2028d\x85e; next"))) == 2
+    assert capsys.readouterr().err == "error: expected a, found b c d e; next\n"
