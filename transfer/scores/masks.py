@@ -7,18 +7,20 @@ least significant group first, sign-extended; from the fourth run on the differe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from transfer.scores.compiled import kernels
+
 Size = list[int]  # height, width
 Fail = Callable[[int, str, str], None]
 
 _EXPECTED = "expected polygons or a run-length code of exactly height × width pixels"
-MOST_PIXELS = 1 << 29  # of an image: the longest run of ``_WIDEST`` characters
-_WIDEST = 6  # characters of one value: runs of up to 2^29 pixels, and 32-bit arithmetic as in pycocotools
+MOST_PIXELS = 1 << 29  # of an image: the longest run of ``WIDEST`` characters
+WIDEST = 6  # characters of one value: runs of up to 2^29 pixels, and 32-bit arithmetic as in pycocotools
 _MALFORMED = "\x7f"  # stands for a code that is empty or no ASCII: outside the alphabet, but one character long
 _FARTHEST = 1_000_000  # pixels: pycocotools walks along every edge, and crashes where 32 bits overflow
 _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
@@ -26,41 +28,49 @@ _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
 
 @dataclass(frozen=True)
 class Rles:
-    """N masks as compressed codes."""
+    """N masks as compressed codes.
 
-    codes: list[str]  # those of all masks that were read together
-    index: np.ndarray  # [N] int32: position in ``codes``
+    The codes stand one behind another in a few long texts: half a million objects of their own would be spread over
+    the memory.
+    """
+
+    texts: list[bytes]  # those of all masks that were read together
+    text: np.ndarray  # [N] int32: position in ``texts``
+    start: np.ndarray  # [N] int32: where the code begins in it
+    stop: np.ndarray  # [N] int32: and where it ends
     sizes: np.ndarray  # [N, 2] int32: height, width
     areas: np.ndarray  # [N] float64, pixels
     first: np.ndarray  # [N] int32: the first pixel that is set, counted down the columns, or one before it
     end: np.ndarray  # [N] int32: the pixel behind the last one that is set, or one behind that
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.text)
 
     def take(self, which: np.ndarray) -> "Rles":
         """The masks at the positions ``which``."""
-        return Rles(self.codes, *(getattr(self, name)[which] for name in _COLUMNS))
+        return Rles(self.texts, *(getattr(self, name)[which] for name in _COLUMNS))
 
-    def objects(self) -> list[dict[str, Any]]:
-        """The masks as pycocotools takes them."""
-        same = (self.sizes[1:] == self.sizes[:-1]).all(axis=1)  # neighbours are of one image mostly, and share a list
-        starts = np.flatnonzero(np.concatenate(([True], ~same))) if len(self) else np.zeros(0, dtype=np.int64)
-        lists = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(self))).tolist()
-        known, codes = self.sizes[starts].tolist(), self.codes
-        return [
-            {"size": known[at], "counts": codes[place]} for at, place in zip(lists, self.index.tolist(), strict=True)
-        ]
+    def codes_at(self, which: np.ndarray) -> list[bytes]:
+        """The codes of the masks at the positions ``which``."""
+        texts = self.texts
+        places = (column[which].tolist() for column in (self.text, self.start, self.stop))
+        return [texts[text][start:stop] for text, start, stop in zip(*places, strict=True)]
 
 
-_COLUMNS = ("index", "sizes", "areas", "first", "end")
+_COLUMNS = ("text", "start", "stop", "sizes", "areas", "first", "end")
 
 
 def join(parts: Sequence[Rles]) -> Rles:
     """The masks of all parts, one after another."""
-    codes = [part.codes[place] for part in parts for place in part.index.tolist()]
+    before = accumulate((len(part.texts) for part in parts), initial=0)
+    text = np.concatenate([part.text + np.int32(number) for part, number in zip(parts, before, strict=False)])
     columns = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS[1:])
-    return Rles(codes, np.arange(len(codes), dtype=np.int32), *columns)
+    return Rles([text for part in parts for text in part.texts], text, *columns)
+
+
+def compressed(codes: Sequence[bytes], sizes: Sequence[Size]) -> list[dict[str, Any]]:
+    """Masks as pycocotools takes them."""
+    return [{"size": size, "counts": code} for size, code in zip(sizes, codes, strict=True)]
 
 
 def read(segmentations: Sequence[Any], sizes: np.ndarray | Sequence[Size], fail: Fail) -> Rles:
@@ -88,20 +98,26 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
     """Masks from compressed codes, each checked to be well formed and to cover its image exactly."""
     pixels = sizes[:, 0] * sizes[:, 1]
     areas = np.zeros(len(codes))
-    first, end = np.zeros((2, len(codes)), dtype=np.int32)
+    text, start, stop, first, end = np.zeros((5, len(codes)), dtype=np.int32)
     lengths = np.fromiter(map(len, codes), np.int64, len(codes))
     block = np.cumsum(lengths) // _BLOCK
     bounds = np.flatnonzero(np.diff(block, prepend=-1, append=-1)).tolist()
-    for start, stop in pairwise(bounds):
-        here = slice(start, stop)
-        total, areas[here], first[here], end[here], good = _decode(codes[here], lengths[here])
+    texts: list[bytes] = []
+    compiled = kernels(int(lengths.sum()))
+    decoded = decode if compiled is None else compiled.decode
+    for low, high in pairwise(bounds):
+        here = slice(low, high)
+        characters, behind = _text(codes[here], lengths[here])
+        total, areas[here], first[here], end[here], good = decoded(characters, behind)
         wrong = ~good | (total != pixels[here])
         if wrong.any():
             place = int(wrong.argmax())
-            index = start + place
+            index = low + place
             found = f"code of {total[place]} pixels" if good[place] else "code that cannot be decoded"
             fail(index, f"a run-length {found} ({codes[index]!r:.40}) in an image of {pixels[index]}", _EXPECTED)
-    return Rles(codes, np.arange(len(codes), dtype=np.int32), sizes.astype(np.int32), areas, first, end)
+        text[here], start[here], stop[here] = len(texts), behind - lengths[here], behind
+        texts.append(characters)
+    return Rles(texts, text, start, stop, sizes.astype(np.int32), areas, first, end)
 
 
 def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool:
@@ -156,72 +172,87 @@ def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:
     return None, coco_mask.frPyObjects({"size": size, "counts": runs}, *size)["counts"].decode("ascii")
 
 
-def _decode(codes: list[str], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each code: pixels in all, pixels set, where these begin and end, and whether it is well formed."""
+def _text(codes: list[str], lengths: np.ndarray) -> tuple[bytes, np.ndarray]:
+    """The codes one behind another, and where each ends."""
     text = "".join(codes)
     if not (text.isascii() and lengths.all()):
         codes = [code if code and code.isascii() else _MALFORMED for code in codes]
-        return _decode(codes, np.fromiter(map(len, codes), np.int64, len(codes)))
-    last = np.cumsum(lengths) - 1
+        return _text(codes, np.fromiter(map(len, codes), np.int64, len(codes)))
+    return text.encode("ascii"), np.cumsum(lengths)
+
+
+def decode(text: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each code: pixels in all, pixels set, where these begin and end, and whether it is well formed."""
+    last = ends - 1
     # Characters below the alphabet wrap around and lie above it.
-    bits = np.frombuffer(text.encode("ascii"), dtype=np.uint8) - np.uint8(48)
-    good = bits[last] & 0x20 == 0
-    if bits.max() > 63:
-        good &= ~np.logical_or.reduceat(bits > 63, last + 1 - lengths)
+    bits = np.frombuffer(text, dtype=np.uint8) - np.uint8(48)
     final = bits & 0x20 == 0
+    good = final[last]
+    if bits.max() > 63:
+        good &= ~np.logical_or.reduceat(bits > 63, np.append(0, ends[:-1]))
     final[last] = True  # a code that promises more than it has spoils itself, not its neighbour
     leading = np.flatnonzero(~final)
-    behind = last + 1 - np.searchsorted(leading, last)  # values up to the end of each code
+    behind = ends - np.searchsorted(leading, last)  # values up to the end of each code
     values, wide = _values(bits, final, leading)
     good[np.searchsorted(behind, wide, side="right")] = False
-    number = np.diff(behind, prepend=0)
-    zeros, ones, first = _runs(values, number)
-    if min(zeros.min(), ones.min()) < 0:
-        good &= np.minimum.reduceat(np.minimum(zeros, ones), first) >= 0
-    area = np.add.reduceat(ones, first, dtype=np.int64)
-    total = np.add.reduceat(zeros, first, dtype=np.int64) + area
-    trailing = np.where(number % 2 == 1, zeros[first + (number - 1) // 2], 0)  # a code may end in zeros
-    return total, area, zeros[first], total - trailing, good
+    head, zeros, ones, trailing, negative = _sums(values, behind)
+    total = head + zeros + ones
+    return total, ones, head, total - trailing, good & ~negative
 
 
 def _values(bits: np.ndarray, final: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The stored values [V], and the positions of those that are too wide to be one.
+    """The stored values [V] int32, and the positions of those that are too wide to be one.
 
     Nearly all have one character, the signed last one (``final``); ``leading`` are the places of the characters before.
     """
-    values = (((bits[final] & 0x1F) ^ 0x10).view(np.int8) - np.int8(0x10)).astype(np.int32)
+    signed = bits[final]
+    signed &= 0x1F
+    signed ^= 0x10
+    signed -= 0x10
+    values = signed.view(np.int8).astype(np.int32)
     if not len(leading):
         return values, leading
     owner = leading - np.arange(len(leading))  # as many values end before it
     first = np.flatnonzero(np.diff(owner, prepend=-1))
     owners, number = owner[first], np.diff(first, append=len(owner))
-    digit = np.minimum(np.arange(len(leading)) - np.repeat(first, number), _WIDEST - 1)
+    digit = np.minimum(np.arange(len(leading)) - np.repeat(first, number), WIDEST - 1)
     low = (bits[leading] & 0x1F).astype(np.int32) << (5 * digit).astype(np.int32)
-    values[owners] <<= (5 * np.minimum(number, _WIDEST - 1)).astype(np.int32)
-    values[owners] += np.add.reduceat(low, first)
-    return values, owners[number >= _WIDEST]
+    values[owners] <<= (5 * np.minimum(number, WIDEST - 1)).astype(np.int32)
+    values[owners] += np.add.reduceat(low, first, dtype=np.int32)
+    return values, owners[number >= WIDEST]
 
 
-def _runs(values: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run lengths of zeros and of ones, and where those of each code begin; ``number`` is how many values a code has.
+def _sums(values: np.ndarray, behind: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of each code: its very first run, the sums of its other runs of zeros and of ones, the zeros in which it ends,
+    and whether a run is negative. Its values end before ``behind``; the array is changed.
 
-    With zeros and ones in columns of their own, "add the run two before" is a cumulative sum down the column, from
-    which what earlier codes have summed up is taken off. The very first run of a code stays out of it.
+    The very first run stands for itself. To each of the others that before the last is added: a cumulative sum over
+    every second value, in two columns, each of which begins anew with every code.
     """
-    rows = (number + 1) // 2
-    first = np.cumsum(rows) - rows
-    unpaired = (first + rows - 1)[number % 2 == 1]  # a code that ends in zeros: no ones beside its last run
-    table = np.zeros(2 * int(rows.sum()), dtype=values.dtype)
-    filled = np.ones(len(table), dtype=bool)
-    filled[2 * unpaired + 1] = False
-    table[filled] = values
-    zeros, ones = table[0::2].copy(), table[1::2].copy()
-    head = zeros[first]
-    zeros[first] = 0
-    for column in (zeros, ones):
-        own = column[first]
-        np.cumsum(column, out=column)
-        column -= np.repeat(column[first] - own, rows)
-    zeros[first] = head
-    ones[unpaired] = 0
-    return zeros, ones, first
+    number = np.diff(behind, prepend=0)
+    alone = number == 1
+    if alone.any():  # one value, thus nothing in one of the columns: no ones behind it say the same
+        values = np.insert(values, behind[alone], 0)
+        number = number + alone
+        behind = np.cumsum(number)
+    begin = behind - number
+    head = values[begin].astype(np.int64)
+    values[begin] = 0
+    negative = head < 0
+    odd = begin % 2 == 1  # its zeros stand in the second column
+    last, sums = [], []
+    for parity in (0, 1):
+        starts = (begin + 1 - parity) // 2
+        column = values[parity::2]
+        end = np.add.reduceat(column, starts, dtype=np.int32)
+        column[starts[1:]] -= end[:-1]
+        runs = np.cumsum(column, dtype=np.int32)
+        lowest, highest = int(runs.min()), int(runs.max())
+        if lowest < 0:
+            negative |= np.minimum.reduceat(runs, starts) < 0
+        narrow = lowest >= 0 and highest * int(number.max()) < 1 << 31
+        sums.append(np.add.reduceat(runs, starts, dtype=np.int32 if narrow else np.int64))
+        last.append(end)
+    zeros, ones = np.where(odd, sums[::-1], sums).astype(np.int64)
+    trailing = np.where(number % 2 == 1, np.where(odd, *last[::-1]), np.where(alone, head, 0))
+    return head, zeros, ones, trailing, negative

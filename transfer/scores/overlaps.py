@@ -6,14 +6,16 @@ threshold is dropped at once, so work and memory follow the pairs that can match
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from transfer.scores.collector import paused_collector
-from transfer.scores.masks import Rles
+from transfer.scores.compiled import kernels
+from transfer.scores.masks import Rles, compressed
 
 _BLOCK_PAIRS = 1 << 17  # pairs whose overlap is computed at a time
+_TOGETHER = 16  # objects in one call of pycocotools
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,16 @@ def mask_pairs(
     detection_group: np.ndarray, object_group: np.ndarray, detections: Rles, objects: Rles,
     crowd: np.ndarray, lowest: float,
 ) -> Pairs:  # fmt: skip
-    """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is pycocotools' (C, on run lengths).
+    """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is counted on run lengths, by the compiled
+    kernels or by pycocotools (C).
 
-    Only masks that may reach it by their sizes and places are handed over (``_mask_iou_bound``).
+    Only masks that may reach it by their sizes and places are handed over (``_iou_bound``).
     """
     found = []
     for d, g in _all_pairs(detection_group, object_group):
         keep = _iou_bound(detections, objects, d, g, crowd[g]) >= lowest
         d, g = d[keep], g[keep]
-        iou = _mask_iou(detection_group, detections, objects, d, g, crowd)
+        iou = _mask_iou(detections, objects, d, g, crowd)
         keep = iou >= lowest
         found.append((d[keep], g[keep], iou[keep]))
     return _joined(found)
@@ -82,35 +85,48 @@ def _iou_bound(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, cr
     return np.divide(shared, union, out=np.zeros(len(shared)), where=shared > 0)
 
 
-def _mask_iou(
-    group: np.ndarray, detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray
-) -> np.ndarray:
-    """[P] IoU of pairs in order of ``d``, by one call for every group: of all its masks that are in a pair."""
+def _mask_iou(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """[P] IoU of the pairs, worked on object by object."""
+    iou = np.zeros(len(d))
     if not len(d):
-        return np.zeros(0)
-    (rows, row), (columns, column) = _numbered(d, len(detections)), _numbered(g, len(objects))
-    starts = np.flatnonzero(np.diff(group[d], prepend=-1))  # of the groups, in the pairs
-    row_ends = np.append(row[starts[1:]], len(rows))
-    column_ends = np.maximum.reduceat(column, starts) + 1
-    row_starts, column_starts = (np.concatenate(([0], ends[:-1])) for ends in (row_ends, column_ends))
-    flags = crowd[columns].astype(np.uint8).tolist()
-    bounds = zip(*(ends.tolist() for ends in (row_starts, row_ends, column_starts, column_ends)), strict=True)
-    with paused_collector():
-        masks, others = detections.take(rows).objects(), objects.take(columns).objects()
-        tables = [coco_mask.iou(masks[a:b], others[c:e], flags[c:e]).ravel() for a, b, c, e in bounds]
-    width = column_ends - column_starts
-    table = np.cumsum([0, *map(len, tables[:-1])])
-    which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(d))))
-    return np.concatenate(tables)[
-        table[which] + (row - row_starts[which]) * width[which] + column - column_starts[which]
-    ]
+        return iou
+    order = np.argsort(g, kind="stable")
+    starts = np.flatnonzero(np.diff(g[order], prepend=-1))  # of each object's pairs
+    columns = g[order[starts]]
+    owner = np.repeat(np.arange(len(columns)), np.diff(starts, append=len(g)))
+    codes, object_codes = detections.codes_at(d[order]), objects.codes_at(columns)
+    compiled = kernels()
+    if compiled is None:
+        iou[order] = _by_pycocotools(codes, object_codes, starts, owner, objects.sizes[columns], crowd[columns])
+        return iou
+    shared = np.empty(len(d))
+    shared[order] = compiled.shared(codes, object_codes, owner)
+    area = detections.areas[d]
+    union = np.where(crowd[g], area, area + objects.areas[g] - shared)
+    return np.divide(shared, union, out=iou, where=shared > 0)
 
 
-def _numbered(which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """As ``np.unique`` with the inverse, of whole numbers below ``size``; without sorting."""
-    there = np.zeros(size, dtype=bool)
-    there[which] = True
-    return np.flatnonzero(there), (np.cumsum(there) - 1)[which]
+def _by_pycocotools(
+    codes: list[bytes], object_codes: list[bytes], starts: np.ndarray, owner: np.ndarray, sizes: np.ndarray,
+    crowd: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """[P] IoU of masks, each with the object ``owner`` [P]; those of an object begin at ``starts``. A call takes a few
+    objects and all their masks.
+
+    Such a call goes through every mask with every object, but passes over two of different sizes. So the widths it is
+    told differ from object to object; where the pixels are follows from the height alone.
+    """
+    place = np.arange(len(starts)) % _TOGETHER
+    apart = np.stack((sizes[:, 0], sizes[:, 1] + place), axis=1).tolist()
+    masks_apart = [apart[one] for one in owner.tolist()]
+    flags, own = crowd.astype(np.uint8), place[owner]
+    bounds = np.append(starts[::_TOGETHER], len(codes)).tolist()
+    iou = np.empty(len(codes))
+    for first, (start, stop) in zip(range(0, len(starts), _TOGETHER), pairwise(bounds), strict=True):
+        few, here = slice(first, first + _TOGETHER), slice(start, stop)
+        masks, others = compressed(codes[here], masks_apart[here]), compressed(object_codes[few], apart[few])
+        iou[here] = coco_mask.iou(masks, others, flags[few])[np.arange(len(masks)), own[here]]
+    return iou
 
 
 def _joined(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Pairs:

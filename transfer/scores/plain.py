@@ -15,6 +15,7 @@ import numpy as np
 
 from transfer.scores import masks, typed
 from transfer.scores.columns import Columns
+from transfer.scores.compiled import kernels
 from transfer.scores.positions import Positions
 from transfer.scores.typed import Unusual
 
@@ -164,6 +165,7 @@ def _masks(path: Path, with_boxes: bool) -> Iterator[tuple[Plain, bool]]:
     mask = typed.struct("Mask", size=tuple[int, int], counts=str)
     fields = {"image_id": int | str, "category_id": int | str, "score": float, "segmentation": mask}
     boxes = {"bbox": (typed.Box | None, None)} if with_boxes else {}
+    kernels(path.stat().st_size if path.is_file() else 0)  # nearly all of it will be codes
     sized_by_box = None
     for block in typed.entries(path, typed.struct("Detection", **fields, **boxes)):
         if sized_by_box is None:  # the first entry says it for all

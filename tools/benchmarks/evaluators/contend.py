@@ -25,6 +25,7 @@ import numpy as np
 #: Distribution and what is imported before the clock starts.
 MODULES = {
     "ours": ("momentum-transfer", "transfer.scores.lvis"),
+    "ours-numpy": ("momentum-transfer", "transfer.scores.lvis"),
     "hotcoco": ("hotcoco", "hotcoco"),
     "ultrafast-pycocotools": ("ultrafast-pycocotools", "ultrafast_pycocotools"),
     "vernier": ("vernier", "vernier.instance"),
@@ -53,6 +54,12 @@ def ours(truth: str, results: str, iou_type: Any, federated: bool, read: Callabl
     return {
         "precision": scores.precision, "recall": scores.recall, "percent": np.array(list(scores.metrics.values()))
     }  # fmt: skip
+
+
+def ours_numpy(*args: Any) -> Result:
+    """transfer.scores where numba is not installed."""
+    sys.modules["numba"] = None  # type: ignore[assignment]  # importing it fails
+    return ours(*args)
 
 
 def hotcoco(truth: str, results: str, iou_type: Any, federated: bool, read: Callable[[], None]) -> Result:
@@ -135,6 +142,7 @@ def _run(evaluation: Any) -> Result:
 
 EVALUATORS: dict[str, Evaluator] = {
     "ours": ours,
+    "ours-numpy": ours_numpy,
     "hotcoco": hotcoco,
     "ultrafast-pycocotools": ultrafast,
     "vernier": vernier,
@@ -156,7 +164,7 @@ def main(args: argparse.Namespace) -> None:
     times.append(time.process_time())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
     np.savez(args.tables, **result)  # type: ignore[arg-type]  # the stubs take these for its options
-    version = "" if args.name == "ours" else importlib.metadata.version(distribution)
+    version = "" if args.name.startswith("ours") else importlib.metadata.version(distribution)
     print(json.dumps({"load": times[1] - times[0], "evaluate": times[2] - times[1], "peak": peak, "version": version}))
 
 
