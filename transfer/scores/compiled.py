@@ -22,5 +22,9 @@ def kernels(characters: int = 0) -> ModuleType | None:
 def _kernels() -> ModuleType | None:
     try:
         return importlib.import_module(_NAME)
-    except (ImportError, RuntimeError, OSError):  # numba is an extra; it may not fit this NumPy, or find no cache folder
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+    ):  # numba is an extra, and may not fit this NumPy or find no cache folder
         return None

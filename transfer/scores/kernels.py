@@ -1,4 +1,4 @@
-"""Run-length codes decoded and compared in machine code, by numba: what ``masks`` and ``overlaps`` do without it, faster.
+"""Run-length codes decoded and compared in machine code by numba: what ``masks`` and ``overlaps`` do without it.
 
 Only ``compiled.kernels`` imports this, where it pays. The functions are compiled once and kept on disk beside this file
 (or in the user's cache folder).
@@ -70,7 +70,7 @@ def _decode(text, ends, total, area, first, end, good):  # type: ignore[no-untyp
         end[code] = pixels - last if number % 2 else pixels
 
 
-@njit(int64(_TEXT, int64, int64, _RUNS), cache=True)
+@njit  # a part of ``_shared``
 def _bounds(text, place, stop, bounds):  # type: ignore[no-untyped-def, unused-ignore]
     """Where the runs of a good code end, and how many there are."""
     number, position, last, before = 0, int64(0), int64(0), int64(0)
