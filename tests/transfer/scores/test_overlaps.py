@@ -49,8 +49,11 @@ def test_box_pairs_are_those_of_a_double_loop_whatever_the_block(seed: int, bloc
     assert expected
 
 
+@pytest.mark.parametrize("together", [1, 3, 100])
 @pytest.mark.parametrize("seed", range(3))
-def test_mask_pairs_are_those_of_a_double_loop(seed: int):
+def test_mask_pairs_are_those_of_a_double_loop_however_many_objects_a_call_takes(seed: int, together: int, monkeypatch):
+    monkeypatch.setattr(overlaps, "_TOGETHER", together)
+    monkeypatch.setattr(overlaps, "kernels", lambda: None)
     groups, boxes, crowd = grouped(seed)
     codes = [[rectangle(*map(int, values)) for values in side] for side in boxes]
     rles = [masks.read(side, [[HEIGHT, WIDTH]] * len(side), lambda *_: None) for side in codes]
