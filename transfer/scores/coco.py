@@ -4,9 +4,9 @@ Other evaluators were measured beside it (``python tools/benchmark.py scores box
 times as long and differs in the last bit. The Rust evaluators hotcoco and ultrafast-pycocotools are faster (README has
 the figures) and exact on such files, but not on annotation id 0 or on ``ignore``. Handing them the files without these
 would not pay: to know that, a file has to be read here first, and that and their own total add up to more than ours. So
-the evaluator is our own, NumPy on columns that msgspec decodes. A compiler (numba) takes 0.5 s to import and to load what
-it has compiled: as long as all of the boxes. It pays for the masks of large files alone (``compiled``); otherwise masks
-overlap by pycocotools' own C code.
+the evaluator is our own, NumPy on columns that msgspec decodes. A compiler (numba) takes 0.5 s to import and to load
+what it has compiled, nearly as long as all of the boxes: it pays for the masks of large files alone (``compiled``).
+Otherwise masks overlap by pycocotools' own C code.
 
 "Bit for bit" holds for what annotation tools and detectors write. Two corners differ: scores are compared as 64-bit
 floats, while pycocotools compares whole numbers beyond 2^53 exactly; and boxes whose area is no float (sides of 1e-200

@@ -6,7 +6,8 @@ from functools import cache
 from types import ModuleType
 
 _NAME = "transfer.scores.kernels"
-_WORTH = 1 << 25  # characters of codes: decoding them in NumPy takes as long as importing numba
+_WORTH = 1 << 25  # characters of codes: to score them without the kernels takes as long more as importing numba
+_MISSING = (ImportError, RuntimeError, OSError)  # numba is an extra, and may not fit this NumPy or find no cache folder
 
 
 def kernels(characters: int = 0) -> ModuleType | None:
@@ -22,9 +23,5 @@ def kernels(characters: int = 0) -> ModuleType | None:
 def _kernels() -> ModuleType | None:
     try:
         return importlib.import_module(_NAME)
-    except (
-        ImportError,
-        RuntimeError,
-        OSError,
-    ):  # numba is an extra, and may not fit this NumPy or find no cache folder
+    except _MISSING:
         return None
