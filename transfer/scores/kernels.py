@@ -38,7 +38,7 @@ def _joined(codes: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @njit(void(_TEXT, _ENDS, _ENDS, _ENDS, _ENDS, _ENDS, boolean[::1]), cache=True)
-def _decode(text, ends, total, area, first, end, good):  # type: ignore[no-untyped-def, unused-ignore]
+def _decode(text, ends, total, area, first, end, good):
     place = 0
     for code in range(len(ends)):
         number, last, before, ones, pixels, head, fine = 0, int64(0), int64(0), int64(0), int64(0), int64(0), True
@@ -71,7 +71,7 @@ def _decode(text, ends, total, area, first, end, good):  # type: ignore[no-untyp
 
 
 @njit  # a part of ``_shared``
-def _bounds(text, place, stop, bounds):  # type: ignore[no-untyped-def, unused-ignore]
+def _bounds(text, place, stop, bounds):
     """Where the runs of a good code end, and how many there are."""
     number, position, last, before = 0, int64(0), int64(0), int64(0)
     while place < stop:
@@ -94,7 +94,7 @@ def _bounds(text, place, stop, bounds):  # type: ignore[no-untyped-def, unused-i
 
 
 @njit(void(_TEXT, _ENDS, _TEXT, _ENDS, _ENDS, _RUNS, _RUNS, _ENDS), cache=True)
-def _shared(text, start, other_text, other_start, which, bounds, other_bounds, found):  # type: ignore[no-untyped-def, unused-ignore]
+def _shared(text, start, other_text, other_start, which, bounds, other_bounds, found):
     known, others = -1, 0
     for pair in range(len(which)):
         if which[pair] != known:
