@@ -15,6 +15,7 @@ from transfer.scores.compiled import kernels
 from transfer.scores.masks import Rles, compressed
 
 _BLOCK_PAIRS = 1 << 17  # pairs whose overlap is computed at a time
+_BLOCK_MASKS = 1 << 14  # of masks: their codes are copied, those of large images have thousands of characters
 _TOGETHER = 16  # objects in one call of pycocotools
 
 
@@ -50,7 +51,7 @@ def box_pairs(
 ) -> Pairs:  # fmt: skip
     """Pairs of boxes with an IoU of at least ``lowest``. Groups [D], [G] are sorted; boxes are [D, 4], [G, 4]."""
     found = []
-    for d, g in _all_pairs(detection_group, object_group):
+    for d, g in _all_pairs(detection_group, object_group, _BLOCK_PAIRS):
         iou = box_iou(detections[d], objects[g], crowd[g])
         keep = iou >= lowest
         found.append((d[keep], g[keep], iou[keep]))
@@ -67,7 +68,7 @@ def mask_pairs(
     Only masks that may reach it by their sizes and places are handed over (``_iou_bound``).
     """
     found = []
-    for d, g in _all_pairs(detection_group, object_group):
+    for d, g in _all_pairs(detection_group, object_group, _BLOCK_MASKS):
         keep = _iou_bound(detections, objects, d, g, crowd[g]) >= lowest
         d, g = d[keep], g[keep]
         iou = _mask_iou(detections, objects, d, g, crowd)
@@ -137,13 +138,15 @@ def _joined(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Pairs:
     return Pairs(detection, object_, iou)
 
 
-def _all_pairs(detection_group: np.ndarray, object_group: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every (detection, object) of a common group, in blocks."""
+def _all_pairs(
+    detection_group: np.ndarray, object_group: np.ndarray, most: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Every (detection, object) of a common group, in blocks of about ``most``."""
     first = np.searchsorted(object_group, detection_group, side="left")
     number = np.searchsorted(object_group, detection_group, side="right") - first
     paired = np.flatnonzero(number)
     first, number = first[paired], number[paired]
-    block = np.cumsum(number) // _BLOCK_PAIRS
+    block = np.cumsum(number) // most
     for chosen in np.split(np.arange(len(paired)), np.flatnonzero(np.diff(block)) + 1):
         count = number[chosen]
         offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

@@ -49,10 +49,11 @@ def test_box_pairs_are_those_of_a_double_loop_whatever_the_block(seed: int, bloc
     assert expected
 
 
-@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize(("together", "block"), [(1, 1000), (3, 7), (100, 1000)])
 @pytest.mark.parametrize("seed", range(3))
-def test_mask_pairs_are_those_of_a_double_loop_however_many_objects_a_call_takes(seed: int, together: int, monkeypatch):
+def test_mask_pairs_are_those_of_a_double_loop_however_many_a_call_takes(seed, together, block, monkeypatch):
     monkeypatch.setattr(overlaps, "_TOGETHER", together)
+    monkeypatch.setattr(overlaps, "_BLOCK_MASKS", block)
     monkeypatch.setattr(overlaps, "kernels", lambda: None)
     groups, boxes, crowd = grouped(seed)
     codes = [[rectangle(*map(int, values)) for values in side] for side in boxes]
