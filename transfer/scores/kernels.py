@@ -7,18 +7,17 @@ Only ``compiled.kernels`` imports this, where it pays. The functions are compile
 import numpy as np
 from numba import boolean, int32, int64, njit, types, void
 
-from transfer.scores.masks import WIDEST
+from transfer.scores.masks import WIDEST, Decoded
 
 _TEXT = types.Array(types.uint8, 1, "C", readonly=True)
 _ENDS, _RUNS = int64[::1], int32[::1]
 
 
-def decode(text: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def decode(text: bytes, ends: np.ndarray) -> Decoded:
     """As ``masks.decode``."""
-    numbers, good = np.empty((4, len(ends)), dtype=np.int64), np.empty(len(ends), dtype=bool)
-    _decode(np.frombuffer(text, np.uint8), ends, *numbers, good)
-    total, area, first, end = numbers
-    return total, area, first, end, good
+    numbers, flags = np.empty((4, len(ends)), dtype=np.int64), np.empty((2, len(ends)), dtype=bool)
+    _decode(np.frombuffer(text, np.uint8), ends, *numbers, *flags)
+    return Decoded(*numbers, *flags)
 
 
 def shared(codes: list[bytes], others: list[bytes], which: np.ndarray) -> np.ndarray:
@@ -37,11 +36,12 @@ def _joined(codes: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(codes), np.uint8), np.append(0, ends)
 
 
-@njit(void(_TEXT, _ENDS, _ENDS, _ENDS, _ENDS, _ENDS, boolean[::1]), cache=True)
-def _decode(text, ends, total, area, first, end, good):
+@njit(void(_TEXT, _ENDS, _ENDS, _ENDS, _ENDS, _ENDS, boolean[::1], boolean[::1]), cache=True)
+def _decode(text, ends, total, area, first, end, gap, good):
     place = 0
     for code in range(len(ends)):
-        number, last, before, ones, pixels, head, fine = 0, int64(0), int64(0), int64(0), int64(0), int64(0), True
+        number, last, before, ones, pixels, head = 0, int64(0), int64(0), int64(0), int64(0), int64(0)
+        empty, fine = False, True
         while place < ends[code]:
             value, shift = int64(0), 0
             while True:
@@ -59,6 +59,7 @@ def _decode(text, ends, total, area, first, end, good):
             if number > 2:
                 value = int64(int32(value + before))
             fine = fine and value >= 0
+            empty = empty or (number > 1 and last == 0)
             last, before = value, last
             pixels += value
             if number == 0:
@@ -66,7 +67,8 @@ def _decode(text, ends, total, area, first, end, good):
             if number % 2:
                 ones += value
             number += 1
-        total[code], area[code], first[code], good[code] = pixels, ones, head, fine
+        total[code], area[code], first[code] = pixels, ones, head
+        gap[code], good[code] = empty, fine
         end[code] = pixels - last if number % 2 else pixels
 
 

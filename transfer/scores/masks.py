@@ -8,7 +8,7 @@ least significant group first, sign-extended; from the fourth run on the differe
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pycocotools import mask as coco_mask
@@ -42,6 +42,7 @@ class Rles:
     areas: np.ndarray  # [N] float64, pixels
     first: np.ndarray  # [N] int32: the first pixel that is set, counted down the columns, or one before it
     end: np.ndarray  # [N] int32: the pixel behind the last one that is set, or one behind that
+    gap: np.ndarray  # [N] bool: a run between the first and the last has no pixels (see ``overlaps.mask_pairs``)
 
     def __len__(self) -> int:
         return len(self.text)
@@ -57,7 +58,18 @@ class Rles:
         return [texts[text][start:stop] for text, start, stop in zip(*places, strict=True)]
 
 
-_COLUMNS = ("text", "start", "stop", "sizes", "areas", "first", "end")
+_COLUMNS = ("text", "start", "stop", "sizes", "areas", "first", "end", "gap")
+
+
+class Decoded(NamedTuple):
+    """What N codes say, each [N]; int64, flags bool."""
+
+    total: np.ndarray  # pixels in all
+    area: np.ndarray  # pixels set
+    first: np.ndarray  # where these begin, as in ``Rles``
+    end: np.ndarray
+    gap: np.ndarray  # as in ``Rles``
+    good: np.ndarray  # whether the code is well formed; if not, the others say nothing
 
 
 def join(parts: Sequence[Rles]) -> Rles:
@@ -99,6 +111,7 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
     pixels = sizes[:, 0] * sizes[:, 1]
     areas = np.zeros(len(codes))
     text, start, stop, first, end = np.zeros((5, len(codes)), dtype=np.int32)
+    gap = np.zeros(len(codes), dtype=bool)
     lengths = np.fromiter(map(len, codes), np.int64, len(codes))
     block = np.cumsum(lengths) // _BLOCK
     bounds = np.flatnonzero(np.diff(block, prepend=-1, append=-1)).tolist()
@@ -108,7 +121,7 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
     for low, high in pairwise(bounds):
         here = slice(low, high)
         characters, behind = _text(codes[here], lengths[here])
-        total, areas[here], first[here], end[here], good = decoded(characters, behind)
+        total, areas[here], first[here], end[here], gap[here], good = decoded(characters, behind)
         wrong = ~good | (total != pixels[here])
         if wrong.any():
             place = int(wrong.argmax())
@@ -117,7 +130,7 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
             fail(index, f"a run-length {found} ({codes[index]!r:.40}) in an image of {pixels[index]}", _EXPECTED)
         text[here], start[here], stop[here] = len(texts), behind - lengths[here], behind
         texts.append(characters)
-    return Rles(texts, text, start, stop, sizes.astype(np.int32), areas, first, end)
+    return Rles(texts, text, start, stop, sizes.astype(np.int32), areas, first, end, gap)
 
 
 def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool:
@@ -181,8 +194,8 @@ def _text(codes: list[str], lengths: np.ndarray) -> tuple[bytes, np.ndarray]:
     return text.encode("ascii"), np.cumsum(lengths)
 
 
-def decode(text: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each code: pixels in all, pixels set, where these begin and end, and whether it is well formed."""
+def decode(text: bytes, ends: np.ndarray) -> Decoded:
+    """What the codes in ``text`` say, which end before ``ends`` [N]."""
     last = ends - 1
     # Characters below the alphabet wrap around and lie above it.
     bits = np.frombuffer(text, dtype=np.uint8) - np.uint8(48)
@@ -195,9 +208,9 @@ def decode(text: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
     behind = ends - np.searchsorted(leading, last)  # values up to the end of each code
     values, wide = _values(bits, final, leading)
     good[np.searchsorted(behind, wide, side="right")] = False
-    head, zeros, ones, trailing, negative = _sums(values, behind)
+    head, zeros, ones, trailing, gap, negative = _sums(values, behind)
     total = head + zeros + ones
-    return total, ones, head, total - trailing, good & ~negative
+    return Decoded(total, ones, head, total - trailing, gap, good & ~negative)
 
 
 def _values(bits: np.ndarray, final: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -224,7 +237,7 @@ def _values(bits: np.ndarray, final: np.ndarray, leading: np.ndarray) -> tuple[n
 
 def _sums(values: np.ndarray, behind: np.ndarray) -> tuple[np.ndarray, ...]:
     """Of each code: its very first run, the sums of its other runs of zeros and of ones, the zeros in which it ends,
-    and whether a run is negative. Its values end before ``behind``; the array is changed.
+    whether a run inside is empty, and whether one is negative. Its values end before ``behind``; the array is changed.
 
     The very first run stands for itself. To each of the others that before the last is added: a cumulative sum over
     every second value, in two columns, each of which begins anew with every code.
@@ -240,6 +253,7 @@ def _sums(values: np.ndarray, behind: np.ndarray) -> tuple[np.ndarray, ...]:
     values[begin] = 0
     negative = head < 0
     odd = begin % 2 == 1  # its zeros stand in the second column
+    gap = np.zeros(len(behind), dtype=bool)
     last, sums = [], []
     for parity in (0, 1):
         starts = (begin + 1 - parity) // 2
@@ -253,6 +267,9 @@ def _sums(values: np.ndarray, behind: np.ndarray) -> tuple[np.ndarray, ...]:
         narrow = lowest >= 0 and highest * int(number.max()) < 1 << 31
         sums.append(np.add.reduceat(runs, starts, dtype=np.int32 if narrow else np.int64))
         last.append(end)
+        empty = np.flatnonzero(runs == 0) * 2 + parity
+        owner = np.searchsorted(behind, empty, side="right")
+        gap[owner[(empty > begin[owner]) & (empty < behind[owner] - 1)]] = True
     zeros, ones = np.where(odd, sums[::-1], sums).astype(np.int64)
     trailing = np.where(number % 2 == 1, np.where(odd, *last[::-1]), np.where(alone, head, 0))
-    return head, zeros, ones, trailing, negative
+    return head, zeros, ones, trailing, gap, negative

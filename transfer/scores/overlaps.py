@@ -7,6 +7,7 @@ threshold is dropped at once, so work and memory follow the pairs that can match
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 from pycocotools import mask as coco_mask
@@ -65,7 +66,9 @@ def mask_pairs(
     """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is counted on run lengths, by the compiled
     kernels or by pycocotools (C).
 
-    Only masks that may reach it by their sizes and places are handed over (``_iou_bound``).
+    Only masks that may reach it by their sizes and places are handed over (``_iou_bound``). pycocotools stops counting
+    where both masks have an empty run behind runs that end together, and its number is the one that scores mean: masks
+    with such runs inside (``Rles.gap``), which no encoder writes, are always its own.
     """
     found = []
     for d, g in _all_pairs(detection_group, object_group, _BLOCK_MASKS):
@@ -83,10 +86,25 @@ def _iou_bound(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, cr
     both = np.minimum(detections.end[d], objects.end[g]) - np.maximum(detections.first[d], objects.first[g])
     shared = np.minimum(np.minimum(area, other), np.maximum(both, 0))
     union = np.where(crowd, area, area + other - shared)
-    return np.divide(shared, union, out=np.zeros(len(shared)), where=shared > 0)
+    unknown = (detections.gap[d] | objects.gap[g]).astype(np.float64)
+    return np.divide(shared, union, out=unknown, where=(shared > 0) & (unknown == 0))
 
 
 def _mask_iou(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """[P] IoU of the pairs, by the kernels where they are there and count as pycocotools does."""
+    compiled = kernels()
+    if compiled is None:
+        return _by_object(detections, objects, d, g, crowd, None)
+    gap = detections.gap[d] | objects.gap[g]
+    iou = np.empty(len(d))
+    for some, by in ((gap, None), (~gap, compiled)):
+        iou[some] = _by_object(detections, objects, d[some], g[some], crowd, by)
+    return iou
+
+
+def _by_object(
+    detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray, compiled: ModuleType | None
+) -> np.ndarray:
     """[P] IoU of the pairs, worked on object by object."""
     iou = np.zeros(len(d))
     if not len(d):
@@ -96,7 +114,6 @@ def _mask_iou(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, cro
     columns = g[order[starts]]
     owner = np.repeat(np.arange(len(columns)), np.diff(starts, append=len(g)))
     codes, object_codes = detections.codes_at(d[order]), objects.codes_at(columns)
-    compiled = kernels()
     if compiled is None:
         iou[order] = _by_pycocotools(codes, object_codes, starts, owner, objects.sizes[columns], crowd[columns])
         return iou

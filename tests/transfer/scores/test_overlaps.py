@@ -1,6 +1,9 @@
+import importlib
+import itertools
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
@@ -60,6 +63,34 @@ def test_mask_pairs_are_those_of_a_double_loop_however_many_a_call_takes(seed, t
     rles = [masks.read(side, [[HEIGHT, WIDTH]] * len(side), lambda *_: None) for side in codes]
     pairs = overlaps.mask_pairs(*groups, *rles, crowd, 0.2)
     assert list(zip(pairs.detection, pairs.object, pairs.iou, strict=True)) == naive_pairs(groups, codes, crowd, 0.2)
+
+
+def runs_of(pixels: int, numbers: list[int]) -> list[int]:
+    """The numbers cut off where they reach ``pixels``, or filled up to it."""
+    before = [min(sum(numbers[:end]), pixels) for end in range(len(numbers) + 1)] + [pixels]
+    return [stop - start for start, stop in itertools.pairwise(before)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0, 0, 1, 2, 5]), max_size=12), min_size=6, max_size=6), st.booleans())
+@example([[0, 2, 0, 0, 1]] * 3 + [[0, 2, 0, 0, 0, 12]] * 3, False)  # pycocotools stops behind the first two pixels
+def test_masks_with_empty_runs_overlap_as_pycocotools_says(compiled: bool, numbers: list[list[int]], crowd: bool):
+    size, flags = [4, 6], np.full(3, crowd)
+    codes = [coco_mask.frPyObjects({"size": size, "counts": runs_of(24, some)}, *size) for some in numbers]
+    if compiled:
+        pytest.importorskip("numba")
+    kernels = importlib.import_module("transfer.scores.kernels") if compiled else None
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (masks, overlaps):
+            patch.setattr(module, "kernels", lambda *_: kernels)
+        detections, objects = (masks.read(side, [size] * 3, lambda *_: None) for side in (codes[:3], codes[3:]))
+        group = np.zeros(3, dtype=np.int64)
+        pairs = overlaps.mask_pairs(group, group, detections, objects, flags, 0.5)
+    found = np.zeros((3, 3))
+    found[pairs.detection, pairs.object] = pairs.iou
+    expected = coco_mask.iou(codes[:3], codes[3:], flags.tolist())
+    np.testing.assert_array_equal(found, np.where(expected >= 0.5, expected, 0))
 
 
 def test_without_a_common_group_there_are_no_pairs():
