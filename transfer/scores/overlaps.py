@@ -132,10 +132,11 @@ def _by_pycocotools(
     objects and all their masks.
 
     Such a call goes through every mask with every object, but passes over two of different sizes. So the widths it is
-    told differ from object to object; where the pixels are follows from the height alone.
+    told differ from object to object, whatever their images' are (on masks of the same told size and of unequal numbers
+    of pixels it never ends); where the pixels are follows from the height alone.
     """
     place = np.arange(len(starts)) % _TOGETHER
-    apart = np.stack((sizes[:, 0], sizes[:, 1] + place), axis=1).tolist()
+    apart = np.stack((sizes[:, 0], sizes[:, 1].max() + place), axis=1).tolist()
     masks_apart = [apart[one] for one in owner.tolist()]
     flags, own = crowd.astype(np.uint8), place[owner]
     bounds = np.append(starts[::_TOGETHER], len(codes)).tolist()

@@ -1,4 +1,5 @@
 import importlib
+import importlib.util
 import itertools
 
 import numpy as np
@@ -65,21 +66,31 @@ def test_mask_pairs_are_those_of_a_double_loop_however_many_a_call_takes(seed, t
     assert list(zip(pairs.detection, pairs.object, pairs.iou, strict=True)) == naive_pairs(groups, codes, crowd, 0.2)
 
 
+def test_masks_of_images_whose_widths_differ_by_less_than_a_call_takes_are_kept_apart(monkeypatch):
+    monkeypatch.setattr(overlaps, "kernels", lambda *_: None)
+    sizes = [[5, width] for width in (12, 11, 10, 9, 8, 7, 3, 1)] + [[4, 2]]
+    codes = [coco_mask.encode(np.asfortranarray(np.indices(size).sum(axis=0) % 3 > 0, np.uint8)) for size in sizes]
+    rles, image = masks.read(codes, sizes, lambda *_: None), np.arange(len(codes))
+    pairs = overlaps.mask_pairs(image, image, rles, rles, np.zeros(len(codes), dtype=bool), 0.5)
+    np.testing.assert_array_equal(pairs.iou, np.ones(len(codes)))
+
+
 def runs_of(pixels: int, numbers: list[int]) -> list[int]:
     """The numbers cut off where they reach ``pixels``, or filled up to it."""
     before = [min(sum(numbers[:end]), pixels) for end in range(len(numbers) + 1)] + [pixels]
     return [stop - start for start, stop in itertools.pairwise(before)]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+without_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is an extra")
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=without_numba)])
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0, 0, 1, 2, 5]), max_size=12), min_size=6, max_size=6), st.booleans())
 @example([[0, 2, 0, 0, 1]] * 3 + [[0, 2, 0, 0, 0, 12]] * 3, False)  # pycocotools stops behind the first two pixels
 def test_masks_with_empty_runs_overlap_as_pycocotools_says(compiled: bool, numbers: list[list[int]], crowd: bool):
     size, flags = [4, 6], np.full(3, crowd)
     codes = [coco_mask.frPyObjects({"size": size, "counts": runs_of(24, some)}, *size) for some in numbers]
-    if compiled:
-        pytest.importorskip("numba")
     kernels = importlib.import_module("transfer.scores.kernels") if compiled else None
     with pytest.MonkeyPatch.context() as patch:
         for module in (masks, overlaps):
