@@ -18,6 +18,8 @@ for name in sys.argv[1].split(","):
     parser = importlib.import_module(f"tools.{name}").parser()
     assert len(parser.format_help()) > 100, name
     assert not slow & set(sys.modules), (name, slow & set(sys.modules))
+import tools.benchmarks.gpu
+assert not slow & set(sys.modules), ("benchmark gpu", slow & set(sys.modules))
 from momentum_transfer.tool_run import run_tool
 import tools.score
 code = run_tool(tools.score.parser(), tools.score.main, sys.argv[2:])

@@ -27,8 +27,6 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-import torch
-
 from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
 from momentum_transfer.tool_run import run_tool
@@ -107,6 +105,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Run the parts in order; print what each said, then the summary."""
+    import torch  # takes seconds, which --help does without
+
     if not args.tiny and not torch.cuda.is_available():
         raise InputError("expected a CUDA device, found none; --tiny rehearses every part on the CPU")
     if args.minutes <= 0:

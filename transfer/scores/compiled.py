@@ -5,9 +5,10 @@ import sys
 from functools import cache
 from types import ModuleType
 
+from momentum_transfer.console import warn
+
 _NAME = "transfer.scores.kernels"
 _WORTH = 1 << 25  # characters of codes: to score them without the kernels takes as long more as importing numba
-_MISSING = (ImportError, RuntimeError, OSError)  # numba is an extra, and may not fit this NumPy or find no cache folder
 
 
 def kernels(characters: int = 0) -> ModuleType | None:
@@ -23,5 +24,9 @@ def kernels(characters: int = 0) -> ModuleType | None:
 def _kernels() -> ModuleType | None:
     try:
         return importlib.import_module(_NAME)
-    except _MISSING:
+    except ModuleNotFoundError:  # an extra
+        return None
+    except Exception as error:  # a NumPy that it does not fit, no folder for its cache, or a cache that is damaged
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        warn(f"masks are scored without numba, to the same numbers ({reason:.200})")
         return None

@@ -1,3 +1,4 @@
+import pickle
 import sys
 
 import pytest
@@ -13,17 +14,31 @@ def _afresh(monkeypatch: pytest.MonkeyPatch):
     compiled._kernels.cache_clear()
 
 
-def test_without_numba_there_are_no_kernels(monkeypatch):
+def test_without_numba_there_are_no_kernels(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "numba", None)
     assert compiled.kernels(1 << 40) is None
+    assert capsys.readouterr() == ("", "")
 
 
-def test_where_nothing_can_be_cached_there_are_no_kernels(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cannot cache function: no locator available"),
+        ImportError("Numba needs NumPy 2.3 or less"),
+        EOFError("Ran out of input"),
+        pickle.UnpicklingError("pickle data was truncated"),
+    ],
+)
+def test_where_numba_fails_there_are_no_kernels_and_it_is_said(error: Exception, monkeypatch, capsys):
     def refuse(name: str):
-        raise RuntimeError("cannot cache function: no locator available")
+        raise error
 
     monkeypatch.setattr("importlib.import_module", refuse)
     assert compiled.kernels(1 << 40) is None
+    assert compiled.kernels(1 << 40) is None
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("masks are scored without numba") == 1
+    assert f"{type(error).__name__}: {error}" in said
 
 
 def test_a_few_characters_are_not_worth_an_import():
