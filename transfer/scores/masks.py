@@ -19,8 +19,8 @@ Size = list[int]  # height, width
 Fail = Callable[[int, str, str], None]
 
 _EXPECTED = "expected polygons or a run-length code of exactly height × width pixels"
-MOST_PIXELS = 1 << 29  # of an image: the longest run of ``WIDEST`` characters
-WIDEST = 6  # characters of one value: runs of up to 2^29 pixels, and 32-bit arithmetic as in pycocotools
+MOST_PIXELS = 1 << 29  # of an image: one more than the longest run of ``WIDEST`` characters
+WIDEST = 6  # characters of one value: runs of less than 2^29 pixels, and 32-bit arithmetic as in pycocotools
 _MALFORMED = "\x7f"  # stands for a code that is empty or no ASCII: outside the alphabet, but one character long
 _FARTHEST = 1_000_000  # pixels: pycocotools walks along every edge, and crashes where 32 bits overflow
 _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
