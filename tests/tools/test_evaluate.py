@@ -79,7 +79,10 @@ def test_dry_run_prints_commands_and_expected_hours_and_runs_nothing(files):
         ),
         (("--suite", "smoke", "--sbatch", "partition=gpu"), "expected --sbatch together with --slurm"),
         (("--suite", "smoke", "--slurm", "--gpus", "0", "--sbatch", "array=1-3"), "expected --sbatch of other options"),
-        (("--suite", "configs/suites/smoke.yaml", "--jobs", "0"), "argument --jobs: expected at least 1, found 0"),
+        (
+            ("--suite", "configs/suites/smoke.yaml", "--jobs", "0"),
+            "argument --jobs: expected a whole number of at least 1, found 0",
+        ),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], message: str):
