@@ -26,7 +26,8 @@ def shared(codes: list[bytes], others: list[bytes], which: np.ndarray) -> np.nda
     other_text, other_start = _joined(others)
     longest = max(map(len, (*codes, *others)), default=0)
     found = np.empty(len(codes), dtype=np.int64)
-    _shared(text, start, other_text, other_start, which, *np.empty((2, longest), dtype=np.int32), found)
+    bounds, other_bounds = np.empty((2, longest), dtype=np.int32)
+    _shared(text, start, other_text, other_start, which, bounds, other_bounds, found)
     return found
 
 
