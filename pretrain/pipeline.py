@@ -94,9 +94,7 @@ class EpochImages(Dataset):
 
     def __getitems__(self, places: list[Place]) -> list[tuple[Any, ...]]:
         """A whole batch, as torch's loader asks for it."""
-        if isinstance(self.dataset, TwoViewDataset):
-            return list(self.dataset.items(places))
-        return [self[place] for place in places]
+        return [*self.dataset.items(places)]
 
 
 class TrainingBatches:

@@ -55,6 +55,10 @@ class CanvasDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def items(self, places: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor, int, int, int]]:
+        """The items of many (epoch, index)."""
+        return [self.at(*place) for place in places]
+
     def at(self, epoch: int, index: int) -> tuple[Tensor, Tensor, int, int, int]:
         """The item of an epoch."""
         image, label = self.dataset[index]

@@ -101,6 +101,14 @@ class TwoViews(Protocol):
     def __call__(self, sample: Any) -> tuple[Tensor, Tensor]:
         """Two views, float [3, H, W], drawn with torch's global generator."""
 
+    def many(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """The views of each sample that a call gives after seeding torch's global generator, which it leaves seeded."""
+
+
+def _seeded(seed: int) -> None:
+    """Seeds torch's CPU generator; torch.manual_seed would reseed the accelerators as well."""
+    torch.default_generator.manual_seed(seed)
+
 
 class ImageViews:
     """Two augmented crops of a PIL image."""
@@ -122,6 +130,13 @@ class ImageViews:
     def __call__(self, sample: PIL.Image.Image) -> tuple[Tensor, Tensor]:
         return self.first(sample), self.second(sample)
 
+    def many(self, samples: Sequence[PIL.Image.Image], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        views = []
+        for sample, seed in zip(samples, seeds, strict=True):
+            _seeded(seed)
+            views.append(self(sample))
+        return views
+
 
 class DigitViews:
     """Two drawings of the same digit: new placement, scale, contrast, background and noise for each view; no flips."""
@@ -135,22 +150,29 @@ class DigitViews:
         return _Glyphs(digit_glyphs(dataset), dataset.labels)
 
     def __call__(self, sample: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        return self.drawn([sample], [self.draw_seed()])[0]
+        return self._drawn([sample], [self._generator()])[0]
 
-    def draw_seed(self) -> int:
-        """What the two drawings of one digit are drawn from."""
-        return int(torch.randint(2**63 - 1, ()))
-
-    def drawn(self, samples: Sequence[NDArray[np.float32]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Both views of many digits, each as it would be drawn alone."""
+    def many(self, samples: Sequence[NDArray[np.float32]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        generators = []
+        for seed in seeds:
+            _seeded(seed)
+            generators.append(self._generator())
         views: list[tuple[Tensor, Tensor]] = []
         for first in range(0, len(samples), DRAWN_AT_ONCE):
             part = slice(first, first + DRAWN_AT_ONCE)
-            generators = [np.random.default_rng(seed) for seed in seeds[part]]
-            digits = render_digits(np.repeat(samples[part], 2, axis=0), self.image_size, self.variant, *generators)
-            planes = torch.from_numpy(self.normalise.planes(digits[:, None]))
-            views += zip(planes[0::2], planes[1::2], strict=True)
+            views += self._drawn(samples[part], generators[part])
         return views
+
+    def _generator(self) -> np.random.Generator:
+        """What the two drawings of one digit are drawn from."""
+        return np.random.default_rng(int(torch.randint(2**63 - 1, ())))
+
+    def _drawn(
+        self, samples: Sequence[NDArray[np.float32]], generators: Sequence[np.random.Generator]
+    ) -> list[tuple[Tensor, Tensor]]:
+        digits = render_digits(np.repeat(samples, 2, axis=0), self.image_size, self.variant, *generators)
+        planes = torch.from_numpy(self.normalise.planes(digits[:, None]))
+        return list(zip(planes[0::2], planes[1::2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -267,12 +289,6 @@ class TwoViewDataset:
     def items(self, places: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor, int, int]]:
         """The items of many (epoch, index), each the same as alone; digits are drawn together."""
         samples, labels = zip(*(self._source[index] for _, index in places), strict=True)
-        draw = self.views.draw_seed if isinstance(self.views, DigitViews) else None
-        made: list[Any] = []
         with torch.random.fork_rng(devices=[]):
-            for (epoch, index), sample in zip(places, samples, strict=True):
-                # Not torch.manual_seed, which would reseed the accelerators as well.
-                torch.default_generator.manual_seed(sample_seed(self.seed, epoch, index))
-                made.append(draw() if draw else self.views(sample))
-        views = self.views.drawn(samples, made) if isinstance(self.views, DigitViews) else made
+            views = self.views.many(samples, [sample_seed(self.seed, epoch, index) for epoch, index in places])
         return [(*pair, label, index) for pair, label, (_, index) in zip(views, labels, places, strict=True)]

@@ -7,6 +7,7 @@ once, however many views are made of it. Every figure is the best of three passe
 """
 
 import argparse
+import functools
 import sys
 import tempfile
 import time
@@ -47,22 +48,27 @@ def draw_photographs(folder: Path, number: int) -> FileImages:
 
 
 class _Epoch(torch.utils.data.Dataset):
-    """A map-style dataset over whatever gives item i."""
+    """A map-style dataset over whatever gives the items at a batch's indices."""
 
-    def __init__(self, item: Callable[[int], Any], number: int) -> None:
-        self.item, self.number = item, number
+    def __init__(self, items: Callable[[list[int]], list[Any]], number: int) -> None:
+        self.items, self.number = items, number
 
     def __len__(self) -> int:
         return self.number
 
-    def __getitem__(self, index: int) -> Any:
-        return self.item(index)
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return self.items(indices)
 
 
-def images_per_second(item: Callable[[int], Any], number: int, workers: int) -> float:
+def one_by_one(item: Callable[[int], Any]) -> Callable[[list[int]], list[Any]]:
+    """A batch of what gives item i."""
+    return lambda indices: [item(index) for index in indices]
+
+
+def images_per_second(items: Callable[[list[int]], list[Any]], number: int, workers: int) -> float:
     """Best rate over passes through items 0..number-1 in batches, workers started and warm."""
     loader = torch.utils.data.DataLoader(
-        _Epoch(item, number), batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0
+        _Epoch(items, number), batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0
     )
     best = float("inf")
     for attempt in range(PASSES + 1):
@@ -74,13 +80,21 @@ def images_per_second(item: Callable[[int], Any], number: int, workers: int) -> 
     return number / best
 
 
+def _first_epoch(views: TwoViewDataset, indices: list[int]) -> list[Any]:
+    return views.items([(0, index) for index in indices])
+
+
 def worker_rows(data: LabelledImages, recipes: list[str], size: int, counts: list[int]) -> list[list[str]]:
-    """Rows (recipe, images/s for each count of workers) of the CPU path."""
+    """Rows (recipe, images/s for each count of workers) of the CPU path: batches as training reads them."""
     rows = []
     for recipe in recipes:
         views = TwoViewDataset(data, build_views(recipe, size), seed=0)
-        rates = [images_per_second(views.__getitem__, len(data), count) for count in counts]
-        rows.append([f"{recipe} {size} px", *(f"{rate:.0f}" for rate in rates)])
+        ways: list[tuple[str, Callable[[list[int]], list[Any]]]] = [("", functools.partial(_first_epoch, views))]
+        if recipe == "digits":  # drawn together in training
+            ways.append((", one by one", one_by_one(views.__getitem__)))
+        for way, items in ways:
+            rates = [images_per_second(items, len(data), count) for count in counts]
+            rows.append([f"{recipe} {size} px{way}", *(f"{rate:.0f}" for rate in rates)])
     return rows
 
 
@@ -95,7 +109,10 @@ def part_rows(data: FileImages, size: int, counts: list[int]) -> list[list[str]]
         ("decoding alone", read),
         (f"decoding to canvases of {canvases.canvas} px", lambda index: canvases.at(0, index)),
     ]
-    return [[name, *(f"{images_per_second(item, len(data), count):.0f}" for count in counts)] for name, item in parts]
+    return [
+        [name, *(f"{images_per_second(one_by_one(item), len(data), count):.0f}" for count in counts)]
+        for name, item in parts
+    ]
 
 
 def device_rows(data: FileImages, size: int) -> list[list[str]]:
