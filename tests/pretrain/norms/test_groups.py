@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from pretrain.methods import build_method
 from pretrain.norms import Norm, commit_pair, pair_norms, set_alpha
 from pretrain.teacher import copy_student, move_statistics, shuffled_forward
+from pretrain.train import train
 
 GROUPED = ("BN", "ShuffleBN", "MomentumBN", "TeacherPN", "EMAN", "StudentPN")
 G = 4
@@ -146,3 +148,21 @@ def test_settings_reach_both_networks_and_a_teacher_of_a_synchronised_student_ha
     assert method.student.backbone.bn1.groups == 2
     method = build_method(tiny_cfg({"NORM.GROUP": 4, "NORM.STUDENT": "SyncBN", "NORM.TEACHER": "EMAN"}), 10)
     assert method.teacher.backbone.bn1.groups == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"NORM.TEACHER": "BN", "NORM.GROUP": 8}, {"NORM.TEACHER": "SyncBN", "NORM.GROUP": 2}),
+        ({"NORM.TEACHER": "EMAN", "NORM.GROUP": 8}, {"NORM.TEACHER": "EMAN", "NORM.GROUP": 2}),
+    ],
+    ids=("SyncBN is BN of the whole batch", "EMAN knows no groups"),
+)
+def test_beside_a_synchronised_student_runs_end_with_equal_bits(tiny_cfg, tmp_path, one, other):
+    ends = []
+    for number, arm in enumerate((one, other)):
+        folder = tmp_path / str(number)
+        train(tiny_cfg({"NORM.STUDENT": "SyncBN", "OUTPUT_DIR": folder, **arm}))
+        ends.append(load_file(folder / "backbone.safetensors"))
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(tensor, ends[1][key]) for key, tensor in ends[0].items())
