@@ -11,6 +11,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from lowshot.augment import SeededView, WeakAndStrong, weak_view
+from lowshot.config import get_cfg
 from lowshot.features.cache import About
 from lowshot.features.extract import Pixels, Source, data_hash, extract
 from lowshot.features.feature_set import FeatureSet, check_pair, read_npz
@@ -32,7 +33,7 @@ from momentum_transfer.images.subsets import Selected, select
 from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.images.voc_images import VocImages
 from momentum_transfer.published_sets import published_counts
-from momentum_transfer.settings import config_hash
+from momentum_transfer.settings import config_hash, value_of
 
 #: The weights that are no weights: the image's own grey values.
 PIXELS = "pixels"
@@ -47,6 +48,11 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("FIXMATCH", "TEACHER_GROUP", 0),
     ("FIXMATCH", "WEAK_BATCHES", []),
 )
+
+
+#: Settings of where and how an evaluation works, which change none of its numbers.
+FREE = ("OUTPUT_DIR", "FEATURES.WORKERS", "FEATURES.CACHE",
+        *(f"{name}.{key}" for name in ("LINEAR", "FINETUNE", "FIXMATCH") for key in ("WORKERS", "TRIALS")))  # fmt: skip
 
 
 def load_source(
@@ -88,12 +94,18 @@ def identity(source: SourceBackbone | None, weights: str) -> tuple[dict[str, str
 
 
 def settings_hash(cfg: CfgNode) -> str:
-    """Hash of the settings and of what is in the lists that they name: an edited list is another experiment."""
+    """Hash of the settings that decide numbers, and of what is in the lists that they name.
+
+    An edited list is another experiment. Free settings count as their defaults, so that records of before keep their
+    hashes where these had them.
+    """
     lists = [cfg.DATASETS.TRAIN_LIST, cfg.DATASETS.TEST_LIST]
     lists += [cfg[name].SPLIT_FILE for name in ("LINEAR", "FINETUNE", "FIXMATCH")]
     contents = [sha256_of(Path(file)) for file in lists if file and Path(file).is_file()]
     same = cfg.clone()
     same.defrost()
+    defaults = get_cfg()
+    same.merge_from_list([word for key in FREE for word in (key, value_of(defaults, key))])
     if not same.DATASETS.SPLIT:  # came after 2026-11-21: the records of before keep their hashes
         del same.DATASETS["SPLIT"]
     if same.FEATURES.POOL == "pooled":  # likewise

@@ -145,6 +145,16 @@ def test_an_edited_list_is_another_experiment(folder):
     assert run_folder(cfg, None, "linear", 0, np.arange(3)) not in folders
 
 
+def test_where_and_how_an_evaluation_works_is_no_other_experiment(folder):
+    cfg = settings(folder, "filelist")
+    before = settings_hash(cfg)
+    cfg.OUTPUT_DIR, cfg.FEATURES.WORKERS, cfg.FEATURES.CACHE = "elsewhere", 1, "there"
+    cfg.LINEAR.WORKERS, cfg.FINETUNE.TRIALS, cfg.FIXMATCH.TRIALS = 1, 5, 5
+    assert settings_hash(cfg) == before
+    cfg.FINETUNE.EPOCHS = 3.0
+    assert settings_hash(cfg) != before
+
+
 def test_unreadable_test_image_is_an_error_and_not_replaced(folder):
     (folder / "val" / "bee" / "bee_val1.jpeg").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"at most 0 unreadable images, found 1: .*bee_val1\.jpeg"):
