@@ -16,6 +16,7 @@ from lowshot.features.pooling import StageFeatures
 from lowshot.finetune import evaluate_finetune
 from lowshot.fixmatch import check_backbone
 from lowshot.fixmatch_run import evaluate_fixmatch
+from lowshot.identity import about_network, settings_hash
 from lowshot.labelled_data import LabelledData
 from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
 from lowshot.score import Score
@@ -38,9 +39,9 @@ def percent(fraction: float) -> str:
 def run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray) -> Path:
     """Where one trial's checkpoints are; other weights, settings or labelled ``rows`` give another folder."""
     weights = f"{source.sha256} {source.network}" if source else inputs.SCRATCH
-    if about := inputs.about_network(inputs.architecture_of(cfg, source)):
+    if about := about_network(inputs.architecture_of(cfg, source)):
         weights += f" {sorted(about.items())}"
-    key = sha256_of_text(f"{weights} {inputs.settings_hash(cfg)} {rows.tolist()}")[:12]
+    key = sha256_of_text(f"{weights} {settings_hash(cfg)} {rows.tolist()}")[:12]
     return Path(cfg.OUTPUT_DIR) / "trials" / f"{task.replace('/', '_').replace('%', '')}_{key}_{trial}"
 
 

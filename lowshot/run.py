@@ -18,6 +18,7 @@ from lowshot import inputs
 from lowshot.config import EVALUATIONS
 from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
 from lowshot.features.feature_set import FeatureSet
+from lowshot.identity import about_network, checkpoint_of, settings_hash
 from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
 from lowshot.ranges import check_settings
 from lowshot.score import Score
@@ -172,7 +173,7 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
         train, test = _given(request)
         both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
         counts = _counts(test.labels)
-        subject = Subject({"name": train.name, "sha256": both}, "", test.name, inputs.settings_hash(cfg), counts)
+        subject = Subject({"name": train.name, "sha256": both}, "", test.name, settings_hash(cfg), counts)
         return subject, partial(ON_FEATURES[request.command], cfg, train, test)
     if not request.weights:
         raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
@@ -214,9 +215,9 @@ def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -
 
 
 def _subject(cfg: CfgNode, request: Request, source: SourceBackbone | None, counts: dict[str, int]) -> Subject:
-    checkpoint, network = inputs.identity(source, request.weights)
-    about = {} if request.weights == inputs.PIXELS else inputs.about_network(inputs.architecture_of(cfg, source))
-    settings = inputs.settings_hash(cfg)
+    checkpoint, network = checkpoint_of(source, request.weights)
+    about = {} if request.weights == inputs.PIXELS else about_network(inputs.architecture_of(cfg, source))
+    settings = settings_hash(cfg)
     pooled = cfg.FEATURES.POOL == "pooled" or request.command in ("finetune", "fixmatch")
     return Subject(
         checkpoint,

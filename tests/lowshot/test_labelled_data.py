@@ -8,8 +8,9 @@ import pytest
 
 from lowshot import image_evaluations
 from lowshot.config import get_cfg
+from lowshot.identity import settings_hash
 from lowshot.image_evaluations import run_folder
-from lowshot.inputs import Images, feature_sets, labelled_data, settings_hash
+from lowshot.inputs import Images, feature_sets, labelled_data
 from lowshot.labelled_data import LabelledData, file_names, search_split
 from lowshot.linear import LinearResult
 from momentum_transfer.errors import InputError
@@ -143,16 +144,6 @@ def test_an_edited_list_is_another_experiment(folder):
         listing.write("train/ant/ant_train0.jpeg ant\n")
     assert settings_hash(cfg) != before
     assert run_folder(cfg, None, "linear", 0, np.arange(3)) not in folders
-
-
-def test_where_and_how_an_evaluation_works_is_no_other_experiment(folder):
-    cfg = settings(folder, "filelist")
-    before = settings_hash(cfg)
-    cfg.OUTPUT_DIR, cfg.FEATURES.WORKERS, cfg.FEATURES.CACHE = "elsewhere", 1, "there"
-    cfg.LINEAR.WORKERS, cfg.FINETUNE.TRIALS, cfg.FIXMATCH.TRIALS = 1, 5, 5
-    assert settings_hash(cfg) == before
-    cfg.FINETUNE.EPOCHS = 3.0
-    assert settings_hash(cfg) != before
 
 
 def test_unreadable_test_image_is_an_error_and_not_replaced(folder):
