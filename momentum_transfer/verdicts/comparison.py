@@ -3,14 +3,15 @@
 - Both sides have two trials or more: the t interval of ``trials`` (paired where they share their trials, else Welch).
 - Outcomes per item besides: their bootstrap variance is added, V = s²/n + V_items, with Satterthwaite's degrees of
   freedom. Chance that trials and items share is in both parts, so the interval is rather too wide than too narrow.
-- One trial, but outcomes per item: BCa interval over items; p by the exact McNemar test where the outcomes are hits,
-  else by the normal with the bootstrap's standard error. It speaks of the trained networks at hand, not of another
-  training.
+- Several trials against one, with outcomes per item: V = s²/n of the several + V_items, likewise. It speaks of the one
+  as it stands: raw pixels, which have no seed, or a network that was trained once.
+- One trial on both sides, but outcomes per item: BCa interval over items; p by the exact McNemar test where they are
+  hits, else by the normal with the bootstrap's standard error. It speaks of the trained networks at hand alone.
 - One trial and no outcomes: no verdict.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,7 +70,7 @@ class Comparison:
     @property
     def source(self) -> str:
         """``trials``, ``items``, ``trials and items`` or ``nothing``."""
-        parts = ["trials"] * (self.p is not None and min(self.n) > 1) + ["items"] * (self.items > 0)
+        parts = ["trials"] * (self.p is not None and max(self.n) > 1) + ["items"] * (self.items > 0)
         return " and ".join(parts) or "nothing"
 
     @property
@@ -98,27 +99,39 @@ def compare(
     a, b = [first[trial] for trial in sorted(first)], [second[trial] for trial in sorted(second)]
     n, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     if min(n) < 2:
-        return _by_items(value, n, evidence) if evidence else Comparison(value, n)
+        if evidence is None:
+            return Comparison(value, n)
+        if max(n) < 2:
+            return _by_items(value, evidence)
+        return _with_items(_against_one(max(a, b, key=len), value, n), evidence)
     paired = shared and set(first) == set(second)
     found = trials.paired(a, b) if paired else trials.welch(a, b)
     std = found.se * math.sqrt(n[0]) if paired else math.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 2)
     made = Comparison(
         value, n, found.low, found.high, found.p, found.se, found.df, paired=paired, exact_p=found.exact_p, std=std
     )
-    if evidence is None:
-        return made
+    return _with_items(made, evidence) if evidence else made
+
+
+def _against_one(several: Sequence[float], value: float, n: tuple[int, int]) -> Comparison:
+    """By the spread of the side that has several trials; the other's one score is taken as it is."""
+    return Comparison(value, n, se=float(np.std(several, ddof=1)) / math.sqrt(len(several)), df=len(several) - 1)
+
+
+def _with_items(by_trials: Comparison, evidence: ItemEvidence) -> Comparison:
+    """With the variance of the test items added to that of the trials."""
+    assert by_trials.se is not None
     floor = float(np.nanstd(evidence.first - evidence.second, ddof=1))
-    variances = found.se**2, floor**2
+    variances = by_trials.se**2, floor**2
     total = sum(variances)
-    df = satterthwaite(variances, (found.df, evidence.items - 1))
-    low, high, p = t_estimate(value, math.sqrt(total), df)
+    df = satterthwaite(variances, (by_trials.df, evidence.items - 1))
+    low, high, p = t_estimate(by_trials.value, math.sqrt(total), df)
     share = variances[1] / total if total else None
-    return replace(
-        made, low=low, high=high, p=p, se=math.sqrt(total), df=df, items=evidence.items, item_share=share, floor=floor
-    )
+    return replace(by_trials, low=low, high=high, p=p, se=math.sqrt(total), df=df, items=evidence.items,
+                   item_share=share, floor=floor)  # fmt: skip
 
 
-def _by_items(value: float, n: tuple[int, int], evidence: ItemEvidence) -> Comparison:
+def _by_items(value: float, evidence: ItemEvidence) -> Comparison:
     differences = evidence.first - evidence.second
     se = float(np.nanstd(differences, ddof=1))
     low, high = bca_interval(value, differences, evidence.first_left_out - evidence.second_left_out)
@@ -126,4 +139,4 @@ def _by_items(value: float, n: tuple[int, int], evidence: ItemEvidence) -> Compa
         p = mcnemar(*evidence.hits)[2]
     else:
         p = float(2 * stats.norm.sf(abs(value) / se)) if se > 0 else float(value == 0)
-    return Comparison(value, n, low, high, p, se, items=evidence.items)
+    return Comparison(value, (1, 1), low, high, p, se, items=evidence.items)
