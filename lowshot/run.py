@@ -32,7 +32,7 @@ from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
 from momentum_transfer.run_lock import alone_in
-from momentum_transfer.verdicts.hits import PerItem
+from momentum_transfer.verdicts.hits import PerItem, per_item
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]
 
@@ -74,6 +74,7 @@ class Subject:
         features: what the features are, where they are not those that the network pools by itself: an end of the
             protocol's name, such as "/cls".
         about: of another network than a ResNet: its architecture, and how its images were prepared.
+        drawings: test images that show one digit, and are therefore one item to verdicts.
     """
 
     checkpoint: dict[str, str]
@@ -83,6 +84,7 @@ class Subject:
     data: dict[str, int]
     features: str = ""
     about: dict[str, str] = field(default_factory=dict)
+    drawings: int = 1
 
     def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
         """The line of the results file, with the items file where there is one."""
@@ -227,6 +229,7 @@ def _subject(cfg: CfgNode, request: Request, source: SourceBackbone | None, coun
         counts,
         "" if pooled else f"/{cfg.FEATURES.POOL}",
         about,
+        cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
     )
 
 
@@ -279,7 +282,7 @@ def _write_items(scores: list[Score], folder: Path, subject: Subject) -> dict[tu
     test_sets = {_unit(score): score.test_set for score in scores}
     for score in scores:
         if score.items is not None:
-            units.setdefault(_unit(score), {})[score.metric] = score.items
+            units.setdefault(_unit(score), {})[score.metric] = per_item(score.items, subject.drawings)
     written = {}
     for unit, values in units.items():
         task, protocol, trial, network = unit

@@ -43,7 +43,11 @@ def _cells(change: Comparison | None, word: str) -> tuple[CellView, ...]:
         return (CellView(word), *(CellView() for _ in COLUMNS[1:]))
     first, second = change.n
     trials = f"{first}" if first == second else f"{first} and {second}"
-    judged = ", in pairs" if change.paired else (", one trial: no verdict from trials" if max(change.n) < 2 else "")
+    judged = ", in pairs" if change.paired else ""
+    if max(change.n) < 2:
+        judged = ", one trial: no verdict from trials"
+    elif min(change.n) < 2:
+        judged = ", the one as it stands" if change.p is not None else ", no verdict from one"
     p = "" if change.p is None else f"{change.p:.2g}"
     p += "" if change.exact_p is None else f" (sign flips {change.exact_p:.2g})"
     needed = "–"

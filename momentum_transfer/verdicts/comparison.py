@@ -7,7 +7,7 @@
   as it stands: raw pixels, which have no seed, or a network that was trained once.
 - One trial on both sides, but outcomes per item: BCa interval over items; p by the exact McNemar test where they are
   hits, else by the normal with the bootstrap's standard error. It speaks of the trained networks at hand alone.
-- One trial and no outcomes: no verdict.
+- One trial on a side and no outcomes: no verdict.
 """
 
 import math
@@ -50,7 +50,8 @@ class Comparison:
         p: two-sided p of "no difference". exact_p: of the sign-flip test over up to 12 shared trials.
         n: trials of both sides. items: test items that were resampled (0: none). paired: judged trial by trial.
         item_share: share of the variance that the test items have, where trials have the rest.
-        std: over trials, of the differences where ``paired``, else of a side. floor: standard error from items alone.
+        std: over trials, of the differences where ``paired``, else of a side; None where a side has one trial.
+        floor: standard error from items alone.
     """
 
     value: float

@@ -66,6 +66,17 @@ class PerItem:
         return {name: 100 * weighted_means(values, weights) for name, values in self.values.items()}
 
 
+def per_item(values: np.ndarray, drawings: int) -> np.ndarray:
+    """[N / drawings] means over the drawings of each item, which share what makes it hard.
+
+    Resampled one by one, as if each told something of its own, they would make intervals too narrow.
+
+    Args:
+        values: [N] outcomes of all items once, then of all once more, and so on.
+    """
+    return values if drawings == 1 else values.reshape(drawings, -1).mean(axis=0)
+
+
 def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
     """Exact McNemar test of two classifiers on the same images (McNemar 1947).
 

@@ -78,6 +78,17 @@ def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot
         assert outcomes.images == 50
 
 
+def test_drawings_of_one_digit_are_one_item_to_verdicts(lowshot, tmp_path):
+    assert lowshot("knn", "--weights", "pixels", "DATASETS.DRAWINGS", "3") == 0
+    for record in records(tmp_path):
+        if record["metric"] not in ("top1", "top5"):
+            continue
+        values = items.read(tmp_path, record["items"]).values[record["metric"]]
+        assert (len(values), record["data"]["images"]) == (540, 1620)
+        assert {1, 2, 3} <= set(np.round(3 * values)) <= {0, 1, 2, 3}
+        assert 100 * values.mean() == pytest.approx(record["value"])
+
+
 def test_diagnostics_are_recorded_with_alignment_where_there_are_images(lowshot, npz, weights, tmp_path):
     assert lowshot("diagnostics", *npz) == 0
     assert lowshot("diagnostics", "--weights", weights, "FEATURES.CACHE", tmp_path / "cache") == 0

@@ -161,3 +161,9 @@ def test_means_under_weights_are_means_of_repeated_items():
     expected = [np.mean(list(itertools.chain(*([v] * w for v, w in zip(values, row, strict=True))))) for row in weights]
     assert hits.weighted_means(values, weights) == pytest.approx(expected)
     assert hits.weighted_means(values, np.ones((1, 30), np.int32))[0] == values.mean()
+
+
+def test_drawings_of_an_item_are_its_mean():
+    hits_of_four = np.array([1, 0, 1, 0, 1, 1, 1, 0], dtype=bool)  # all four once, then once more
+    assert hits.per_item(hits_of_four, 2).tolist() == [1.0, 0.5, 1.0, 0.0]
+    assert hits.per_item(hits_of_four, 1) is hits_of_four
