@@ -28,6 +28,7 @@ ARMS: dict[str, tuple[float, str, str]] = {
     "x10": (10.0, "conv+bn", ""),
     "conv_x10": (10.0, "conv", ""),
     "bn_x10": (10.0, "bn", ""),
+    "x3_normrescale": (3.0, "conv+bn", "normrescale"),
     "x10_normrescale": (10.0, "conv+bn", "normrescale"),
     "x10_constant": (10.0, "conv+bn", "constant"),
     "conv_x10_normrescale": (10.0, "conv", "normrescale"),
