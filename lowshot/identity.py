@@ -1,30 +1,77 @@
 """What records say an evaluation was of and under which settings; what differs in none of it is one experiment."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from lowshot import inputs
 from lowshot.config import get_cfg
+from lowshot.score import Score
+from momentum_transfer import records as results
 from momentum_transfer.backbones.build import AnyArchitecture, own_input
 from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.files import sha256_of, sha256_of_text
-from momentum_transfer.settings import config_hash, value_of
+from momentum_transfer.settings import config_hash, drop_later, value_of
 
-#: Settings that came after 2026-11-21, with the defaults under which everything is as before.
-LATER: tuple[tuple[str, str, object], ...] = (
-    ("DATASETS", "DRAWINGS", 1),
-    ("FIXMATCH", "TEACHER_GROUP", 0),
-    ("FIXMATCH", "WEAK_BATCHES", []),
-)
-
+#: Settings that came after 2026-11-21.
+LATER = ("DATASETS.SPLIT", "DATASETS.DRAWINGS", "FEATURES.POOL", "FIXMATCH.TEACHER_GROUP", "FIXMATCH.WEAK_BATCHES")
 
 #: Settings of where and how an evaluation works, which change none of its numbers.
 FREE = ("OUTPUT_DIR", "FEATURES.WORKERS", "FEATURES.CACHE",
         *(f"{name}.{key}" for name in ("LINEAR", "FINETUNE", "FIXMATCH") for key in ("WORKERS", "TRIALS")))  # fmt: skip
 
 
-def checkpoint_of(source: SourceBackbone | None, weights: str) -> tuple[dict[str, str], str]:
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated, as records name it.
+
+    Attributes:
+        checkpoint: name and SHA-256.
+        config: hash of the settings.
+        data: numbers of ``images`` and ``classes`` that test: what alone shows which set it is.
+        features: what the features are, where they are not those that the network pools by itself: an end of the
+            protocol's name, such as "/cls".
+        about: of another network than a ResNet: its architecture, and how its images were prepared.
+        drawings: test images that show one digit, and are therefore one item to verdicts.
+    """
+
+    checkpoint: dict[str, str]
+    network: str
+    dataset: str
+    config: str
+    data: dict[str, int]
+    features: str = ""
+    about: dict[str, str] = field(default_factory=dict)
+    drawings: int = 1
+
+    def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
+        """The line of the results file, with the items file where there is one."""
+        network, details = self.network, {**self.about, **score.details}
+        if score.network is not None:  # the checkpoint's network is then only where training began
+            network, details["start_network"] = score.network, self.network
+        if items is not None:
+            details["items"] = items
+        return results.make_record(
+            score.task,
+            score.metric,
+            score.value,
+            checkpoint=self.checkpoint,
+            network=network,
+            dataset=self.dataset,
+            config=self.config,
+            protocol=score.protocol + self.features,
+            engine=score.engine,
+            trial=score.trial,
+            seed=score.seed,
+            data=self.data,
+            **details,
+        )
+
+
+def _checkpoint_of(source: SourceBackbone | None, weights: str) -> tuple[dict[str, str], str]:
     """What records say about the weights: the checkpoint's name and hash, and its network."""
     if source is None:
         return {"name": weights, "sha256": sha256_of_text(weights)}, ""
@@ -47,13 +94,7 @@ def settings_hash(cfg: CfgNode) -> str:
     same.defrost()
     defaults = get_cfg()
     same.merge_from_list([word for key in FREE for word in (key, value_of(defaults, key))])
-    if not same.DATASETS.SPLIT:  # came after 2026-11-21: the records of before keep their hashes
-        del same.DATASETS["SPLIT"]
-    if same.FEATURES.POOL == "pooled":  # likewise
-        del same.FEATURES["POOL"]
-    for section, key, default in LATER:  # likewise
-        if same[section][key] == default:
-            del same[section][key]
+    drop_later(same, defaults, LATER)
     return sha256_of_text(" ".join([config_hash(same), *contents]))[:12] if contents else config_hash(same)
 
 
@@ -63,3 +104,23 @@ def about_network(architecture: AnyArchitecture) -> dict[str, str]:
         return {}
     own = own_input(architecture)
     return {"architecture": str(architecture), **({} if own is None else {"input": str(own)})}
+
+
+def subject_of(
+    cfg: CfgNode, command: str, weights: str, source: SourceBackbone | None, counts: dict[str, int]
+) -> Subject:
+    """What records say of an evaluation of ``weights`` by ``command``."""
+    checkpoint, network = _checkpoint_of(source, weights)
+    about = {} if weights == inputs.PIXELS else about_network(inputs.architecture_of(cfg, source))
+    settings = settings_hash(cfg)
+    pooled = cfg.FEATURES.POOL == "pooled" or command in ("finetune", "fixmatch")
+    return Subject(
+        checkpoint,
+        network,
+        inputs.title(cfg, **counts),
+        sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
+        counts,
+        "" if pooled else f"/{cfg.FEATURES.POOL}",
+        about,
+        cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
+    )

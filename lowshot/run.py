@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +18,7 @@ from lowshot import inputs
 from lowshot.config import EVALUATIONS
 from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
 from lowshot.features.feature_set import FeatureSet
-from lowshot.identity import about_network, checkpoint_of, settings_hash
+from lowshot.identity import Subject, settings_hash, subject_of
 from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
 from lowshot.ranges import check_settings
 from lowshot.score import Score
@@ -61,53 +61,6 @@ class Request:
     results: Path | None = None
     verify: bool = False
     source: SourceBackbone | None = None
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is evaluated, as records name it.
-
-    Attributes:
-        checkpoint: name and SHA-256.
-        config: hash of the settings.
-        data: numbers of ``images`` and ``classes`` that test: what alone shows which set it is.
-        features: what the features are, where they are not those that the network pools by itself: an end of the
-            protocol's name, such as "/cls".
-        about: of another network than a ResNet: its architecture, and how its images were prepared.
-        drawings: test images that show one digit, and are therefore one item to verdicts.
-    """
-
-    checkpoint: dict[str, str]
-    network: str
-    dataset: str
-    config: str
-    data: dict[str, int]
-    features: str = ""
-    about: dict[str, str] = field(default_factory=dict)
-    drawings: int = 1
-
-    def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
-        """The line of the results file, with the items file where there is one."""
-        network, details = self.network, {**self.about, **score.details}
-        if score.network is not None:  # the checkpoint's network is then only where training began
-            network, details["start_network"] = score.network, self.network
-        if items is not None:
-            details["items"] = items
-        return results.make_record(
-            score.task,
-            score.metric,
-            score.value,
-            checkpoint=self.checkpoint,
-            network=network,
-            dataset=self.dataset,
-            config=self.config,
-            protocol=score.protocol + self.features,
-            engine=score.engine,
-            trial=score.trial,
-            seed=score.seed,
-            data=self.data,
-            **details,
-        )
 
 
 def run(cfg: CfgNode, request: Request) -> list[Score]:
@@ -185,7 +138,9 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     source = request.source or inputs.load_source(request.weights, request.which, request.family, request.arch)
     cfg, own = _own_images(cfg, request, source)
     images = inputs.Images(cfg, request.verify, own)
-    subject = _subject(cfg, request, source, _counts(images.test.labels, images.test.classes))
+    subject = subject_of(
+        cfg, request.command, request.weights, source, _counts(images.test.labels, images.test.classes)
+    )
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
     check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything
@@ -214,23 +169,6 @@ def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -
         cfg.INPUT.IMAGE_SIZE = own.size
         say(f"images as {architecture} wants them: {own}")
     return cfg, own
-
-
-def _subject(cfg: CfgNode, request: Request, source: SourceBackbone | None, counts: dict[str, int]) -> Subject:
-    checkpoint, network = checkpoint_of(source, request.weights)
-    about = {} if request.weights == inputs.PIXELS else about_network(inputs.architecture_of(cfg, source))
-    settings = settings_hash(cfg)
-    pooled = cfg.FEATURES.POOL == "pooled" or request.command in ("finetune", "fixmatch")
-    return Subject(
-        checkpoint,
-        network,
-        inputs.title(cfg, **counts),
-        sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
-        counts,
-        "" if pooled else f"/{cfg.FEATURES.POOL}",
-        about,
-        cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
-    )
 
 
 def _counts(labels: np.ndarray, classes: Sequence[str] | None = None) -> dict[str, int]:

@@ -5,7 +5,7 @@
 
 import copy
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -61,6 +61,14 @@ def config_hash(cfg: CfgNode) -> str:
 def value_of(cfg: CfgNode, key: str) -> Any:
     """The value, or the section, of a dotted key."""
     return reduce(getitem, key.split("."), cfg)
+
+
+def drop_later(cfg: CfgNode, defaults: CfgNode, later: Iterable[str]) -> None:
+    """Take the dotted keys ``later`` out of ``cfg`` where they have their default, so that earlier hashes stay."""
+    for key in later:
+        section, _, name = key.rpartition(".")
+        if value_of(cfg, key) == value_of(defaults, key):
+            del value_of(cfg, section)[name]
 
 
 def keys_of(cfg: CfgNode, prefix: str = "") -> Iterator[str]:

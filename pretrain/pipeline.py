@@ -89,9 +89,6 @@ class EpochImages(Dataset):
     def __init__(self, dataset: TwoViewDataset | CanvasDataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, place: Place) -> tuple[Any, ...]:
-        return self.dataset.at(*place)
-
     def __getitems__(self, places: list[Place]) -> list[tuple[Any, ...]]:
         """A whole batch, as torch's loader asks for it."""
         return [*self.dataset.items(places)]

@@ -19,7 +19,7 @@ from momentum_transfer.distributed import any_rank, barrier, is_main, process_gr
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
 from momentum_transfer.run_lock import alone_in
-from momentum_transfer.settings import config_hash, dump, value_of
+from momentum_transfer.settings import config_hash, drop_later, dump, value_of
 from transfer import any_backbone
 from transfer.config import get_cfg
 from transfer.cost import cost_of
@@ -99,7 +99,7 @@ def identity(cfg: CfgNode, evaluation: bool = True) -> str:
     """
     same = cfg.clone()
     same.defrost()
-    _without_later(same, get_cfg())
+    drop_later(same, get_cfg(), _LATER)
     for split in ("TRAIN", "TEST"):  # a set of one's own is what its file holds, wherever that lies
         same.DATASETS[split] = type(cfg.DATASETS[split])(content_name(name) for name in cfg.DATASETS[split])
     for section, keys in _FREE.items():
@@ -108,13 +108,6 @@ def identity(cfg: CfgNode, evaluation: bool = True) -> str:
     if not evaluation:
         del same["TEST"], same["PROTOCOL"], same["DATASETS"]["TEST"]
     return config_hash(same)
-
-
-def _without_later(cfg: CfgNode, defaults: CfgNode) -> None:
-    for key in _LATER:
-        section, _, name = key.rpartition(".")
-        if value_of(cfg, key) == value_of(defaults, key):
-            del value_of(cfg, section)[name]
 
 
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:

@@ -11,7 +11,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,31 +104,26 @@ def compare(
             return Comparison(value, n)
         if max(n) < 2:
             return _by_items(value, evidence)
-        return _with_items(_against_one(max(a, b, key=len), value, n), evidence)
+        several = max(a, b, key=len)
+        return _with_items(Comparison(value, n), np.std(several, ddof=1) / math.sqrt(max(n)), max(n) - 1, evidence)
     paired = shared and set(first) == set(second)
     found = trials.paired(a, b) if paired else trials.welch(a, b)
     std = found.se * math.sqrt(n[0]) if paired else math.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 2)
     made = Comparison(
         value, n, found.low, found.high, found.p, found.se, found.df, paired=paired, exact_p=found.exact_p, std=std
     )
-    return _with_items(made, evidence) if evidence else made
+    return _with_items(made, found.se, found.df, evidence) if evidence else made
 
 
-def _against_one(several: Sequence[float], value: float, n: tuple[int, int]) -> Comparison:
-    """By the spread of the side that has several trials; the other's one score is taken as it is."""
-    return Comparison(value, n, se=float(np.std(several, ddof=1)) / math.sqrt(len(several)), df=len(several) - 1)
-
-
-def _with_items(by_trials: Comparison, evidence: ItemEvidence) -> Comparison:
-    """With the variance of the test items added to that of the trials."""
-    assert by_trials.se is not None
+def _with_items(made: Comparison, se: float, df: float, evidence: ItemEvidence) -> Comparison:
+    """With the variance of the test items added to that of the trials, ``se`` squared."""
     floor = float(np.nanstd(evidence.first - evidence.second, ddof=1))
-    variances = by_trials.se**2, floor**2
+    variances = se**2, floor**2
     total = sum(variances)
-    df = satterthwaite(variances, (by_trials.df, evidence.items - 1))
-    low, high, p = t_estimate(by_trials.value, math.sqrt(total), df)
+    df = satterthwaite(variances, (df, evidence.items - 1))
+    low, high, p = t_estimate(made.value, math.sqrt(total), df)
     share = variances[1] / total if total else None
-    return replace(by_trials, low=low, high=high, p=p, se=math.sqrt(total), df=df, items=evidence.items,
+    return replace(made, low=low, high=high, p=p, se=math.sqrt(total), df=df, items=evidence.items,
                    item_share=share, floor=floor)  # fmt: skip
 
 
