@@ -138,7 +138,10 @@ class TimmBackbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features [N, num_features] of images [N, 3, H, W]: timm's ``forward_head(…, pre_logits=True)``."""
         with self._sizes(x):
-            return self._pooled(self.network.forward_features(x))
+            features = self.network.forward_features(x)
+            if isinstance(features, Tensor) and not features.numel():  # meta tensors of torch 2.4 have no lower bound
+                raise RuntimeError("the image is too small: its last map has no pixel")
+            return self._pooled(features)
 
     def _pooled(self, features: Any) -> Tensor:
         return self.network.forward_head(features, pre_logits=True)

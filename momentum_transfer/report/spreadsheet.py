@@ -25,4 +25,5 @@ def render_csv(results: Results) -> str:
 
 
 def _inert(text: str) -> str:
+    text = text.replace("\0", "\\0")  # Python 3.10's writer refuses NUL
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

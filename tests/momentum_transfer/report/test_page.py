@@ -197,6 +197,11 @@ def test_a_formula_as_a_name_is_inert_in_the_spreadsheet():
     assert "'=HYPERLINK(1)" in text
 
 
+def test_a_nul_in_a_name_is_an_escape_in_the_spreadsheet():
+    rows = list(csv.reader(io.StringIO(render_csv(build([record("a\0b", "svm/k=4", "top1", 1.5)]).results))))
+    assert "a\\0b" in rows[1]
+
+
 def test_plots_are_painted_by_the_pages_variables_only():
     report = build(small_records())
     assert [plot.title for plot in report.plots] == [
