@@ -27,7 +27,7 @@ from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.errors import InputError
 
 HIERARCHICAL = ("timm:test_convnext?img_size=64", "timm:test_efficientnet?img_size=64",
-                "timm:test_maxvit?img_size=64",
+                "timm:maxvit_rmlp_pico_rw_256?img_size=64",
                 "timm:swin_s3_tiny_224?img_size=64&embed_dim=12&depths=(1,1,1,1)&window_size=4")  # fmt: skip
 PLAIN = {  # text -> prefix tokens, whether the first is CLS, patch
     "timm:test_vit?img_size=64": (1, True, 16),
