@@ -75,10 +75,7 @@ def _checkpoint_of(source: SourceBackbone | None, weights: str) -> tuple[dict[st
     """What records say about the weights: the checkpoint's name and hash, and its network."""
     if source is None:
         return {"name": weights, "sha256": sha256_of_text(weights)}, ""
-    checkpoint = {"name": source.name, "sha256": source.sha256}
-    if method := source.metadata.get("method", ""):
-        checkpoint["method"] = method
-    return checkpoint, source.network
+    return source.checkpoint, source.network
 
 
 def settings_hash(cfg: CfgNode) -> str:

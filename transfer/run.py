@@ -212,7 +212,7 @@ def _record(
 ) -> None:
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
-    checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256, "method": initial.method}
+    checkpoint = {**initial.checkpoint, "name": weights_name(initial.name), "sha256": initial.sha256}
     for name, metrics, outcomes in task.scores(predictions):
         kept = items.write(file.parent, f"{name}-{predictions.dataset}-{checkpoint['name']}-t{trial}", outcomes)
         table(f"{predictions.dataset}, {name}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
