@@ -325,7 +325,7 @@ def test_evaluations_whose_records_go_to_a_folder_are_alone_in_it_and_a_results_
         assert run_tool("lowshot", *words, "--results", tmp_path / "shared/results.jsonl").returncode == 0
     assert not (tmp_path / "out").exists()
     assert run_tool("lowshot", *words).returncode == 0
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["items", "results.jsonl"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["items", "results.jsonl", "settings"]
 
 
 def test_a_refused_evaluation_leaves_no_folder_it_would_have_made(tmp_path):
