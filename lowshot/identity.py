@@ -14,10 +14,7 @@ from momentum_transfer.backbones.build import AnyArchitecture, own_input
 from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.files import sha256_of, sha256_of_text
-from momentum_transfer.settings import config_hash, drop_later, value_of
-
-#: Settings that came after 2026-11-21.
-LATER = ("DATASETS.SPLIT", "DATASETS.DRAWINGS", "FEATURES.POOL", "FIXMATCH.TEACHER_GROUP", "FIXMATCH.WEAK_BATCHES")
+from momentum_transfer.settings import config_hash, value_of
 
 #: Settings of where and how an evaluation works, which change none of its numbers.
 FREE = ("OUTPUT_DIR", "FEATURES.WORKERS", "FEATURES.CACHE",
@@ -32,6 +29,7 @@ class Subject:
         checkpoint: name and SHA-256.
         config: hash of the settings.
         data: numbers of ``images`` and ``classes`` that test: what alone shows which set it is.
+        settings: of which ``config`` is the hash, and what ``about`` says.
         features: what the features are, where they are not those that the network pools by itself: an end of the
             protocol's name, such as "/cls".
         about: of another network than a ResNet: its architecture, and how its images were prepared.
@@ -43,6 +41,7 @@ class Subject:
     dataset: str
     config: str
     data: dict[str, int]
+    settings: CfgNode
     features: str = ""
     about: dict[str, str] = field(default_factory=dict)
     drawings: int = 1
@@ -75,27 +74,25 @@ def _checkpoint_of(source: SourceBackbone | None, weights: str) -> tuple[dict[st
     """What records say about the weights: the checkpoint's name and hash, and its network."""
     if source is None:
         return {"name": weights, "sha256": sha256_of_text(weights)}, ""
-    checkpoint = {"name": source.name, "sha256": source.sha256}
-    if method := source.metadata.get("method", ""):
-        checkpoint["method"] = method
-    return checkpoint, source.network
+    return source.checkpoint, source.network
 
 
-def settings_hash(cfg: CfgNode) -> str:
-    """Hash of the settings that decide numbers, and of what is in the lists that they name.
-
-    An edited list is another experiment. Free settings count as their defaults, so that records of before keep their
-    hashes where these had them.
-    """
-    lists = [cfg.DATASETS.TRAIN_LIST, cfg.DATASETS.TEST_LIST]
-    lists += [cfg[name].SPLIT_FILE for name in ("LINEAR", "FINETUNE", "FIXMATCH")]
-    contents = [sha256_of(Path(file)) for file in lists if file and Path(file).is_file()]
+def decisive(cfg: CfgNode) -> CfgNode:
+    """The settings with the defaults of those that decide no number."""
     same = cfg.clone()
     same.defrost()
     defaults = get_cfg()
     same.merge_from_list([word for key in FREE for word in (key, value_of(defaults, key))])
-    drop_later(same, defaults, LATER)
-    return sha256_of_text(" ".join([config_hash(same), *contents]))[:12] if contents else config_hash(same)
+    return same
+
+
+def settings_hash(cfg: CfgNode) -> str:
+    """Hash of the `decisive` settings and of the lists that they name: an edited list is another experiment."""
+    lists = [cfg.DATASETS.TRAIN_LIST, cfg.DATASETS.TEST_LIST]
+    lists += [cfg[name].SPLIT_FILE for name in ("LINEAR", "FINETUNE", "FIXMATCH")]
+    contents = [sha256_of(Path(file)) for file in lists if file and Path(file).is_file()]
+    whole = config_hash(decisive(cfg))
+    return sha256_of_text(" ".join([whole, *contents]))[:12] if contents else whole
 
 
 def about_network(architecture: AnyArchitecture) -> dict[str, str]:
@@ -112,7 +109,8 @@ def subject_of(
     """What records say of an evaluation of ``weights`` by ``command``."""
     checkpoint, network = _checkpoint_of(source, weights)
     about = {} if weights == inputs.PIXELS else about_network(inputs.architecture_of(cfg, source))
-    settings = settings_hash(cfg)
+    settings, whole = settings_hash(cfg), decisive(cfg)
+    whole.NETWORK = CfgNode(about)
     pooled = cfg.FEATURES.POOL == "pooled" or command in ("finetune", "fixmatch")
     return Subject(
         checkpoint,
@@ -120,6 +118,7 @@ def subject_of(
         inputs.title(cfg, **counts),
         sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
         counts,
+        whole,
         "" if pooled else f"/{cfg.FEATURES.POOL}",
         about,
         cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,

@@ -18,7 +18,7 @@ from lowshot import inputs
 from lowshot.config import EVALUATIONS
 from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
 from lowshot.features.feature_set import FeatureSet
-from lowshot.identity import Subject, settings_hash, subject_of
+from lowshot.identity import Subject, decisive, settings_hash, subject_of
 from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
 from lowshot.ranges import check_settings
 from lowshot.score import Score
@@ -32,6 +32,7 @@ from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
 from momentum_transfer.run_lock import alone_in
+from momentum_transfer.settings import keep
 from momentum_transfer.verdicts.hits import PerItem, per_item
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]
@@ -127,8 +128,8 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     if request.features or request.test_features:
         train, test = _given(request)
         both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
-        counts = _counts(test.labels)
-        subject = Subject({"name": train.name, "sha256": both}, "", test.name, settings_hash(cfg), counts)
+        settings = settings_hash(cfg), _counts(test.labels), decisive(cfg)
+        subject = Subject({"name": train.name, "sha256": both}, "", test.name, *settings)
         return subject, partial(ON_FEATURES[request.command], cfg, train, test)
     if not request.weights:
         raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
@@ -191,7 +192,7 @@ def _given(request: Request) -> tuple[FeatureSet, FeatureSet]:
 
 
 def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone: bool) -> Iterator[Score]:
-    """Pass scores on, those of one unit of work written to the results file in one go.
+    """Pass scores on, those of one unit of work written to the results file in one go, its settings beside it.
 
     Args:
         alone: the other processes have left; otherwise all wait until the file says what is done.
@@ -203,6 +204,7 @@ def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone:
             written = _write_items(scores, file.parent, subject)
             lines = [subject.record(score, written.get(_unit(score)) if score.items is not None else None)
                      for score in scores]  # fmt: skip
+            keep(file.parent, subject.config, subject.settings)
             results.append(file, lines)
         if not alone:
             distributed.barrier()

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+#: Before a checkpoint: a network of its architecture at random, in its place.
+RANDOM_OF = "random-of:"
 #: Names that our tools give to every run's files, and so say nothing about which run it is.
 _GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
 #: Temporary files of ``atomic_path``. Before 2026-11-22 they had no ``.tmp``: of those only our own names count.
@@ -150,6 +152,21 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_once(path: str | Path, text: str) -> None:
+    """Write ``text`` unless ``path`` is there: of several processes that do so at once, the first one's stays."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
+        whole = Path(folder) / path.name
+        whole.write_text(text, encoding="utf-8")
+        try:
+            os.link(whole, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            os.replace(whole, path)
+
+
 def sha256_of(path: str | Path) -> str:
     """Hex SHA-256 of a file's bytes."""
     digest = hashlib.sha256()
@@ -175,9 +192,11 @@ def weights_name(path: str | Path) -> str:
 
     ``outputs/momentum2/checkpoints/step_0000999.pt`` and ``outputs/momentum2/backbone.pkl`` are both ``momentum2``;
     ``downloads/moco_v2_800ep.pth.tar`` is ``moco_v2_800ep``; ``hf:org/moco@v2`` is ``moco@v2`` and
-    ``hf:org/moco:v1.pth`` is ``v1``; ``timm:resnet50.a1_in1k`` is ``resnet50.a1_in1k``. So the evaluations of one
-    backbone share a column.
+    ``hf:org/moco:v1.pth`` is ``v1``; ``timm:resnet50.a1_in1k`` is ``resnet50.a1_in1k``, and
+    ``random-of:outputs/momentum2`` is ``random-of-momentum2``. So the evaluations of one backbone share a column.
     """
+    if str(path).startswith(RANDOM_OF):
+        return f"random-of-{weights_name(str(path).removeprefix(RANDOM_OF))}"
     if is_made(text := str(path)):
         return text.partition(":")[2].replace("/", "-")
     if text.startswith("hf:"):  # a file of the Hub: its repository stands where a run's folder does

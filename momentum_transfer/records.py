@@ -80,7 +80,8 @@ def make_record(
         task: what was asked, for example ``coco/bbox``, ``knn/k=20``, ``svm/k=4``.
         metric: ``AP``, ``top1``, … as the field calls it. Fractions are given as percent.
         value: the number; NaN is stored as null, because JSON has no NaN.
-        checkpoint: ``{"name": …, "sha256": …}`` of the weights, and their ``method`` where their metadata name it.
+        checkpoint: ``{"name": …, "sha256": …}`` of the weights, their ``method`` where their metadata name it, and the
+            ``random_seed`` of a network at random.
         network: which network of the checkpoint, ``teacher`` or ``student``; where training makes both anew (FixMatch),
             which of these was scored, and ``start_network`` in the details is the checkpoint's.
         trial, seed: which repetition, and its seed.
@@ -100,7 +101,7 @@ def make_record(
         "checkpoint": {
             "name": checkpoint.get("name", ""),
             "sha256": checkpoint.get("sha256", ""),
-            **({"method": checkpoint["method"]} if checkpoint.get("method") else {}),
+            **{key: checkpoint[key] for key in ("method", "random_seed") if checkpoint.get(key)},
         },
         "network": network,
         "dataset": dataset,

@@ -5,7 +5,8 @@
 
 import copy
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any
 from fvcore.common.config import BASE_KEY, CfgNode
 
 from momentum_transfer.errors import InputError, shown
-from momentum_transfer.files import sha256_of_text
+from momentum_transfer.files import sha256_of_text, write_text
 from momentum_transfer.shipped import find_config
 from momentum_transfer.yaml_files import read_mapping
 
 #: Files that a config may stand on, one upon the other.
 _MOST_BASES = 10
+#: Folder beside a results file, of the settings that its records name by their hash.
+_KEPT = "settings"
 
 
 def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
@@ -58,17 +61,36 @@ def config_hash(cfg: CfgNode) -> str:
     return sha256_of_text(dump(cfg))[:12]
 
 
+def keep(folder: str | Path, name: str, cfg: CfgNode) -> None:
+    """Write settings to ``folder/settings/NAME.yaml``, once: records beside it name them by ``name``, their hash."""
+    file = Path(folder) / _KEPT / f"{name}.yaml"
+    if not file.is_file():
+        write_text(file, dump(cfg))
+
+
+def kept(folder: str | Path, name: str) -> dict[str, Any] | None:
+    """What `keep` wrote; None where there is no such file.
+
+    Raises:
+        InputError: it is no YAML mapping.
+    """
+    file = Path(folder) / _KEPT / f"{name}.yaml"
+    return read_mapping(file) if re.fullmatch(r"[0-9a-f]{12}", name) and file.is_file() else None
+
+
 def value_of(cfg: CfgNode, key: str) -> Any:
     """The value, or the section, of a dotted key."""
     return reduce(getitem, key.split("."), cfg)
 
 
-def drop_later(cfg: CfgNode, defaults: CfgNode, later: Iterable[str]) -> None:
-    """Take the dotted keys ``later`` out of ``cfg`` where they have their default, so that earlier hashes stay."""
-    for key in later:
-        section, _, name = key.rpartition(".")
-        if value_of(cfg, key) == value_of(defaults, key):
-            del value_of(cfg, section)[name]
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, value in ``before``, value in ``now``) of every setting that is not the same; None where absent."""
+    for key in sorted(set(before) | set(now), key=str):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key}", old, new
 
 
 def keys_of(cfg: CfgNode, prefix: str = "") -> Iterator[str]:

@@ -28,7 +28,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from momentum_transfer.arguments import at_least
 from momentum_transfer.console import say, table
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import is_made, weights_name
+from momentum_transfer.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.shipped import started, workplace
 from momentum_transfer.suites.costs import expected, read_measured
@@ -60,8 +60,7 @@ def main(args: argparse.Namespace) -> None:
     suite = load_suite(args.suite)
     output = _from_root(args.output or f"outputs/{suite.name}")
     given = args.weights or suite.weights
-    named = [word in NO_FILES or is_hub_name(word) or is_made(word) for word in given]
-    weights = [word if kept else str(_from_root(word)) for word, kept in zip(given, named, strict=True)]
+    weights = [_weights_from_root(word) for word in given]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     own = ["its own pretrainings"] if suite.sweep else []
     names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
@@ -158,6 +157,13 @@ def _from_root(path: str) -> Path:
     return whole.relative_to(root) if whole.is_relative_to(root) else whole
 
 
+def _weights_from_root(word: str) -> str:
+    """The word of --weights with its path as seen from where tasks run; names that are no paths stay."""
+    if word.startswith(RANDOM_OF):
+        return RANDOM_OF + _weights_from_root(word.removeprefix(RANDOM_OF))
+    return word if word in NO_FILES or is_hub_name(word) or is_made(word) else str(_from_root(word))
+
+
 def _gpus(args: argparse.Namespace, options: Mapping[str, str]) -> int:
     if args.gpus is not None:
         return int(args.gpus)
@@ -229,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--weights", nargs="+", default=[], metavar="CKPT",
-                      help="checkpoints, run folders, pixels; a suite with pretrainings needs none")  # fmt: skip
+                      help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
     made.add_argument("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
     made.add_argument(
         "--preset",

@@ -4,8 +4,9 @@ python tools/lowshot.py features|knn|retrieval|svm|diagnostics|linear|finetune|f
     --config configs/smoke/lowshot_digits.yaml --weights outputs/run [KEY VALUE …]
 
 --weights takes a checkpoint, a run's folder, timm:NAME (the weights that timm publishes), module:package.path:factory
-(any torch.nn.Module that your own code makes, which this runs), or a word: "pixels" (no backbone: the image itself;
-features, knn, retrieval, svm) or "scratch" (a random start; linear, finetune, fixmatch). knn, retrieval and svm also
+(any torch.nn.Module that your own code makes, which this runs), random-of:CHECKPOINT (a network of its architecture at
+random, seed 0), or a word: "pixels" (no backbone: the image itself; features, knn, retrieval, svm) or "scratch" (a
+random start, another one in every trial; linear, finetune, fixmatch). knn, retrieval and svm also
 take features made elsewhere: --features TRAIN.npz --test-features TEST.npz. Under torchrun, features, linear, finetune
 and fixmatch share the work between processes; knn, retrieval and svm share the extraction, and the first process does
 the rest.
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("command", choices=("features", *EVALUATIONS))
     made.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
-    made.add_argument("--weights", default="", help="checkpoint, run folder, hf:org/name, timm:NAME, …")
+    made.add_argument("--weights", default="", help="checkpoint, run folder, hf:org/name, timm:NAME, random-of:CKPT, …")
     made.add_argument(
         "--network", "--which", dest="which", choices=("teacher", "student"), help="network of the checkpoint"
     )

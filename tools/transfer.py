@@ -2,7 +2,8 @@
 
     python tools/transfer.py --config configs/smoke/mask_rcnn_digits.yaml --weights OUT.pkl [KEY VALUE …]
 
-Weights come from tools/convert.py; `--weights none` starts the whole detector at random. With several GPUs:
+Weights come from tools/convert.py; `--weights random-of:OUT.pkl` starts from the same network at random (seed 0), to
+compare with, and `--weights none` the whole detector of the settings, another one in every trial. With several GPUs:
 `torchrun --nproc-per-node 8 tools/transfer.py …`.
 
 A set of one's own, in COCO's JSON, VOC's XML or YOLO's text (docs/own-data.md):
@@ -40,8 +41,9 @@ def main(args: argparse.Namespace) -> None:
         check_settings(cfg)
         open_task(cfg).check(cfg, open_images=True, overview=False)
         return
-    if weights and args.minutes is not None and not args.resume:
-        cfg = within_minutes(cfg, weights, args.minutes)
+    if weights and args.minutes is not None:
+        place = (args.results or Path(cfg.OUTPUT_DIR)).parent  # of all runs whose records are read together
+        cfg = within_minutes(cfg, weights, args.minutes, place, args.resume)
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
     run(cfg, Request(weights, args.results, args.resume, args.eval_only))
@@ -51,13 +53,18 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
-    made.add_argument("--weights", help="backbone .pkl, detector .pth, hf:org/name, or none (default: MODEL.WEIGHTS)")
+    made.add_argument("--weights", help="backbone .pkl, detector .pth, hf:org/name, random-of:CKPT, or none")
     made.add_argument("--train", metavar="FOLDER_OR_FILE", help="a set of one's own: COCO, VOC or YOLO form")
     made.add_argument("--val", metavar="FOLDER_OR_FILE", help="what tests; or:")
     made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")
     made.add_argument("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
     made.add_argument("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
-    made.add_argument("--minutes", type=float, metavar="M", help="shorten the schedule to so long, by timed steps")
+    made.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="a schedule of so long; the first of several runs decides",
+    )
     made.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
     made.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
     made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")

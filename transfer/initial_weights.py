@@ -16,7 +16,7 @@ from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.checkpoint_folder import read_archive
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of, weights_name
+from momentum_transfer.files import RANDOM_OF, sha256_of, weights_name
 from momentum_transfer.hub import pull
 from momentum_transfer.hub.names import is_hub_name
 from transfer import any_backbone
@@ -42,13 +42,14 @@ class InitialWeights:
     """Tensors by Detectron2's names. backbone: ``stem.conv1.weight`` …; detector: ``backbone.…``.
 
     architecture: of a backbone that is no ResNet, whose tensors have timm's names.
+    checkpoint: what records say of the weights beside name and SHA-256, see ``SourceBackbone.checkpoint``.
     """
 
     name: str
     sha256: str = ""
     network: str = ""
     architecture: str = ""
-    method: str = ""
+    checkpoint: Mapping[str, str] = field(default_factory=dict)
     backbone: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     detector: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -59,7 +60,8 @@ def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
     Args:
         weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
             detector of either engine, either of them by its name on the Hub (``hf:org/name``), ``timm:NAME`` for the
-            weights that timm publishes, or ``none``.
+            weights that timm publishes, ``random-of:`` and any of these for a backbone of that architecture at random,
+            or ``none``.
         cfg: whose MODEL.BACKBONE.ARCH names the network that the weights are to be of; None for a ResNet.
 
     Raises:
@@ -72,7 +74,7 @@ def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
             f"expected a ResNet's weights or those of a network of timm under a detector, found {weights}; a module of "
             "your own goes through the probes: momentum-transfer lowshot, or mt.evaluate"
         )
-    if weights.startswith(_TIMM):
+    if weights.startswith((_TIMM, RANDOM_OF)):
         return _backbone(weights, cfg)
     path = pull.local_file(weights) if is_hub_name(weights) else Path(weights)
     if not path.exists():
@@ -91,11 +93,11 @@ def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
     asked = any_backbone.asked_architecture(cfg) if cfg is not None and cfg.MODEL.BACKBONE.ARCH else None
     source = load_backbone(weights, architecture=asked)
     found: Any = source.architecture
-    method = source.metadata.get("method", "")
+    named = weights_name(weights), source.sha256, source.network
     if asked is None and isinstance(found, Architecture):
         names = detectron2_names(found)
         state = {names[name]: tensor for name, tensor in source.state.items()}
-        return InitialWeights(weights_name(weights), source.sha256, source.network, method=method, backbone=state)
+        return InitialWeights(*named, checkpoint=source.checkpoint, backbone=state)
     if asked is None or cfg is None:
         raise InputError(
             f"expected a ResNet's weights, found those of {found} in {weights}; set MODEL.BACKBONE.ARCH {found}"
@@ -105,9 +107,7 @@ def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
             f"expected the weights of {asked}, found those of {found} in {weights}; let both be one network"
         )
     state = any_backbone.detector_state(cfg, source.state)
-    return InitialWeights(
-        weights_name(weights), source.sha256, source.network, str(asked), method=method, backbone=state
-    )
+    return InitialWeights(*named, str(asked), checkpoint=source.checkpoint, backbone=state)
 
 
 def detector_in(path: Path) -> dict[str, Tensor] | None:

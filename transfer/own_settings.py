@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,22 @@ from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.console import say, speaking, warn
 from momentum_transfer.errors import InputError
+from momentum_transfer.files import sha256_of_text, write_once
 from momentum_transfer.settings import value_of
+from momentum_transfer.text_files import read_json
 from transfer import config
 from transfer.config import task_name
 from transfer.data.own.label_pngs import label_specs
 from transfer.data.own.open import open_own
+from transfer.decisive import identity
 from transfer.estimate import estimate
 from transfer.fit import Setting, fit, fit_segmenter, settings_of_data, this_machine
 from transfer.initial_weights import NONE, detector_in, read_initial
 from transfer.tasks import open_task
+from transfer.torchvision_engine.capabilities import unsupported
+
+#: Settings of SOLVER that --minutes decides.
+_SCHEDULE = ("MAX_ITER", "STEPS", "WARMUP_ITERS")
 
 if TYPE_CHECKING:
     from transfer.tasks.segmentation import Segmentation
@@ -118,36 +126,75 @@ def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: boo
     return fitted
 
 
-def within_minutes(cfg: CfgNode, weights: str, minutes: float) -> CfgNode:
-    """The settings with a schedule that ends within so many minutes, by a few timed steps; said where it is shorter.
+def within_minutes(cfg: CfgNode, weights: str, minutes: float, place: Path, resume: bool = False) -> CfgNode:
+    """The settings with a schedule that ends within so many minutes, one for all weights that are compared.
+
+    The first run times a few steps and keeps the schedule in ``place``; later runs of the same settings, data and
+    minutes take it from there, however busy the machine is by then.
+
+    Args:
+        place: the folder that the runs of a comparison have in common. resume: the run in OUTPUT_DIR keeps its own.
 
     Raises:
         InputError: not a length of time, or a network whose steps cannot be timed beforehand.
     """
     if not 0 < minutes < float("inf"):
         raise InputError(f"expected --minutes above 0, found {minutes:g}; give a length of time")
-    found = estimate(cfg, open_task(cfg), read_initial(weights, cfg))
-    if found is None:
-        raise InputError(
-            "expected a detector that the torchvision engine builds with --minutes, found another; leave it out"
-        )
-    steps, whole = found.steps_within(60 * minutes), cfg.SOLVER.MAX_ITER
-    if steps >= whole:
-        return cfg
-    say(f"  SOLVER.MAX_ITER {steps} instead of {whole}: {minutes:g} minutes at {found.step:.2f} s an iteration")
-    if steps < whole / 10:
-        warn(f"{steps} iterations are {100 * steps / whole:.0f} % of the recipe's: a detector that has learnt little")
+    file = place / f"schedule_{sha256_of_text(f'{identity(cfg, evaluation=False)} {minutes:g}')[:12]}.json"
+    begun = Path(cfg.OUTPUT_DIR) / "config.yaml"
+    if resume and begun.is_file():
+        earlier = config.load(begun).SOLVER
+        schedule, why = {key: earlier[key] for key in _SCHEDULE}, "as the run began"
+    elif file.is_file():
+        schedule, why = _read_schedule(file), f"decided by the first run of this comparison, {file}"
+    else:
+        write_once(file, json.dumps(_timed_schedule(cfg, weights, minutes), indent=1))
+        schedule, why = _read_schedule(file), f"kept in {file} for the runs that are compared with this one"
+    say(f"  SOLVER.MAX_ITER {schedule['MAX_ITER']} for --minutes {minutes:g}: {why}")
     shorter = cfg.clone()
     shorter.defrost()
-    shorter.SOLVER.MAX_ITER = steps
-    shorter.SOLVER.STEPS = type(cfg.SOLVER.STEPS)(step * steps // whole for step in cfg.SOLVER.STEPS)
-    shorter.SOLVER.WARMUP_ITERS = min(cfg.SOLVER.WARMUP_ITERS, max(steps // 10, 1))
+    for key in _SCHEDULE:
+        shorter.SOLVER[key] = type(cfg.SOLVER[key])(schedule[key])
     shorter.freeze()
     return shorter
 
 
+def _timed_schedule(cfg: CfgNode, weights: str, minutes: float) -> dict[str, Any]:
+    """The settings of `_SCHEDULE` by a few timed steps: the recipe's, or shorter ones."""
+    task = open_task(cfg)
+    found = estimate(cfg, task, read_initial(weights, cfg))
+    if found is None:
+        reason = unsupported(cfg) if task.name == "detection" else "a segmenter, whose steps are not timed beforehand"
+        raise InputError(
+            f"expected a detector that the torchvision engine builds with --minutes, found another: {reason}; correct "
+            "that, or give SOLVER.MAX_ITER in the place of --minutes"
+        )
+    whole, solver = cfg.SOLVER.MAX_ITER, cfg.SOLVER
+    steps = min(found.steps_within(60 * minutes), whole)
+    if steps == whole:
+        return {key: solver[key] for key in _SCHEDULE}
+    say(f"  {steps} iterations instead of {whole}: {minutes:g} minutes at {found.step:.2f} s an iteration")
+    if steps < whole / 10:
+        warn(f"{steps} iterations are {100 * steps / whole:.0f} % of the recipe's: a detector that has learnt little")
+    warmup = min(solver.WARMUP_ITERS, max(steps // 10, 1))
+    return {"MAX_ITER": steps, "STEPS": [step * steps // whole for step in solver.STEPS], "WARMUP_ITERS": warmup}
+
+
+def _read_schedule(file: Path) -> dict[str, Any]:
+    """What `_timed_schedule` gave an earlier run."""
+    found = read_json(file, "a schedule")
+    try:
+        numbers = [found["MAX_ITER"] - 1, found["WARMUP_ITERS"], *found["STEPS"]]
+        whole = all(type(number) is int and 0 <= number < 1e9 for number in numbers)
+    except (TypeError, KeyError):
+        whole = False
+    if not whole:
+        raise InputError(f"expected {file} as a run with --minutes wrote it, found something else; remove it")
+    return dict(found)
+
+
 def _of_weights(weights: str) -> list[Setting]:
-    """Depth and widths of the ResNet in a backbone's file, or another network's name; a detector's does not tell."""
+    """Depth and widths of a backbone's ResNet, or another network's name; a detector's file does not tell."""
     if not weights or weights.lower() == NONE or (Path(weights).exists() and detector_in(Path(weights)) is not None):
         return []
     with speaking(quiet=True):  # they are read again, and told, when the run begins

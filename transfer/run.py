@@ -19,11 +19,10 @@ from momentum_transfer.distributed import any_rank, barrier, is_main, process_gr
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import weights_name, write_text
 from momentum_transfer.run_lock import alone_in
-from momentum_transfer.settings import config_hash, drop_later, dump, value_of
+from momentum_transfer.settings import dump, keep
 from transfer import any_backbone
-from transfer.config import get_cfg
 from transfer.cost import cost_of
-from transfer.data.datasets import content_name
+from transfer.decisive import decisive, identity
 from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.error_analysis.analysis import write_analysis
@@ -33,24 +32,6 @@ from transfer.ranges import check_settings
 from transfer.run_classes import classes_of, write_classes
 from transfer.tasks import Task, open_task
 from transfer.torchvision_engine.capabilities import unsupported
-
-#: Settings that decide where things lie and how fast they are read, but no number; "" is the top level.
-_FREE = {
-    "": ("OUTPUT_DIR", "TRIALS", "ENGINE", "FIT_TO_DATA", "FIT_RATE"),
-    "DATASETS": ("ROOT",),
-    "DATALOADER": ("NUM_WORKERS",),
-    "MODEL": ("DEVICE",),
-    "MODEL.SEM_SEG_HEAD": ("CACHE", "CACHE_GB"),
-    "SOLVER": ("CHECKPOINT_PERIOD",),
-    "TEST": ("VISUALS",),
-}
-#: Settings that came after 2026-11-21.
-_LATER = (
-    *(f"MODEL.BACKBONE.{name}" for name in ("FROZEN", "ARCH", "PIXELS", "NORM", "DROP_PATH", "SQUARE")),
-    *(f"MODEL.VIT.{name}" for name in ("FORM", "WINDOW", "GLOBAL_BLOCKS", "RELATIVE_POSITIONS")),
-    *("MODEL.SEM_SEG_HEAD.BLOCKS", "MODEL.RPN.CONV_DIMS", "SOLVER.OPTIMIZER", "SOLVER.BETAS", "SOLVER.LAYER_DECAY"),
-)
-
 
 #: Iterations from which on a few timed steps are a small part of the run.
 WORTH_AN_ESTIMATE = 50
@@ -90,24 +71,6 @@ def run(cfg: CfgNode, request: Request) -> None:
             folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
             _trial(cfg, request, engine, task, initial, trial, folder, network)
             barrier()
-
-
-def identity(cfg: CfgNode, evaluation: bool = True) -> str:
-    """Hash of the settings that decide numbers; without ``evaluation``, of those that decide the trained weights.
-
-    A later setting does not count while it has its default, so that the records and folders of before keep theirs.
-    """
-    same = cfg.clone()
-    same.defrost()
-    drop_later(same, get_cfg(), _LATER)
-    for split in ("TRAIN", "TEST"):  # a set of one's own is what its file holds, wherever that lies
-        same.DATASETS[split] = type(cfg.DATASETS[split])(content_name(name) for name in cfg.DATASETS[split])
-    for section, keys in _FREE.items():
-        for key in keys:
-            del (value_of(same, section) if section else same)[key]
-    if not evaluation:
-        del same["TEST"], same["PROTOCOL"], same["DATASETS"]["TEST"]
-    return config_hash(same)
 
 
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
@@ -212,7 +175,7 @@ def _record(
 ) -> None:
     say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
     records = []
-    checkpoint = {"name": weights_name(initial.name), "sha256": initial.sha256, "method": initial.method}
+    checkpoint = {**initial.checkpoint, "name": weights_name(initial.name), "sha256": initial.sha256}
     for name, metrics, outcomes in task.scores(predictions):
         kept = items.write(file.parent, f"{name}-{predictions.dataset}-{checkpoint['name']}-t{trial}", outcomes)
         table(f"{predictions.dataset}, {name}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
@@ -228,5 +191,6 @@ def _record(
         write_analysis(folder / f"errors_{name}.json", found)
     for path in task.draw(predictions, folder / "visuals", cfg.TEST.VISUALS):
         say(f"wrote {path}")
+    keep(file.parent, identity(cfg), decisive(cfg))
     results.append(file, records)
     say(f"{len(records)} records appended to {file}")

@@ -28,13 +28,13 @@ from momentum_transfer.backbones.refusals import refuse_other_formats, refuse_ot
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
 from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
 from momentum_transfer.backbones.shards import INDEX, is_index, read_shards, sha256_of_checkpoint
-from momentum_transfer.backbones.source import SourceBackbone, named_backbone
+from momentum_transfer.backbones.source import RANDOM_SEED, SourceBackbone, named_backbone, random_of
 from momentum_transfer.backbones.timm_names import TIMM
 from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.checkpoint_folder import CheckpointFolder
-from momentum_transfer.console import say
+from momentum_transfer.console import say, speaking
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import weights_name
+from momentum_transfer.files import RANDOM_OF, weights_name
 from momentum_transfer.hub import pull
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.learned_settings import learned_settings, pretraining_hash
@@ -61,7 +61,8 @@ def load_backbone(
     Args:
         path: a file, an output folder of ``tools/pretrain.py`` (its last checkpoint is taken), or weights on the Hub,
             ``hf:org/name[@revision][:file]``; or ``timm:NAME``, the weights that timm publishes, or
-            ``module:package.path:factory``, a module that the user's own code makes, which this runs.
+            ``module:package.path:factory``, a module that the user's own code makes, which this runs; or
+            ``random-of:`` and any of these: the same architecture at random (``source.random_of``).
         architecture: of the network, ``timm:NAME?img_size=224`` for example, where the file does not tell it.
         which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
         family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
@@ -77,6 +78,8 @@ def load_backbone(
         raise InputError(f"expected which to be student or teacher, found {which!r}")
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
+    if str(path).startswith(RANDOM_OF):
+        return _at_random(str(path), architecture, which, family, trust_pickle, resize_positions)
     if str(path).startswith((TIMM, MODULE)):
         if isinstance(architecture, str) and architecture != str(path):
             raise InputError(
@@ -102,6 +105,31 @@ def load_backbone(
     source.name = weights_name(path if is_hub_name(path) else file)
     if is_hub_name(path):
         source.metadata["source"] = pull.origin(path, file)
+    return source
+
+
+def _at_random(
+    text: str,
+    architecture: str | AnyArchitecture | None,
+    which: str | None,
+    family: str | None,
+    trust_pickle: bool,
+    resize_positions: bool,
+) -> SourceBackbone:
+    """``random-of:CHECKPOINT``: a network of the checkpoint's architecture, and none of its weights."""
+    like = text.removeprefix(RANDOM_OF)
+    if not like or like.startswith(RANDOM_OF):
+        raise InputError(f"expected {RANDOM_OF}CHECKPOINT, found {text!r}; name a checkpoint behind it")
+    if like.startswith(TIMM):  # nothing is fetched for a name
+        found = parse_architecture(like)
+    else:
+        with speaking(quiet=True):
+            found = load_backbone(
+                like, architecture, which=which, family=family, trust_pickle=trust_pickle,
+                resize_positions=resize_positions,
+            ).architecture  # fmt: skip
+    source = random_of(found, like)
+    say(f"{source.name}: {found} at random, seed {RANDOM_SEED}; its BatchNorms (if any) see two photographs")
     return source
 
 

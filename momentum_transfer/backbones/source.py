@@ -5,20 +5,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, metadata_of, parse_architecture
+from momentum_transfer.backbones.build import (
+    AnyArchitecture,
+    Backbone,
+    build_backbone,
+    metadata_of,
+    own_input,
+    parse_architecture,
+)
 from momentum_transfer.backbones.families import ONLY
 from momentum_transfer.backbones.key_report import KeyReport
-from momentum_transfer.backbones.module_network import MODULE, of_text
+from momentum_transfer.backbones.module_network import MODULE, ModuleArchitecture, of_text
+from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.refusals import refuse_values
 from momentum_transfer.backbones.timm_names import TimmArchitecture
 from momentum_transfer.backbones.timm_network import published
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import weights_name
+from momentum_transfer.files import RANDOM_OF, sha256_of_text, weights_name
+
+#: A network at random, ``random-of:CHECKPOINT``: seed of its weights; photographs' crops of its BN statistics, px.
+RANDOM_SEED, _CROPS, _CROP_SIZE = 0, 32, 128
 
 
 @dataclass
@@ -46,6 +59,12 @@ class SourceBackbone:
     metadata: dict[str, str]
     report: KeyReport = field(repr=False)
     name: str = ""
+
+    @property
+    def checkpoint(self) -> dict[str, str]:
+        """What records say of the weights: name, SHA-256, and where known the method and a random network's seed."""
+        known = {key: self.metadata[key] for key in ("method", "random_seed") if self.metadata.get(key)}
+        return {"name": self.name, "sha256": self.sha256, **known}
 
     def build(self) -> Backbone:
         """The network with these weights: float32, eval mode, every tensor loaded strictly."""
@@ -88,6 +107,62 @@ def of_network(network: Backbone) -> SourceBackbone:
     made = SourceBackbone(state, network.architecture, "named", ONLY, Path(text), sha256, metadata, report)
     made.name = weights_name(text)
     return made
+
+
+def random_of(architecture: AnyArchitecture, like: str) -> SourceBackbone:
+    """The network at random that ``random-of:LIKE`` names: another one to compare a checkpoint with.
+
+    Weights are those of a fresh network under the seed `RANDOM_SEED`, the same in every tool and trial. Where it has
+    BatchNorms, their statistics are those of crops of scikit-learn's two photographs: mean 0 and variance 1 belong to
+    no network, and make frozen features look better or worse than they are.
+
+    Args:
+        like: the checkpoint whose architecture this is, for the name.
+
+    Raises:
+        InputError: a module of the user's own, which alone decides its weights.
+    """
+    text = f"{RANDOM_OF}{like}"
+    if isinstance(architecture, ModuleArchitecture):
+        raise InputError(f"expected a checkpoint or timm:NAME, found {text}; let the module's factory load no weights")
+    state = {name: tensor.clone() for name, tensor in _random_state(architecture).items()}
+    about = {"method": "random", "random_seed": str(RANDOM_SEED), **metadata_of(architecture)}
+    sha256 = sha256_of_text(str(about))  # not of the tensors: the last bits of statistics differ by machine
+    metadata = {"source": f"{RANDOM_OF}{weights_name(like)}", "source_sha256": sha256, "network": ONLY, **about}
+    report = KeyReport(used={name: name for name in state})
+    return SourceBackbone(state, architecture, "named", ONLY, Path(text), sha256, metadata, report, weights_name(text))
+
+
+@lru_cache(maxsize=2)  # a run asks more than once
+def _random_state(architecture: AnyArchitecture) -> Mapping[str, Tensor]:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(RANDOM_SEED)
+        network = build_backbone(architecture).eval()
+        norms = [each for each in network.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        for norm in norms:
+            norm.momentum = None  # one batch: its statistics are the running ones
+            norm.train()
+        if norms:
+            network(_photograph_crops(own_input(architecture) or NetworkInput(_CROP_SIZE)))
+    found: Mapping[str, Tensor] = network.state_dict()
+    return found
+
+
+def _photograph_crops(wanted: NetworkInput) -> Tensor:
+    """[crops, 3, size, size] of scikit-learn's sample photographs, the same every time, normalised."""
+    from sklearn.datasets import load_sample_images
+
+    draw, crops = np.random.default_rng(0), []
+    photographs = load_sample_images().images  # uint8 [427, 640, 3]
+    side = min(wanted.size, *photographs[0].shape[:2])
+    for number in range(_CROPS):
+        photograph = photographs[number % len(photographs)]
+        top, left = (int(draw.integers(length - side + 1)) for length in photograph.shape[:2])
+        crops.append(photograph[top : top + side, left : left + side])
+    images = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).float() / 255
+    images = nn.functional.interpolate(images, size=(wanted.size, wanted.size), mode="bilinear")
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (wanted.mean, wanted.std))
+    return (images - mean) / std
 
 
 def sha256_of_tensors(state: Mapping[str, Tensor]) -> str:

@@ -9,9 +9,9 @@ from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.choice.plan import Candidate
 from momentum_transfer.errors import InputError
+from momentum_transfer.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.hub.names import is_hub_name
 
-RANDOM = "random"
 #: Side of the images that features are of, in pixels, unless the networks take another one.
 IMAGE_SIZE = 224
 
@@ -28,13 +28,19 @@ def read_candidates(
     Raises:
         InputError: one cannot be read, two have one name, or networks of different fixed sizes.
     """
+    if given := [one for one in weights if one.startswith(RANDOM_OF)]:
+        raise InputError(
+            f"expected checkpoints, found {given[0]}; leave it out: a random start of each runs beside them"
+        )
     sources = [load_backbone(one) for one in weights]
     texts = [_text(source) for source in sources]
-    several = len(set(texts)) > 1
-    starts = {text: f"{RANDOM}_{number}" if several else RANDOM for number, text in enumerate(dict.fromkeys(texts), 1)}
+    places = [one if is_hub_name(one) or is_made(one) else os.path.abspath(one) for one in weights]
+    starts: dict[str, str] = {}  # architecture -> name of the network at random, after the first that has it
+    for text, place in zip(texts, places, strict=True):
+        starts.setdefault(text, weights_name(RANDOM_OF + place))
     candidates = tuple(
-        Candidate(source.name, one if is_hub_name(one) else os.path.abspath(one), source.sha256, text, starts[text])
-        for one, source, text in zip(weights, sources, texts, strict=True)
+        Candidate(source.name, place, source.sha256, text, starts[text])
+        for place, source, text in zip(places, sources, texts, strict=True)
     )
     names = [one.name for one in candidates] + list(starts.values())
     if twice := [name for name in names if names.count(name) > 1]:

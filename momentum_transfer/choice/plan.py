@@ -10,10 +10,11 @@ from pathlib import Path
 from momentum_transfer.backbones.build import parse_architecture
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.errors import InputError
+from momentum_transfer.files import RANDOM_OF
 from momentum_transfer.suites.chain import Step
 
 DETECTION, CLASSIFICATION = "detection", "classification"
-IMAGES_CONFIG, RANDOM_CONFIG = "configs/lowshot/own_images.yaml", "configs/choose/random.yaml"
+IMAGES_CONFIG = "configs/lowshot/own_images.yaml"
 #: Stage of training -> its config; the second one decides.
 DETECTORS = {"frozen": "configs/transfer/own_small_frozen.yaml", "finetuned": "configs/transfer/own_small.yaml"}
 #: Share of the minutes that each stage of training gets.
@@ -67,9 +68,11 @@ class Question:
     @property
     def everyone(self) -> tuple[Candidate, ...]:
         """The candidates, then a random start for each of their architectures."""
-        starts = dict.fromkeys((one.baseline, one.architecture) for one in self.candidates)
+        first: dict[str, Candidate] = {}
+        for one in self.candidates:
+            first.setdefault(one.baseline, one)
         return *self.candidates, *(
-            Candidate(name, str(self.out / name), "", architecture) for name, architecture in starts
+            Candidate(name, RANDOM_OF + one.weights, "", one.architecture) for name, one in first.items()
         )
 
     @property
@@ -80,26 +83,6 @@ class Question:
     def stages(self) -> tuple[str, ...]:
         """Stages of training that are under the budget; the last one decides."""
         return tuple(DETECTORS) if self.kind == DETECTION else ("finetuned",)
-
-
-def random_steps(asked: Question) -> list[Step]:
-    """Makes the random starts: the architecture as it is initialised, BN statistics of the training images."""
-    batch = min(64, sum(asked.counts))
-    words = ["DATA.ROOT", str(asked.out / "images"), "DATA.FILE_LIST", str(asked.out / "images/train.txt"),
-             "DATA.IMAGE_SIZE", str(asked.image_size), "DATA.WORKERS", "0", "SOLVER.BATCH_SIZE", str(batch),
-             "SOLVER.BASE_BATCH_SIZE", str(batch), "SEED", str(asked.seed)]  # fmt: skip
-    return [
-        Step(f"{one.name}: random start", ["tools/pretrain.py", "--config", RANDOM_CONFIG, "--resume", *_arch(one),
-                                           *words, "OUTPUT_DIR", one.weights])
-        for one in asked.everyone if not one.baseline
-    ]  # fmt: skip
-
-
-def _arch(one: Candidate) -> list[str]:
-    found = parse_architecture(one.architecture)
-    if isinstance(found, Architecture):
-        return ["MODEL.ARCH", found.name, "MODEL.WIDTH", str(found.width), "MODEL.STEM", found.stem]
-    return ["MODEL.ARCH", one.architecture]
 
 
 def image_steps(asked: Question) -> list[Step]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.choice.plan import LEAST, Plan, Question, Times, lengths, random_steps
+from momentum_transfer.choice.plan import LEAST, Plan, Question, Times, lengths
 from momentum_transfer.choice.timing import image_seconds, measured, probe_steps, seconds_per_image
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError, shown
@@ -103,7 +103,7 @@ def _plan_in(kept: Mapping[str, Any], asked: Question) -> Plan:
 
 
 def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: int) -> Plan:
-    """The plan of the output folder, or one made now: random starts, timed trainings, lengths under the budget.
+    """The plan of the output folder, or one made now: timed trainings, lengths under the budget.
 
     Args:
         sources: a backbone of each architecture, by its text. tested: number of test images of one class.
@@ -117,10 +117,10 @@ def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: in
             return _plan_in(kept, asked)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _damaged(asked.out / _PLAN) from error
-    say("timing: a random start, and a few steps of each training")
+    say("timing: a few steps of each training")
     memory = asked.out / "probes" / "done.json"
     probes = probe_steps(asked)
-    run_chain([*random_steps(asked), *(step for _, _, step in probes)], memory, 1)
+    run_chain([step for _, _, step in probes], memory, 1)
     wall = json.loads(memory.read_text(encoding="utf-8"))
     times: dict[str, dict[str, Times]] = {stage: {} for stage in asked.stages}
     for stage, one, step in probes:

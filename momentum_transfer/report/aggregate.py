@@ -17,6 +17,7 @@ from momentum_transfer.files import weights_name
 from momentum_transfer.report.analyses import is_analysis
 from momentum_transfer.report.notices import (
     Repeats,
+    differing,
     mixed_files,
     mixed_settings,
     mixed_versions,
@@ -167,6 +168,7 @@ def aggregate(records: Sequence[Mapping[str, Any]], baseline: str = "") -> Resul
             continue
         trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
         trials.setdefault(trial_of(record), []).append(record)
+    settings = _settings(records)
     notices: list[str] = mixed_files(by_checkpoint)
     repeats = Repeats()
     undefined: dict[Measure, dict[str, list[int]]] = defaultdict(dict)
@@ -176,7 +178,8 @@ def aggregate(records: Sequence[Mapping[str, Any]], baseline: str = "") -> Resul
             values = _values(measure, label, trials, repeats)
             configs = {str(_newest(same).get("config") or "") for same in trials.values()} - {""}
             if len(configs) > 1:
-                notices.append(mixed_settings(measure.task, measure.metric, measure.protocol, label, configs))
+                about = measure.task, measure.metric, measure.protocol, label
+                notices.append(mixed_settings(*about, configs, settings))
             finite = {trial: value for trial, value in values.items() if value is not None}
             if finite:
                 newest = {trial: _newest(trials[trial]) for trial in finite}
@@ -189,7 +192,9 @@ def aggregate(records: Sequence[Mapping[str, Any]], baseline: str = "") -> Resul
     order = sorted(by_checkpoint, key=lambda name: _column_order(name, kinds[name]))
     unlike = {measure: found for measure, row in cells.items() if (found := _unlike(row, order))}
     notices += [
-        *other_settings(unlike),
+        *other_settings(
+            {measure: (names, _differing(cells[measure], names, settings)) for measure, names in unlike.items()}
+        ),
         *repeats.notices(),
         *without_value(undefined.items()),
         *mixed_versions(records),
@@ -220,6 +225,7 @@ def check_strangers(records: Sequence[Mapping[str, Any]]) -> None:
         InputError: one measure has other settings in one file than in another; both are named.
     """
     seen: dict[Measure, dict[str, tuple[str, str]]] = {}
+    kept = _settings(records)
     if len({record.get("file", "") for record in records}) < 2:
         return
     for record in records:
@@ -233,9 +239,9 @@ def check_strangers(records: Sequence[Mapping[str, Any]]) -> None:
             if other != file and settings != config:
                 raise InputError(
                     f"expected one protocol in a row, found {measure.task} {measure.metric} "
-                    f"({measure.protocol or 'no protocol'}) of {name} in {other} with the settings {settings} and of "
-                    f"{_identity(record)[0]} in {file} with {config}; evaluate both alike, or give them protocols of "
-                    "other names, or make two reports"
+                    f"({measure.protocol or 'no protocol'}) of {name} in {other} and of {_identity(record)[0]} in "
+                    f"{file} with other settings: {differing(settings, config, kept)}; evaluate both alike, or give "
+                    "them protocols of other names, or make two reports"
                 )
 
 
@@ -249,6 +255,18 @@ def _unlike(row: Mapping[str, Cell], order: Sequence[str]) -> frozenset[str]:
         return frozenset()
     usual, _ = Counter(told.values()).most_common(1)[0]
     return frozenset(name for name, configs in told.items() if configs != usual)
+
+
+def _settings(records: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Settings by their hash, of records that have them."""
+    return {str(record.get("config")): record["settings"] for record in records if record.get("settings")}
+
+
+def _differing(row: Mapping[str, Cell], unlike: frozenset[str], settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """What differs between the first of the checkpoints ``unlike`` the others of a row, and those."""
+    odd, usual = (next(cell.configs for name, cell in row.items() if cell.configs and (name in unlike) == side)
+                  for side in (True, False))  # fmt: skip
+    return differing(min(odd - usual or odd), min(usual - odd or usual), settings)
 
 
 def _values(

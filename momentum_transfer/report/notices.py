@@ -5,6 +5,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from momentum_transfer.errors import one_line, shown
+from momentum_transfer.settings import differences
+
+#: Settings that one line names.
+_MOST_KEYS = 6
+
 
 def mixed_files(by_checkpoint: Mapping[str, list[Mapping[str, Any]]]) -> list[str]:
     """One name, one task, several hashes: different weights share a column, which the reader must know."""
@@ -43,25 +49,41 @@ class Repeats:
         return self.differing + told
 
 
-def mixed_settings(task: str, metric: str, protocol: str, label: str, configs: Collection[str]) -> str:
+def differing(first: str, second: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """In which settings two hashes differ, each key with both values; the hashes where that is not known.
+
+    Args:
+        settings: by hash, as far as they lie beside the records.
+    """
+    keys = list(differences(settings[first], settings[second])) if {first, second} <= settings.keys() else []
+    named = [f"{one_line(key)} {shown(one)} and {shown(other)}" for key, one, other in keys[:_MOST_KEYS]]
+    named += [f"{len(keys) - _MOST_KEYS} more"] * (len(keys) > _MOST_KEYS)
+    return ", ".join(named) or f"config hash {first} and {second}"
+
+
+def mixed_settings(
+    task: str, metric: str, protocol: str, label: str, configs: Collection[str], settings: Mapping[str, Any]
+) -> str:
     """One mean, several hashes of settings: a protocol's name says not all, for KEY VALUE words may override it."""
+    first, second, *_ = sorted(configs)
     return (
         f"{task} {metric} of {label}, {protocol or 'no protocol'}: the trials come from {len(configs)} different "
-        f"settings ({', '.join(sorted(configs))}) and are averaged together; their ± is not over trials alone"
+        f"settings ({differing(first, second, settings)}) and are averaged together; their ± is not over trials "
+        "alone"
     )
 
 
-def other_settings(unlike: Mapping[Any, Collection[str]]) -> list[str]:
+def other_settings(unlike: Mapping[Any, tuple[Collection[str], str]]) -> list[str]:
     """Checkpoints that were measured with other settings than those beside them: one line a task and protocol.
 
     Args:
-        unlike: (task, metric, dataset, protocol, …) to checkpoints.
+        unlike: (task, metric, dataset, protocol, …) to checkpoints, and what differs.
     """
-    found = {(measure[0], measure[3], tuple(sorted(names))): None for measure, names in unlike.items()}
+    found = {(measure[0], measure[3], tuple(sorted(names)), what): None for measure, (names, what) in unlike.items()}
     return [
         f"{task}, {protocol or 'no protocol'}: {', '.join(names)} measured with other settings than the columns beside "
-        "(config hash), though the protocol has the same name; marked ≠"
-        for task, protocol, names in found
+        f"({what}), though the protocol has the same name; marked ≠"
+        for task, protocol, names, what in found
     ]
 
 

@@ -33,6 +33,7 @@ from momentum_transfer.report.tables import detail_tables
 from momentum_transfer.report.times import published_times, time_tables
 from momentum_transfer.report.verdicts import Balance, balances, verdicts
 from momentum_transfer.report.views import TableView, number
+from momentum_transfer.settings import kept
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Report:
 def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Records of all files, each file once, and what is wrong with their lines.
 
+    A record gets its ``file``, its items' ``folder``, and under ``settings`` those that its hash names.
+
     Raises:
         InputError: a file is missing, or no line of any file is a record.
     """
@@ -73,8 +76,15 @@ def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], lis
     problems: list[str] = []
     for path in dict.fromkeys(Path(path).resolve() for path in paths):
         found, wrong = records_file.read(path)
+        settings: dict[str, dict[str, Any] | None] = {}
+        for config in {str(record.get("config")) for record in found}:
+            try:
+                settings[config] = kept(path.parent, config)
+            except InputError as error:
+                wrong.append(str(error))
         for record in found:
             record["file"] = str(path)
+            record["settings"] = settings.get(str(record.get("config")))
             if isinstance(record.get("items"), dict):
                 record["items"]["folder"] = str(path.parent)
         records += found

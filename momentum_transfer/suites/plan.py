@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.files import is_made, sha256_of, sha256_of_text, weights_name
+from momentum_transfer.files import RANDOM_OF, is_made, sha256_of, sha256_of_text, weights_name
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.settings import config_files
 from momentum_transfer.shipped import find_config, workplace
@@ -113,6 +113,8 @@ def _jobs(
 def _hash_of(weights: str) -> str:
     if weights in NO_FILES:
         return weights
+    if weights.startswith(RANDOM_OF):
+        return sha256_of_text(RANDOM_OF + _hash_of(weights.removeprefix(RANDOM_OF)))
     if is_made(weights):
         return sha256_of_text(weights)
     file = Path(weights)

@@ -20,6 +20,7 @@ import msgspec
 
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError, shown
+from momentum_transfer.files import RANDOM_OF
 from momentum_transfer.suites.schema import checked
 
 #: Preset -> place -> words.
@@ -76,7 +77,7 @@ def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[s
             from momentum_transfer.backbones.read import load_backbone  # imports torch, which takes seconds
 
             try:
-                source = load_backbone(weights)
+                source = load_backbone(weights.removeprefix(RANDOM_OF))  # at random is measured as the checkpoint is
                 preset, why = preset_of(source.family, source.metadata)
             except InputError as error:  # what cannot be read stops its own tasks, not the plan of all
                 why = str(error).partition("\n")[0]

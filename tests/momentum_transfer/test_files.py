@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from momentum_transfer.files import atomic_path, cache_root, sha256_of, weights_name, write_text
+from momentum_transfer.files import atomic_path, cache_root, sha256_of, weights_name, write_once, write_text
 
 
 def test_a_failed_write_leaves_the_previous_file_whole_and_no_rest(tmp_path):
@@ -68,3 +68,9 @@ def test_a_full_disk_names_the_file_that_was_meant(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert error.value.filename == str(tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
+
+
+def test_of_several_that_write_a_file_once_the_first_one_stays(tmp_path):
+    for text in ("first", "second"):
+        write_once(tmp_path / "made/here.json", text)
+    assert [(path.name, path.read_text()) for path in (tmp_path / "made").iterdir()] == [("here.json", "first")]

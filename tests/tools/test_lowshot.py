@@ -12,7 +12,9 @@ import torch
 from lowshot import inputs
 from momentum_transfer import items
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.files import weights_name
 from momentum_transfer.run_lock import alone
+from momentum_transfer.settings import kept
 from tests.tools.in_process import run_tool
 from tests.two_processes import in_two_processes
 
@@ -65,6 +67,22 @@ def test_given_features_need_no_weights_and_every_score_is_recorded(lowshot, npz
     assert {("knn/k=20", "top1", 0), ("retrieval", "mAP", 0), ("svm/k=4", "top1", 1)} <= found
     assert all(record["checkpoint"]["name"] == "train.npz" for record in records(tmp_path))
     assert all(0 <= record["value"] <= 100 for record in records(tmp_path))
+
+
+def test_the_network_at_random_of_a_checkpoint_is_evaluated_like_it_and_its_records_say_so(lowshot, weights, tmp_path):
+    """And the settings that a record's hash names lie beside it."""
+    preset = ("KNN.PRESETS", "['eman']", "INPUT.IMAGE_SIZE", "16")
+    assert lowshot("knn", "--weights", weights, *preset) == 0
+    assert lowshot("knn", "--weights", f"random-of:{weights}", *preset) == 0
+    name = weights_name(weights)
+    given, random = ([record for record in records(tmp_path) if record["checkpoint"]["name"] == one]
+                     for one in (name, f"random-of-{name}"))  # fmt: skip
+    assert len(given) == len(random) > 0
+    assert (random[0]["checkpoint"]["method"], random[0]["checkpoint"]["random_seed"]) == ("random", "0")
+    assert random[0]["config"] == given[0]["config"]
+    assert random[0]["value"] != given[0]["value"]
+    assert kept(tmp_path, random[0]["config"])["INPUT"]["IMAGE_SIZE"] == 16
+    assert lowshot("knn", "--weights", "random-of:absent.pth", *preset) == 2
 
 
 def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot, npz, tmp_path):
@@ -307,7 +325,7 @@ def test_evaluations_whose_records_go_to_a_folder_are_alone_in_it_and_a_results_
         assert run_tool("lowshot", *words, "--results", tmp_path / "shared/results.jsonl").returncode == 0
     assert not (tmp_path / "out").exists()
     assert run_tool("lowshot", *words).returncode == 0
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["items", "results.jsonl"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["items", "results.jsonl", "settings"]
 
 
 def test_a_refused_evaluation_leaves_no_folder_it_would_have_made(tmp_path):

@@ -92,6 +92,21 @@ def test_random_initialisation_has_to_be_asked_for():
     assert read_initial("none") == InitialWeights("none")
 
 
+def test_a_backbone_at_random_has_the_checkpoints_place_and_says_what_it_is(tmp_path):
+    write_backbone(tmp_path / "backbone.pkl", Architecture("resnet10", 32))
+    given, initial = (read_initial(f"{before}{tmp_path / 'backbone.pkl'}") for before in ("", "random-of:"))
+    assert initial.name == f"random-of-{given.name}"
+    assert (initial.checkpoint["method"], initial.checkpoint["random_seed"]) == ("random", "0")
+    assert {name: value.shape for name, value in initial.backbone.items()} == {
+        name: value.shape for name, value in given.backbone.items()
+    }
+    assert not torch.equal(initial.backbone["res2.0.conv1.weight"], given.backbone["res2.0.conv1.weight"])
+    model = build_detector(tiny_config("mask_rcnn", "MODEL.RESNETS.DEPTH", "10"))
+    assert initialise(model, initial).loaded
+    with pytest.raises(InputError, match=r"absent\.pkl"):
+        read_initial("random-of:absent.pkl")
+
+
 def test_a_detector_with_another_number_of_classes_is_refused():
     model = build_detector(tiny_config("mask_rcnn"))
     other = build_detector(tiny_config("mask_rcnn", "MODEL.ROI_HEADS.NUM_CLASSES", "5"))

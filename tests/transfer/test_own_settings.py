@@ -13,7 +13,9 @@ from tests.tools.in_process import run_tool
 from tests.transfer import own_set
 from transfer import fit
 from transfer.data.own.open import open_own
-from transfer.own_settings import OwnSource, load_for
+from transfer.decisive import identity
+from transfer.estimate import Estimate
+from transfer.own_settings import OwnSource, load_for, within_minutes
 from transfer.tasks import open_task
 
 SMALL = [
@@ -140,3 +142,68 @@ def test_a_segmenters_sizes_crop_and_schedule_follow_from_label_pngs(forms: Path
         open_task(refused).check(refused, overview=False)
     own_crop = ["INPUT.CROP.SIZE", "[96, 96]", "INPUT.CROP.ENABLED", "True"]
     assert load_for("transfer/own_small_segmentation", own_crop, labels).INPUT.CROP.ENABLED
+
+
+@pytest.fixture
+def seconds_a_step(monkeypatch) -> list[float]:
+    """What the next timings find."""
+    waiting: list[float] = []
+
+    def timed(cfg, *_):
+        return Estimate(waiting.pop(0), 0.0, cfg.SOLVER.MAX_ITER, 0, 0, 0.0, "cpu")
+
+    monkeypatch.setattr("transfer.own_settings.estimate", timed)
+    return waiting
+
+
+def test_the_first_run_decides_the_schedule_of_a_comparison(forms, weights, tmp_path, seconds_a_step, capsys):
+    seconds_a_step += [1.0, 9.0, 9.0]
+    found, place = [], tmp_path / "outputs"
+    for name in (str(weights), f"random-of:{weights}"):
+        words = [*SMALL, "SOLVER.MAX_ITER", "300", "OUTPUT_DIR", str(place / str(len(found)))]
+        cfg = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=name)
+        found.append(within_minutes(cfg, name, 1.0, place))
+    assert [cfg.SOLVER.MAX_ITER for cfg in found] == [60, 60]
+    assert identity(found[0]) == identity(found[1])
+    assert "decided by the first run of this comparison" in capsys.readouterr().out
+    assert seconds_a_step == [9.0, 9.0]  # the second run timed nothing
+
+    assert within_minutes(cfg, name, 2.0, place).SOLVER.MAX_ITER == 13  # other minutes are another comparison
+    assert within_minutes(cfg, name, 1.0, tmp_path / "elsewhere").SOLVER.MAX_ITER == 6
+    (file,) = (tmp_path / "elsewhere").glob("schedule_*.json")
+    for damaged in ("[1]", "{}", '{"MAX_ITER": 0, "STEPS": [], "WARMUP_ITERS": 1}', '{"MAX_ITER": "6"}', "{"):
+        file.write_text(damaged)
+        with pytest.raises(InputError, match=r"expected .*schedule"):
+            within_minutes(cfg, name, 1.0, tmp_path / "elsewhere")
+
+
+def test_a_resumed_run_keeps_the_schedule_that_it_began_with(forms, weights, tmp_path, seconds_a_step):
+    seconds_a_step.append(1.0)
+    words = [*SMALL, "SOLVER.MAX_ITER", "300", "SOLVER.STEPS", "[100, 200]", "OUTPUT_DIR", str(tmp_path / "run")]
+    cfg = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=str(weights))
+    begun = within_minutes(cfg, str(weights), 1.0, tmp_path)
+    assert (begun.SOLVER.MAX_ITER, list(begun.SOLVER.STEPS)) == (60, [20, 40])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(begun.dump())
+    for file in tmp_path.glob("schedule_*.json"):
+        file.unlink()
+    assert identity(within_minutes(cfg, str(weights), 1.0, tmp_path, resume=True)) == identity(begun)
+
+
+def test_what_cannot_be_timed_says_why(forms, weights, tmp_path):
+    source = OwnSource(str(forms / "voc"), split=0.7)
+    words = ["MODEL.RESNETS.DEPTH", "10", "MODEL.DEVICE", "cpu", "MODEL.RESNETS.RES2_OUT_CHANNELS", "256"]
+    cfg = load_for("transfer/own_small", words, source, weights="none")
+    with pytest.raises(InputError, match=r"with --minutes, found another: .*STEM_OUT_CHANNELS"):
+        within_minutes(cfg, "none", 1.0, tmp_path)
+    labels = load_for("transfer/own_small_segmentation", ("MODEL.DEVICE", "cpu"), OwnSource(str(forms / "labels")))
+    with pytest.raises(InputError, match="a segmenter, whose steps are not timed beforehand"):
+        within_minutes(labels, "none", 1.0, tmp_path)
+
+
+def test_the_network_at_random_of_a_checkpoint_gets_its_depth_and_widths(forms, weights):
+    source = OwnSource(str(forms / "voc"), split=0.7)
+    given, random = (load_for("transfer/own_small", SMALL, source, weights=f"{before}{weights}")
+                     for before in ("", "random-of:"))  # fmt: skip
+    assert (random.MODEL.RESNETS.DEPTH, random.MODEL.RESNETS.STEM_OUT_CHANNELS) == (10, 8)
+    assert identity(random) == identity(given)

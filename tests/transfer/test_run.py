@@ -11,8 +11,9 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
 from transfer.data import annotations
+from transfer.decisive import identity
 from transfer.engines import choose_engine
-from transfer.run import Request, identity, run
+from transfer.run import Request, run
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
 

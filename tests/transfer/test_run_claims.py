@@ -4,7 +4,8 @@ import pytest
 
 from momentum_transfer.errors import InputError
 from transfer import config
-from transfer.run import Request, _claim, identity, run
+from transfer.decisive import identity
+from transfer.run import Request, _claim, run
 
 
 def settings(*overrides: str):

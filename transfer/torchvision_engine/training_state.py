@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from momentum_transfer.checkpoint_folder import CheckpointFolder, read_own, write_archive
 from momentum_transfer.console import say
 from momentum_transfer.distributed import all_gather_tensor, barrier, is_main, rank, world_size
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, one_line, shown
 from momentum_transfer.files import atomic_path
 from momentum_transfer.resumed_state import (
     check_generator,
@@ -25,16 +24,11 @@ from momentum_transfer.resumed_state import (
     fitting,
     load_optimizer,
 )
-from momentum_transfer.settings import dump
+from momentum_transfer.settings import differences, dump
 from momentum_transfer.yaml_files import parse_mapping
-from transfer.config import get_cfg
+from transfer.decisive import decisive
 from transfer.torchvision_engine.detectors import Detector
 from transfer.torchvision_engine.weights import export_state, load_detector, own_state
-
-#: Settings that may change between a training and its resumption.
-_FREE = ("OUTPUT_DIR", "TEST", "DATALOADER.NUM_WORKERS", "DATASETS.ROOT", "DATASETS.TEST", "TRIALS", "ENGINE",
-         "MODEL.DEVICE", "MODEL.WEIGHTS", "SOLVER.CHECKPOINT_PERIOD", "PROTOCOL", "SEED", "FIT_TO_DATA",
-         "FIT_RATE", "MODEL.SEM_SEG_HEAD.CACHE", "MODEL.SEM_SEG_HEAD.CACHE_GB")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ def save(
         "new": list(position.new),
         "window": list(position.window),
         "random": _of_all(torch.get_rng_state(), detector.device),
-        "config": dump(cfg),
+        "config": dump(decisive(cfg, evaluation=False)),
     }
     if detector.device.type == "cuda":
         content["random_cuda"] = _of_all(torch.cuda.get_rng_state(detector.device), detector.device)
@@ -110,10 +104,12 @@ def resume(
         InputError: the file is damaged or not this engine's, or was written with other settings (the first is named).
     """
     content = _read(path)
-    before = _filled(_settings_in(content["config"], path), yaml.safe_load(dump(get_cfg())))
-    changed = next(_differences(before, yaml.safe_load(dump(cfg))), None)
-    if changed is not None:
-        raise InputError(f"cannot resume {path}: {changed}; use the same settings, or another OUTPUT_DIR")
+    before, now = _settings_in(content["config"], path), yaml.safe_load(dump(decisive(cfg, evaluation=False)))
+    for key, old, new in differences(before, now):
+        raise InputError(
+            f"cannot resume {path}: {one_line(key)} was {shown(old)} and is {shown(new)}; use the same settings, or "
+            "another OUTPUT_DIR"
+        )
     check_step(content["iteration"] + 1, cfg.SOLVER.MAX_ITER, path)
     load_detector(detector, content["model"], str(path))
     processes = len(content["random"])
@@ -154,15 +150,6 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _filled(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an earlier version, with the defaults of those that it did not have."""
-    found = defaults | settings
-    for key, value in settings.items():
-        if isinstance(value, dict) and isinstance(defaults.get(key), dict):
-            found[key] = _filled(value, defaults[key])
-    return found
-
-
 def _settings_in(text: str, path: Path) -> dict[str, Any]:
     try:
         return parse_mapping(text, str(path))
@@ -170,18 +157,6 @@ def _settings_in(text: str, path: Path) -> dict[str, Any]:
         raise InputError(
             f"expected the settings of a training as YAML in {path}, found none; choose another"
         ) from error
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in sorted(set(before) | set(now)):
-        name = prefix + key
-        if name in _FREE:
-            continue
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{name}.")
-        elif old != new:
-            yield f"{name} was {old!r} and is {new!r}"
 
 
 def save_weights(path: Path, detector: Detector, position: Position) -> Path:

@@ -16,12 +16,10 @@ from momentum_transfer.choice.plan import (
     Times,
     image_steps,
     lengths,
-    random_steps,
     rows,
     training_steps,
 )
 from momentum_transfer.errors import InputError
-from pretrain import config as pretraining
 
 ASKED = Question(
     Path("/out"), DETECTION, "cells", (40, 30), 224,
@@ -36,10 +34,7 @@ TIMES = {
 
 def test_every_architecture_has_its_random_start():
     assert [one.name for one in ASKED.everyone] == ["a", "b", "c", "random_1", "random_2"]
-    assert [step.command[step.command.index("MODEL.ARCH") + 1] for step in random_steps(ASKED)] == [
-        "resnet50",
-        "resnet18",
-    ]
+    assert [one.weights for one in ASKED.everyone[3:]] == ["random-of:/a.pth", "random-of:/b.pth"]
 
 
 def test_the_longest_trainings_fit_the_minutes_and_one_iteration_more_does_not():
@@ -73,7 +68,7 @@ def test_all_starts_get_the_same_words():
         for step in steps:
             kind = step.title.partition(": ")[2]
             own = step.title.partition(":")[0]
-            rest = [re.sub(rf"(/out)?/{own}(?=[./]|$)(\.pth)?", "/X", word) for word in step.command]
+            rest = [re.sub(rf"random-of:/[ab].pth|(/out)?/{own}(?=[./]|$)(\.pth)?", "/X", w) for w in step.command]
             words.setdefault(kind, set()).add(tuple(rest))
         assert all(len(found) == 1 for found in words.values()), words
 
@@ -86,11 +81,3 @@ def test_a_set_of_few_images_asks_for_no_more_than_there_are():
     assert value["SVM.SHOTS"] == "[1, 2]"
     assert int(value["FINETUNE.BATCH_SIZE"]) <= math.floor(0.8 * 5)
     assert few.stages == ("finetuned",)
-
-
-def test_the_random_baselines_words_are_settings_of_pretraining():
-    from momentum_transfer.settings import load_config
-
-    command = random_steps(ASKED)[1].command
-    cfg = load_config(pretraining.get_cfg(), "choose/random", command[command.index("--resume") + 1 :])
-    assert (cfg.METHOD.NAME, cfg.MODEL.ARCH, cfg.OUTPUT_DIR) == ("random", "resnet18", "/out/random_2")

@@ -179,7 +179,10 @@ def test_trials_of_different_settings_in_one_mean_are_told():
     assert not same.notices
     mixed = aggregate([record("a", 1.0, config="c1"), record("a", 2.0, trial=1, config="c2")])
     (notice,) = mixed.notices
-    assert "svm/k=4 top1 of a, imagenet/heldout: the trials come from 2 different settings (c1, c2)" in notice
+    assert (
+        "svm/k=4 top1 of a, imagenet/heldout: the trials come from 2 different settings (config hash c1 and c2)"
+        in notice
+    )
 
 
 def test_a_checkpoint_measured_with_other_settings_than_its_row_is_told():
@@ -190,6 +193,21 @@ def test_a_checkpoint_measured_with_other_settings_than_its_row_is_told():
     assert notice.startswith("svm/k=4, imagenet/heldout: a measured with other settings than the columns beside")
     assert aggregate([record("a", 1.0, config="c2"), record("random", 1.0, config="c1")]).unlike == {SVM4: {"a"}}
     assert not aggregate([record("a", 1.0, config="c1"), record("random", 1.0)]).unlike  # not told is not other
+
+
+def test_settings_that_differ_are_named_with_both_values():
+    settings = {"c1": {"SOLVER": {"MAX_ITER": 34, "STEPS": [1]}}, "c2": {"SOLVER": {"MAX_ITER": 300, "STEPS": [1]}}}
+    records = [record(name, 1.0, config=config) | {"settings": settings[config]}
+               for name, config in (("a", "c2"), ("b", "c1"), ("random", "c1"))]  # fmt: skip
+    (notice,) = aggregate(records).notices
+    assert "a measured with other settings than the columns beside (SOLVER.MAX_ITER 300 and 34)" in notice
+    strange = {"c1": {1: "a\nb", "k\ney": None}, "c2": {"k\ney": "\x1b[2J"}}
+    (notice,) = aggregate([one | {"settings": strange[one["config"]]} for one in records]).notices
+    assert notice.isprintable()
+    trials = [record("a", 1.0, trial=n, config=config) | {"settings": settings[config]}
+              for n, config in enumerate(settings)]  # fmt: skip
+    (notice,) = aggregate(trials).notices
+    assert "2 different settings (SOLVER.MAX_ITER 34 and 300)" in notice
 
 
 def test_headline_is_the_main_metric_of_each_task():

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from fvcore.common.config import CfgNode
 from scipy import stats
 
 from momentum_transfer import items
@@ -12,6 +13,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.report.aggregate import Measure, aggregate
 from momentum_transfer.report.differences import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL, Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
+from momentum_transfer.settings import config_hash, keep
 from momentum_transfer.verdicts.bootstrap import multinomial_weights
 from momentum_transfer.verdicts.hits import PerItem, label_hash
 from tests.momentum_transfer.report.report_records import record
@@ -131,6 +133,24 @@ def test_files_of_strangers_with_other_settings_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected one protocol in a row.*mine\.jsonl.*theirs\.jsonl"):
         make_report([tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl"])
     assert make_report([tmp_path / "mine.jsonl", tmp_path / "same.jsonl"]).results.checkpoints == ["mine", "same"]
+
+
+def test_a_refusal_names_the_settings_that_differ_where_they_lie_beside_the_records(tmp_path):
+    hashes = []
+    for name, steps in (("mine", 34), ("theirs", 300)):
+        cfg = CfgNode({"SOLVER": {"MAX_ITER": steps, "BASE_LR": 0.1}})
+        hashes.append(config_hash(cfg))
+        keep(tmp_path / name, hashes[-1], cfg)
+        records_file.append(tmp_path / name / "results.jsonl", trials_of(name, [1.0, 2.0], config=hashes[-1]))
+    files = [tmp_path / name / "results.jsonl" for name in ("mine", "theirs")]
+    with pytest.raises(InputError, match=r"with other settings: SOLVER\.MAX_ITER 34 and 300; evaluate both alike"):
+        make_report(files)
+    kept = tmp_path / "mine" / "settings" / f"{hashes[0]}.yaml"
+    kept.write_text("[damaged")
+    with pytest.raises(InputError, match=f"config hash {hashes[0]} and {hashes[1]}"):
+        make_report(files)
+    report = make_report(files[:1])
+    assert any(str(kept) in notice for notice in report.notices)
 
 
 def test_page_tells_ranks_evidence_and_which_measure_predicts_which():

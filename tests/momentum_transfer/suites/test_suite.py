@@ -187,6 +187,18 @@ def test_missing_weights_and_equal_names_are_refused(tmp_path: Path, weights):
         plan(load_suite(path), [weights[0], str(tmp_path / "other" / "momentum2.pt")], tmp_path / "out")
 
 
+def test_a_checkpoint_at_random_goes_through_every_task_under_its_own_name(tmp_path: Path, weights):
+    path = write_suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} {{weights}} {{converted}}"})
+    random = f"random-of:{weights[0]}"
+    given, at_random = plan(load_suite(path), [weights[0], random], tmp_path / "out")
+    assert at_random.command[1] == random
+    assert weights_name(at_random.command[2]) == at_random.weights == f"random-of-{given.weights}"
+    Path(weights[0]).write_text("another", encoding="utf-8")
+    assert plan(load_suite(path), [random], tmp_path / "out")[0].key != at_random.key
+    with pytest.raises(InputError, match="checkpoint not found"):
+        plan(load_suite(path), ["random-of:nowhere.pt"], tmp_path / "out")
+
+
 def test_a_missing_config_file_is_refused_before_anything_runs(tmp_path: Path, weights):
     path = write_suite(tmp_path, {"command": f"{tmp_path / 'tool.py'} --config configs/nowhere.yaml"})
     with pytest.raises(InputError, match=r"config file not found: configs/nowhere\.yaml"):
