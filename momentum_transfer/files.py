@@ -72,7 +72,7 @@ def refused_by_system(error: BaseException, folder: Path) -> int | None:
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
             return cause.errno
-        if found := re.search(r"os error (\d+)", str(cause)):  # Rust's words, in safetensors
+        if found := re.search(r"(?:os error|Os \{ code:) (\d+)", str(cause)):  # Rust's words, in safetensors
             return int(found[1])
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):  # numpy's

@@ -89,7 +89,7 @@ def test_wrong_overrides_are_named(defaults, overrides, message):
         ("# nothing but a remark", "found an empty file"),
         ("a: " + "[" * 5000, "nested too deeply"),
         ("a: " + "{b: " * 5000, "nested too deeply"),
-        ("SEED: '" + "-" * 5000 + "1'", "nested too deeply|expects"),
+        ("SOLVER: {MAX_ITER: '" + "-" * 5000 + "1'}", "nested too deeply|expects int"),
         ("_BASE_: wrong.yaml", r"expected _BASE_ files that end, found one that leads back to itself: .*wrong\.yaml"),
         ('_BASE_: "a\\0b"', "expected text without NUL"),
         ("_BASE_: " + "a" * 5000, "File name too long"),
