@@ -1,5 +1,7 @@
 """Terminal output of all tools: lines, progress, tables.
 
+What is said may hold names of untrusted files: it passes through ``errors.printable``.
+
 All of it goes through the logger ``momentum_transfer``: silent for callers of the library (``logging.basicConfig`` with
 level INFO shows it, raising the logger's level silences it), printed by ``tool_run.run_tool``, which speaks for the
 tools.
@@ -13,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from momentum_transfer.errors import printable
 from momentum_transfer.shipped import as_typed
 
 if TYPE_CHECKING:  # rich takes a tenth of a second, and only tables and bars need it
@@ -83,14 +86,18 @@ def _console() -> "Console":
 
 def say(text: str = "") -> None:
     """Log one line at level INFO (first process only); tools print it at once."""
-    if _is_main():
-        _LOGGER.info("%s", text)
+    _log(printable(text))
 
 
 def warn(text: str) -> None:
     """Log one warning (first process only); tools print it to standard error."""
     if _is_main():
-        _LOGGER.warning("%s", text)
+        _LOGGER.warning("%s", printable(text))
+
+
+def _log(text: str) -> None:
+    if _is_main():
+        _LOGGER.info("%s", text)
 
 
 class ProgressLine:
@@ -113,10 +120,12 @@ class ProgressLine:
                 TimeRemainingColumn,
             )
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=_console())
+            # Without markup: names may hold brackets.
+            title, note = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[note]}"))
+            columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), note)
+            self._bar = Progress(*columns, console=_console())
             self._bar.start()
-            self._task = self._bar.add_task(self.description, total=self.total, completed=self.done, note="")
+            self._task = self._bar.add_task(printable(self.description), total=self.total, completed=self.done, note="")
         return self
 
     def advance(self, count: int = 1, note: str = "") -> None:
@@ -124,7 +133,7 @@ class ProgressLine:
         self.done += count
         self.note = note or self.note
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, note=self.note)
+            self._bar.update(self._task, completed=self.done, note=printable(self.note))
         elif time.monotonic() - self._printed >= PLAIN_INTERVAL:
             self._print()
 
@@ -167,29 +176,29 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     """Print a table; the first column is left-aligned, the others right-aligned. Over ``DRAWN`` rows have no frame."""
     if not (_is_main() and _LOGGER.isEnabledFor(logging.INFO)):
         return
-    cells = [[str(cell) for cell in row] for row in rows]
+    title, heads = printable(title), list(map(printable, columns))
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     if len(cells) > DRAWN:
-        say("\n".join([title, *_aligned([list(columns), *cells])]))
+        _log("\n".join([title, *_aligned([heads, *cells])]))
         return
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(title=Text(title), title_justify="left")
-    for index, column in enumerate(columns):
-        drawn.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    for index, column in enumerate(heads):
+        drawn.add_column(Text(column), justify="left" if index == 0 else "right", overflow="fold")
     for row in cells:
         drawn.add_row(*map(Text, row))  # Text: names may hold brackets, rich's markup
     console = _console()
     with console.capture() as captured:
         console.print(drawn)
-    say(captured.get().rstrip("\n"))
+    _log(captured.get().rstrip("\n"))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """A line a row, the cells of each column equally wide."""
     from rich.cells import cell_len
 
-    rows = [[" ".join(cell.split()) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         spaces = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]

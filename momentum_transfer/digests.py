@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 
 #: Under this key stands the digest of all the rest of the file.
 KEY = "content_sha256"
@@ -115,12 +116,17 @@ def verify_records(path: Path) -> None:
     torch can be told to leave the CRCs out (it then writes zeros): such an archive passes too.
 
     Raises:
-        InputError: a record is not what was written.
+        InputError: a record is not what was written, or two have one name: readers differ in which one they take.
     """
     if not zipfile.is_zipfile(path):
         return
     try:
         with zipfile.ZipFile(path) as archive:
+            # Without the archive's own name before them, and in any case: so torch's reader looks for them.
+            paths = [record.orig_filename.lower() for record in archive.infolist()]
+            names = Counter(path.partition("/")[2] or path for path in paths)
+            if twice := [name for name, count in names.items() if count > 1]:
+                raise _damaged(path, f"its record {shown(twice[0])} is there twice")
             if any(record.CRC for record in archive.infolist()) and (bad := archive.testzip()) is not None:
                 raise _damaged(path, f"the checksum of its record {bad} is wrong")
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError, NotImplementedError) as error:

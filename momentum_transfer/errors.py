@@ -4,11 +4,21 @@ import re
 import reprlib
 from typing import Any
 
+#: Control characters, line separators, marks that turn the direction of text, and what no encoding can write.
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_BREAK = re.compile(r"\s*\n\s*")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 80, 80, 40
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
 _SHORT.maxlevel = 3
+
+
+def printable(text: str) -> str:
+    """The text on one line, with what would steer a terminal or reorder the line as escapes (``\\x1b``, ``\\n``).
+
+    Names, metadata and records of untrusted files pass here before they reach a terminal, a log or a table.
+    """
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def shown(value: Any) -> str:
@@ -40,4 +50,4 @@ class InputError(Exception):
         # A DataLoader raises a worker's exception again with the worker's traceback in front of the message.
         if message.startswith(f"Caught {type(self).__name__} in "):
             message = message.rstrip().rpartition(f"{type(self).__name__}: ")[2]
-        super().__init__(_LINE_BREAK.sub(" ", message).strip() if "\n" in message else message)
+        super().__init__(printable(_LINE_BREAK.sub(" ", message).strip() if "\n" in message else message))

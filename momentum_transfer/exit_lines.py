@@ -26,8 +26,8 @@ def refusal(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, ValueError) and ("null byte" in text or "null character" in text):
         return "expected the name of a file, found one with a NUL character in it; choose another path", 2
     if isinstance(error, UnicodeEncodeError) and "surrogates" in text:
-        found = ascii(error.object)
-        return f"expected text that can be written as UTF-8, found {found[:80]}; use other characters", 2
+        found = ascii(error.object[max(0, error.start - 60) : error.end + 20])
+        return f"expected text that can be written as UTF-8, found {found}; use other characters", 2
     if isinstance(error, RuntimeError) and "home directory" in text:
         return "expected a path, found one that begins with ~ and no such user; write the path out", 2
     return None

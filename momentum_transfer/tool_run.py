@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from types import FrameType
 
 from momentum_transfer import slurm_ranks
 from momentum_transfer.console import say, speaking
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, printable
 from momentum_transfer.exit_lines import AGAIN, first_to_say, refusal, shortened
 from momentum_transfer.extras import missing_package
 from momentum_transfer.shipped import as_typed
@@ -49,6 +50,8 @@ def tool_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     threading.excepthook = _background_error
+    if isinstance(sys.stdout, io.TextIOWrapper):  # é under PYTHONIOENCODING=ascii, bytes of a name that are no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     # fvcore.nn decorates functions with torch.jit.script at import; nothing here uses them and no user can act on it.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
 
@@ -98,7 +101,7 @@ def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namesp
 def _say_error(text: str) -> None:
     """One line on standard error; under torchrun of the first process that has it to say."""
     if first_to_say(text):
-        print(f"error: {as_typed(text)}", file=sys.stderr, flush=True)
+        print(f"error: {as_typed(printable(text))}", file=sys.stderr, flush=True)
 
 
 class _Terminated(BaseException):

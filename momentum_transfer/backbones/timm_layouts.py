@@ -86,9 +86,9 @@ class Layout:
             if target is None:
                 made.unknown.append(name)
                 continue
-            whole, bracket, piece = target.partition("[")
-            if bracket:
-                taken = pieces.setdefault(whole, {}).setdefault(piece[0], (name, tensor))
+            whole, piece = target
+            if piece:
+                taken = pieces.setdefault(whole, {}).setdefault(piece, (name, tensor))
                 if taken[0] != name:
                     made.doubled.append(name)
             elif whole in made.tensors:
@@ -101,11 +101,13 @@ class Layout:
             self.finish(made)
         return made
 
-    def _target(self, name: str) -> str | None:
+    def _target(self, name: str) -> tuple[str, str] | None:
+        """timm's name and which part of that tensor it is, "" for all of it. A name of a file may hold brackets."""
         for pattern, target in self.names.items():
             match = re.fullmatch(pattern, name)
             if match:
-                return match.expand(target)
+                whole, _, piece = target.partition("[")
+                return match.expand(whole), match.expand(piece)[:1]
         return None
 
 

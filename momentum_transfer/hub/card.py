@@ -20,6 +20,7 @@ from momentum_transfer.files import atomic_path, write_text
 from momentum_transfer.hub.pull import PREFERRED
 from momentum_transfer.hub.scores import PURPOSE, Scored, card_results, leaderboard_entries, slug
 from momentum_transfer.report.aggregate import Cell, Results
+from momentum_transfer.report.markdown import escape
 from momentum_transfer.report.provenance import provenance
 
 RECORDS = "results.jsonl"
@@ -53,7 +54,7 @@ def card_text(
 def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
     baselines = [other for other in results.checkpoints if other != name and results.kind(other)]
     head = ["task", "metric", "dataset", "protocol", name, *baselines]
-    lines = [f"# {name}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
+    lines = [f"# {escape(name)}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
              _row(head), _row(["---"] * len(head))]  # fmt: skip
     for measure, cell in scores:
         beside = [results.cells[measure].get(other) for other in baselines]
@@ -61,7 +62,7 @@ def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
                            *(_number(one) for one in (cell, *beside))]))  # fmt: skip
     facts = next(block.facts for block in provenance(results) if block.name == name)
     lines += ["", "## Where the numbers come from", ""]
-    lines += [f"- {heading}: {', '.join(values)}" for heading, values in facts]
+    lines += [f"- {heading}: {escape(', '.join(values))}" for heading, values in facts]
     lines += ["", f"`{RECORDS}` holds every record, one JSON object a line. {_SIGNATURE}", ""]
     return "\n".join(lines)
 
@@ -73,7 +74,7 @@ def _number(cell: Cell | None) -> str:
 
 
 def _row(words: Sequence[str]) -> str:
-    return f"| {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"
+    return f"| {' | '.join(map(escape, words))} |"
 
 
 def write_folder(

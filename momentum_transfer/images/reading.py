@@ -1,13 +1,19 @@
 """The one reader of image files: what pretraining, evaluations, detectors and predictions see of a photograph.
 
+Files are untrusted: `opened` alone calls Pillow, with the formats that are listed here, so that PostScript named
+.jpg does not start Ghostscript, and refuses images of more than ``$MOMENTUM_TRANSFER_MAX_PIXELS`` pixels.
+
 Every file becomes 8-bit RGB, turned as its EXIF says. Grey becomes three equal channels, 16 bits become 8 by their high
 byte, transparent pixels are laid on white, CMYK is converted as Pillow does (without a colour profile).
 """
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -18,10 +24,16 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
-from momentum_transfer.errors import InputError, one_line
+from momentum_transfer.errors import InputError, one_line, shown
 
-#: Endings of image files, as they are looked for in folders.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+#: Endings of image files, as they are looked for in folders, and Pillow's names of the formats.
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WEBP", ".tif": "TIFF",
+           ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".gif": "GIF"}  # fmt: skip
+SUFFIXES = tuple(FORMATS)
+
+#: The most pixels of an image: an environment variable, because every process of every tool reads images. The default
+#: is the number from which Pillow warns, 89,478,485: 256 MiB as RGB, about 1.8 GB while a transparent image is read.
+LIMIT = "MOMENTUM_TRANSFER_MAX_PIXELS"
 
 #: EXIF's tag of how an image is to be turned, and its values that swap width and height.
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
@@ -42,27 +54,58 @@ class UnreadableImage(InputError):
     """An image file that cannot be read; the message names it and says why."""
 
 
+def max_pixels() -> int:
+    """How many pixels an image may have: ``$MOMENTUM_TRANSFER_MAX_PIXELS``, else ``PIL.Image.MAX_IMAGE_PIXELS``.
+
+    Raises:
+        InputError: it is set to anything but a positive whole number.
+    """
+    chosen = os.environ.get(LIMIT)
+    if not chosen:
+        return PIL.Image.MAX_IMAGE_PIXELS or sys.maxsize
+    if not re.fullmatch("[1-9][0-9]{0,17}", chosen):
+        raise InputError(f"expected a number of pixels in {LIMIT}, found {shown(chosen)}; correct it, or unset it")
+    return int(chosen)
+
+
 @contextmanager
-def _opened(path: str | Path) -> Iterator[PIL.Image.Image]:
-    """The file, opened; whatever Pillow raises of a damaged or oversized one becomes `UnreadableImage`."""
+def opened(path: str | Path, formats: tuple[str, ...] = tuple(FORMATS.values())) -> Iterator[PIL.Image.Image]:
+    """An image file, opened by Pillow, whatever its ending says.
+
+    Args:
+        formats: what it may be, as Pillow names formats.
+
+    Raises:
+        UnreadableImage: it is missing, damaged, of another format or of too many pixels; also for what Pillow raises
+            in the block.
+    """
+    most = max_pixels()
     try:
         with warnings.catch_warnings():
-            # Pillow warns of half the pixels that it refuses; a panorama is no attack.
-            warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+            if PIL.Image.MAX_IMAGE_PIXELS is not None and most > PIL.Image.MAX_IMAGE_PIXELS:
+                PIL.Image.MAX_IMAGE_PIXELS = most  # Pillow refuses twice this number whatever is set here
+            warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # the limit is checked below
             warnings.simplefilter("ignore", UserWarning)  # of damaged EXIF data, which may say nothing of the pixels
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe or a device: reading it may never end
                 raise ValueError("it is no regular file")
-            with PIL.Image.open(path) as image:
+            with PIL.Image.open(path, formats=formats) as image:
+                if image.width * image.height > most:
+                    raise _too_large(path, most, f"{image.width} × {image.height}")
                 yield image
     except PIL.Image.DecompressionBombError as error:
-        raise UnreadableImage(
-            f"expected an image of at most {2 * (PIL.Image.MAX_IMAGE_PIXELS or 0):,} pixels in {path}, found more; "
-            "scale it down or cut it"
-        ) from error
+        found = re.search(r"\d+", str(error))
+        raise _too_large(path, most, f"{int(found[0]):,}" if found else "more") from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
         unknown = isinstance(error, PIL.UnidentifiedImageError)
-        detail = "no image format is recognised in it" if unknown else one_line(error)
+        detail = f"it is not recognised as {', '.join(dict.fromkeys(formats))}" if unknown else one_line(error)
         raise UnreadableImage(f"cannot read the image {path}: {detail}; restore it or leave it out") from error
+
+
+def _too_large(path: str | Path, most: int, found: str) -> UnreadableImage:
+    return UnreadableImage(
+        f"expected an image of at most {most:,} pixels in {path}, found {found}; scale it down, or set {LIMIT}, the "
+        "most pixels of an image"
+    )
 
 
 def read_rgb(path: str | Path) -> PIL.Image.Image:
@@ -71,14 +114,14 @@ def read_rgb(path: str | Path) -> PIL.Image.Image:
     Raises:
         UnreadableImage: it is missing, damaged, cut off, too large, or holds values that are no brightness.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         image.load()
         return as_rgb(image, path)
 
 
 def stored_values(path: str | Path) -> np.ndarray:
-    """The pixels of an image file as they are stored, as label PNGs hold classes; `UnreadableImage`."""
-    with _opened(path) as image:
+    """The pixels of a PNG as they are stored, as label PNGs hold classes; `UnreadableImage`."""
+    with opened(path, ("PNG",)) as image:
         return stored_pixels(image, path)
 
 
@@ -104,21 +147,21 @@ def _grey_bits(path: str | Path) -> int:
 
 def upright_size(path: str | Path) -> tuple[int, int]:
     """(width, height) of an image file as `read_rgb` gives it, from the header alone; `UnreadableImage`."""
-    with _opened(path) as image:
+    with opened(path) as image:
         width, height = image.size
         return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
 
 
 def verified_size(path: str | Path) -> tuple[int, int]:
     """(width, height) as stored, of a file whose checksums are right where its format has any; `UnreadableImage`."""
-    with _opened(path) as image:
+    with opened(path) as image:
         image.verify()
         return image.size
 
 
 def stored_orientation(path: str | Path) -> tuple[int, tuple[int, int]]:
     """EXIF's orientation (1 where it says none) and the (width, height) before it is turned; `UnreadableImage`."""
-    with _opened(path) as image:
+    with opened(path) as image:
         return _orientation(image), image.size
 
 

@@ -64,6 +64,7 @@ def _code(command: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that cannot break a table or become HTML."""
-    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|")
+    """Text that cannot break a table or become HTML, a heading, a link or an image."""
+    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    plain = plain.replace("|", "\\|").replace("](", "]\\(")
     return " ".join(plain.split())

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from momentum_transfer.images.reading import UnreadableImage, opened
 from momentum_transfer.report.runs import Picture
 
 #: All pictures of a page together, in bytes of base64 text.
@@ -99,14 +100,14 @@ def _order(name: str) -> int:
 def data_uri(path: Path, notices: list[str]) -> tuple[str, bool] | None:
     """The picture as a ``data:`` URI, small enough, and whether it is as wide as two; None with a notice where it
     cannot be read."""
-    try:
-        with Image.open(path) as image:
-            picture = image.convert("RGB")
-    except FileNotFoundError:
+    if not path.exists():
         notices.append(f"{path}: picture missing")
         return None
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        notices.append(f"{path}: not a readable picture ({error})")
+    try:
+        with opened(path, ("JPEG", "PNG")) as image:
+            picture = image.convert("RGB")
+    except UnreadableImage as error:
+        notices.append(str(error))
         return None
     longest = 2 * LONGEST if _is_pair(picture.size) else LONGEST
     picture.thumbnail((longest, LONGEST), Image.Resampling.LANCZOS)

@@ -28,7 +28,8 @@ def show_plan(jobs: Sequence[Job], expected: Mapping[str, Expected], gpus: int, 
     for group in groups.values():
         first = group[0]
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
-        say(f"{first.title}{more}\n  $ {typed(full_command(first, gpus)[1:])}")
+        say(f"{first.title}{more}")
+        say(f"  $ {typed(full_command(first, gpus)[1:])}")
     total = sum(one.gpu_hours for one in expected.values())
     unknown = sum(1 for job in jobs if expected[job.title].source == "" and not job.done())
     to_do = sum(not job.done() for job in jobs)

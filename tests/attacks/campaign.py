@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.attacks import outcome
 from tests.attacks.annotations import CHANGES, Annotations
+from tests.attacks.binary_files import IMAGES, PROGRAMS, Images, Programs
 from tests.attacks.outcome import DONE, LINE
 from tests.attacks.own_files import BYTES, CHOICE_NOTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
 from tests.attacks.settings_files import FILES, PAIRS, Settings
@@ -16,7 +17,7 @@ from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, R
 
 def areas(folder: Path, examples: int, seed: int = 0) -> dict[str, Counter[str]]:
     """Area -> outcomes. Resuming takes longest and gets a quarter of the examples."""
-    for name in ("annotations", "settings", "weights", "resume", "own"):
+    for name in ("annotations", "settings", "weights", "resume", "own", "images", "programs"):
         (folder / name).mkdir()
     data, words = Annotations(folder / "annotations"), Settings(folder / "settings")
     weights, resumed = Weights(folder / "weights"), Resumption(folder / "resume")
@@ -39,6 +40,8 @@ def areas(folder: Path, examples: int, seed: int = 0) -> dict[str, Counter[str]]
             f"flips in {suffix}": count(lambda place, suffix=suffix: weights.flip(suffix, place), FLIPS, few)
             for suffix in (*FORMATS, ".npz")
         },
+        "images": count(Images(folder / "images").changed, IMAGES, examples),
+        "exported programs": count(Programs(folder / "programs").changed, PROGRAMS, examples),
         "checkpoints' nesting": count(weights.nested, TREES, examples),
         "flips in a checkpoint": count(resumed.flip, FLIPS, few),
         "states to resume": count(resumed.state_of, STATES, few),

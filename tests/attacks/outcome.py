@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import re
 import resource
 import time
 from collections import Counter
@@ -16,6 +17,17 @@ from hypothesis import strategies as st
 from momentum_transfer.tool_run import run_tool
 
 SECONDS, KIBIBYTES = 30.0, 2 << 20
+#: What an untrusted file would do to a terminal: write to the clipboard, colour, turn the text, forge a line.
+STEERING = (
+    "\x1b]52;c;Y3VybA==\x07",
+    "\x1b[31mred",
+    "\x9b2J",
+    "a\u202etxt.exe",
+    "a\nforged",
+    "a\rforged",
+    "a\u2028forged",
+)
+_STEERS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]|^forged", re.MULTILINE)
 DONE, LINE = "done", "one line"
 
 
@@ -32,6 +44,8 @@ def outcome_of(call: Callable[[], Any]) -> str:
         return f"slow: {time.monotonic() - began:.0f} s"
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > KIBIBYTES:
         return "memory: over 2 GiB"
+    if steered := _STEERS.search(out.getvalue() + errors.getvalue()):
+        return f"silently wrong: {steered[0]!r} on the terminal"
     lines = [line for line in errors.getvalue().splitlines() if not line.startswith("warning: ")]
     if code == 0:
         return DONE
@@ -59,6 +73,7 @@ NASTY = st.one_of(
     st.sampled_from(
         [None, True, False, 0, -1, 1, 2, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 1e308, 5e-324, 10**400,
          -(10**400), 2**63, "", "x", "x" * 300, "\ud800", "a\0b", "../../etc/passwd", "/etc/passwd", "<script>", "1",
+         *STEERING,
          [], {}, [[]], [None], [1, 2], [-1] * 4, [10**400] * 4, {"a": 1}, {"size": [4, 4], "counts": [-1, 17]},
          {"size": [4, 4], "counts": "\ud800"}, {"counts": [1]}, [[1, 2, 3, 4, 5, 6]], [["a"] * 6]]
     ),

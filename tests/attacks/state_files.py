@@ -21,7 +21,7 @@ from momentum_transfer.stopping import Stopped
 from pretrain.config import get_cfg
 from pretrain.train import train
 from tests.attacks.annotations import changed
-from tests.attacks.outcome import DONE, NASTY, outcome_of
+from tests.attacks.outcome import DONE, NASTY, STEERING, outcome_of
 from tests.pretrain.conftest import TINY
 from transfer.initial_weights import read_detector
 
@@ -83,7 +83,8 @@ LEAVES = st.sampled_from(
 )  # fmt: skip
 NAMES = st.sampled_from(
     ["model", "state_dict", "metadata", "format", "conv1.weight", "module.conv1.weight", "a.b", "", ".", "teacher.x", 1,
-     None, 2.5, ("a",), True, "x" * 300, "\ud800", "optimizer", "student.backbone.conv1.weight", "stem.conv1.weight"]
+     None, 2.5, ("a",), True, "x" * 300, "\ud800", "optimizer", "student.backbone.conv1.weight", "stem.conv1.weight",
+     *STEERING, "blocks.0[attn].qkv", "blocks.0.attn[]"]
 )  # fmt: skip
 TREES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3))
 

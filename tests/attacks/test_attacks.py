@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.annotations import CHANGES, Annotations
+from tests.attacks.binary_files import IMAGES, PROGRAMS, Images, Programs
 from tests.attacks.outcome import DONE, LINE, count
 from tests.attacks.own_files import BYTES, CHOICE_NOTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
 from tests.attacks.settings_files import FILES, PAIRS, Settings
@@ -28,6 +29,8 @@ AREAS: dict[str, tuple[Callable, object, int]] = {
     "a choice's notes": (lambda folder: OwnFiles(folder).choice, CHOICE_NOTES, 15),
     "settings": (lambda folder: Settings(folder).pair, PAIRS, 30),
     "YAML": (lambda folder: Settings(folder).yaml, FILES, 30),
+    "images": (lambda folder: Images(folder).changed, IMAGES, 12),
+    "exported programs": (lambda folder: Programs(folder).changed, PROGRAMS, 6),
     "nesting": (lambda folder: Weights(folder).nested, TREES, 15),
     **{
         f"flips in {suffix}": (

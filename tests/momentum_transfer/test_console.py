@@ -4,6 +4,8 @@ import pytest
 
 from momentum_transfer import console
 from momentum_transfer.console import ProgressLine, table, track
+from momentum_transfer.errors import InputError, printable
+from tests.attacks.outcome import STEERING
 
 
 def test_brackets_in_names_are_no_markup(capsys):
@@ -59,5 +61,42 @@ def test_a_table_of_many_rows_is_lines_without_a_frame_and_loses_none(capsys):
     table("scores", ["name", "value", "note"], rows)
     title, head, *lines = capsys.readouterr().out.splitlines()
     assert (title, head.split()) == ("scores", ["name", "value", "note"])
-    assert [line.split() for line in lines] == [[name, str(value), "x", "y"] for name, value, _ in rows]
-    assert {line.index("x y") for line in lines} == {head.index("note") + 1}
+    assert [line.split() for line in lines] == [[name, str(value), r"x\ny"] for name, value, _ in rows]
+    assert {line.index(r"x\ny") for line in lines} == {head.index("note")}
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_what_would_steer_a_terminal_is_shown_as_escapes(text: str, capsys, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.0)
+    console.say(f"tensor {text}")
+    console.warn(f"tensor {text}")
+    table(text, [text, "b"], [[text, 1.0]])
+    table("long", ["a"], [[text]] * (console.DRAWN + 1))
+    with ProgressLine(text, total=2) as line:
+        line.advance(note=text)
+    found = capsys.readouterr()
+    everything = found.out + found.err + str(InputError(f"found {text}")) + str(InputError(f"{text}: not found"))
+    escaped = text.encode("unicode_escape").decode()
+    assert printable(text) == escaped
+    assert f"tensor {escaped}\n" in found.out
+    assert f"warning: tensor {escaped}\n" in found.err
+    assert found.out.count(escaped) == 1 + 3 + console.DRAWN + 1 + 2 * 2
+    assert all(character == "\n" or character.isprintable() for character in everything)
+    assert "\nforged" not in everything
+
+
+def test_a_terminals_bar_takes_names_with_brackets_and_escapes_as_text(monkeypatch, capsys):
+    monkeypatch.setattr(console.sys.stdout, "isatty", lambda: True, raising=False)
+    with console.speaking(), ProgressLine("[/red] \x1b]52;c;eA==\x07", total=1) as line:
+        assert line._bar is not None
+        line.advance(note="[link=x]y[/link] \u202e")
+    shown = capsys.readouterr().out
+    assert r"[/red] \x1b]52;c;eA==\x07" in shown
+    assert r"[link=x]y[/link] \u202e" in shown
+    assert "\x1b]52" not in shown
+    assert "\u202e" not in shown
+
+
+def test_letters_marks_and_emoji_of_any_script_stay_as_they_are():
+    for text in ("Straße é e\u0301", "日本語", "עברית", "नी\u200dम", "👩\u200d🔬", r"C:\x1b", "[a]"):
+        assert printable(text) == text

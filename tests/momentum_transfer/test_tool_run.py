@@ -4,12 +4,17 @@ import argparse
 import errno
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.stopping import Stopped
 from momentum_transfer.tool_run import run_tool
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(main, argv=()):
@@ -26,6 +31,38 @@ def raiser(error):
 def test_wrong_input_is_one_line_and_exit_code_2(capsys):
     assert run(raiser(InputError("expected a, found b"))) == 2
     assert capsys.readouterr().err == "error: expected a, found b\n"
+
+
+def test_a_library_error_with_the_path_of_an_untrusted_archive_cannot_steer_the_terminal(capsys):
+    assert run(raiser(PermissionError(errno.EACCES, "Permission denied", "a\x1b]52;c;eA==\x07\nb"))) == 2
+    assert capsys.readouterr().err == (
+        "error: cannot use a\\x1b]52;c;eA==\\x07\\nb: Permission denied; choose another path\n"
+    )
+
+
+@pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"},
+                                       {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])  # fmt: skip
+def test_names_that_the_output_cannot_encode_are_escapes_and_no_traceback(variables, tmp_path):
+    code = (
+        "import argparse, sys\n"
+        "from momentum_transfer.console import say, warn, table\n"
+        "from momentum_transfer.errors import InputError\n"
+        "from momentum_transfer.tool_run import run_tool\n"
+        "def main(args):\n"
+        "    say(args.path); warn(args.path); table(args.path, [args.path], [[args.path]])\n"
+        "    raise InputError(f'found {args.path}')\n"
+        "parser = argparse.ArgumentParser(); parser.add_argument('path')\n"
+        "sys.exit(run_tool(parser, main))\n"
+    )
+    for name, shown in (
+        ("caf\u00e9.jpg", ("caf\\xe9.jpg", "caf\\udcc3\\udca9.jpg")),
+        (b"caf\xe9.jpg", ("caf\\udce9.jpg",)),
+    ):
+        command = [os.fsencode(part) for part in (sys.executable, "-c", code, name)]
+        done = subprocess.run(command, env={**os.environ, **variables}, cwd=ROOT, capture_output=True)
+        assert done.returncode == 2, done.stderr.decode(errors="replace")
+        out, errors = done.stdout.decode("ascii"), done.stderr.decode("ascii")
+        assert any(out.count(text) == 4 and f"error: found {text}\n" in errors for text in shown), out + errors
 
 
 def test_debug_shows_the_traceback(capsys):
@@ -89,4 +126,4 @@ def test_bugs_keep_their_traceback():
 
 def test_an_error_is_one_line_whatever_breaks_stand_in_the_names_in_it(capsys):
     assert run(raiser(InputError("expected a, found b\nc\u2028d\x85e; next"))) == 2
-    assert capsys.readouterr().err == "error: expected a, found b c d e; next\n"
+    assert capsys.readouterr().err == "error: expected a, found b c\\u2028d\\x85e; next\n"

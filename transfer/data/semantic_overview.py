@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from momentum_transfer.files import atomic_path
-from momentum_transfer.images.reading import read_rgb
+from momentum_transfer.images.reading import read_rgb, stored_values
 from transfer.data.annotations import file_stem
 from transfer.data.overview import histogram
 from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
@@ -46,7 +46,7 @@ def draw_label_predictions(data: SemanticData, results: Path, folder: Path, coun
     written = []
     for index in _spread(len(data.pairs), count):
         picture = read_rgb(data.pairs[index][0])
-        predicted = np.asarray(Image.open(label_file(results, index)))
+        predicted = stored_values(label_file(results, index))
         written.append(folder / f"{data.pairs[index][0].stem}.png")
         with atomic_path(written[-1]) as temporary:
             beside(picture, tinted(picture, data.labels(index)), tinted(picture, predicted)).save(temporary)

@@ -21,7 +21,8 @@ from momentum_transfer.files import atomic_path
 from transfer.detector_run import DetectorRun
 from transfer.export import onnx_seal
 from transfer.export.dense_program import DenseProgram
-from transfer.export.exported import KEY, ExportedDetector, Wants, load_exported
+from transfer.export.exported import ExportedDetector, Wants, load_exported
+from transfer.export.pt2_archive import KEY
 from transfer.prediction.photographs import as_pixels
 from transfer.torchvision_engine import boxes as box_ops
 from transfer.torchvision_engine.dense import RetinaNet
@@ -36,6 +37,8 @@ BOX_TOLERANCE, SCORE_TOLERANCE = 1e-4, 1e-4
 OPSET = 18
 #: The side of the example with which a program is traced, in multiples of its stride.
 _TRACED = (9, 13)
+#: What torch.export.save needs of a traced operation.
+_KEPT = ("val", "tensor_meta", "unbacked_bindings")
 #: Images that the check makes up where none is given.
 _MADE_UP = 4
 
@@ -125,6 +128,9 @@ def _any_sides() -> contextlib.AbstractContextManager[Any]:
 
 
 def _write_pt2(traced: torch.export.ExportedProgram, wants: Wants, path: Path) -> None:
+    for module in traced.graph_module.modules():  # what is left out names this machine's files and lines of code
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
     torch.export.save(traced, path, extra_files={KEY: wants.as_json()})
 
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,16 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from momentum_transfer.digests import verify_records
 from momentum_transfer.errors import InputError, one_line
 from momentum_transfer.extras import extra
 from transfer.export.onnx_seal import check_seal
+from transfer.export.pt2_archive import KEY, read_archive
 from transfer.prediction.photographs import as_pixels
 from transfer.torchvision_engine import boxes as box_ops
 from transfer.torchvision_engine.data import output_size, resize
-
-#: Where the wants stand: a key of ONNX's metadata, a file in a .pt2.
-KEY = "momentum-transfer"
 
 #: Pixels of a side, at most.
 MOST = 1 << 20
@@ -119,8 +115,8 @@ class ExportedDetector:
 def load_exported(path: str | Path) -> ExportedDetector:
     """Read a .onnx (run by onnxruntime on the CPU) or a .pt2 that ``export`` wrote.
 
-    A .onnx must have the SHA-256 that ``export`` left in it, the records of a .pt2 their CRC-32; pickles in a .pt2 are
-    read as weights only. torch still evaluates expressions in a .pt2: open none of a source you do not trust.
+    A .onnx must have the SHA-256 that ``export`` left in it, the records of a .pt2 their CRC-32. A .pt2 may be
+    untrusted: its pickles are read as weights only, its JSON is checked before torch evaluates it (``pt2_archive``).
 
     Raises:
         InputError: the file is missing, damaged or of another kind, or onnxruntime is not installed.
@@ -154,9 +150,6 @@ def _onnx(path: Path) -> ExportedDetector:
 #: torch reads every pickle as weights only where the first is set, whatever its caller says, and stops where both are.
 _SAFE, _UNSAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
-#: In names of records that hold libraries, or pickles that torch reads by other ways than ``torch.load``.
-_CODE = ("aotinductor", "custom_obj", "opaque_obj")
-
 
 @contextlib.contextmanager
 def _weights_only() -> Iterator[None]:
@@ -173,26 +166,12 @@ def _weights_only() -> Iterator[None]:
         os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-def _check_archive(path: Path) -> None:
-    """Before torch reads a .pt2: a whole archive, of a program and its weights only."""
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"cannot read {path} as a torch.export program: it is no whole zip archive; export it again")
-    verify_records(path)
-    with zipfile.ZipFile(path) as archive:
-        names = [record.orig_filename for record in archive.infolist()]
-    if code := [name for name in names if any(part in name for part in _CODE)]:
-        what = f"code or pickled objects in {path}: {one_line(code[0])[:80]}"
-        raise InputError(f"expected a .pt2 that `export` wrote, found {what}; export it again")
-
-
 def _pt2(path: Path) -> ExportedDetector:
-    import torchvision  # noqa: F401, registers its operators
-
-    _check_archive(path)
+    content = read_archive(path)
     extras = {KEY: ""}
     try:
         with _weights_only():
-            module = torch.export.load(path, extra_files=extras).module()
+            module = torch.export.load(content, extra_files=extras).module()
     except Exception as error:  # torch raises many kinds for damaged files
         raise InputError(f"cannot read {path} as a torch.export program ({type(error).__name__})") from error
     wants = Wants.from_json(extras[KEY], path)

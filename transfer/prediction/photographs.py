@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, printable
 from momentum_transfer.images.reading import SUFFIXES, UnreadableImage, as_rgb, read_rgb, upright_size
 
 _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
@@ -82,13 +82,19 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
 
 
 def unreadable(photos: Iterable[Photograph]) -> dict[Photograph, str]:
-    """Files whose header is that of no image, with the reason; what is broken further inside shows when it is read."""
+    """Files whose header is that of no image, with the reason; what is broken further inside shows when it is read.
+
+    So are names whose bytes are no UTF-8: no file of results can hold them.
+    """
     wrong = {}
     for photo in photos:
         try:
+            photo.name.encode()
             upright_size(photo.path)
         except UnreadableImage as error:
             wrong[photo] = str(error)
+        except UnicodeEncodeError:
+            wrong[photo] = f"expected a file name in UTF-8, found {printable(str(photo.path))}; rename it"
     return wrong
 
 

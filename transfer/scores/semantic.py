@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from momentum_transfer.errors import InputError
-from momentum_transfer.images.reading import stored_pixels
+from momentum_transfer.images.reading import opened, stored_pixels
 from momentum_transfer.text_files import read_lines
 from momentum_transfer.verdicts.confusion import Confusions, class_counts, metrics
 
@@ -144,15 +143,12 @@ def _joint(truth: np.ndarray, prediction: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _read(file: Path) -> np.ndarray:
-    try:
-        with Image.open(file) as image:
-            if image.mode not in ("L", "P", "1", "I", "I;16"):
-                raise InputError(f"expected a single-channel label image in {file}, found mode {image.mode}")
-            labels = stored_pixels(image, file)
-    except FileNotFoundError as error:
-        raise InputError(f"label image not found: {file}") from error
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"expected a label image (PNG) in {file}, but it cannot be read: {error}") from error
+    if not file.exists():
+        raise InputError(f"label image not found: {file}")
+    with opened(file, ("PNG",)) as image:
+        if image.mode not in ("L", "P", "1", "I", "I;16"):
+            raise InputError(f"expected a single-channel label image in {file}, found mode {image.mode}")
+        labels = stored_pixels(image, file)
     if labels.size and labels.min() < 0:
         raise InputError(f"expected labels of 0 and above in {file}, found {labels.min()}")
     return labels.astype(np.int32)

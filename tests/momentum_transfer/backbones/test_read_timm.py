@@ -195,6 +195,12 @@ class TestRefusals:
             with pytest.raises(InputError, match=f"expected torch weights, found .*{kind}.*transformers"):
                 load_backbone(path)
 
+    @pytest.mark.parametrize("name", ["blocks.0.attn[q].weight", "blocks.0.attn[", "[", "head[1].weight", "norm[v]]"])
+    def test_a_bracket_in_a_name_is_one_more_unknown_tensor(self, name, tmp_path):
+        state = {**writers.vit().state_dict(), name: torch.zeros(3)}
+        with pytest.raises(CoverageError, match=re.escape(name)):
+            load_backbone(saved(state, tmp_path))
+
     def test_half_of_a_network_names_what_is_missing(self, tmp_path):
         state = writers.vit().state_dict()
         del state["blocks.0.norm2.weight"]

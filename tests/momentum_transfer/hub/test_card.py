@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.files import sha256_of
+from momentum_transfer.report.markdown import escape
 from tests.momentum_transfer.report.report_records import record, small_records
 from tests.tools.in_process import run_tool
 
@@ -40,6 +42,28 @@ def no_network(monkeypatch):
     monkeypatch.delenv("MOMENTUM_TRANSFER_HUB", raising=False)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "a\n\n# Heading", "a|b", "![x](http://tracker.invalid/x.png)",
+                                  "a\n---\n"])  # fmt: skip
+def test_names_in_records_are_no_markup_in_the_card(evil, results, weights, tmp_path):
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    for line in lines:
+        line.update(dataset=evil, protocol=evil, engine=evil)
+    results.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    out = tmp_path / "card"
+    ended = run_tool("publish", results, "--weights", weights.parent, "--out", out)
+    assert ended.returncode == 0, ended.stderr
+    front, body = (out / "README.md").read_text().removeprefix("---\n").split("\n---\n", 1)
+    assert yaml.safe_load(front)
+    assert escape(evil) in body
+    assert "<script" not in body
+    assert "](" not in body
+    assert [line for line in body.splitlines() if line.startswith("#")] == [
+        "# momentum2_digits", "## Where the numbers come from"
+    ]  # fmt: skip
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
 
 
 def test_huggingface_hub_reads_every_score_from_the_card_and_from_eval_results(results, weights, tmp_path):

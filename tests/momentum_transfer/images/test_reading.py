@@ -5,13 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from momentum_transfer.backbones import comparison
 from momentum_transfer.errors import InputError
+from momentum_transfer.images import reading
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.reading import UnreadableImage, read_rgb, upright_size
+from momentum_transfer.report import pictures
+from transfer.data.semantic_datasets import IMAGE_SUFFIXES
 from transfer.prediction.photographs import read_photograph
+from transfer.scores import semantic
 from transfer.torchvision_engine.data import Picture, read_image
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def gradient() -> np.ndarray:
@@ -83,17 +91,94 @@ def test_what_is_no_photograph_is_one_line_with_its_file(tmp_path: Path, monkeyp
     (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:-200])
     (tmp_path / "text.png").write_text("no image")
     saved(tmp_path / "floats.tif", Image.fromarray(np.ones((3, 4), np.float32)))
-    wrong = {"cut.jpg": "[Tt]runcated", "text.png": "recognised", "floats.tif": "mode F", "no.png": "No such"}
+    wrong = {
+        "cut.jpg": "[Tt]runcated",
+        "text.png": "it is not recognised as JPEG, PNG, ",
+        "floats.tif": "mode F",
+        "no.png": "No such",
+    }
     for name, said in wrong.items():
         with pytest.raises(UnreadableImage, match=f"{re.escape(str(tmp_path / name))}.*{said}") as caught:
             read_rgb(tmp_path / name)
         assert "\n" not in str(caught.value)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(InputError, match=r"at most 200 pixels in .*whole\.jpg"):
-        read_rgb(whole)
 
 
-def test_a_panorama_beyond_pillows_warning_is_read_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+#: Every function that opens an image file.
+READERS = {
+    "read_rgb": read_rgb,
+    "upright_size": upright_size,
+    "verified_size": reading.verified_size,
+    "stored_orientation": reading.stored_orientation,
+    "stored_values": reading.stored_values,
+    "a label image that is scored": semantic._read,
+    "an image to predict on": read_photograph,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_postscript_named_as_an_image_starts_no_ghostscript(reader: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_: pytest.fail("Ghostscript was started"))
+    for name in ("photograph.jpg", "labels.png"):
+        Image.fromarray(gradient()).save(tmp_path / name, "EPS")
+        with pytest.raises(
+            UnreadableImage, match=rf"cannot read the image .*{name}: it is not recognised as (JPEG, )?PNG"
+        ):
+            READERS[reader](tmp_path / name)
+    notices: list[str] = []
+    assert pictures.data_uri(tmp_path / "photograph.jpg", notices) is None
+    assert "it is not recognised as JPEG, PNG" in notices[0]
+
+
+def test_no_other_code_opens_image_files():
+    product = [file for room in ("momentum_transfer", "pretrain", "lowshot", "transfer", "tools")
+               for file in (ROOT / room).rglob("*.py")]  # fmt: skip
+    opening = re.compile(r"\bImage\.open\(|imread\(|torchvision\.io|default_loader")
+    assert [file.name for file in product if opening.search(file.read_text())] == ["reading.py"]
+
+
+def test_every_ending_that_is_looked_for_has_a_format():
+    assert set(comparison.SUFFIXES) | set(IMG_EXTENSIONS) | set(IMAGE_SUFFIXES) <= set(reading.FORMATS)
+    for suffix, known in reading.FORMATS.items():
+        assert Image.registered_extensions()[suffix] == known
+
+
+def test_an_image_of_another_listed_format_than_its_ending_is_read(tmp_path: Path):
+    """ImageNet has a PNG named .JPEG, phones write several pictures into one JPEG (MPO)."""
+    Image.fromarray(gradient()).save(tmp_path / "n02105855_2933.JPEG", "PNG")
+    assert np.array_equal(read_rgb(tmp_path / "n02105855_2933.JPEG"), gradient())
+    other = Image.fromarray(gradient()[::-1])
+    Image.fromarray(gradient()).save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=[other], quality=95)
+    assert np.abs(np.asarray(read_rgb(tmp_path / "phone.jpg")).astype(int) - gradient()).mean() < 12
+
+
+def test_more_pixels_than_the_setting_are_refused_with_both_numbers(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # put back afterwards
+    path = saved(tmp_path / "wide.png", Image.new("L", (400, 2)))
+    assert reading.max_pixels() == Image.MAX_IMAGE_PIXELS == 89_478_485
+    for most, read in (("800", True), ("799", False), ("300", False), ("500000000", True)):
+        monkeypatch.setenv(reading.LIMIT, most)
+        for reader in READERS.values():
+            if read:
+                reader(path)
+                continue
+            with pytest.raises(
+                UnreadableImage, match=rf"at most {most} pixels in .*wide\.png, found 400 × 2; .*{reading.LIMIT}"
+            ):
+                reader(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)  # Pillow's own refusal, of twice as many
+    monkeypatch.setenv(reading.LIMIT, "300")
+    with pytest.raises(UnreadableImage, match=r"at most 300 pixels in .*, found 800; "):
+        read_rgb(path)
+    for wrong in ("0", "-1", "1e9", "many"):
+        monkeypatch.setenv(reading.LIMIT, wrong)
+        with pytest.raises(InputError, match=f"expected a number of pixels in {reading.LIMIT}, found '{wrong}'"):
+            read_rgb(path)
+
+
+def test_a_panorama_beyond_pillows_warning_is_read_without_a_word_where_the_setting_allows_it(tmp_path, monkeypatch):
     path = saved(tmp_path / "wide.png", Image.new("RGB", (400, 2), (9, 8, 7)))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # 800 pixels lie between the warning and the refusal
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(UnreadableImage, match=r"at most 100 pixels in .*, found 800; "):
+        read_rgb(path)
+    monkeypatch.setenv(reading.LIMIT, "800")
     assert read_rgb(path).size == (400, 2)

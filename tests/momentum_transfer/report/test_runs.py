@@ -34,7 +34,7 @@ def test_damaged_pictures_and_curves_are_told_and_the_page_is_made(tmp_path: Pat
     assert [plot.title for plot in report.curves] == ["Pretraining loss"]
     assert "run ends at 1" in report.curves[0].caption
     told = " ".join(report.notices)
-    for problem in ("not a readable picture", "1 broken line(s)", "conversion.json: not JSON"):
+    for problem in ("cannot read the image", "1 broken line(s)", "conversion.json: not JSON"):
         assert problem in told
     assert "scene.png" in render_html(report)
 

@@ -15,6 +15,7 @@ import torch
 from momentum_transfer.errors import InputError
 from tests.attacks.outcome import DONE, LINE, outcome_of
 from transfer.export import export as exporting
+from transfer.export import pt2_archive
 from transfer.export.exported import Wants, load_exported
 from transfer.export.onnx_seal import BLANK, KEY, check_seal, seal
 
@@ -149,11 +150,148 @@ def test_pickled_code_in_a_pt2_is_not_run(forced, pt2, tmp_path, monkeypatch):
 def test_archives_of_libraries_or_of_something_else_are_refused_without_a_log(pt2, tmp_path, capfd):
     with zipfile.ZipFile(pt2, "a") as archive:
         archive.writestr("detector/data/constants/opaque_obj_0", pickle.dumps(Bad(tmp_path / "made")))
-    with pytest.raises(InputError, match=r"found code or pickled objects in .*opaque_obj_0"):
+    with pytest.raises(InputError, match=r"found the record '.*opaque_obj_0'"):
         load_exported(pt2)
     with zipfile.ZipFile(pt2, "w") as archive:
         archive.writestr("letter.txt", "text")
-    with pytest.raises(InputError, match=r"cannot read .* as a torch\.export program"):
+    with pytest.raises(InputError, match=r"found the record 'letter\.txt'"):
         load_exported(pt2)
     assert not (tmp_path / "made").exists()
     assert capfd.readouterr().err == ""
+
+
+def with_program(file, change):
+    """The same archive, its program (JSON as Python reads it) through ``change``."""
+
+    def changed(name, content):
+        if not name.endswith("models/model.json"):
+            return content
+        program = json.loads(content)
+        change(program)
+        return json.dumps(program).encode()
+
+    return with_records(file, changed)
+
+
+def size_of_a_tensor(program):
+    (meta, *_) = program["graph_module"]["graph"]["tensor_values"].values()
+    return meta["sizes"]
+
+
+def as_expression(text):
+    def change(program):
+        size_of_a_tensor(program)[0] = {"as_expr": {"expr_str": text, "hint": {"as_int": 2}}}
+
+    return change
+
+
+def named_argument(name):
+    """The image's name everywhere, from which torch writes the source of a function."""
+
+    def change(program):
+        text = json.dumps(program).replace('"image"', json.dumps(name))
+        program.clear()
+        program.update(json.loads(text))
+
+    return change
+
+
+def guarded(text):
+    return lambda program: program.update(guards_code=[text])
+
+
+def first_target(target):
+    def change(program):
+        node = program["graph_module"]["graph"]["nodes"][0]
+        node["target"] = target
+        node["inputs"] = [{"name": "", "kind": 1, "arg": {"as_string": "echo"}}]
+
+    return change
+
+
+def pytree_of(kind, context):
+    spec = [1, {"type": kind, "context": json.dumps(context), "children_spec": []}]
+    return lambda program: program["graph_module"]["module_call_graph"][0]["signature"].update(
+        out_spec=json.dumps(spec)
+    )
+
+
+CODE = "__import__('pathlib').Path('made').touch()"
+CRAFTED = {
+    "an expression": as_expression(CODE),
+    "a text in an expression": as_expression(f"Mul(2, {CODE!r})"),
+    "an attribute": as_expression("Symbol('s0').__class__"),
+    "a power without end": as_expression("9**9**9**9"),
+    "a power as a function": as_expression("Pow(Integer(9), Pow(Integer(9), Integer(9)))"),
+    "a long number": as_expression("9" * 5000),
+    "a deep expression": as_expression("(" * 5000 + "1" + ")" * 5000),
+    "a precision without end": as_expression("Float('8.0', precision=999999999999)"),
+    "a second argument of a float": as_expression("Float('8.0', 999999999999)"),
+    "a guard": guarded(CODE),
+    "a guard of two lines": guarded(f"1 == 1)\n  {CODE}\n  (1"),
+    "a guard with a comment": guarded("1 == 1 #"),
+    "an argument's name": named_argument(f"image={CODE}"),
+    "an operator of a module": first_target("torch.utils.collect_env.os.system"),
+    "an operator that writes": first_target("torch.ops.aten.save.default"),
+    "a library to load": first_target("torch.ops.load_library"),
+    "a module to import": pytree_of("collections.defaultdict", {"default_factory_module": "antigravity"}),
+    "a range": lambda program: program.update(range_constraints={CODE: {"min_val": 1, "max_val": 2}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_a_pt2_with_code_in_its_json_is_refused_before_torch_reads_it(kind, pt2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.export, "load", lambda *_, **__: pytest.fail("torch was given it"))
+    file = with_program(pt2, CRAFTED[kind])
+    with pytest.raises(InputError, match=r"expected a \.pt2 that `export` wrote, found a text .* that torch would"):
+        load_exported(file)
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_archive_is_read_by_one_reader_only(pt2, tmp_path):
+    with zipfile.ZipFile(pt2) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    for name, message in (
+        ("detector/data/constants/OPAQUE_OBJ_0", "the record"),  # torch finds names in any case
+        ("detector/MODELS/MODEL.JSON", "twice"),
+        ("detector/models/other.json", "the record"),
+        ("detector/aotinductor/model.so", "the record"),
+    ):
+        with zipfile.ZipFile(pt2, "w") as archive:
+            for record, content in {**records, name: b"{}"}.items():
+                archive.writestr(record, content)
+        with pytest.raises(InputError, match=message):
+            load_exported(pt2)
+
+
+def test_a_pt2_without_checksums_is_refused(pt2):
+    content = bytearray(pt2.read_bytes())
+    with zipfile.ZipFile(pt2) as archive:
+        for record in archive.infolist():
+            if record.CRC:
+                content = content.replace(record.CRC.to_bytes(4, "little"), bytes(4))
+    pt2.write_bytes(content)
+    with zipfile.ZipFile(pt2) as archive:
+        assert not any(record.CRC for record in archive.infolist())
+    with pytest.raises(InputError, match="CRC"):
+        load_exported(pt2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Mul(Integer(16), Symbol('s18', positive=True, integer=True))", "s0", "4*s0", "(s0 + 31)//32", "s0**2",
+     "CeilToInt(FloatTrueDiv(Add(ToFloat(Symbol('s18', integer=True)), Float('-8.0', precision=53)), Float('16.0', "
+     "precision=53)))", "Pow(Symbol('s0'), Integer(2))", "GreaterThan(Symbol('u0', integer=True), Integer(2))",
+     "(1 + (((-1) + L['image'].size()[2]) // 16)) == (2 + 2*(((-1) + L['image'].size()[2]) // 32))", "s0 % 2 != 1",
+     "torch.sym_min(1000, 9*(1 + L['image'].size()[1])) <= 9", "not (s0 == 1 or s1 < -2)"],
+)  # fmt: skip
+def test_what_torch_writes_of_sizes_is_in_the_grammar(text):
+    assert pt2_archive._is_expression(text)
+
+
+def test_an_exported_file_names_no_file_of_this_machine(pt2):
+    with zipfile.ZipFile(pt2) as archive:
+        text = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".json"))
+    assert str(Path(__file__).parent).encode() not in text
+    assert b"stack_trace" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -151,6 +152,16 @@ def test_a_broken_image_is_named_before_any_compute_or_left_out_if_asked(detecto
         predict(detector, [photos / "000.png"], tmp_path / "out", Wanted())
     predict(detector, [photos], tmp_path / "out", Wanted(skip_unreadable=True, batch_size=2))
     assert len(json.loads((tmp_path / "out/images.json").read_text())["images"]) == 5
+
+
+def test_a_name_that_is_no_utf8_is_named_with_its_folder_before_any_compute_or_left_out(detector, photos, tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    shutil.copy(photos / "000.png", photos / name)
+    with pytest.raises(InputError, match=r"expected a file name in UTF-8, found .*/images/caf\\udce9\.png; rename it"):
+        predict(detector, [photos], tmp_path / "out", Wanted())
+    assert not (tmp_path / "out").exists()
+    predict(detector, [photos], tmp_path / "out", Wanted(skip_unreadable=True, batch_size=3))
+    assert len(json.loads((tmp_path / "out/images.json").read_text())["images"]) == 6
 
 
 def test_frames_come_in_the_order_of_their_numbers():

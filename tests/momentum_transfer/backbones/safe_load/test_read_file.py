@@ -8,6 +8,7 @@ import pickle
 import resource
 import struct
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -289,6 +290,28 @@ def test_compressed_records_are_refused_whatever_size_they_declare(record, tmp_p
             new.writestr(name, data, zipfile.ZIP_DEFLATED if name.endswith(record) else zipfile.ZIP_STORED)
     with pytest.raises(InputError, match=rf"stored without compression.*found \S*{record} compressed"):
         read_tree(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("w/data.pkl", "w/data.pkl"),
+        ("w/data.pkl", "W/DATA.PKL"),
+        ("w/data.pkl", "x/data.pkl"),
+        ("w/data/0", "w/data/0"),
+    ],
+)
+def test_two_records_of_one_name_are_refused_for_readers_differ_in_which_they_take(names, tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save({"w": torch.randn(100)}, path)
+    assert read_tree(path)["w"].shape == (100,)
+    with zipfile.ZipFile(path) as old:
+        content = old.read(names[0])
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as archive:
+        warnings.simplefilter("ignore")  # zipfile's own, of the second name
+        archive.writestr(names[1], content)
+    with pytest.raises(InputError, match=rf"its record '{names[0].partition('/')[2]}' is there twice"):
+        read_tree(path)
 
 
 #: A pickle's instructions for ((((None,), ...), ...)): each of 60 levels holds the one below it twice.
