@@ -8,7 +8,7 @@ from typing import Any
 
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.text_files import read_json
-from transfer.data.annotations import read_annotations
+from transfer.data.annotations import read_annotations, refuse_fractions
 from transfer.data.own.labelled import (
     SPLITS,
     Box,
@@ -114,9 +114,9 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
             )
         objects.setdefault(entry["image_id"], []).append(entry)
     index = _index(file, images)
-    return [
-        _image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]
-    ], classes
+    found = [_image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]]
+    refuse_fractions((box.box for image in found for box in image.objects), file)
+    return found, classes
 
 
 def _index(file: Path, images: Path | None) -> ImageIndex:

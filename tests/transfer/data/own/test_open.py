@@ -150,6 +150,12 @@ def other_size(folder: Path) -> Path:
     return folder
 
 
+def as_fractions(content: dict[str, Any]) -> None:
+    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+    for entry in content["annotations"]:
+        entry["bbox"] = [round(v / side, 4) for v, side in zip(entry["bbox"], sizes[entry["image_id"]] * 2, strict=True)]
+
+
 TWICE = "path: .\ntrain: images/train\nval: images/val\nnames: [tree, flower, tree]\n"
 NOWHERE = "path: .\ntrain: images/nowhere\nval: images/val\nnames: [tree, flower, pagoda]\n"
 
@@ -178,6 +184,7 @@ NOWHERE = "path: .\ntrain: images/nowhere\nval: images/val\nnames: [tree, flower
         (coco_with(lambda c: c["categories"][1].update(name="pagoda")), r"every class once in .*found 'pagoda' twice"),
         (coco_with(lambda c: c["images"][0].update(file_name="no.jpg")), r"the image no\.jpg of image 100 of"),
         (coco_with(lambda c: c["images"][0].pop("width")), r"positive width and height in image 100 of"),
+        (coco_with(as_fractions), r"in pixels in .*instances_train\.json, found all \d+ within 0 … 1, as fractions"),
         (coco_with(lambda c: c["annotations"].clear()), r"expected annotated objects in .*found none"),
     ],
 )
