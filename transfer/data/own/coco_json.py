@@ -18,6 +18,7 @@ from transfer.data.own.labelled import (
     check_box,
     check_names,
     labelled_orientation,
+    left_out,
 )
 
 FORM = "COCO JSON"
@@ -61,15 +62,17 @@ def read_coco(source: Path, images: Path | None = None) -> LabelledSet:
             f"expected one COCO JSON in {source}, or one to train and one to test, found {listed}; name one"
         )
     tests = [file for file in files if "test" in (*_words(file), file.parent.name.lower())]
+    kept_back = 0
     if 0 < len(tests) < sum(split == "val" for split in said.values()):  # train, valid and test: test is kept back
         files = [file for file in files if file not in tests]
+        kept_back = sum(len(read_annotations(file)["images"]) for file in tests)
     read: list[LabelledImage] = []
     names: dict[str, None] = {}
     for file in files:
         found, classes = _read(file, images, said[file] if len(files) > 1 else "")
         read += found
         names.update(dict.fromkeys(classes))
-    return LabelledSet(FORM, source, tuple(read), tuple(names))
+    return LabelledSet(FORM, source, tuple(read), tuple(names), left_out(kept_back, source))
 
 
 def _words(file: Path) -> list[str]:
