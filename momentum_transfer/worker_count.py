@@ -94,7 +94,7 @@ def measured_batches(
             break
     best = _choose(seconds)
     timed = ", ".join(f"{workers}: {1000 * value:.0f} ms" for workers, value in seconds.items())
-    say(f"{best} workers read the images, by the time of a batch and its step with each number ({timed})")
+    say(f"{counted(best, 'worker')} for reading images, by the time of a batch and its step with each number ({timed})")
     yield from batches_from(first, best)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from momentum_transfer.errors import counted
+
 
 def mixed_files(by_checkpoint: Mapping[str, list[Mapping[str, Any]]]) -> list[str]:
     """One name, one task, several hashes: different weights share a column, which the reader must know."""
@@ -37,7 +39,7 @@ class Repeats:
     def notices(self) -> list[str]:
         """What differs first, then one line for every task of which records were repeated."""
         told = [
-            f"{task} of {label}: {count} record{'s' * (count != 1)} repeated with the same value; each counts once"
+            f"{task} of {label}: {counted(count, 'record')} repeated with the same value; each counts once"
             for (task, label), count in self.agreeing.items()
         ]
         return self.differing + told

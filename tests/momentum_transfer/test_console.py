@@ -1,5 +1,7 @@
 """The terminal: lines, progress and tables."""
 
+import time
+
 import pytest
 
 from momentum_transfer import console
@@ -61,3 +63,15 @@ def test_a_table_of_many_rows_is_lines_without_a_frame_and_loses_none(capsys):
     assert (title, head.split()) == ("scores", ["name", "value", "note"])
     assert [line.split() for line in lines] == [[name, str(value), "x", "y"] for name, value, _ in rows]
     assert {line.index("x y") for line in lines} == {head.index("note") + 1}
+
+
+def test_a_call_that_counts_nothing_gives_a_sign_of_life(capsys, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.01)
+    with console.waiting("tracing"):
+        time.sleep(0.2)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "tracing"
+    assert others
+    assert set(others) == {"tracing: 0 s so far"}
+    time.sleep(0.05)
+    assert capsys.readouterr().out == ""

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from momentum_transfer import samplers
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.views import TwoViewDataset, build_views
-from momentum_transfer import samplers
 from momentum_transfer.samplers import (
     Batches,
     RepeatedPasses,

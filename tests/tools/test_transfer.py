@@ -49,7 +49,9 @@ def test_arch_is_the_backbone_in_the_place_of_the_configs(arch: str, settings_sa
 
 
 def test_an_arch_that_no_detector_has_is_one_line(tmp_path: Path):
-    assert "expected a ResNet with the stem imagenet" in run("--arch", "resnet18?stem=small", *settings(tmp_path), code=2)
+    assert "expected a ResNet with the stem imagenet" in run(
+        "--arch", "resnet18?stem=small", *settings(tmp_path), code=2
+    )
     assert "resnet19" in run("--arch", "resnet19", *settings(tmp_path), code=2)
 
 

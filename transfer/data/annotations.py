@@ -87,9 +87,10 @@ def refuse_fractions(boxes: Iterable[Sequence[float]], where: str | Path) -> Non
         boxes: x, y, width, height of every object.
     """
     count, between = 0, False
-    for count, box in enumerate(boxes, 1):
+    for box in boxes:
         if not all(0 <= value <= 1 for value in box):
             return
+        count += 1
         between = between or any(0 < round(value, 6) < 1 for value in box)
     if between:
         raise InputError(

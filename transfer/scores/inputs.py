@@ -132,16 +132,15 @@ def _warn_once(text: str) -> None:
 
 def _outside(boxes: np.ndarray, image: np.ndarray, images: list[dict[str, Any]]) -> int:
     """How many boxes [N, 4] leave their image, position ``image`` [N], by more than a pixel; sides may be unknown."""
-    sides = [[entry.get(side) for side in ("width", "height")] for entry in images]
-    known = [[float(side) if _is_size(side) else np.inf for side in pair] for pair in sides]
+    sides = [[_side(entry.get(name)) for name in ("width", "height")] for entry in images]
     with np.errstate(over="ignore"):
         ends = boxes[:, :2] + boxes[:, 2:]
-    beyond = ends > np.array(known, dtype=np.float64).reshape(-1, 2)[image] + 1
+    beyond = ends > np.array(sides, dtype=np.float64).reshape(-1, 2)[image] + 1
     return int(((boxes[:, :2] < -1) | beyond).any(axis=1).sum())
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < 1e9
+def _side(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float, np.number)) and 0 < value < 1e9 else np.inf
 
 
 def _warn_of(truth: GroundTruth) -> None:

@@ -72,7 +72,7 @@ def test_what_is_measured_so_far_refuses_too_few_minutes_and_says_what_would_be_
     # two starts of a ResNet-50, two trials, a third of the minutes: 2 · 2 · (10 + 10 · 0.5) / (1 / 3) = 180 s
     refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 3.0}), so_far)
     # all five starts in both stages as long as that: 2 · 5 · 15 / (1 / 3) = 450 s
-    with pytest.raises(InputError, match="expected --minutes of at least 8 for 5 starts and 2 trials, found 2.9"):
+    with pytest.raises(InputError, match=r"expected --minutes of at least 8 for 5 starts and 2 trials, found 2\.9"):
         refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 2.9}), so_far)
     refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 0.1}), {"frozen": {}, "finetuned": {}})
 

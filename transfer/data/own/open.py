@@ -53,12 +53,16 @@ class OwnData:
 
     def lines(self) -> list[str]:
         """What a person should know of it before anything is computed."""
-        lines = [f"{self.title}: {self.form}, {counted(len(self.train.classes), 'class')}: {', '.join(self.train.classes)}"]
+        lines = [
+            f"{self.title}: {self.form}, {counted(len(self.train.classes), 'class')}: {', '.join(self.train.classes)}"
+        ]
         for word, data in (("train", self.train), ("test", self.val)):
             content = data.load()
             counts = Counter(entry["category_id"] for entry in content["annotations"])
             each = ", ".join(f"{name} {counts[k]}" for name, k in zip(data.classes, data.category_ids, strict=True))
-            lines.append(f"  {word}: {counted(len(content['images']), 'image')}, {counted(counts.total(), 'object')} ({each})")
+            lines.append(
+                f"  {word}: {counted(len(content['images']), 'image')}, {counted(counts.total(), 'object')} ({each})"
+            )
         return [*lines, *(f"  {note}" for note in self.notes)]
 
 
@@ -227,7 +231,9 @@ def _notes(parts: Sequence[Sequence[LabelledImage]], masks: str) -> list[str]:
         notes.append(f"no training image shows {', '.join(unseen)}: they cannot be learnt")
     both = {image.file.resolve() for image in train} & {image.file.resolve() for image in val}
     if both:
-        notes.append(f"{counted(len(both), 'image')} in train and in test, first {min(both).name}: the score will be too good")
+        notes.append(
+            f"{counted(len(both), 'image')} in train and in test, first {min(both).name}: the score will be too good"
+        )
     masked = sum(box.segmentation is not None for box in boxes)
     if not masks and masked:
         notes.append(f"{len(boxes) - masked} of {len(boxes)} objects have no mask: boxes only are trained")

@@ -153,7 +153,9 @@ def other_size(folder: Path) -> Path:
 def as_fractions(content: dict[str, Any]) -> None:
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
     for entry in content["annotations"]:
-        entry["bbox"] = [round(v / side, 4) for v, side in zip(entry["bbox"], sizes[entry["image_id"]] * 2, strict=True)]
+        entry["bbox"] = [
+            round(v / side, 4) for v, side in zip(entry["bbox"], sizes[entry["image_id"]] * 2, strict=True)
+        ]
 
 
 TWICE = "path: .\ntrain: images/train\nval: images/val\nnames: [tree, flower, tree]\n"
