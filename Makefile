@@ -33,7 +33,7 @@ lint:
 
 docs:
 	@$(PYTHON) tools/setup_env.py docs
-	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 	@echo "wrote site/index.html"
 
 clean:

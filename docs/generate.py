@@ -10,6 +10,7 @@ import ast
 import contextlib
 import importlib
 import io
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+
+#: griffe warns of docstrings that describe several parameters in one entry, as this project's do.
+logging.getLogger("mkdocs.plugins.griffe").setLevel(logging.ERROR)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -13,7 +13,7 @@ from lowshot.features.feature_set import FeatureSet
 from lowshot.score import Score
 from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.neighbours import search
 
 Wanted = Callable[[str, str, int], bool]
@@ -44,7 +44,7 @@ def check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
         k = knn.preset(chosen).k
         if labels.ndim == 1 and k > len(labels):
             raise InputError(
-                f"KNN preset {chosen} asks for {k} neighbours, {name} has {len(labels)} images; leave it out"
+                f"KNN preset {chosen} asks for {k} neighbours, {name} has {counted(len(labels), 'image')}; leave it out"
             )
 
 

@@ -22,7 +22,7 @@ from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.console import warn
 from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import cache_root, part_title, sha256_of_text
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
@@ -123,7 +123,7 @@ def title(cfg: CfgNode, images: int, classes: int) -> str:
     if published is not None:
         warn(
             f"DATASETS.TITLE is {data.TITLE}, which has {published[0]} images of {published[1]} classes; here are "
-            f"{images} images of {classes}: records do not call them so"
+            f"{counted(images, 'image')} of {classes}: records do not call them so"
         )
     if data.NAME == "imagefolder":
         return f"{part_title(Path(data.ROOT) / data.TRAIN)}_test" if data.SPLIT else _part(data)

@@ -15,7 +15,7 @@ import numpy as np
 
 from lowshot.features.feature_set import FeatureSet
 from lowshot.score import Score
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.neighbours import Neighbours, ranked_classes
 from momentum_transfer.ranges import Words
 from momentum_transfer.verdicts.hits import label_hash
@@ -70,7 +70,8 @@ def scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, presets:
         chosen = preset(name)
         if chosen.k > neighbours.indices.shape[1]:
             raise InputError(
-                f"KNN preset {name} asks for {chosen.k} neighbours, {train.name} has {len(train)} images; leave it out"
+                f"KNN preset {name} asks for {chosen.k} neighbours, {train.name} has {counted(len(train), 'image')}; "
+                "leave it out"
             )
         values, per_class, hits = accuracies(neighbours, train.labels, test.labels, chosen)
         task = f"knn/k={chosen.k}"

@@ -56,6 +56,8 @@ LINEAR = {
     # paper's rate needs to be 1.6 for its accuracy: LINEAR.LEARNING_RATES [1.6]
     "simsiam": LinearPreset(Schedule(90), (0.32,), batch_size=4096, optimizer="lars"),
 }
+#: No paper's: EMAN's schedule, for images of one's own, whose batch and rates the config gives.
+LINEAR["own"] = LINEAR["eman"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ FINETUNE = {
     # weight decay and plain momentum are those of the published runs; the paper does not print them
     "eman": FinetunePreset((50, 50), (1e-4, 1e-3, 1e-2), (1.0, 0.1), 256, "step", (0.6, 0.8), weight_decay=1e-4),
 }
+FINETUNE["own"] = FINETUNE["eman"]  # as LINEAR's
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.ranges import SHARE
 from momentum_transfer.text_files import read_lines
 
@@ -61,7 +61,7 @@ def draw_classes(
     for index, members in enumerate(class_members(labels)):
         if len(members) < shots and not allow_fewer:
             raise InputError(
-                f"class {index} has {len(members)} image{'s' * (len(members) != 1)} to draw from, expected at least "
+                f"class {index} has {counted(len(members), 'image')} to draw from, expected at least "
                 f"{shots}; lower SVM.SHOTS or SVM.HELD_OUT_PER_CLASS, or use SVM.PROTOCOL inaturalist, which takes "
                 "all images of a small class"
             )

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -150,6 +151,25 @@ class ProgressLine:
             self._bar.stop()
         else:
             self._print()
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say ``what`` begins, and every ten seconds that it goes on: for one call of a library that counts nothing."""
+    ended, begun = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not ended.wait(PLAIN_INTERVAL):
+            say(f"{what}: {time.monotonic() - begun:.0f} s so far")
+
+    say(what)
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def duration(seconds: float) -> str:

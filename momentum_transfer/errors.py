@@ -27,6 +27,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 class``, ``2 classes``: a number with its noun, given in the singular."""
+    plural = f"{noun}es" if noun.endswith(("s", "x", "ch")) else f"{noun[:-1]}ies" if noun[-2:] == "ry" else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
+
+
 def one_line(error: BaseException | str, most: int = 240) -> str:
     """A library's message cut to one line: its first sentences, without line breaks. ``--debug`` shows all of it."""
     text = " ".join(str(error).split()) or type(error).__name__

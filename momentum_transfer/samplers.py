@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from momentum_transfer.errors import InputError
+from momentum_transfer.worker_count import within_cores
 
 Place = tuple[int, int]
 """(epoch, or position in the sequence; index of an image): what the image's random view is drawn from."""
@@ -218,11 +219,12 @@ def training_loader(
 
     Args:
         dataset: ``dataset[place]`` is a pure function of the place.
-        workers: processes; 0 reads in this one.
+        workers: processes, at most one for each core; 0 reads in this one.
         seed: of the workers' own generators.
         collate: items -> batch; None stacks tensors.
         pin_memory: for copies to a CUDA device.
     """
+    workers = within_cores(workers)
     return _Loader(
         dataset,
         batch_sampler=batches,
@@ -247,7 +249,7 @@ def ordered_loader(
     return _Loader(
         dataset,
         batch,
-        num_workers=workers,
+        num_workers=within_cores(workers),
         pin_memory=pin_memory,
         collate_fn=collate,
         worker_init_fn=leave_signals_to_the_loop,

@@ -6,6 +6,7 @@ nothing is computed twice, and the result is the same for every choice.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,6 +14,7 @@ from itertools import islice
 from typing import TypeVar
 
 from momentum_transfer.console import say
+from momentum_transfer.errors import counted
 
 Batch = TypeVar("Batch")
 
@@ -41,6 +43,19 @@ def available_cores() -> int:
 def workers_without_measuring(setting: int) -> int:
     """``setting``, or for a pass too short to measure in: one worker for each core, up to 4."""
     return min(available_cores(), 4) if setting == MEASURED else setting
+
+
+def within_cores(workers: int) -> int:
+    """``workers``, but at most one for each core, of which torch would warn in every loader; fewer are said once."""
+    most = available_cores()
+    if workers > most:
+        _say_fewer(most, workers)
+    return min(workers, most)
+
+
+@functools.cache
+def _say_fewer(most: int, workers: int) -> None:
+    say(f"{counted(most, 'worker')} instead of {workers} read the images: one for each core of this process")
 
 
 def measured_batches(
@@ -79,7 +94,7 @@ def measured_batches(
             break
     best = _choose(seconds)
     timed = ", ".join(f"{workers}: {1000 * value:.0f} ms" for workers, value in seconds.items())
-    say(f"{best} workers read the images, by the time of a batch and its step with each number ({timed})")
+    say(f"{counted(best, 'worker')} for reading images, by the time of a batch and its step with each number ({timed})")
     yield from batches_from(first, best)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.images.subsets import stretched_epochs
 from momentum_transfer.schedules import learning_rate, scale_to_batch
 from pretrain.methods import scaled_teacher_momentum
@@ -101,10 +101,11 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
     """The plan in lines for a person, with the scaling that was applied."""
     solver, factor = cfg.SOLVER, cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.BASE_BATCH_SIZE
     lines = [
-        f"{plan.steps} steps of {solver.BATCH_SIZE} images ({plan.micro_batch} x {processes} processes x "
-        f"{plan.accumulate} micro-batches), {plan.steps_per_epoch} steps an epoch",
+        f"{counted(plan.steps, 'step')} of {counted(solver.BATCH_SIZE, 'image')} ({plan.micro_batch} x "
+        f"{counted(processes, 'process')} x "
+        f"{counted(plan.accumulate, 'micro-batch')}), {counted(plan.steps_per_epoch, 'step')} an epoch",
         f"learning rate {plan.base_lr:g} = {solver.BASE_LR:g} x {factor:g} (linear scaling from a batch of "
-        f"{solver.BASE_BATCH_SIZE}), {plan.warmup} steps of warm-up"
+        f"{solver.BASE_BATCH_SIZE}), {counted(plan.warmup, 'step')} of warm-up"
         + (", cut to the run" if plan.warmup < round(solver.WARMUP_EPOCHS * plan.steps_per_epoch) else ""),
     ]
     if cfg.METHOD.NAME in WITH_TEACHER:

@@ -18,7 +18,7 @@ from momentum_transfer.backbones.export import export_backbone
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
 from momentum_transfer.console import ProgressLine, say
 from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.learned_settings import pretraining_hash
 from momentum_transfer.metrics import Metrics
 from momentum_transfer.run_lock import alone_in
@@ -73,7 +73,7 @@ def _work(run: Run, checkpoints: CheckpointFolder, resuming: bool, stop_after: i
             _calibrate(run, run.method)
             _save(run, checkpoints, 1)
     elif stop_after is not None and first >= stop_after and first < run.plan.steps:
-        raise InputError(f"expected --stop-after beyond the {first} steps done, found {stop_after}")
+        raise InputError(f"expected --stop-after beyond {counted(first, 'step')} done, found {stop_after}")
     elif first < run.plan.steps:
         _loop(run, checkpoints, first, stop_after)
     return _export(run)
@@ -95,7 +95,7 @@ def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) ->
         )
     step = resume.restore(state, run.cfg, run.method, run.optimizer, run.scaler, run.plan.steps, last)
     run.figures.update(state.get("figures", {}))
-    say(f"resumed {last} after {step} steps")
+    say(f"resumed {last} after {counted(step, 'step')}")
     return step
 
 
@@ -231,7 +231,14 @@ def _calibrate(run: Run, method: RandomBackbone) -> None:
     count = min(count, len(run.images) // batch)
     subset = shuffled_subset(evaluation_images(cfg, run.images), batch * count, cfg.SEED)
     loader = ordered_loader(subset, batch, workers=workers_without_measuring(cfg.DATA.WORKERS))
-    method.calibrate((images.to(run.device) for images, _ in loader), count)
+    with ProgressLine("BN statistics of the random network: batches", count) as line:
+
+        def batches() -> Iterator[Tensor]:
+            for images, _ in loader:
+                line.advance()
+                yield images.to(run.device)
+
+        method.calibrate(batches(), count)
     say(f"random weights; BN statistics calibrated on {batch * count} training images")
 
 

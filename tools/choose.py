@@ -20,7 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import resamples
 from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.run_lock import alone
 from momentum_transfer.shipped import workplace
 from momentum_transfer.tool_run import run_tool
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> None:
     from momentum_transfer.suites.chain import run_chain
 
     out = Path(os.path.abspath(args.out))
-    candidates, sources, size = read_candidates(args.weights, args.image_size)
+    candidates, sources, size, left_out = read_candidates(args.weights, args.image_size)
     with alone(out):
         empty = Question(out, "", "", (), size, candidates, args.minutes, args.trials, args.seed, args.workers)
         asked, tested = open_data(args, empty)
@@ -56,17 +56,16 @@ def main(args: argparse.Namespace) -> None:
         if args.dry_run:
             return
         run_chain([*image_steps(asked), *training_steps(asked, plan)], out / "done.json", 1)
-        page, choice = write_page(asked, ["tools/choose.py", *sys.argv[1:]], args.resamples)
-    for sentence in choice.sentences:
+        page, choice = write_page(asked, ["tools/choose.py", *sys.argv[1:]], args.resamples, left_out)
+    for sentence in (*choice.sentences, *left_out):
         say(sentence)
     say(f"wrote {page}; the records of all stages are in {asked.results}")
 
 
 def open_data(args: argparse.Namespace, asked: "Question") -> tuple["Question", int]:
     """The question with its data, and the number of test images of one class."""
-    from momentum_transfer.choice.class_folders import is_class_folders, open_class_folders, write_list
+    from momentum_transfer.choice.class_folders import is_class_folders, open_class_folders, title_of, write_list
     from momentum_transfer.choice.plan import CLASSIFICATION, DETECTION
-    from momentum_transfer.files import set_title
 
     train, val = Path(args.train).expanduser(), Path(args.val).expanduser() if args.val else None
     for path in filter(None, (train, val)):
@@ -85,8 +84,8 @@ def open_data(args: argparse.Namespace, asked: "Question") -> tuple["Question", 
     parts = open_class_folders(train, val, args.split, args.seed)
     for name, part in zip(("train", "val"), parts, strict=True):
         write_list(asked.out / "images" / f"{name}.txt", part)
-        say(f"{name}: {len(part)} images, {len(part.classes)} classes")
-    made = replace(asked, kind=CLASSIFICATION, title=args.title or set_title(train), counts=tuple(parts[0].counts()))
+        say(f"{name}: {counted(len(part), 'image')}, {counted(len(part.classes), 'class')}")
+    made = replace(asked, kind=CLASSIFICATION, title=args.title or title_of(train), counts=tuple(parts[0].counts()))
     return made, len(parts[1])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import weights_name
 from momentum_transfer.tool_run import run_tool
 
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
     stages = max((list(found) for found in by_stage), key=len)
     rows = [(f"{label} vs. {labels[0]}", *(f"{found[s]:.3f}" if s in found else "" for s in stages))
             for label, found in zip(labels[1:], by_stage, strict=True)]  # fmt: skip
-    table(f"linear CKA, {comparisons[0].count} images", ("pair", *stages), rows)
+    table(f"linear CKA, {counted(comparisons[0].count, 'image')}", ("pair", *stages), rows)
     norms = [weight_norms(source.state, kernel=3) for source in sources]
     if any(norms):
         table("2-norm of the 3x3 convolutions", ("network", "smallest", "mean", "largest"),
@@ -64,7 +64,10 @@ def main(args: argparse.Namespace) -> None:
     lines += [record for source in sources for record in norm_records(source)]
     file = Path(args.results or out / "results.jsonl")
     new = add_records(file, lines)
-    say(f"{new} records appended to {file}" + (f", {len(lines) - new} were there" if new < len(lines) else ""))
+    say(
+        f"{counted(new, 'record')} appended to {file}"
+        + (f", {len(lines) - new} were there" if new < len(lines) else "")
+    )
     for path in plot(out, labels, sources, comparisons):
         say(f"wrote {path}")
 

@@ -20,7 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from lowshot.config import EVALUATIONS, get_cfg
 from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.tool_run import run_tool
 
 
@@ -52,6 +52,11 @@ def _own_data(args: argparse.Namespace) -> list[str]:
     parts = [name for name in ("val", "valid", "validation", "test") if (train / name).is_dir()]
     if not (train / "train").is_dir() or not parts:
         raise InputError(f"expected --val FOLDER or --split 0.8, or folders train and val in {train}; add one of them")
+    if parts[1:]:
+        from momentum_transfer.images.reading import image_files
+
+        count = sum(len(image_files(train / name)) for name in parts[1:])
+        say(f"left out: {counted(count, 'image')} of {' and '.join(parts[1:])}, which neither trains nor tests")
     return ["DATASETS.NAME", "imagefolder", "DATASETS.ROOT", str(train), "DATASETS.TRAIN", "train",
             "DATASETS.TEST", parts[0]]  # fmt: skip
 

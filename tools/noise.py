@@ -20,7 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import at_least
 from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.tool_run import run_tool
 
 if TYPE_CHECKING:
@@ -102,7 +102,10 @@ def _record(file: Path, found: dict[str, float], about: dict[str, Any]) -> None:
 
     lines = [make_record(task, METRIC, value, **about) for task, value in found.items()]
     new = add_records(file, lines)
-    say(f"{new} records appended to {file}" + (f", {len(lines) - new} were there" if new < len(lines) else ""))
+    say(
+        f"{counted(new, 'record')} appended to {file}"
+        + (f", {len(lines) - new} were there" if new < len(lines) else "")
+    )
 
 
 def _views(cfg: "CfgNode", images: "Images", count: int) -> "Tensor":

@@ -16,7 +16,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import at_least
 from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.tool_run import run_tool
 
 
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> None:
     ids = ids_of(args.ids) if args.ids else None
     run = load_run(args.detector, engine=args.engine or "", device=args.device)
     say(f"{run.cfg.MODEL.META_ARCHITECTURE} of {run.classes.title or run.weights.parent}, "
-        f"{len(run.classes.names)} classes, engine {run.engine.name}")  # fmt: skip
+        f"{counted(len(run.classes.names), 'class')}, engine {run.engine.name}")  # fmt: skip
     if run.task == "segmentation" and args.threshold is not None:
         raise InputError("expected no --threshold with a segmenter, which gives every pixel a class; leave it out")
     wanted = Wanted(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)

@@ -20,7 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from momentum_transfer import items
 from momentum_transfer import records as results
 from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import sha256_of, sha256_of_text
 from momentum_transfer.text_files import read_lines
 from momentum_transfer.tool_run import run_tool
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
         title = f"{task}-{origin['dataset']}-{origin['checkpoint']['name']}-t{args.trial}"
         settings["items"] = items.write(file.parent, title, scores.items)
     results.append(file, [results.make_record(task, name, value, **origin, **settings) for name, value in new.items()])
-    say(f"{len(new)} records appended to {file}" if new else f"these scores are in {file} already")
+    say(f"{counted(len(new), 'record')} appended to {file}" if new else f"these scores are in {file} already")
 
 
 def _write_errors(args: argparse.Namespace, scores: Any, settings: Mapping[str, Any]) -> None:

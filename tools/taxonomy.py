@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.text_files import read_lines
 from momentum_transfer.tool_run import run_tool
 
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> None:
     else:
         mapping = taxonomies.of_count(classes, parents, args.count)
     sizes = Counter(mapping.values())
-    table(f"{len(sizes)} classes", ("class", "fine classes"), sizes.most_common(20))
+    table(counted(len(sizes), "class"), ("class", "fine classes"), sizes.most_common(20))
     say(f"largest to smallest: {max(sizes.values())} : {min(sizes.values())} of {len(classes)} fine classes")
     if args.out:
         chosen = f"under {' '.join(args.under)}" if args.under else f"{args.count} classes, bottom-up"

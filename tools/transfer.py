@@ -25,10 +25,13 @@ from momentum_transfer.tool_run import run_tool
 def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
-    from transfer.own_settings import OwnSource, load_for, within_minutes
+    from momentum_transfer.backbones.build import parse_architecture
+    from transfer.own_settings import OwnSource, architecture_settings, load_for, within_minutes
 
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
+    if args.arch is not None:
+        overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
     source = OwnSource(args.train, args.val, args.split, args.title, args.images)
     cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
     weights = args.weights or cfg.MODEL.WEIGHTS
@@ -53,7 +56,12 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
-    made.add_argument("--weights", help="backbone .pkl, detector .pth, hf:org/name, random-of:CKPT, or none")
+    made.add_argument(
+        "--weights", help="backbone .pkl, detector .pth, hf:org/name, random-of:CKPT, or none (default: MODEL.WEIGHTS)"
+    )
+    made.add_argument(
+        "--arch", metavar="TEXT", help="network of the backbone instead of the config's: resnet50, timm:NAME"
+    )
     made.add_argument("--train", metavar="FOLDER_OR_FILE", help="a set of one's own: COCO, VOC or YOLO form")
     made.add_argument("--val", metavar="FOLDER_OR_FILE", help="what tests; or:")
     made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")

@@ -12,7 +12,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.console import say, warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import sha256_of
 from transfer import config
 from transfer.data.datasets import get_dataset
@@ -144,7 +144,8 @@ def load_run(run: str | Path, *, engine: str = "", device: str = "auto") -> Dete
     classes = read_classes(weights.parent) or _classes_of_old(cfg)
     key, count = config.num_classes(cfg)
     if len(classes.names) != count:
-        raise InputError(f"expected the {count} classes of {key} in {weights.parent}, found {len(classes.names)}")
+        found = len(classes.names)
+        raise InputError(f"expected the {counted(count, 'class')} of {key} in {weights.parent}, found {found}")
     return DetectorRun(weights, cfg, _engine(cfg, engine, classes.engine), classes)
 
 

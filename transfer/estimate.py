@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.console import duration, speaking
 from momentum_transfer.devices import choose_device
+from momentum_transfer.errors import counted
 from momentum_transfer.samplers import ordered_loader
 from transfer.initial_weights import InitialWeights
 from transfer.tasks import Task
@@ -58,8 +59,8 @@ class Estimate:
         """For people."""
         where = "of the GPU's memory" if self.device == "cuda" else "of memory"
         return (
-            f"about {duration(self.seconds)} on {self.device}: {self.steps} iterations of {self.step:.2f} s and "
-            f"{self.images} test images of {self.image:.2f} s; {self.memory / 2**30:.1f} GiB {where} "
+            f"about {duration(self.seconds)} on {self.device}: {counted(self.steps, 'iteration')} of {self.step:.2f} s "
+            f"and {counted(self.images, 'test image')} of {self.image:.2f} s; {self.memory / 2**30:.1f} GiB {where} "
             "(from a few timed steps)"
         )
 

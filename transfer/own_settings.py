@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.console import say, speaking, warn
@@ -96,9 +97,9 @@ def load_for(
         found, sets = settings_of_data(cfg, task.sets()), list(task.train)
     if cfg.FIT_TO_DATA or crops_fail:
         found += _fitted(cfg, sets, overrides[::2], resume)
-    if cfg.FIT_TO_DATA:
-        found += _of_weights(weights)
     given = set(overrides[::2])
+    if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given:
+        found += _of_weights(weights)
     for one in found:
         if one.why and one.key not in given:
             say(f"  {one.key} {one.words[1]}: {one.why}")
@@ -199,11 +200,22 @@ def _of_weights(weights: str) -> list[Setting]:
         return []
     with speaking(quiet=True):  # they are read again, and told, when the run begins
         found = load_backbone(weights).architecture
-    if not isinstance(found, Architecture):
-        return [Setting("MODEL.BACKBONE.ARCH", str(found), "the weights' own")]
-    depth = int(found.name.removeprefix("resnet"))
-    channels = {"STEM_OUT_CHANNELS": found.width, "RES2_OUT_CHANNELS": found.width * (4 if depth >= 50 else 1)}
+    return architecture_settings(found)
+
+
+def architecture_settings(architecture: AnyArchitecture, why: str = "the weights' own") -> list[Setting]:
+    """Depth and widths of a ResNet, or another network's name.
+
+    Raises:
+        InputError: a ResNet's stem that detectors do not build.
+    """
+    if not isinstance(architecture, Architecture):
+        return [Setting("MODEL.BACKBONE.ARCH", str(architecture), why)]
+    if architecture.stem != "imagenet":
+        raise InputError(f"expected a ResNet with the stem imagenet under a detector, found {architecture.stem}")
+    depth = int(architecture.name.removeprefix("resnet"))
+    width = architecture.width
+    channels = {"STEM_OUT_CHANNELS": width, "RES2_OUT_CHANNELS": width * (4 if depth >= 50 else 1)}
     if depth >= 50:
-        channels["WIDTH_PER_GROUP"] = found.width
-    why = "the weights' own"
+        channels["WIDTH_PER_GROUP"] = width
     return [Setting(f"MODEL.RESNETS.{key}", value, why) for key, value in {"DEPTH": depth, **channels}.items()]

@@ -16,7 +16,7 @@ from momentum_transfer import records as results
 from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
 from momentum_transfer.distributed import any_rank, barrier, is_main, process_group, world_size
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import weights_name, write_text
 from momentum_transfer.run_lock import alone_in
 from momentum_transfer.settings import dump, keep
@@ -193,4 +193,4 @@ def _record(
         say(f"wrote {path}")
     keep(file.parent, identity(cfg), decisive(cfg))
     results.append(file, records)
-    say(f"{len(records)} records appended to {file}")
+    say(f"{counted(len(records), 'record')} appended to {file}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.choice.plan import Candidate
+from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.hub.names import is_hub_name
@@ -18,21 +19,23 @@ IMAGE_SIZE = 224
 
 def read_candidates(
     weights: Sequence[str], image_size: int | None = None
-) -> tuple[tuple[Candidate, ...], dict[str, SourceBackbone], int]:
-    """Every candidate, a backbone of each architecture by its text, and the size of images for all of them.
+) -> tuple[tuple[Candidate, ...], dict[str, SourceBackbone], int, list[str]]:
+    """Every candidate, a backbone of each architecture by its text, the size of images for all of them, and what of
+    ``weights`` is left out because it cannot be read, with the reason.
 
     Args:
         weights: checkpoints, run folders or names on the Hub. image_size: None takes the networks' own where timm says
             one, else 224.
 
     Raises:
-        InputError: one cannot be read, two have one name, or networks of different fixed sizes.
+        InputError: fewer than two of several can be read, two have one name, or networks of different fixed sizes.
     """
     if given := [one for one in weights if one.startswith(RANDOM_OF)]:
         raise InputError(
             f"expected checkpoints, found {given[0]}; leave it out: a random start of each runs beside them"
         )
-    sources = [load_backbone(one) for one in weights]
+    read, left_out = _read(weights)
+    weights, sources = [one for one, _ in read], [source for _, source in read]
     texts = [_text(source) for source in sources]
     places = [one if is_hub_name(one) or is_made(one) else os.path.abspath(one) for one in weights]
     starts: dict[str, str] = {}  # architecture -> name of the network at random, after the first that has it
@@ -45,7 +48,23 @@ def read_candidates(
     names = [one.name for one in candidates] + list(starts.values())
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"expected weights of different names, found {twice[0]} twice; rename a folder, or link to it")
-    return candidates, dict(zip(texts, sources, strict=True)), image_size or _size(sources)
+    return candidates, dict(zip(texts, sources, strict=True)), image_size or _size(sources), left_out
+
+
+def _read(weights: Sequence[str]) -> tuple[list[tuple[str, SourceBackbone]], list[str]]:
+    """Those that can be read, and what is said of the others."""
+    found, left_out = [], []
+    for one in weights:
+        try:
+            found.append((one, load_backbone(one)))
+        except InputError as error:
+            if len(weights) == 1:
+                raise
+            left_out.append(f"{one} is left out, because it cannot be read: {error}")
+            warn(left_out[-1])
+    if left_out and len(found) < 2:
+        raise InputError(f"expected at least two weights to choose from, found {len(found)}; {'; '.join(left_out)}")
+    return found, left_out
 
 
 def _text(source: SourceBackbone) -> str:

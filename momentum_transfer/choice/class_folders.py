@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.console import say
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import write_text
 from momentum_transfer.images.splits import stratified_split
 
@@ -39,6 +41,13 @@ def is_class_folders(folder: Path) -> bool:
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def title_of(train: Path) -> str:
+    """A set's name: of its folder, which is the one above a folder ``train``."""
+    train = train.resolve()
+    root = train.parent if train.name.lower() in _TRAIN else train
+    return re.sub(r"[^\w.-]+", "_", root.name) or "own"
 
 
 def _images(folder: Path) -> list[Path]:
@@ -94,6 +103,9 @@ def open_class_folders(
         raise InputError(f"expected a folder for each class in {val}, found another form; give --val as --train is")
     parts = (own[0] if own else train, val) if val is not None else own
     assert parts is not None
+    others = [path for path in _folders(train) if path.name.lower() in _VAL and path not in parts] if own else []
+    for other in others:
+        say(f"left out: {counted(len(_images(other)), 'image')} of {other}, which neither trains nor tests")
     first, second = read_class_folders(parts[0]), read_class_folders(parts[1])
     if first.classes != second.classes:
         odd = sorted(set(first.classes) ^ set(second.classes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from momentum_transfer.report.write import write_report
 from momentum_transfer.shipped import typed
 
 
-def write_page(asked: Question, command: list[str], resamples: int) -> tuple[Path, Choice]:
+def write_page(
+    asked: Question, command: list[str], resamples: int, left_out: Sequence[str] = ()
+) -> tuple[Path, Choice]:
     """Decide, and write ``choice.html`` with its .md and .csv.
 
     Args:
         command: the tool's file and its arguments, for the page.
+        left_out: sentences on weights that were to be compared too, but cannot be read.
 
     Raises:
         InputError: a start has no record of the stage that decides.
@@ -28,5 +32,5 @@ def write_page(asked: Question, command: list[str], resamples: int) -> tuple[Pat
         [asked.results], runs, command=typed(command), title=f"Which weights for {asked.title}?", resamples=resamples
     )
     out = asked.out / "choice.html"
-    write_report(replace(report, verdicts=(*choice.sentences, *report.verdicts)), out)
+    write_report(replace(report, verdicts=(*choice.sentences, *left_out, *report.verdicts)), out)
     return out, choice

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from momentum_transfer.backbones.build import parse_architecture
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import RANDOM_OF
 from momentum_transfer.suites.chain import Step
 
@@ -163,28 +163,63 @@ class Plan:
         return asked.trials * sum(times[one.architecture].of(self.lengths[stage]) for one in asked.everyone)
 
 
-def lengths(asked: Question, times: Mapping[str, Mapping[str, Times]]) -> dict[str, int]:
+Measured = Mapping[str, Mapping[str, Times]]  #: times[stage][architecture]
+
+
+def lengths(asked: Question, times: Measured) -> dict[str, int]:
     """The longest trainings that the minutes bear, the same for everyone.
 
     Raises:
         InputError: they bear none; with the minutes that would do.
     """
-    shares = {stage: SHARES[stage] if len(asked.stages) > 1 else 1.0 for stage in asked.stages}
-    least, found, needed, fixed = LEAST[asked.kind], {}, 0.0, 0.0
+    refuse_too_few(asked, times)
+    least, found = LEAST[asked.kind], {}
     for stage in asked.stages:
-        around = sum(times[stage][one.architecture].around for one in asked.everyone)
-        each = sum(times[stage][one.architecture].each for one in asked.everyone)
-        room = 60 * asked.minutes * shares[stage] / asked.trials - around
-        found[stage] = min(math.floor(room / each), asked.longest)
-        fixed += asked.trials * around / 60
-        needed = max(needed, asked.trials * (around + least * each) / shares[stage] / 60)
-    if min(found.values()) < least:
-        raise InputError(
-            f"expected --minutes of at least {math.ceil(needed)} for {len(asked.everyone)} starts and {asked.trials} "
-            f"trial(s), found {asked.minutes:g}; starting commands and scoring take {fixed:.1f} of them, however long "
-            "the trainings are; give more, or fewer weights"
-        )
+        around, each = _sums(asked, times, stage)
+        room = 60 * asked.minutes * _share(asked, stage) / asked.trials - around
+        found[stage] = min(max(math.floor(room / each), least), asked.longest)
     return found
+
+
+def refuse_too_few(asked: Question, times: Measured) -> None:
+    """Raise InputError if the minutes bear no training; what is not yet measured counts nothing.
+
+    The minutes that would do are said, with the longest time so far for what is not yet measured.
+    """
+    if _needed(asked, times)[0] <= asked.minutes:
+        return
+    known = [one for stage in asked.stages for one in times[stage].values()]
+    longest = max(known, key=lambda one: one.of(LEAST[asked.kind]))
+    names = [one.architecture for one in asked.everyone]
+    needed, fixed = _needed(
+        asked, {stage: {name: times[stage].get(name, longest) for name in names} for stage in asked.stages}
+    )
+    raise InputError(
+        f"expected --minutes of at least {math.ceil(needed)} for {counted(len(names), 'start')} and "
+        f"{counted(asked.trials, 'trial')}, found {asked.minutes:g}; starting commands and scoring take {fixed:.1f} of "
+        "them, however long the trainings are; give more, or fewer weights"
+    )
+
+
+def _needed(asked: Question, times: Measured) -> tuple[float, float]:
+    """Minutes of the shortest trainings that tell something, and how many of these are not for iterations."""
+    needed = fixed = 0.0
+    for stage in asked.stages:
+        around, each = _sums(asked, times, stage)
+        fixed += asked.trials * around / 60
+        shortest = around + LEAST[asked.kind] * each
+        needed = max(needed, asked.trials * shortest / _share(asked, stage) / 60)
+    return needed, fixed
+
+
+def _sums(asked: Question, times: Measured, stage: str) -> tuple[float, float]:
+    """Seconds around and for each iteration of a stage's trainings of everyone, as far as they are measured."""
+    known = [times[stage][one.architecture] for one in asked.everyone if one.architecture in times[stage]]
+    return sum(one.around for one in known), sum(one.each for one in known)
+
+
+def _share(asked: Question, stage: str) -> float:
+    return SHARES[stage] if len(asked.stages) > 1 else 1.0
 
 
 def training_steps(asked: Question, plan: Plan) -> list[Step]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.choice.plan import LEAST, Plan, Question, Times, lengths
+from momentum_transfer.choice.plan import LEAST, Plan, Question, Times, lengths, refuse_too_few
 from momentum_transfer.choice.timing import image_seconds, measured, probe_steps, seconds_per_image
 from momentum_transfer.console import say
 from momentum_transfer.errors import InputError, shown
@@ -120,11 +120,12 @@ def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: in
     say("timing: a few steps of each training")
     memory = asked.out / "probes" / "done.json"
     probes = probe_steps(asked)
-    run_chain([step for _, _, step in probes], memory, 1)
-    wall = json.loads(memory.read_text(encoding="utf-8"))
     times: dict[str, dict[str, Times]] = {stage: {} for stage in asked.stages}
     for stage, one, step in probes:
+        run_chain([step], memory, 1)
+        wall = json.loads(memory.read_text(encoding="utf-8"))
         times[stage][one.architecture] = measured(asked, stage, one, wall[step.key])
+        refuse_too_few(asked, times)
     each = {text: seconds_per_image(source, asked.image_size) for text, source in sources.items()}
     plan = Plan(lengths(asked, times), times, image_seconds(asked, each, tested))
     write_text(asked.out / _PLAN, json.dumps(asdict(plan), indent=1))

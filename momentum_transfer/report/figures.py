@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from momentum_transfer.errors import counted
 from momentum_transfer.report import analyses, plots
 from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.agreement import Pair
@@ -199,7 +200,7 @@ def _repeats(results: Results, measures: Mapping[Measure, float]) -> str:
     """``5 draws``, or ``3 to 5 draws`` where the points of a curve have other numbers of them."""
     counts = {cell.trials for measure in measures for cell in results.cells[measure].values()}
     low, high = min(counts), max(counts)
-    return f"{low} draw{'s' * (low != 1)}" if low == high else f"{low} to {high} draws"
+    return counted(low, "draw") if low == high else f"{low} to {high} draws"
 
 
 def training_figures(curves: Sequence[Curve], colours: Mapping[str, int]) -> list[Plot]:

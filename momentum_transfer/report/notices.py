@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from momentum_transfer.errors import one_line, shown
+from momentum_transfer.errors import counted, one_line, shown
 from momentum_transfer.settings import differences
 
 #: Settings that one line names.
@@ -43,7 +43,7 @@ class Repeats:
     def notices(self) -> list[str]:
         """What differs first, then one line for every task of which records were repeated."""
         told = [
-            f"{task} of {label}: {count} record{'s' * (count != 1)} repeated with the same value; each counts once"
+            f"{task} of {label}: {counted(count, 'record')} repeated with the same value; each counts once"
             for (task, label), count in self.agreeing.items()
         ]
         return self.differing + told

@@ -1,5 +1,7 @@
 """The terminal: lines, progress and tables."""
 
+import time
+
 import pytest
 
 from momentum_transfer import console
@@ -100,3 +102,15 @@ def test_a_terminals_bar_takes_names_with_brackets_and_escapes_as_text(monkeypat
 def test_letters_marks_and_emoji_of_any_script_stay_as_they_are():
     for text in ("Straße é e\u0301", "日本語", "עברית", "नी\u200dम", "👩\u200d🔬", r"C:\x1b", "[a]"):
         assert printable(text) == text
+
+
+def test_a_call_that_counts_nothing_gives_a_sign_of_life(capsys, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.01)
+    with console.waiting("tracing"):
+        time.sleep(0.2)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "tracing"
+    assert others
+    assert set(others) == {"tracing: 0 s so far"}
+    time.sleep(0.05)
+    assert capsys.readouterr().out == ""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from momentum_transfer import samplers
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.views import TwoViewDataset, build_views
@@ -188,3 +189,19 @@ def test_workers_survive_signals_of_others_and_end_at_their_parents(loader):
     process.terminate()
     process.join(timeout=10)
     assert process.exitcode == 0
+
+
+def test_loaders_start_at_most_a_worker_for_each_core_and_say_so_once(caplog, recwarn, monkeypatch):
+    monkeypatch.setattr("momentum_transfer.worker_count.available_cores", lambda: 2)
+    caplog.set_level("INFO")
+    asked = 4001  # more than any machine has, so that torch would warn
+    loaders = [
+        samplers.training_loader(range(8), [[0, 1]], workers=asked),
+        samplers.ordered_loader(range(8), 2, workers=asked),
+        samplers.ordered_loader(range(8), 2, workers=1),
+    ]
+    assert [loader.num_workers for loader in loaders] == [2, 2, 1]
+    assert not [one for one in recwarn if "worker processes" in str(one.message)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 workers instead of 4001 read the images: one for each core of this process"
+    ]

@@ -42,7 +42,7 @@ def test_the_fastest_number_reads_on_where_the_trials_end_and_no_batch_is_lost(s
     with speaking():
         assert machine.run(7, 2007, [0, 1, 2, 4]) == list(range(7, 2007))
     assert machine.asked == [(7 + TRIAL * n, w) for n, w in enumerate(tried)] + [(7 + TRIAL * len(tried), best)]
-    assert f"{best} workers read the images" in capsys.readouterr().out
+    assert f"{best} worker{'s' * (best != 1)} for reading images, by the time" in capsys.readouterr().out
 
 
 def test_a_short_rest_of_a_run_is_not_spent_on_trials():

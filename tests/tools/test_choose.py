@@ -130,9 +130,18 @@ def test_detectors_get_words_that_their_settings_take(weights, tmp_path, started
     """Up to the first command; training detectors takes minutes (see the slow test)."""
     scenes = small_scenes(tmp_path / "scenes", 6)
     seen: list[chain.Step] = []
-    monkeypatch.setattr("momentum_transfer.choice.run.run_chain", lambda steps, *_: seen.extend(steps))
-    ended = choose("--weights", *weights, "--train", scenes, "--split", 0.5, "--out", tmp_path / "out")
-    assert ended.returncode != 0  # nothing was timed
+
+    def run_chain(steps, memory: Path, jobs: int) -> None:
+        seen.extend(steps)
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        memory.write_text(json.dumps({step.key: 1.0 for step in seen}))
+
+    monkeypatch.setattr("momentum_transfer.choice.run.run_chain", run_chain)
+    monkeypatch.setattr("momentum_transfer.choice.run.measured", lambda *_: plan.Times(1.0, 0.1))
+    words = ["--weights", *weights, tmp_path / "absent.pth", "--train", scenes, "--split", 0.5, "--dry-run"]
+    ended = choose(*words, "--out", tmp_path / "out")
+    assert ended.returncode == 0, ended.stderr
+    assert "absent.pth is left out" in ended.stderr
     assert [step.title for step in seen] == [
         "first: detector, frozen, timed", "first: detector, finetuned, timed",
     ]  # fmt: skip

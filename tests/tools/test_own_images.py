@@ -1,6 +1,7 @@
 """Images of one's own from the command line: named by their folder, split if asked, flat folders for pretraining."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,28 @@ def test_own_images_have_their_folders_name_their_counts_and_no_top5_of_three_cl
     assert "top5" not in {r["metric"] for r in found}
     held = sum(1 for _ in (crops / "val").rglob("*.jpg"))
     assert found[0]["data"] == {"images": held, "classes": 3}
+
+
+@pytest.mark.parametrize("command", ["linear", "finetune"])
+def test_own_images_are_recorded_under_no_papers_protocol(command: str, weights, crops, tmp_path):
+    results, node = tmp_path / "results.jsonl", command.upper()
+    done = run_tool(
+        "lowshot", command, "--config", "lowshot/own_images", "--weights", weights, "--results", results, *SMALL,
+        "--train", crops / "train", "--val", crops / "val", "OUTPUT_DIR", tmp_path / "out", f"{node}.EPOCHS", "1.0",
+        f"{node}.TRIALS", "1", f"{node}.WORKERS", "0", f"{node}.LEARNING_RATES", "[0.1]",
+        f"{node}.BATCH_SIZE", "16",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {json.loads(line)["protocol"] for line in results.read_text().splitlines()} == {"own"}
+
+
+def test_a_third_part_is_counted_as_left_out(weights, crops, tmp_path):
+    whole = tmp_path / "whole"
+    for part in ("train", "val", "test"):
+        shutil.copytree(crops / ("val" if part == "test" else part), whole / part)
+    _, printed = records(weights, tmp_path, "--train", whole)
+    count = sum(1 for _ in (whole / "test").rglob("*.jpg"))
+    assert f"left out: {count} images of test, which neither trains nor tests" in printed
 
 
 def test_a_published_title_does_not_stand_for_other_images(weights, crops, tmp_path):

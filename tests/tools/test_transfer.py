@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from momentum_transfer.settings import value_of
 from tests.tools.in_process import run_tool
 from tests.transfer.torchvision_engine.tiny import write_shapes
 
@@ -26,6 +29,30 @@ def test_data_is_looked_through_alone_without_weights_and_nothing_is_written(tmp
     printed = run("--check-data", *settings(tmp_path), code=0)
     assert "4 images, 3 classes, checked" in printed
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arch", "settings_said"),
+    [
+        ("resnet18", {"RESNETS.DEPTH": 18, "RESNETS.STEM_OUT_CHANNELS": 64, "RESNETS.RES2_OUT_CHANNELS": 64}),
+        ("resnet50?width=32", {"RESNETS.DEPTH": 50, "RESNETS.RES2_OUT_CHANNELS": 128, "RESNETS.WIDTH_PER_GROUP": 32}),
+        ("timm:convnext_atto", {"BACKBONE.ARCH": "timm:convnext_atto"}),
+    ],
+)
+def test_arch_is_the_backbone_in_the_place_of_the_configs(arch: str, settings_said: dict, tmp_path: Path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("transfer.run.run", lambda cfg, request: seen.append(cfg))
+    run("--weights", "none", "--arch", arch, *settings(tmp_path), code=0)
+    assert {key: value_of(seen[0].MODEL, key) for key in settings_said} == settings_said
+    run("--weights", "none", "--arch", arch, *settings(tmp_path), "MODEL.RESNETS.DEPTH", 34, code=0)
+    assert seen[1].MODEL.RESNETS.DEPTH == 34
+
+
+def test_an_arch_that_no_detector_has_is_one_line(tmp_path: Path):
+    assert "expected a ResNet with the stem imagenet" in run(
+        "--arch", "resnet18?stem=small", *settings(tmp_path), code=2
+    )
+    assert "resnet19" in run("--arch", "resnet19", *settings(tmp_path), code=2)
 
 
 def test_weights_have_to_be_named(tmp_path: Path):

@@ -7,7 +7,7 @@ columns of arrays (``transfer/scores/inputs.py``), because it is to be fast and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,25 @@ def read_annotations(path: str | Path) -> dict[str, Any]:
             if not isinstance(entry, dict) or type(entry.get("id")) is not int:
                 raise InputError(f"expected entries with an integer id in {part!r} of {path}, found {shown(entry)}")
     return data
+
+
+def refuse_fractions(boxes: Iterable[Sequence[float]], where: str | Path) -> None:
+    """Raise InputError if all boxes lie within 0 … 1, not all at whole pixels: fractions of the image, then.
+
+    Args:
+        boxes: x, y, width, height of every object.
+    """
+    count, between = 0, False
+    for box in boxes:
+        if not all(0 <= value <= 1 for value in box):
+            return
+        count += 1
+        between = between or any(0 < round(value, 6) < 1 for value in box)
+    if between:
+        raise InputError(
+            f"expected boxes [x, y, width, height] in pixels in {where}, found all {count} within 0 … 1, as fractions "
+            "of the image; multiply them by its width and height"
+        )
 
 
 def _is_name(name: Any) -> bool:

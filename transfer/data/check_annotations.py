@@ -18,7 +18,7 @@ from typing import Any
 from pycocotools import mask as coco_mask
 
 from momentum_transfer.errors import InputError, one_line, shown
-from transfer.data.annotations import DetectionData
+from transfer.data.annotations import DetectionData, refuse_fractions
 from transfer.data.run_lengths import checked_runs
 
 _LONGEST = 10**6  # pixels a side; no image format in use has more
@@ -83,6 +83,7 @@ def check(data: DetectionData, *, masks: bool = False, scored: bool = False) -> 
             f"expected images and annotations that fit together in {data.annotation_file}, found {'; '.join(fatal)}; "
             f"images are looked for in {data.images_dir}; repair the file or the paths"
         )
+    refuse_fractions((annotation["bbox"] for annotation in data.load()["annotations"]), data.annotation_file)
     return problems
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageDraw
 
+from momentum_transfer.errors import counted
 from momentum_transfer.files import atomic_path
 from momentum_transfer.images.reading import read_rgb
 from transfer.data.annotations import DetectionData, file_stem
@@ -89,7 +90,9 @@ def histogram(name: str, rows: list[tuple[str, int, int]], what: str = "instance
     if len(rows) <= 100:
         axes.set_xticks(place, [row[0] for row in rows], rotation=90 if len(rows) > 20 else 0)
     axes.set(
-        title=f"{name}: {len(rows)} classes, {sum(row[2] for row in rows)} {what}", ylabel="count", ylim=(0.5, None)
+        title=f"{name}: {counted(len(rows), 'class')}, {sum(row[2] for row in rows)} {what}",
+        ylabel="count",
+        ylim=(0.5, None),
     )
     axes.legend()
     return figure

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.fx.experimental._config
 
-from momentum_transfer.console import say, warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.console import say, track, waiting, warn
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.extras import extra
 from momentum_transfer.files import atomic_path
 from transfer.detector_run import DetectorRun
@@ -108,8 +108,10 @@ def _write(kind: str, program: DenseProgram, wants: Wants, path: Path) -> None:
         extra("onnxruntime", "checking an ONNX file")
     with _quietly(), torch.no_grad(), _any_sides():
         try:
-            traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
-            _WRITERS[kind](traced, wants, path)
+            with waiting("tracing the detector"):
+                traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
+            with waiting(f"writing it as {kind}"):
+                _WRITERS[kind](traced, wants, path)
         except OSError:
             raise
         except Exception as error:  # torch's tracer and exporter raise many kinds
@@ -174,7 +176,7 @@ def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, image
         InputError: they find other objects, or the same ones elsewhere.
     """
     worst, number, given = 0.0, 0, list(images) or _made_up()
-    for image in given:
+    for image in track(given, "checking the file on images"):
         prepared, inside = exported.wants.prepare(as_pixels(image))
         # A program of one size sees the margin too: its detector is the one that is given the padded image.
         seen = exported.wants.size or inside
@@ -188,7 +190,8 @@ def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, image
         number += len(ours)
     if number == 0:
         warn("the detector finds nothing on the images of the check; give it some of yours, --check IMAGE")
-    say(f"checked on {len(given)} images: {number} detections, boxes differ by at most {worst:.2g} px")
+    found = counted(number, "detection")
+    say(f"checked on {counted(len(given), 'image')}: {found}, boxes differ by at most {worst:.2g} px")
     return worst
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from momentum_transfer.console import ProgressLine, say, table, warn
-from momentum_transfer.errors import InputError, one_line
+from momentum_transfer.errors import InputError, counted, one_line
 from momentum_transfer.files import atomic_path
 from momentum_transfer.run_lock import alone
 from momentum_transfer.text_files import read_json
@@ -74,11 +74,11 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, wanted: W
         store = Store(out, origin)
         waiting = [photo for photo in photos if photo not in wrong and not store.has(photo)]
         if len(waiting) < len(photos) - len(wrong):
-            say(f"{len(photos) - len(wrong) - len(waiting)} images are done already")
+            say(f"done already: {counted(len(photos) - len(wrong) - len(waiting), 'image')}")
         if waiting:
             _run(run, waiting, ids, out, wanted, store)
         by_class, by_image = outputs.counts(run, store.done, wanted.shown_from)
-        table(f"{len(store.done)} images", ("class", "images", outputs.what_is_counted(run)), by_class)
+        table(counted(len(store.done), "image"), ("class", "images", outputs.what_is_counted(run)), by_class)
         scores = [entry["score"] for one in store.done.values() for entry in one.result.get("detections", ())]
         if scores and max(scores) < wanted.shown_from:
             say(

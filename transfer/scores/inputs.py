@@ -15,6 +15,7 @@ import numpy as np
 from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.text_files import read_json
+from transfer.data.annotations import refuse_fractions
 from transfer.scores import masks, plain
 from transfer.scores.collector import paused_collector
 from transfer.scores.columns import Columns
@@ -119,21 +120,46 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
     return truth
 
 
+#: Warnings of this process: a file is read for its scores, and again for its errors.
+_WARNED: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _WARNED:
+        _WARNED.add(text)
+        warn(text)
+
+
+def _outside(boxes: np.ndarray, image: np.ndarray, images: list[dict[str, Any]]) -> int:
+    """How many boxes [N, 4] leave their image, position ``image`` [N], by more than a pixel; sides may be unknown."""
+    sides = [[_side(entry.get(name)) for name in ("width", "height")] for entry in images]
+    with np.errstate(over="ignore"):
+        ends = boxes[:, :2] + boxes[:, 2:]
+    beyond = ends > np.array(sides, dtype=np.float64).reshape(-1, 2)[image] + 1
+    return int(((boxes[:, :2] < -1) | beyond).any(axis=1).sum())
+
+
+def _side(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float, np.number)) and 0 < value < 1e9 else np.inf
+
+
 def _warn_of(truth: GroundTruth) -> None:
     """Say what the references score without a word, though it is most probably a mistake."""
     nameless = sum("name" not in category for category in truth.categories)
-    outside = 0 if truth.boxes is None else int((truth.boxes[:, :2] < -1).any(axis=1).sum())
+    if truth.boxes is not None:
+        refuse_fractions(truth.boxes, truth.where)
+    outside = 0 if truth.boxes is None else _outside(truth.boxes, truth.image, truth.images)
     found = {
         "objects with a negative or infinite area, which no range of sizes holds": (
             int((~np.isfinite(truth.area) | (truth.area < 0)).sum())
         ),
         "annotations with the id 0, which COCO's scores count as never found": int(truth.zero_id.sum()),
         "categories without a name; their ids stand for them": nameless,
-        "boxes that begin more than a pixel outside their image": outside,
+        "boxes that leave their image by more than a pixel": outside,
     }
     for what, count in found.items():
         if count:
-            warn(f"{truth.where}: {count} {what}")
+            _warn_once(f"{truth.where}: {count} {what}")
 
 
 def _ground_truth(sections: tuple[Columns, Columns, Columns | Plain], iou_type: IouType, area: bool) -> GroundTruth:
@@ -187,9 +213,28 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     sizes = _sizes(truth.images, truth.where) if iou_type == "segm" else None
     with paused_collector():
         found = _load_detections(source, truth, iou_type, area_from, sizes)
-    if found.boxes is not None and (count := int((found.boxes[:, 2:] < 0).any(axis=1).sum())):
-        warn(f"{found.where}: {count} detections with a negative width or height, which match nothing")
+    _warn_of_detections(found, truth)
     return found
+
+
+def _warn_of_detections(found: Detections, truth: GroundTruth) -> None:
+    """Say what lowers a score without being an error; an empty list is asked for before a training."""
+    if not len(found):
+        return
+    warnings = {"of {images} images have no detection": len(truth.images) - len(np.unique(found.image))}
+    if found.boxes is not None:
+        warnings |= {
+            "of {detections} detections have a negative width or height and match nothing": (
+                int((found.boxes[:, 2:] < 0).any(axis=1).sum())
+            ),
+            "of {detections} detections leave their image by more than a pixel": (
+                _outside(found.boxes, found.image, truth.images)
+            ),
+        }
+    for what, count in warnings.items():
+        if count:
+            text = what.format(images=len(truth.images), detections=len(found))
+            _warn_once(f"{found.where}: {count} {text}")
 
 
 def _load_detections(

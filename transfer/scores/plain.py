@@ -135,7 +135,10 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
     objects = list[annotation]  # type: ignore[valid-type]  # a type made at run time
     sections = typed.struct("Sections", images=typed.RAW, categories=typed.RAW, annotations=objects)
     found = typed.document(path, sections)
-    images, categories = (json.loads(bytes(section).decode()) for section in (found.images, found.categories))
+    try:
+        images, categories = (json.loads(bytes(section).decode()) for section in (found.images, found.categories))
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
+        raise Unusual from error
     if not isinstance(images, list) or not isinstance(categories, list):
         raise Unusual
     where = str(path)

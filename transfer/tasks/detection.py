@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.console import say, track, warn
 from momentum_transfer.distributed import is_main
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.images.reading import UnreadableImage, verified_size
 from momentum_transfer.verdicts.outcomes import Outcomes
 from transfer.data.annotations import DetectionData, file_stem
@@ -60,7 +60,8 @@ class Detection(Task[DetectionData]):
                 self._check_scorable(data, ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",))
             if open_images:
                 _open_images(data)
-            say(f"{data.name}: {len(data.load()['images'])} images, {len(data.classes)} classes, checked")
+            images = counted(len(data.load()["images"]), "image")
+            say(f"{data.name}: {images}, {counted(len(data.classes), 'class')}, checked")
             if overview and is_main() and cfg.TEST.VISUALS:
                 for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                     say(f"  {path}")
@@ -137,4 +138,4 @@ def _open_images(data: DetectionData) -> None:
             bad.append(f"{path} is {width}×{height}, not {image['width']}×{image['height']}")
     if bad:
         more = ", …" if len(bad) > NAMED else ""
-        raise InputError(f"{len(bad)} images of {data.name} are unusable: {'; '.join(bad[:NAMED])}{more}")
+        raise InputError(f"{counted(len(bad), 'unusable image')} of {data.name}: {'; '.join(bad[:NAMED])}{more}")

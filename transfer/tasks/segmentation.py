@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from momentum_transfer.console import say
 from momentum_transfer.distributed import is_main
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.verdicts.outcomes import Outcomes
 from transfer.data.semantic_datasets import SemanticData, write_truth
 from transfer.data.semantic_overview import draw_label_predictions, write_label_overview
@@ -47,7 +47,7 @@ class Segmentation(Task[SemanticData]):
             counts = self._read_labels(cfg, data)[:, : len(data.classes)]
             if not counts.any():
                 raise InputError(f"every pixel of {data.name} is labelled to be ignored; nothing is left to learn")
-            say(f"{data.name}: {len(data.pairs)} images, {len(data.classes)} classes, checked")
+            say(f"{data.name}: {counted(len(data.pairs), 'image')}, {counted(len(data.classes), 'class')}, checked")
             if overview and is_main() and cfg.TEST.VISUALS:
                 folder = Path(cfg.OUTPUT_DIR) / "data"
                 for path in write_label_overview(data, counts, folder, cfg.TEST.VISUALS):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.verdicts.outcomes import Outcomes
 from transfer.config import num_classes
 from transfer.data.annotations import DetectionData
@@ -73,4 +73,4 @@ def check_count(cfg: CfgNode, data: DetectionData | SemanticData) -> None:
     key, count = num_classes(cfg)
     if count != len(data.classes):
         found = len(data.classes)
-        raise InputError(f"{key} is {count}, but {data.name} has {found} classes; set {key} {found}")
+        raise InputError(f"{key} is {count}, but {data.name} has {counted(found, 'class')}; set {key} {found}")

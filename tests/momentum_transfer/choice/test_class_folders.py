@@ -3,7 +3,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from momentum_transfer.choice.class_folders import is_class_folders, open_class_folders, write_list
+from momentum_transfer.choice.class_folders import is_class_folders, open_class_folders, title_of, write_list
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
 
@@ -51,6 +51,22 @@ def test_a_folders_own_split_or_a_second_folder_tests(tmp_path):
     assert [part.counts() for part in open_class_folders(whole, None, None, 0)] == [[3, 2], [1, 2]]
     other = images(tmp_path / "other", ant=1, bee=1)
     assert [part.counts() for part in open_class_folders(other, whole / "val", None, 0)] == [[1, 1], [1, 2]]
+
+
+def test_a_set_is_called_as_its_own_folder(tmp_path):
+    assert title_of(tmp_path / "mine" / "images") == title_of(tmp_path / "mine/images/train") == "images"
+    assert title_of(tmp_path / "two words" / "Training") == "two_words"
+
+
+def test_a_third_part_is_counted_as_left_out(tmp_path, caplog):
+    whole = images(tmp_path / "mine" / "train", ant=3, bee=2).parent
+    images(whole / "val", ant=1, bee=2)
+    images(whole / "test", ant=2, bee=2)
+    caplog.set_level("INFO")
+    open_class_folders(whole, None, None, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"left out: 4 images of {whole / 'test'}, which neither trains nor tests"
+    ]
 
 
 def test_what_cannot_be_split_or_compared_is_one_line(tmp_path):

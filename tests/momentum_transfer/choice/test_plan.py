@@ -16,6 +16,7 @@ from momentum_transfer.choice.plan import (
     Times,
     image_steps,
     lengths,
+    refuse_too_few,
     rows,
     training_steps,
 )
@@ -59,6 +60,16 @@ def test_no_training_is_longer_than_the_recipe_and_too_few_minutes_are_refused_w
     assert min(lengths(Question(**{**ASKED.__dict__, "minutes": float(needed)}), TIMES).values()) >= 10
     with pytest.raises(InputError, match=rf"at least {needed}"):
         lengths(Question(**{**ASKED.__dict__, "minutes": needed - 1.0}), TIMES)
+
+
+def test_what_is_measured_so_far_refuses_too_few_minutes_and_says_what_would_be_enough():
+    so_far: dict[str, dict[str, Times]] = {"frozen": {"resnet50": Times(10.0, 0.5)}, "finetuned": {}}
+    # two starts of a ResNet-50, two trials, a third of the minutes: 2 · 2 · (10 + 10 · 0.5) / (1 / 3) = 180 s
+    refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 3.0}), so_far)
+    # all five starts in both stages as long as that: 2 · 5 · 15 / (1 / 3) = 450 s
+    with pytest.raises(InputError, match=r"expected --minutes of at least 8 for 5 starts and 2 trials, found 2\.9"):
+        refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 2.9}), so_far)
+    refuse_too_few(Question(**{**ASKED.__dict__, "minutes": 0.1}), {"frozen": {}, "finetuned": {}})
 
 
 def test_all_starts_get_the_same_words():

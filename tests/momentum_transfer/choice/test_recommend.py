@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from momentum_transfer import items, records
+from momentum_transfer.choice.page import write_page
 from momentum_transfer.choice.plan import CLASSIFICATION, Candidate, Question
 from momentum_transfer.choice.recommend import decide
 from momentum_transfer.errors import InputError
@@ -79,6 +80,14 @@ def test_words_follow_mcnemar_with_holms_correction_over_all_pairs(tmp_path):
         ahead = {(a, b) if hits[a].mean() > hits[b].mean() else (b, a) for (a, b), p in adjusted.items() if p <= 0.05}
         assert set(found.best) == {n for n in "abc" if not any((other, n) in ahead for other in "abc")}
         assert set(found.helped) == {n for n in found.best if (n, "random") in ahead}
+
+
+def test_the_page_names_what_was_left_out(tmp_path):
+    asked = question(tmp_path, "a", "b")
+    write(asked, {"a": right(180), "b": right(120), "random": right(60)})
+    page, _ = write_page(asked, ["tools/choose.py"], 200, ["c.pth is left out, because it cannot be read: no file"])
+    for suffix in (".md", ".html"):
+        assert "c.pth is left out" in page.with_suffix(suffix).read_text(encoding="utf-8")
 
 
 def test_missing_records_and_missing_outcomes_are_one_line(tmp_path):

@@ -232,3 +232,16 @@ def test_sizes_are_whole_numbers(size: Any, tmp_path: Path):
 def test_categories_have_names(name: Any, tmp_path: Path):
     with pytest.raises(InputError, match="expected named categories"):
         dataset(tmp_path, lambda data: data["categories"][0].update(name=name))
+
+
+def test_boxes_that_all_lie_within_the_first_pixel_are_refused_as_fractions(tmp_path: Path):
+    def fractions(data: dict[str, Any]) -> None:
+        for entry in data["annotations"]:
+            entry["bbox"] = [5 / 60, 10 / 40, 20 / 60, 10 / 40]
+            del entry["segmentation"]
+
+    found = r"own\.json, found all 3 within 0 … 1, as fractions of the image; multiply them by its width and height"
+    with pytest.raises(InputError, match=found):
+        check(dataset(tmp_path, fractions))
+    one = annotation(bbox=[0, 0, 1, 1], segmentation=[])
+    assert check(dataset(tmp_path, one)) == []

@@ -225,3 +225,48 @@ def test_boxes_of_loaded_objects_may_be_arrays(iou_type):
     results[5]["bbox"] = np.array(3.0)
     with pytest.raises(InputError, match=r"entry 5 .* the bbox 3\.0"):
         coco.evaluate(truth, results, iou_type)
+
+
+def small_files(folder: Path, boxes: list[list[float]], detections: list[tuple[int, list[float]]]) -> tuple[Path, Path]:
+    """Three images of 60×40 with one object each, and detections (image, box)."""
+    truth = {
+        "images": [{"id": k, "width": 60, "height": 40} for k in (1, 2, 3)],
+        "categories": [{"id": 1, "name": "a"}],
+        "annotations": [
+            {"id": k, "image_id": k, "category_id": 1, "bbox": box, "area": 1.0, "iscrowd": 0}
+            for k, box in enumerate(boxes, 1)
+        ],
+    }
+    results = [{"image_id": k, "category_id": 1, "score": 0.5, "bbox": box} for k, box in detections]
+    files = folder / "gt.json", folder / "results.json"
+    for file, content in zip(files, (truth, results), strict=True):
+        file.write_text(json.dumps(content))
+    return files
+
+
+BOX = [5.0, 5.0, 10.0, 10.0]
+
+
+def test_ground_truth_in_fractions_of_the_image_is_refused(tmp_path: Path):
+    fractions = [0.1, 0.1, 0.9, 0.9]
+    with pytest.raises(InputError, match=r"pixels in .*gt\.json, found all 3 within 0 … 1"):
+        coco.evaluate(*small_files(tmp_path, [fractions] * 3, [(1, BOX)]))
+    coco.evaluate(*small_files(tmp_path, [fractions, BOX, fractions], [(1, BOX)]))
+
+
+def test_detections_outside_their_image_and_images_without_any_are_counted_once(tmp_path: Path, caplog):
+    beyond, before, rounded = [50.0, 5.0, 11.5, 10.0], [5.0, -1.5, 10.0, 10.0], [50.0, 30.0, 10.9, 10.9]
+    files = small_files(tmp_path, [BOX] * 3, [(1, beyond), (2, before), (1, rounded), (1, BOX)])
+    for _ in range(2):
+        coco.evaluate(*files)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{files[1]}: 1 of 3 images have no detection",
+        f"{files[1]}: 2 of 4 detections leave their image by more than a pixel",
+    ]
+
+
+def test_an_image_of_unknown_size_holds_every_detection(tmp_path: Path, caplog):
+    files = small_files(tmp_path, [BOX] * 3, [(k, [500.0, 5.0, 9.0, 9.0]) for k in (1, 2, 3)])
+    files[0].write_text(files[0].read_text().replace('"width": 60, "height": 40', '"note": 0'))
+    coco.evaluate(*files)
+    assert not caplog.records

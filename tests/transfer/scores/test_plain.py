@@ -112,6 +112,16 @@ _junk = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("field", ["width", "other"])
+def test_a_number_of_5000_digits_in_the_ground_truth_is_an_input_error(tmp_path: Path, field: str):
+    truth, results = coco_set(3, segm=False, images=3)
+    files = written(tmp_path, truth, results)
+    truth["images"][0][field] = "HERE"
+    files[0].write_text(json.dumps(truth).replace('"HERE"', "9" * 5000))
+    with pytest.raises(InputError, match=r"gt\.json, but it cannot be read: Exceeds the limit"):
+        loaded(files, "bbox")
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), segm=st.booleans(), results=st.booleans())
 def test_a_damaged_file_is_read_or_refused_as_by_the_general_reader(

@@ -8,7 +8,7 @@ from typing import Any
 
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.text_files import read_json
-from transfer.data.annotations import read_annotations
+from transfer.data.annotations import read_annotations, refuse_fractions
 from transfer.data.own.labelled import (
     SPLITS,
     Box,
@@ -18,6 +18,7 @@ from transfer.data.own.labelled import (
     check_box,
     check_names,
     labelled_orientation,
+    left_out,
 )
 
 FORM = "COCO JSON"
@@ -61,15 +62,17 @@ def read_coco(source: Path, images: Path | None = None) -> LabelledSet:
             f"expected one COCO JSON in {source}, or one to train and one to test, found {listed}; name one"
         )
     tests = [file for file in files if "test" in (*_words(file), file.parent.name.lower())]
+    kept_back = 0
     if 0 < len(tests) < sum(split == "val" for split in said.values()):  # train, valid and test: test is kept back
         files = [file for file in files if file not in tests]
+        kept_back = sum(len(read_annotations(file)["images"]) for file in tests)
     read: list[LabelledImage] = []
     names: dict[str, None] = {}
     for file in files:
         found, classes = _read(file, images, said[file] if len(files) > 1 else "")
         read += found
         names.update(dict.fromkeys(classes))
-    return LabelledSet(FORM, source, tuple(read), tuple(names))
+    return LabelledSet(FORM, source, tuple(read), tuple(names), left_out(kept_back, source))
 
 
 def _words(file: Path) -> list[str]:
@@ -114,9 +117,9 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
             )
         objects.setdefault(entry["image_id"], []).append(entry)
     index = _index(file, images)
-    return [
-        _image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]
-    ], classes
+    found = [_image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]]
+    refuse_fractions((box.box for image in found for box in image.objects), file)
+    return found, classes
 
 
 def _index(file: Path, images: Path | None) -> ImageIndex:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.errors import InputError, counted, shown
 from momentum_transfer.images.reading import image_files, stored_orientation, upright_size
 
 #: Folder names that say what the images below them are for.
@@ -141,6 +141,13 @@ def split_by_folders(images: Sequence[LabelledImage], root: Path) -> tuple[Label
 def _folder_split(file: Path, root: Path) -> str:
     parts = file.relative_to(root).parts[:-1] if file.is_relative_to(root) else ()
     return next((part.lower() for part in parts if part.lower() in SPLITS), "")
+
+
+def left_out(count: int, where: Path) -> tuple[str, ...]:
+    """The note on images that a set's own split neither trains nor tests on, as its third part; none without them."""
+    if not count:
+        return ()
+    return (f"left out: {counted(count, 'image')} of {where}, which its split gives neither to train nor to val",)
 
 
 def labelled_orientation(file: Path, width: int, height: int, where: str) -> int:

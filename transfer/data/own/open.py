@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.choice.class_folders import is_class_folders
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import cache_root, set_title, sha256_of_text, write_text
 from momentum_transfer.images.splits import stratified_split
 from transfer.data.annotations import DetectionData, open_dataset
 from transfer.data.own import coco_json, voc_xml, yolo
 from transfer.data.own.label_pngs import has_label_pngs
-from transfer.data.own.labelled import Box, LabelledImage, LabelledSet
+from transfer.data.own.labelled import Box, LabelledImage, LabelledSet, left_out
 from transfer.data.own.stored import all_upright
 from transfer.data.run_lengths import decode_mask
 
@@ -53,12 +53,16 @@ class OwnData:
 
     def lines(self) -> list[str]:
         """What a person should know of it before anything is computed."""
-        lines = [f"{self.title}: {self.form}, {len(self.train.classes)} classes: {', '.join(self.train.classes)}"]
+        lines = [
+            f"{self.title}: {self.form}, {counted(len(self.train.classes), 'class')}: {', '.join(self.train.classes)}"
+        ]
         for word, data in (("train", self.train), ("test", self.val)):
             content = data.load()
             counts = Counter(entry["category_id"] for entry in content["annotations"])
             each = ", ".join(f"{name} {counts[k]}" for name, k in zip(data.classes, data.category_ids, strict=True))
-            lines.append(f"  {word}: {len(content['images'])} images, {sum(counts.values())} objects ({each})")
+            lines.append(
+                f"  {word}: {counted(len(content['images']), 'image')}, {counted(counts.total(), 'object')} ({each})"
+            )
         return [*lines, *(f"  {note}" for note in self.notes)]
 
 
@@ -97,6 +101,9 @@ def open_own(
     whole = read[0]
     if val is not None:
         parts = [_told(read[0], "train"), _told(read[1], "val")]
+        kept = {image.file for part in parts for image in part}
+        unused = {image.file for one in read for image in one.images} - kept
+        read[0] = replace(read[0], notes=(*read[0].notes, *left_out(len(unused), whole.root)))
     else:
         parts = _split(whole, split, seed)
     name = re.sub(r"[^\w.-]+", "_", title) or set_title(sources[0])
@@ -224,13 +231,15 @@ def _notes(parts: Sequence[Sequence[LabelledImage]], masks: str) -> list[str]:
         notes.append(f"no training image shows {', '.join(unseen)}: they cannot be learnt")
     both = {image.file.resolve() for image in train} & {image.file.resolve() for image in val}
     if both:
-        notes.append(f"{len(both)} images train and test, first {min(both).name}: the score will be too good")
+        notes.append(
+            f"{counted(len(both), 'image')} in train and in test, first {min(both).name}: the score will be too good"
+        )
     masked = sum(box.segmentation is not None for box in boxes)
     if not masks and masked:
         notes.append(f"{len(boxes) - masked} of {len(boxes)} objects have no mask: boxes only are trained")
     hard = sum(box.difficult for box in boxes)
     if hard:
-        notes.append(f"{hard} objects are marked difficult; they are trained and scored like the others")
+        notes.append(f"{counted(hard, 'object')} marked difficult, trained and scored like the others")
     return notes
 
 

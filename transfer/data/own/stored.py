@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from transfer.data.own.labelled import Box, LabelledImage, LabelledSet
 from transfer.data.run_lengths import decode_mask, encode_mask
 
@@ -43,7 +43,7 @@ def _upright_set(one: LabelledSet) -> LabelledSet:
     if not lying:
         return one
     said = (
-        f"{len(lying)} images are labelled as stored, first {lying[0].file.name}: their boxes are turned as EXIF says"
+        f"{counted(len(lying), 'image')} labelled as stored, first {lying[0].file.name}: boxes are turned as EXIF says"
     )
     return replace(one, images=tuple(upright(image) for image in one.images), notes=(*one.notes, said))
 

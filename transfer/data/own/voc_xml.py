@@ -15,6 +15,7 @@ from transfer.data.own.labelled import (
     LabelledSet,
     check_box,
     labelled_orientation,
+    left_out,
     split_by_folders,
 )
 from transfer.data.own.xml_lines import Node, read_xml
@@ -47,11 +48,8 @@ def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
         index = ImageIndex(folder.parent)
     splits = _splits(folder, {file.stem for file in files})
     read = [_read(file, index, splits) for file in files]
-    if splits:
-        read = [image for image in read if image.split]
-    else:
-        read = list(split_by_folders(read, folder))
-    return LabelledSet(FORM, folder, tuple(read))
+    kept = [image for image in read if image.split] if splits else split_by_folders(read, folder)
+    return LabelledSet(FORM, folder, tuple(kept), notes=left_out(len(read) - len(kept), folder))
 
 
 def _splits(folder: Path, stems: Container[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from transfer.data.own.labelled import (
     LabelledSet,
     check_box,
     check_names,
+    left_out,
     split_by_folders,
 )
 
@@ -104,7 +106,11 @@ def read_yolo(source: Path, images: Path | None = None) -> LabelledSet:
         seen: dict[Path, LabelledImage] = {}
         for image in found:
             seen.setdefault(image.file, image if both else _without_split(image))
-        return LabelledSet(FORM, source.parent, tuple(seen.values()), classes)
+        kept_back: set[Path] = set()
+        if content.get("val") is not None and content.get("test") is not None:
+            with suppress(InputError):  # a test part that was not exported is not missed
+                kept_back = {path for path in _paths(content, "test", source) if path not in seen}
+        return LabelledSet(FORM, source.parent, tuple(seen.values()), classes, left_out(len(kept_back), source.parent))
     names = names_file(source)
     if names is None:
         raise InputError(
@@ -117,7 +123,8 @@ def read_yolo(source: Path, images: Path | None = None) -> LabelledSet:
         raise InputError(f"expected images below {images or source}, found none; name their folder by --images")
     read = [_image(file, classes, "", text) for file, text in files.items()]
     root = images or (source if read[0].file.is_relative_to(source) else source.parent)
-    return LabelledSet(FORM, source, split_by_folders(read, root), classes)
+    kept = split_by_folders(read, root)
+    return LabelledSet(FORM, source, kept, classes, left_out(len(read) - len(kept), source))
 
 
 def _without_split(image: LabelledImage) -> LabelledImage:
@@ -148,10 +155,15 @@ def _text_classes(path: Path) -> tuple[str, ...]:
 def _listed(
     content: dict[str, Any], key: str, split: str, file: Path, classes: Sequence[str]
 ) -> Iterable[LabelledImage]:
-    """The images of a split: a folder, a text file that lists images, or a list of either."""
-    named = content.get(key)
-    if named is None or (key == "test" and content.get("val") is not None):
+    """The images of a split; of train, val and test, test is left out."""
+    if content.get(key) is None or (key == "test" and content.get("val") is not None):
         return
+    yield from (_image(path, classes, split, _label_file(path)) for path in _paths(content, key, file))
+
+
+def _paths(content: dict[str, Any], key: str, file: Path) -> Iterable[Path]:
+    """Image files of a split: of a folder, a text file that lists images, or a list of either."""
+    named = content[key]
     for entry in named if isinstance(named, list) else [named]:
         if not isinstance(entry, str):
             raise InputError(f"expected {key} in {file} to name a folder, found {shown(entry)}")
@@ -159,7 +171,7 @@ def _listed(
         paths = image_files(place) if place.is_dir() else _image_list(place)
         if not paths:
             raise InputError(f"expected images for {key} in {place} ({file}), found none")
-        yield from (_image(path, classes, split, _label_file(path)) for path in paths)
+        yield from paths
 
 
 def _place(content: dict[str, Any], entry: str, file: Path, key: str) -> Path:

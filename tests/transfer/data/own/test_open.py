@@ -150,6 +150,14 @@ def other_size(folder: Path) -> Path:
     return folder
 
 
+def as_fractions(content: dict[str, Any]) -> None:
+    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+    for entry in content["annotations"]:
+        entry["bbox"] = [
+            round(v / side, 4) for v, side in zip(entry["bbox"], sizes[entry["image_id"]] * 2, strict=True)
+        ]
+
+
 TWICE = "path: .\ntrain: images/train\nval: images/val\nnames: [tree, flower, tree]\n"
 NOWHERE = "path: .\ntrain: images/nowhere\nval: images/val\nnames: [tree, flower, pagoda]\n"
 
@@ -178,6 +186,7 @@ NOWHERE = "path: .\ntrain: images/nowhere\nval: images/val\nnames: [tree, flower
         (coco_with(lambda c: c["categories"][1].update(name="pagoda")), r"every class once in .*found 'pagoda' twice"),
         (coco_with(lambda c: c["images"][0].update(file_name="no.jpg")), r"the image no\.jpg of image 100 of"),
         (coco_with(lambda c: c["images"][0].pop("width")), r"positive width and height in image 100 of"),
+        (coco_with(as_fractions), r"in pixels in .*instances_train\.json, found all \d+ within 0 … 1, as fractions"),
         (coco_with(lambda c: c["annotations"].clear()), r"expected annotated objects in .*found none"),
     ],
 )
@@ -231,6 +240,56 @@ def test_exports_lie_in_many_ways(forms: Path, tmp_path: Path):
             shutil.copy(forms / "voc/Annotations" / f"{stem}.xml", tmp_path / "voc" / part)
             shutil.copy(forms / "voc/JPEGImages" / f"{stem}.jpg", tmp_path / "voc" / part)
     assert same(tmp_path / "voc")
+
+
+def in_three_parts(form: str, folder: Path) -> Path:
+    """A set of 12 images, of which 3 move from train to test."""
+    made = own_set.make(12, 0)
+    if form == "coco":
+        own_set.write_coco(made, folder)
+        whole = json.loads((folder / "annotations/instances_train.json").read_text())
+        for part, images in (("train", whole["images"][3:]), ("test", whole["images"][:3])):
+            kept = {image["id"] for image in images}
+            found = [entry for entry in whole["annotations"] if entry["image_id"] in kept]
+            text = json.dumps({**whole, "images": images, "annotations": found})
+            (folder / f"annotations/instances_{part}.json").write_text(text)
+    elif form == "voc":
+        own_set.write_voc(made, folder)
+        lists = folder / "ImageSets/Main"
+        first = (lists / "train.txt").read_text().splitlines(keepends=True)
+        (lists / "train.txt").write_text("".join(first[3:]))
+        (lists / "test.txt").write_text("".join(first[:3]))
+    else:
+        own_set.write_yolo(made, folder)
+        for image in sorted((folder / "images/train").iterdir())[:3]:
+            label = folder / f"labels/train/{image.stem}.txt"
+            for file in (image, label):
+                target = Path(str(file).replace("/train/", "/test/"))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.rename(target)
+        names = yaml.safe_load((folder / "data.yaml").read_text())
+        (folder / "data.yaml").write_text(yaml.safe_dump({**names, "test": "images/test"}))
+        if form == "folders":
+            (folder / "classes.txt").write_text("\n".join(names["names"].values()))
+            (folder / "data.yaml").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("split", [None, 0.5])
+@pytest.mark.parametrize("form", ["coco", "voc", "yolo", "folders"])
+def test_images_of_a_third_part_are_counted_as_left_out(form: str, split: float | None, tmp_path: Path):
+    own = open_own(in_three_parts(form, tmp_path), split=split)
+    assert sum(len(data.load()["images"]) for data in (own.train, own.val)) == 9
+    assert [note for note in own.notes if "left out" in note] == [
+        f"left out: 3 images of {tmp_path}, which its split gives neither to train nor to val"
+    ]
+
+
+def test_images_that_val_replaces_are_counted_as_left_out(forms: Path):
+    own = open_own(forms / "voc", forms / "yolo/images/val")
+    unused = len(list((forms / "voc/Annotations").iterdir())) - len(own.train.load()["images"])
+    assert any(note.startswith(f"left out: {unused} images of {forms / 'voc'}") for note in own.notes)
+    assert not any("left out" in note for note in open_own(forms / "voc").notes)
 
 
 def lie_down(file: Path, orientation: int) -> None:
