@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 from lowshot.config import get_cfg
 from lowshot.identity import settings_hash
+from lowshot.svm.lowshot_svm import PROTOCOLS
 
 
 def test_where_and_how_an_evaluation_works_is_no_other_experiment():
@@ -10,6 +13,18 @@ def test_where_and_how_an_evaluation_works_is_no_other_experiment():
     assert settings_hash(cfg) == before
     cfg.FINETUNE.EPOCHS = 3.0
     assert settings_hash(cfg) != before
+
+
+def test_map_with_and_without_the_envelope_are_two_experiments(monkeypatch):
+    def hash_of(protocol):
+        cfg = get_cfg()
+        cfg.SVM.PROTOCOL = protocol
+        return settings_hash(cfg)
+
+    found = {hash_of("voc07"), hash_of("voc07-sklearn")}
+    monkeypatch.setitem(PROTOCOLS, "voc07", replace(PROTOCOLS["voc07"], envelope=False))
+    found.add(hash_of("voc07"))  # of results under this name before it had the envelope
+    assert len(found) == 3
 
 
 def test_the_hash_leaves_the_settings_as_they_are():
