@@ -205,15 +205,15 @@ def test_few_trials_and_few_items_cry_wolf_in_at_most_6_percent(design, n, items
 @pytest.mark.slow
 @pytest.mark.parametrize("design", DESIGNS)
 def test_no_number_of_trials_or_items_and_no_ratio_cries_wolf_in_more_than_6_percent(design):
-    """100,000 runs: the standard error of 5 % is 0.07."""
-    print(f"\n{design}: false alarms, % before → now, at the worst of {RATIOS}; found, % before → now, there\n")
+    """40,000 runs: the standard error of 5 % is 0.11."""
+    print(f"\n{design}: false alarms, % before → now, at the worst ratio (points of power lost, at most)\n")
     print(f"| trials | {' | '.join(f'{items} items' for items in ITEMS)} |\n|---|{'---|' * len(ITEMS)}")
     for n in TRIALS:
         row = []
         for items in ITEMS:
             made = []
             for ratio in RATIOS:
-                alarms, finds, interval, drawn = cell(design, n, items, ratio, 100_000)
+                alarms, finds, interval, drawn = cell(design, n, items, ratio, 40_000)
                 check_cell(alarms, finds, n, most=6.0)
                 check_as_product(design, items, drawn, interval, runs=2)
                 made.append((alarms, finds))
@@ -271,13 +271,13 @@ def test_intervals_over_30_items_hold_in_94_percent(kind):
 
 
 @pytest.mark.slow
-def test_intervals_over_items_hold_in_94_percent_at_every_number_of_items():
-    """100,000 runs: the standard error is 0.07."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_over_items_hold_in_94_percent_at_every_number_of_items(kind):
+    """20,000 runs: the standard error is 0.15."""
+    found = [coverage_of_items(kind, items, 20_000) for items in ITEMS]
     print(f"\n| outcomes | {' | '.join(f'{items} items' for items in ITEMS)} |\n|---|{'---|' * len(ITEMS)}")
-    for kind in KINDS:
-        found = [coverage_of_items(kind, items, 100_000) for items in ITEMS]
-        print(f"| {kind} | {' | '.join(f'{each:.1f}' for each in found)} |")
-        assert min(found) >= 94.0
+    print(f"| {kind} | {' | '.join(f'{each:.1f}' for each in found)} |")
+    assert min(found) >= 94.0
 
 
 def ranked(random, count: int):
@@ -300,22 +300,22 @@ def average_precision(weights: np.ndarray, scores: np.ndarray, right: np.ndarray
 
 
 @pytest.mark.slow
-def test_intervals_of_a_detectors_ap_hold_in_94_percent():
-    """4000 runs: the standard error is 0.35, and it is allowed for."""
+@pytest.mark.parametrize("items", [30, 60])
+def test_intervals_of_a_detectors_ap_hold_in_94_percent(items):
+    """2000 runs: the standard error is 0.5, and twice of it is allowed for."""
     random = np.random.default_rng(5)
     everything = np.ones((1, 400_000))
     first, second = (average_precision(everything, *side)[0] for side in ranked(random, 400_000))
-    for items in (30, 60, 200):
-        weights = np.concatenate([np.full((1, items), 1 / items), weights_of(items)]).astype(np.float32)
-        held = 0
-        for _ in range(4000):
-            a, b = (average_precision(weights, *side) for side in ranked(random, items))
-            there = ItemEvidence(items, *(side[1 : RESAMPLES + 1] for side in (a, b)),
-                                 *(side[RESAMPLES + 1 :] for side in (a, b)))  # fmt: skip
-            found = compare({0: a[0]}, {0: b[0]}, evidence=there)
-            held += found.low <= first - second <= found.high
-        print(f"AP of a detector, {items} images: {held / 40:.1f} %")
-        assert held / 40 >= 94.0 - 2 * 0.35
+    weights = np.concatenate([np.full((1, items), 1 / items), weights_of(items)]).astype(np.float32)
+    held = 0
+    for _ in range(2000):
+        a, b = (average_precision(weights, *side) for side in ranked(random, items))
+        there = ItemEvidence(items, *(side[1 : RESAMPLES + 1] for side in (a, b)),
+                             *(side[RESAMPLES + 1 :] for side in (a, b)))  # fmt: skip
+        found = compare({0: a[0]}, {0: b[0]}, evidence=there)
+        held += found.low <= first - second <= found.high
+    print(f"AP of a detector, {items} images: {held / 20:.1f} %")
+    assert held / 20 >= 94.0 - 2 * 0.5
 
 
 #: Chances that only the first, only the second network is right.
