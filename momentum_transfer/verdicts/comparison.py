@@ -3,7 +3,7 @@
 - Both sides have two trials or more: the t interval of ``trials`` (paired where they share their trials, else Welch).
 - Outcomes per item besides: their bootstrap variance is added, V = s²/n + V_items, with Satterthwaite's degrees of
   freedom. Of this and the interval of the trials alone the wider counts, of their p the larger: a spread of few trials
-  that is small by chance makes V small and its degrees of freedom many (false alarms at two trials: 13 %, so 5 %).
+  that is small by chance makes V small and its degrees of freedom many (at two trials 13 % false alarms).
   Chance that trials and items share is in both parts, so the interval is rather too wide than too narrow.
 - Several trials against one, with outcomes per item: V = s²/n of the several + V_items, likewise. It speaks of the one
   as it stands: raw pixels, which have no seed, or a network that was trained once.
