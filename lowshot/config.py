@@ -63,7 +63,7 @@ def _features() -> CfgNode:
 
 def _svm() -> CfgNode:
     node = CfgNode()
-    node.PROTOCOL = "imagenet"  # or voc07, inaturalist: lowshot/svm/lowshot_svm.py says what they are
+    node.PROTOCOL = "imagenet"  # or voc07, voc07-sklearn, inaturalist, own: see lowshot/svm/lowshot_svm.py
     node.SHOTS = [1, 2, 4, 8, 16]  # labelled images per class
     node.DRAWS = 5
     node.COSTS = [2.0**power for power in range(-5, 6)]

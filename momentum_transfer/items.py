@@ -36,7 +36,7 @@ def write(folder: str | Path, name: str, found: Outcomes) -> dict[str, str]:
     file = Path(folder) / FOLDER / f"{stem}.{digest.hexdigest()[:12]}.npz"
     if not file.is_file():
         with atomic_path(file) as temporary:
-            np.savez_compressed(temporary, allow_pickle=False, **arrays)
+            np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]  # the stubs take these for its options
     return {"file": f"{FOLDER}/{file.name}", "sha256": sha256_of(file)}
 
 

@@ -9,8 +9,9 @@ Protocols:
     imagenet: top-1 and top-5; a class with fewer than k images is an error.
     inaturalist: the same, but a class with fewer than k images gives all it has (long tail).
     own: as inaturalist, for sets of one's own, whose records are to carry no published set's name.
-    voc07: images carry several labels, and are drawn as :mod:`lowshot.svm.shots` says; mAP (area under precision and
-        recall). "Difficult" counts as negative.
+    voc07: images carry several labels, and are drawn as :mod:`lowshot.svm.shots` says; mAP, the area under the envelope
+        of precision over recall, as VISSL and PCL compute it. "Difficult" counts as negative.
+    voc07-sklearn: the same with scikit-learn's average precision, which has no envelope and is lower.
 
 Class weights: "vissl" has positives cost twice as much as negatives, {1: 2, -1: 1}; "plain" the same. VISSL (Goyal et
 al., arXiv 1905.01235) and PCL (Li et al., arXiv 2005.04966) have the former on every data set, one class an image or
@@ -40,18 +41,20 @@ from momentum_transfer.verdicts.hits import label_hash
 
 @dataclass(frozen=True)
 class Protocol:
-    """``metrics``: the first one chooses C. ``class_weights``: unless settings name others."""
+    """``metrics``: the first one chooses C. ``class_weights``: unless settings name others. ``envelope``: of mAP."""
 
     metrics: tuple[str, ...]
     class_weights: str = "plain"
     allow_fewer: bool = False
+    envelope: bool = False
 
 
 PROTOCOLS = {
     "imagenet": Protocol(("top1", "top5")),
     "inaturalist": Protocol(("top1", "top5"), allow_fewer=True),
     "own": Protocol(("top1", "top5"), allow_fewer=True),
-    "voc07": Protocol(("mAP",), class_weights="vissl"),
+    "voc07": Protocol(("mAP",), class_weights="vissl", envelope=True),
+    "voc07-sklearn": Protocol(("mAP",), class_weights="vissl"),
 }
 
 #: name -> what a positive costs; a negative costs 1
@@ -91,7 +94,7 @@ class LowShot:
         Choice(SOLVERS).require("SVM.SOLVER", self.solver)
         SHOTS.require("SVM.SHOTS", self.shots)
         COSTS.require("SVM.COSTS", self.costs)
-        if self.voc_shots != "pcl" and self.protocol != "voc07":
+        if self.voc_shots != "pcl" and "mAP" not in PROTOCOLS[self.protocol].metrics:
             raise InputError(
                 f"expected SVM.VOC_SHOTS pcl under SVM.PROTOCOL {self.protocol}, found {self.voc_shots}, which is for "
                 "images with several labels; leave it out, or set SVM.PROTOCOL voc07"
@@ -169,10 +172,12 @@ def _fit_draw(
     features = normalized(train.features[labelled.rows])
     classifiers = _fit_present(fit, features, labelled.targets, setup.costs, CLASS_WEIGHTS[setup.weights])
     kept: dict[str, list[np.ndarray]] = {}
-    on_test = evaluate(classifiers, test.features, test.labels, protocol.metrics, kept)
+    on_test = evaluate(classifiers, test.features, test.labels, protocol.metrics, kept, protocol.envelope)
     deciding = on_test
     if choosing is not test:
-        deciding = evaluate(classifiers, choosing.features, choosing.labels, protocol.metrics)
+        deciding = evaluate(
+            classifiers, choosing.features, choosing.labels, protocol.metrics, envelope=protocol.envelope
+        )
     return _Draw(draw, len(labelled.rows), on_test, deciding[protocol.metrics[0]], joined(kept))
 
 

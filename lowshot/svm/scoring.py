@@ -14,6 +14,7 @@ def evaluate(
     labels: np.ndarray,
     metrics: Sequence[str],
     kept: dict[str, list[np.ndarray]] | None = None,
+    envelope: bool = False,
 ) -> dict[str, np.ndarray]:
     """Fractions [costs] for every metric, from one matrix product for all costs per chunk of images.
 
@@ -23,6 +24,7 @@ def evaluate(
     Args:
         features: [N, D] float32, normalised. labels: [N] class indices (top1, top5) or [N, classes] 0/1 (mAP).
         kept: gathers whether each image was right, bool [part of N, costs] for top1 and top5; mAP has no such thing.
+        envelope: of mAP, see :func:`average_precision`.
     """
     costs, classes, dim = classifiers.weights.shape
     stacked = classifiers.weights.reshape(costs * classes, dim).astype(np.float32).T
@@ -49,7 +51,7 @@ def evaluate(
     if "mAP" not in metrics:
         return {"top1": top1 / len(features), "top5": top5 / len(features)}
     scored = np.concatenate(everything)
-    return {"mAP": np.array([mean_average_precision(labels, scored[:, cost]) for cost in range(costs)])}
+    return {"mAP": np.array([mean_average_precision(labels, scored[:, cost], envelope) for cost in range(costs)])}
 
 
 def joined(kept: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
@@ -57,25 +59,34 @@ def joined(kept: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
     return {metric: np.concatenate(parts) for metric, parts in kept.items()}
 
 
-def mean_average_precision(labels: np.ndarray, decisions: np.ndarray) -> float:
+def mean_average_precision(labels: np.ndarray, decisions: np.ndarray, envelope: bool) -> float:
     """Mean over classes of :func:`average_precision`; classes without a positive are left out.
 
     Args:
         labels: [N, classes] of 0 and 1. decisions: [N, classes].
     """
     present = np.flatnonzero(labels.any(axis=0))
-    return float(np.mean([average_precision(labels[:, index], decisions[:, index]) for index in present]))
+    return float(np.mean([average_precision(labels[:, index], decisions[:, index], envelope) for index in present]))
 
 
-def average_precision(relevant: np.ndarray, decisions: np.ndarray) -> float:
-    """Σ (Rₙ − Rₙ₋₁)·Pₙ over the distinct thresholds, descending; the "area" AP, equal scores counted together.
+def average_precision(relevant: np.ndarray, decisions: np.ndarray, envelope: bool) -> float:
+    """Σ (Rₙ − Rₙ₋₁)·Pₙ over the distinct scores, descending: the area under precision and recall.
+
+    Images of equal score enter together, as one step, so that their order does not matter. (VISSL and PCL take them one
+    by one, in whatever order sorting leaves them; without ties the numbers are the same.)
 
     Args:
         relevant: [N] of 0 and 1, at least one 1. decisions: [N].
+        envelope: Pₙ is the highest precision at this recall or above, as in VOC's own AP from 2010 on (Everingham et
+            al., IJCV 2010, section 4.2), VISSL and PCL; otherwise it is the precision at n, as in scikit-learn's
+            ``average_precision_score``.
     """
     order = np.argsort(-decisions, kind="stable")
     hits = np.cumsum(relevant[order])
-    last = np.append(np.flatnonzero(np.diff(decisions[order])), len(order) - 1)  # last place of each distinct score
+    ordered = decisions[order]
+    last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)  # last place of each distinct score
     precision = hits[last] / (last + 1)
     recall = hits[last] / hits[-1]
+    if envelope:
+        precision = np.maximum.accumulate(precision[::-1])[::-1]
     return float(np.sum(np.diff(recall, prepend=0.0) * precision))

@@ -77,7 +77,7 @@ def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
 
 
 def _arms(value: float, low: float | None, high: float | None) -> list[list[float]]:
-    """Lengths of a whisker to either side; an interval of BCa need not hold the value."""
+    """Lengths of a whisker to either side; a percentile interval need not hold the value."""
     if low is None or high is None or low != low:
         return [[0.0], [0.0]]
     return [[max(0.0, value - low)], [max(0.0, high - value)]]

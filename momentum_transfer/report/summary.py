@@ -19,9 +19,10 @@ HOW = (
     "A difference is in points, with its 95 % interval in brackets (for that number alone, before Holm). Where both "
     "sides share their trials (draws of labelled images, seeds of training) it is Student's t over the differences "
     "trial by trial, otherwise Welch's. Where records keep the outcome of every test image, the images are resampled "
-    "too, with the same weights on both sides, and their variance is added; with one trial on both sides the interval "
-    "is over images alone (BCa; McNemar's exact test where an image is right or wrong) and speaks of the networks as "
-    "they were trained; of several against one it is over the several and the images, about the one as it stands. The "
+    "too, with the same weights on both sides, and their variance is added; of that and the trials alone the wider "
+    "interval counts. With one trial on both sides the interval is over images alone (Student's t with the bootstrap's "
+    "standard error; McNemar's exact test where an image is right or wrong) and speaks of the networks as they were "
+    "trained; of several against one it is over the several and the images, about the one as it stands. The "
     "spread of one checkpoint (±) is the sample standard deviation over its trials. No interval covers the seed of "
     "pretraining where a checkpoint was pretrained once."
 )

@@ -7,7 +7,7 @@ and category have the same score. Where some do, the fresh evaluation orders the
 copy, then all of the next), and AP can differ a little: up to 4.5e-4 points in a small set full of ties.
 
 The mean of the replicates lies above the score itself (a detection drawn twice makes precision less ragged), so a plain
-percentile interval of one checkpoint's AP is shifted; BCa corrects for it, and differences hardly feel it.
+percentile interval of one checkpoint's AP is shifted; verdicts take the replicates' standard deviation alone.
 """
 
 from collections.abc import Iterator

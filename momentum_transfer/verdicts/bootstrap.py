@@ -1,4 +1,4 @@
-"""The bootstrap over test items: shared multinomial weights, percentile and BCa intervals, two levels.
+"""The bootstrap over test items: shared multinomial weights, percentile intervals, jackknife, two levels.
 
 A resample of n items with replacement is a weight per item: how often it was drawn. All checkpoints of a comparison get
 the same weights, so that differences are paired item by item (Efron and Tibshirani, "An introduction to the bootstrap",
@@ -8,11 +8,10 @@ the same weights, so that differences are paired item by item (Efron and Tibshir
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from momentum_transfer.errors import InputError
 
-#: Groups of items that the jackknife of BCa leaves out in turn.
+#: Groups of items that the jackknife leaves out in turn.
 JACKKNIFE_GROUPS = 100
 
 
@@ -30,7 +29,7 @@ def multinomial_weights(items: int, resamples: int, seed: int = 0) -> np.ndarray
 def jackknife_weights(items: int, groups: int = JACKKNIFE_GROUPS, seed: int = 0) -> np.ndarray:
     """[min(groups, items), items] int32: all ones but for the group of items that is left out.
 
-    Leaving out groups instead of single items keeps BCa's acceleration at the price of some noise (Efron and Tibshirani
+    Leaving out groups instead of single items keeps the acceleration at the price of some noise (Efron and Tibshirani
     1993, section 14.3), and 5000 items need 100 evaluations instead of 5000.
     """
     groups = min(groups, items)
@@ -47,31 +46,16 @@ def percentile_interval(replicates: np.ndarray, level: float = 0.95) -> tuple[fl
     return float(low), float(high)
 
 
-def bca_interval(
-    value: float, replicates: np.ndarray, jackknife: np.ndarray, level: float = 0.95
-) -> tuple[float, float]:
-    """Bias-corrected and accelerated interval (Efron 1987; Efron and Tibshirani 1993, equations 14.9 to 14.15).
+def acceleration(jackknife: np.ndarray) -> float:
+    """A sixth of the estimate's skewness (Efron and Tibshirani 1993, equation 14.15); of a mean γ / (6·√n).
 
     Args:
-        value: the statistic of all items. replicates: [B] of resamples. jackknife: [G] with a group left out.
+        jackknife: [G] the statistic with a group of items left out; undefined ones (NaN) do not count.
     """
-    defined, left_out = _defined(replicates), _defined(jackknife)
-    if not len(defined):
-        return float("nan"), float("nan")
-    if (defined == defined[0]).all():
-        return float(defined[0]), float(defined[0])
-    below = ((defined < value).sum() + 0.5 * (defined == value).sum()) / len(defined)
-    below = min(max(below, 0.5 / len(defined)), 1 - 0.5 / len(defined))
-    bias = float(stats.norm.ppf(below))
+    left_out = _defined(jackknife)
     offsets = left_out.mean() - left_out if len(left_out) else np.zeros(1)
     spread = float((offsets**2).sum()) ** 1.5
-    acceleration = float((offsets**3).sum()) / (6 * spread) if spread > 0 else 0.0
-    ends = []
-    for share in (0.5 - level / 2, 0.5 + level / 2):
-        z = bias + float(stats.norm.ppf(share))
-        ends.append(float(stats.norm.cdf(bias + z / (1 - acceleration * z))) if acceleration * z < 1 else 1.0)
-    low, high = np.quantile(defined, ends)
-    return float(low), float(high)
+    return float((offsets**3).sum()) / (6 * spread) if spread > 0 else 0.0
 
 
 def bootstrap_p(replicates: np.ndarray) -> float:

@@ -2,11 +2,14 @@
 
 - Both sides have two trials or more: the t interval of ``trials`` (paired where they share their trials, else Welch).
 - Outcomes per item besides: their bootstrap variance is added, V = s²/n + V_items, with Satterthwaite's degrees of
-  freedom. Chance that trials and items share is in both parts, so the interval is rather too wide than too narrow.
+  freedom. Of this and the interval of the trials alone the wider counts, of their p the larger: a spread of few trials
+  that is small by chance makes V small and its degrees of freedom many (at two trials 13 % false alarms).
+  Chance that trials and items share is in both parts, so the interval is rather too wide than too narrow.
 - Several trials against one, with outcomes per item: V = s²/n of the several + V_items, likewise. It speaks of the one
   as it stands: raw pixels, which have no seed, or a network that was trained once.
-- One trial on both sides, but outcomes per item: BCa interval over items; p by the exact McNemar test where they are
-  hits, else by the normal with the bootstrap's standard error. It speaks of the trained networks at hand alone.
+- One trial on both sides, but outcomes per item: where they are hits, McNemar's exact test and a score interval that
+  agrees with it; else t with the bootstrap's standard error, items − 1 degrees of freedom, and the side to which the
+  items lean stretched by their skewness. It speaks of the trained networks at hand alone.
 - One trial on a side and no outcomes: no verdict.
 """
 
@@ -15,11 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
 from momentum_transfer.verdicts import power, trials
-from momentum_transfer.verdicts.bootstrap import bca_interval
-from momentum_transfer.verdicts.hits import mcnemar
+from momentum_transfer.verdicts.bootstrap import acceleration
+from momentum_transfer.verdicts.hits import mcnemar, paired_interval
 from momentum_transfer.verdicts.trials import satterthwaite, t_estimate
 
 
@@ -47,7 +49,8 @@ class Comparison:
 
     Attributes:
         low, high: 95 % interval; None, as p, se and df, where nothing can be said.
-        p: two-sided p of "no difference". exact_p: of the sign-flip test over up to 12 shared trials.
+        p: two-sided p of "no difference"; below .05 exactly where the interval excludes 0. se, df: of the t interval
+            that counts. exact_p: of the sign-flip test over up to 12 shared trials.
         n: trials of both sides. items: test items that were resampled (0: none). paired: judged trial by trial.
         item_share: share of the variance that the test items have, where trials have the rest.
         std: over trials, of the differences where ``paired``, else of a side; None where a side has one trial.
@@ -97,6 +100,8 @@ def compare(
         shared: trials of one number are the same draws or seeds on both sides.
         evidence: outcomes per test item of the same scores.
     """
+    if evidence is not None and evidence.items < 2:
+        evidence = None  # one item has no spread
     a, b = [first[trial] for trial in sorted(first)], [second[trial] for trial in sorted(second)]
     n, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     if min(n) < 2:
@@ -104,8 +109,8 @@ def compare(
             return Comparison(value, n)
         if max(n) < 2:
             return _by_items(value, evidence)
-        several = max(a, b, key=len)
-        return _with_items(Comparison(value, n), np.std(several, ddof=1) / math.sqrt(max(n)), max(n) - 1, evidence)
+        error = float(np.std(max(a, b, key=len), ddof=1)) / math.sqrt(max(n))
+        return _with_items(Comparison(value, n), error, max(n) - 1, evidence)
     paired = shared and set(first) == set(second)
     found = trials.paired(a, b) if paired else trials.welch(a, b)
     std = found.se * math.sqrt(n[0]) if paired else math.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 2)
@@ -116,23 +121,34 @@ def compare(
 
 
 def _with_items(made: Comparison, se: float, df: float, evidence: ItemEvidence) -> Comparison:
-    """With the variance of the test items added to that of the trials, ``se`` squared."""
-    floor = float(np.nanstd(evidence.first - evidence.second, ddof=1))
-    variances = se**2, floor**2
-    total = sum(variances)
-    df = satterthwaite(variances, (df, evidence.items - 1))
-    low, high, p = t_estimate(made.value, math.sqrt(total), df)
-    share = variances[1] / total if total else None
-    return replace(made, low=low, high=high, p=p, se=math.sqrt(total), df=df, items=evidence.items,
-                   item_share=share, floor=floor)  # fmt: skip
+    """With the variance of the test items added to that of the trials, ``se`` squared, unless these alone say less."""
+    floor, skewness = _error_and_skewness(evidence)
+    total = math.hypot(se, floor)
+    fraction = floor / total if total else 0.0
+    designs = [(se, df), (total, satterthwaite((se**2, floor**2), (df, evidence.items - 1)))]
+    lows, highs, ps = zip(
+        t_estimate(made.value, *designs[0]),
+        t_estimate(made.value, *designs[1], acceleration=skewness * fraction**3),  # only the part of the items leans
+        strict=True,
+    )
+    se, df = designs[0] if highs[0] - lows[0] > highs[1] - lows[1] else designs[1]
+    return replace(made, low=min(lows), high=max(highs), p=max(ps), se=se, df=df, items=evidence.items,
+                   item_share=fraction**2 if total else None, floor=floor)  # fmt: skip
 
 
 def _by_items(value: float, evidence: ItemEvidence) -> Comparison:
-    differences = evidence.first - evidence.second
-    se = float(np.nanstd(differences, ddof=1))
-    low, high = bca_interval(value, differences, evidence.first_left_out - evidence.second_left_out)
+    se, skewness = _error_and_skewness(evidence)
+    df = evidence.items - 1
     if evidence.hits is not None:
+        low, high = (100 * end for end in paired_interval(*evidence.hits))
         p = mcnemar(*evidence.hits)[2]
     else:
-        p = float(2 * stats.norm.sf(abs(value) / se)) if se > 0 else float(value == 0)
-    return Comparison(value, (1, 1), low, high, p, se, items=evidence.items)
+        low, high, p = t_estimate(value, se, df, acceleration=skewness)
+    return Comparison(value, (1, 1), low, high, p, se, df, items=evidence.items)
+
+
+def _error_and_skewness(evidence: ItemEvidence) -> tuple[float, float]:
+    """Standard error by the bootstrap, whose variance is too small by (items - 1) / items, and ``acceleration``."""
+    error = float(np.nanstd(evidence.first - evidence.second, ddof=1))
+    left_out = evidence.first_left_out - evidence.second_left_out
+    return error * math.sqrt(evidence.items / (evidence.items - 1)), acceleration(left_out)

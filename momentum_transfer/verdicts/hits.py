@@ -1,6 +1,7 @@
-"""One number per test item, right or wrong or a fraction: the exact McNemar test, and the bootstrap of their mean."""
+"""One number per test item, right or wrong or a fraction: McNemar's exact test, an interval, the bootstrap."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,43 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
     from scipy import stats  # here, because it takes a second and writing outcomes needs none of it
 
     return only_first, only_second, float(stats.binomtest(only_first, only_first + only_second).pvalue)
+
+
+#: Continuity correction of the score interval, in items. One is usual; with 0.9 the interval excludes 0 wherever the
+#: exact test does (0.918 is the most that allows it, at 17 discordant items).
+_CORRECTION = 0.9
+
+
+def paired_interval(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the difference of two fractions of hits; it excludes 0 where ``mcnemar``'s p is below .05 only.
+
+    Tango's score interval (Statistics in Medicine 17, 1998) with a continuity correction, which holds also where hits
+    differ on few images or none; it is widened to 0 where the exact test is not significant.
+
+    Args:
+        first, second: as of ``mcnemar``.
+    """
+    only_first, only_second, p = mcnemar(first, second)
+    low = -_upper_end(only_second, only_first, len(first))
+    high = _upper_end(only_first, only_second, len(first))
+    return (min(low, 0.0), max(high, 0.0)) if p >= 0.05 else (low, high)
+
+
+def _upper_end(b: int, c: int, n: int) -> float:
+    """The largest difference that the score test does not refuse, where b of n images speak for it and c against."""
+    if b - c == n:
+        return 1.0
+    from scipy import optimize, special
+
+    z = float(special.ndtri(0.975))
+
+    def beyond(difference: float) -> float:
+        linear = (2 * n - b + c) * difference - b - c
+        against = (math.sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
+        variance = n * (2 * against + difference * (1 - difference))
+        return n * difference - (b - c) - _CORRECTION - z * math.sqrt(max(variance, 0.0))
+
+    return float(optimize.brentq(beyond, (b - c) / n, 1.0, xtol=1e-12))
 
 
 def weighted_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -69,11 +69,13 @@ def trials_needed(
     sides = 1 if paired else 2
 
     def enough(n: int) -> bool:
-        variance = sides * std**2 / n
+        variance, own = sides * std**2 / n, sides * (n - 1)
         total = variance + floor**2
         # floor: known well, infinitely many degrees of freedom
-        df = sides * (n - 1) * (total / variance) ** 2 if variance > 0 else math.inf
-        return power_of(difference, math.sqrt(total), df, alpha) >= power
+        df = own * (total / variance) ** 2 if variance > 0 else math.inf
+        # as a verdict: by trials and items, and by trials alone
+        designs = ((total, df), (variance, own))
+        return min(power_of(difference, math.sqrt(v), df, alpha) for v, df in designs) >= power
 
     return _first(enough)
 

@@ -12,6 +12,14 @@ def test_where_and_how_an_evaluation_works_is_no_other_experiment():
     assert settings_hash(cfg) != before
 
 
+def test_map_with_and_without_the_envelope_are_two_experiments():
+    cfg = get_cfg()
+    cfg.SVM.PROTOCOL = "voc07"
+    enveloped = settings_hash(cfg)
+    cfg.SVM.PROTOCOL = "voc07-sklearn"
+    assert settings_hash(cfg) != enveloped
+
+
 def test_the_hash_leaves_the_settings_as_they_are():
     cfg = get_cfg()
     cfg.OUTPUT_DIR = "elsewhere"

@@ -1,9 +1,11 @@
 """Items files: written whole, found by hash, refused when they are not what the record was written with."""
 
+import zipfile
+
 import numpy as np
 import pytest
 
-from momentum_transfer import items
+from momentum_transfer import items, npz
 from momentum_transfer.errors import InputError
 from momentum_transfer.verdicts.hits import PerItem, label_hash
 from momentum_transfer.verdicts.outcomes import check_paired, replicates
@@ -24,6 +26,25 @@ def test_what_is_written_is_read(tmp_path):
     assert replicates(found, np.ones((1, 5), np.int32))["top1"][0] == pytest.approx(60.0)
     assert items.write(tmp_path, "svm/k=4 of a b", HITS) == kept
     assert [file.name for file in (tmp_path / "items").iterdir()] == [kept["file"].removeprefix("items/")]
+
+
+def savez_before_numpy_2_2(file, *arrays, **named):
+    """Its savez_compressed: every keyword is an array, one named allow_pickle too."""
+    assert not arrays
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, values in named.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, np.asanyarray(values))
+
+
+@pytest.mark.parametrize("old_numpy", [False, True], ids=["this NumPy", "NumPy before 2.2"])
+def test_the_archive_holds_the_outcomes_and_no_array_more(tmp_path, monkeypatch, old_numpy):
+    if old_numpy:
+        monkeypatch.setattr(np, "savez_compressed", savez_before_numpy_2_2)
+    kept = items.write(tmp_path, "a", HITS)
+    with npz.opened(tmp_path / kept["file"]) as archive:
+        assert sorted(npz.names_of(archive)) == ["AP", "count", "hit top1", "kind", "test_set"]
+    np.testing.assert_array_equal(items.read(tmp_path, kept).values["top1"], HITS.values["top1"])
 
 
 def test_another_content_a_lost_file_and_a_file_elsewhere_are_refused(tmp_path):

@@ -90,7 +90,7 @@ def test_one_trial_with_outcomes_is_judged_by_mcnemar_and_the_items(tmp_path):
     assert found.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue)
     assert (found.source, found.items, found.n) == ("items", 400, (1, 1))
     weights = multinomial_weights(400, 1000)
-    spread = (100 * weights @ (outcomes[0] * 1.0 - outcomes[1]) / 400).std(ddof=1)
+    spread = (100 * weights @ (outcomes[0] * 1.0 - outcomes[1]) / 400).std(ddof=1) * (400 / 399) ** 0.5
     assert found.se == pytest.approx(spread)
     assert found.low < found.value < found.high
     assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.15)

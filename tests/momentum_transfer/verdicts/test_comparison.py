@@ -1,10 +1,12 @@
-"""Several trials against one: the spread of the several counts beside that of the test items."""
+"""Trials and test items together, and items alone: variances, intervals that agree with p, and what changes neither."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from momentum_transfer.verdicts.bootstrap import jackknife_weights, multinomial_weights
 from momentum_transfer.verdicts.comparison import ItemEvidence, compare
+from momentum_transfer.verdicts.hits import mcnemar, paired_interval
 
 SEVERAL = {0: 61.0, 1: 55.0, 2: 58.0, 3: 64.0, 4: 52.0}
 
@@ -16,10 +18,10 @@ def evidence(se: float, items: int = 540) -> ItemEvidence:
     return ItemEvidence(items, draws + 58.0, np.full(1000, 60.0), np.full(20, 58.0), np.full(20, 60.0))
 
 
-@pytest.mark.parametrize("se", [1e-9, 1.0, 3.0])
+@pytest.mark.parametrize("se", [2.0, 3.0])
 def test_variance_is_that_of_the_several_and_of_the_items(se):
     found = compare(SEVERAL, {0: 60.0}, evidence=evidence(se))
-    parts = np.var(list(SEVERAL.values()), ddof=1) / 5, se**2
+    parts = np.var(list(SEVERAL.values()), ddof=1) / 5, se**2 * 540 / 539
     df = sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 539)
     assert found.se == pytest.approx(np.sqrt(sum(parts)))
     assert found.p == pytest.approx(2 * stats.t.sf(2.0 / np.sqrt(sum(parts)), df))
@@ -39,6 +41,85 @@ def test_no_more_false_alarms_than_promised():
     still = evidence(0.1)
     alarms = [compare(dict(enumerate(each)), {0: 60.0}, evidence=still).p < 0.05 for each in draws]
     assert np.mean(alarms) == pytest.approx(0.05, abs=0.02)
+
+
+def test_a_small_spread_of_two_trials_alarms_no_more_than_the_trials_alone():
+    """Two trials 1.0 apart beside items with an error of 0.1: by Satterthwaite alone p is .042, by the trials .11."""
+    found = compare({0: 62.5, 1: 63.5}, {0: 60.0}, evidence=evidence(0.1))
+    by_trials = stats.ttest_1samp([62.5, 63.5], 60.0)
+    assert found.p == pytest.approx(by_trials.pvalue)
+    assert (found.low, found.high) == pytest.approx(by_trials.confidence_interval() - np.array(60.0))
+    assert (found.se, found.df) == pytest.approx((0.5, 1))  # what detectable is worked out from
+
+
+def of_items(differences) -> ItemEvidence:
+    """As ``differences`` makes it of outcomes per item, here of one side alone."""
+    count = len(differences)
+    weights = np.concatenate([multinomial_weights(count, 1000), jackknife_weights(count)])
+    means = weights @ differences / weights.sum(axis=1)
+    zero = np.zeros(len(means))
+    return ItemEvidence(count, means[:1000], zero[:1000], means[1000:], zero[1000:])
+
+
+@pytest.mark.parametrize("trials", [{0: 0.0}, {0: -3.0, 1: 3.0, 2: 0.0}])
+def test_p_is_below_5_percent_exactly_where_the_interval_excludes_0(trials):
+    """Skewed outcomes, moved until 0 stands just inside and just outside of either end of the interval."""
+    differences = np.random.default_rng(2).exponential(20, size=40) ** 1.5
+    for sign in (1, -1):
+        there = of_items(sign * differences)
+
+        def at(shift, there=there):
+            return compare({trial: value + shift for trial, value in trials.items()}, dict.fromkeys(trials, 0.0),
+                           shared=False, evidence=there)  # fmt: skip
+
+        low, high = at(0.0).low, at(0.0).high
+        inside = [at(-low - 1e-6), at(-high + 1e-6)]
+        outside = [at(-low + 1e-6), at(-high - 1e-6)]
+        assert all(found.low < 0 < found.high and 0.05 < found.p < 0.0501 for found in inside)
+        assert all(found.low * found.high > 0 and 0.0499 < found.p < 0.05 for found in outside)
+        if len(trials) == 1:  # the longer side is where the items' tail is, by 2·a·t² standard errors
+            skew, t = stats.skew(differences) / (6 * 40**0.5), stats.t.ppf(0.975, 39)
+            longer, shorter = (high, -low) if sign > 0 else (-low, high)
+            assert longer / shorter == pytest.approx(1 + 2 * skew * t, rel=0.02)
+            assert shorter == pytest.approx(t * differences.std(ddof=1) / 40**0.5, rel=0.05)
+
+
+def score_test_refuses(b: int, c: int, n: int, difference: float) -> bool:
+    """The score test of a paired difference with its continuity correction; the likelihood maximised by brute force."""
+    q = np.linspace(max(0, -difference), (1 - difference) / 2, 200_001)[1:-1]  # chance that only the second is right
+    likelihood = b * np.log(q + difference) + c * np.log(q) + (n - b - c) * np.log(1 - 2 * q - difference)
+    best = q[likelihood.argmax()]
+    variance = n * (2 * best + difference - difference**2)
+    return abs(b - c - n * difference) - 0.9 > stats.norm.ppf(0.975) * variance**0.5
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(9, 2, 60), (0, 0, 30), (12, 0, 200), (25, 10, 540), (1, 4, 30)])
+def test_interval_of_hits_is_the_inverted_score_test_to_0_where_mcnemar_is_not_significant(b, c, n):
+    first, second = np.zeros((2, n), bool)
+    first[:b] = second[b : b + c] = True
+    low, high = paired_interval(first, second)
+    if mcnemar(first, second)[2] >= 0.05:
+        assert low <= 0 <= high
+    for end, out in ((low, -1e-3), (high, 1e-3)):
+        assert end == 0.0 or not score_test_refuses(b, c, n, end - out)
+        assert score_test_refuses(b, c, n, end + out)
+
+
+def test_interval_of_hits_excludes_0_exactly_where_mcnemars_p_is_below_5_percent():
+    for discordant in (*range(50), 331):
+        for b in range(discordant // 2 + 1):
+            first, second = np.zeros((2, discordant + 13), bool)
+            first[:b] = second[b:discordant] = True
+            low, high = paired_interval(first, second)
+            assert (low > 0 or high < 0) == (mcnemar(first, second)[2] < 0.05), (b, discordant)
+    everything = np.ones(30, bool)
+    assert paired_interval(everything, ~everything)[1] == 1.0
+
+
+def test_one_item_is_no_evidence():
+    one = ItemEvidence(1, np.full(9, 100.0), np.zeros(9), np.full(1, np.nan), np.full(1, np.nan))
+    assert compare({0: 100.0}, {0: 0.0}, evidence=one).source == "nothing"
+    assert compare(SEVERAL, {0: 0.0, 1: 9.0}, evidence=one).source == "trials"
 
 
 def test_one_trial_without_outcomes_gives_no_verdict():

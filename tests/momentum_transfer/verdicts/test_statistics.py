@@ -106,6 +106,8 @@ def test_trials_needed_is_the_first_number_that_suffices():
         enough = [power.power_of(0.3, (sides * 0.04 / k) ** 0.5, sides * (k - 1)) >= 0.8 for k in (n - 1, n)]
         assert enough == [False, True]
     assert power.trials_needed(0.3, 0.2, paired=True, floor=0.2) is None  # the items alone hide it
+    for floor in (0.05, 0.1):  # noise of items never makes fewer trials enough
+        assert power.trials_needed(0.6, 0.2, paired=True, floor=floor) == power.trials_needed(0.6, 0.2, paired=True)
     with pytest.raises(InputError, match="difference other than 0"):
         power.trials_needed(0.0, 0.2, paired=True)
 
@@ -130,16 +132,19 @@ def test_weights_are_draws_with_replacement():
     assert (left_out.sum(axis=0) == 9).all()
 
 
-def test_bca_is_scipys():
+def test_acceleration_of_a_mean_is_a_sixth_of_its_skewness():
     values = RANDOM.exponential(size=60)
-    weights = bootstrap.multinomial_weights(60, 4000)
-    replicates = weights @ values / 60
     jackknife = bootstrap.jackknife_weights(60, groups=60) @ values / 59
-    ours = bootstrap.bca_interval(values.mean(), replicates, jackknife)
-    theirs = stats.bootstrap((values,), np.mean, n_resamples=20_000, method="BCa", rng=1).confidence_interval
-    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.03)
-    assert bootstrap.percentile_interval(replicates) == pytest.approx(np.percentile(replicates, [2.5, 97.5]))
-    assert ours[1] > bootstrap.percentile_interval(replicates)[1]  # the long tail is to the right
+    assert bootstrap.acceleration(jackknife) == pytest.approx(stats.skew(values) / (6 * 60**0.5))
+    assert bootstrap.acceleration(np.append(-jackknife, np.nan)) == -bootstrap.acceleration(jackknife)
+    assert bootstrap.acceleration(np.full(3, 2.0)) == bootstrap.acceleration(np.full(3, np.nan)) == 0.0
+
+
+def test_percentile_interval_is_numpys_and_leaves_nan_out():
+    replicates = RANDOM.normal(size=400)
+    assert bootstrap.percentile_interval(np.append(replicates, np.nan)) == pytest.approx(
+        np.percentile(replicates, [2.5, 97.5])
+    )
     assert np.isnan(bootstrap.percentile_interval(np.full(3, np.nan))).all()
 
 
