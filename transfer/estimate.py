@@ -104,7 +104,7 @@ def _timed(cfg: CfgNode, task: Task[Any], initial: InitialWeights, device: torch
     if initial.detector:
         load_detector(detector, initial.detector, initial.name)
     elif initial.backbone:
-        load_backbone(detector, initial.backbone, initial.name)
+        load_backbone(detector, initial.backbone, initial.name, initial.architecture)
     training = build_training(cfg, detector.to(device), Position(0, (), ()))
     detector.train()
     batches = iter(training_loader(cfg, task, cfg.SEED, 0))

@@ -35,6 +35,9 @@ _ALONE = re.compile(r"^backbone\.(.*)$")
 _TIMM, _MODULE = "timm:", "module:"
 #: Stands for random initialisation, so that it never happens by a forgotten option.
 NONE = "none"
+#: A tensor's largest weight after a training over that at its start, or over 1 where it started smaller: far beyond
+#: every training that ends well (docs/backbones.md).
+LARGEST_GROWTH = 1000.0
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,32 @@ def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tens
     if broken:
         raise InputError(f"{source} holds {_some('tensors that are not finite', broken)}; its training has diverged")
     return found
+
+
+def check_trained(trained: InitialWeights, initial: InitialWeights) -> None:
+    """Refuse a trained detector with a weight that is ``LARGEST_GROWTH`` times what its tensor began with, 1 at least.
+
+    BN statistics do not count; tensors that are not finite are left to ``match_detector``.
+
+    Raises:
+        InputError: the training has diverged; the tensor that grew most is named.
+    """
+    start: Mapping[str, Tensor] = initial.detector
+    if initial.backbone:
+        shapes = {name: value.shape for name, value in trained.detector.items()}
+        start, _ = match_backbone(shapes, initial.backbone, initial.name, initial.architecture)
+    grown = {}
+    for name, value in trained.detector.items():
+        if value.is_floating_point() and value.numel() and "running_" not in name:
+            before = float(start[name].abs().max()) if name in start else 0.0
+            grown[name] = float(value.abs().max()) / max(before, 1.0)
+    name = max(grown, key=lambda key: grown[key], default="")
+    if name and grown[name] > LARGEST_GROWTH:
+        raise InputError(
+            f"expected weights up to {LARGEST_GROWTH:g} times those at the start, found {name} at "
+            f"{float(trained.detector[name].abs().max()):.3g} in {trained.name}: the training has diverged, and no "
+            "score is recorded; lower SOLVER.BASE_LR or set SOLVER.CLIP_GRADIENTS.ENABLED True, with another OUTPUT_DIR"
+        )
 
 
 def _check_shapes(shapes: Mapping[str, Sequence[int]], found: Mapping[str, Tensor], source: str) -> None:

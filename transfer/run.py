@@ -27,11 +27,14 @@ from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.error_analysis.analysis import write_analysis
 from transfer.estimate import estimate
-from transfer.initial_weights import InitialWeights, read_initial, read_trained
+from transfer.initial_weights import InitialWeights, check_trained, read_initial, read_trained
 from transfer.ranges import check_settings
 from transfer.run_classes import classes_of, write_classes
 from transfer.tasks import Task, open_task
 from transfer.torchvision_engine.capabilities import unsupported
+
+#: Tells of which training a folder is.
+_CLAIM = "training.json"
 
 #: Iterations from which on a few timed steps are a small part of the run.
 WORTH_AN_ESTIMATE = 50
@@ -63,31 +66,64 @@ def run(cfg: CfgNode, request: Request) -> None:
             f"expected a trained detector (model_final.pth) with --eval-only, found the backbone {initial.name}; give "
             "what a fine-tuning left"
         )
+    if not (request.eval_only or request.resume):  # before the data, which may take minutes
+        for trial in range(cfg.TRIALS):
+            if not _is_done(cfg, request, engine, initial, trial):
+                _refuse_to_overwrite(_folder(cfg, trial))
     task = open_task(cfg, training=not request.eval_only)
     network = functools.cache(lambda: _network(cfg))  # counted once for all trials, and only if one is left to do
     with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
         task.check(cfg)  # its pictures belong to the run that holds the folder
         for trial in range(cfg.TRIALS):
-            folder = Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
-            _trial(cfg, request, engine, task, initial, trial, folder, network)
+            _trial(cfg, request, engine, task, initial, trial, _folder(cfg, trial), network)
             barrier()
+
+
+def _folder(cfg: CfgNode, trial: int) -> Path:
+    return Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
+
+
+def _is_done(cfg: CfgNode, request: Request, engine: Engine, initial: InitialWeights, trial: int) -> bool:
+    """Whether the results hold a trial's records."""
+    wanted = {"trial": trial, "config": identity(cfg), "sha256": initial.sha256, "engine": engine.name}
+    return results.done(_results(cfg, request), **wanted, finetuned=not request.eval_only)
+
+
+def _results(cfg: CfgNode, request: Request) -> Path:
+    return request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to go on with: a checkpoint of either engine, or the final weights."""
+    single = any((folder / name).is_file() for name in ("model_final.pth", "last_checkpoint"))
+    return single or any(folder.glob("checkpoints/step_*.pth"))
+
+
+def _refuse_to_overwrite(folder: Path) -> None:
+    if (folder / _CLAIM).is_file() and _has_checkpoint(folder):
+        raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
 
 
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
     """A folder belongs to one training: the same initial weights, seed and settings, in whatever engine.
 
+    A training that diverged or was killed before its first checkpoint has left nothing to go on with: any may begin.
+
     Raises:
         InputError: it holds another training, or the same one and nothing was said of going on.
     """
-    file = folder / "training.json"
+    file = folder / _CLAIM
     now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False)}
     if not is_main():  # torchrun ends the others if the first process refuses
         return
-    if not file.is_file():
+    if not resume:
+        _refuse_to_overwrite(folder)
+    if not file.is_file() or not _has_checkpoint(folder):
+        if file.is_file():  # a best detector that the new training might not reach, and lines of Detectron2
+            for name in ("model_best.pth", "model_best.json", "metrics.json"):
+                (folder / name).unlink(missing_ok=True)
         write_text(file, json.dumps(now, indent=1))
         return
-    if not resume:
-        raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
     try:
         before = json.loads(file.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError):
@@ -112,11 +148,10 @@ def _trial(
     folder: Path,
     network: Callable[[], dict[str, Any]],
 ) -> None:
-    file = request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
-    wanted = {"trial": trial, "config": identity(cfg), "sha256": initial.sha256, "engine": engine.name}
-    wanted["finetuned"] = not request.eval_only
+    file = _results(cfg, request)
     # The first process decides for all: it appends the records, and the others may read earlier or later.
-    if any_rank(is_main() and results.done(file, **wanted), choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
+    is_done = is_main() and _is_done(cfg, request, engine, initial, trial)
+    if any_rank(is_done, choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
         say(f"trial {trial}: its records are in {file} already")
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,6 +176,7 @@ def _trial(
             say(f"{found.line()}" + f"; trial {trial + 1} of {cfg.TRIALS}" * (cfg.TRIALS > 1) if found else NO_ESTIMATE)
         finetuned = engine.finetune(cfg, task, initial, seed, folder, resume=request.resume, score=main_score)
         detector = read_trained(finetuned.weights)
+        check_trained(detector, initial)
         if finetuned.seconds_per_step == finetuned.seconds_per_step:
             say(f"{finetuned.seconds_per_step:.3f} s per iteration")
     for predictions in engine.predict(cfg, task, detector, folder):

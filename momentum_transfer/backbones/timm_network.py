@@ -26,7 +26,7 @@ from momentum_transfer.hub.pull import local_file
 
 
 def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Module] | None = None) -> TimmBackbone:
-    """The network, drawn at random as timm does, without its classifier.
+    """The network without its classifier, drawn at random as timm does but for zero biases of the first convolution.
 
     Args:
         norm_layer: channels -> module, in the place of every BatchNorm; a network without any keeps what it has.
@@ -37,7 +37,23 @@ def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Mo
     network = create(architecture)
     if norm_layer is not None:
         replace_batch_norm(network, norm_layer)
+    _draw_image_biases(network)
     return TimmBackbone(network, architecture)
+
+
+def _draw_image_biases(network: nn.Module) -> None:
+    """Give convolutions of the image whose biases are all 0 those of PyTorch: U(−b, b), b = (inputs of a sum)^-½.
+
+    Detectors pad images with zeros. Without biases each later LayerNorm there is one of exact zeros, which multiplies
+    gradients by eps^-½, 1000 a layer: 1e25 in a first step. Random numbers drawn afterwards stay the same.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for module in network.modules():
+            if not isinstance(module, nn.Conv2d) or module.in_channels != 3 or module.bias is None:
+                continue
+            if not module.bias.is_meta and not module.bias.any():
+                bound = module.weight[0].numel() ** -0.5
+                module.bias.uniform_(-bound, bound)
 
 
 def published(architecture: TimmArchitecture) -> TimmBackbone:

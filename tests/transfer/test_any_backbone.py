@@ -56,6 +56,23 @@ def test_every_trained_parameter_takes_part_on_images_of_any_size(architecture, 
     assert [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
+@pytest.mark.parametrize("detector", ["mask_rcnn", "retinanet"])
+@pytest.mark.parametrize(
+    "architecture",
+    [CONVNEXT, SWIN, VIT, "timm:pvt_v2_b0", "timm:edgenext_xx_small"],
+    ids=["convnext", "swin", "vit", "pvt", "edgenext"],
+)
+def test_zero_padding_does_not_magnify_the_first_gradients_of_a_random_network(architecture, detector):
+    largest = []
+    for width in (64, 66):  # the second is padded to 96
+        torch.manual_seed(0)
+        network = build_detector(config_of(architecture, detector))
+        sum(network(tiny_samples([(64, width), (64, width)])).values()).backward()
+        gradients = [parameter.grad for parameter in network.backbone.parameters() if parameter.grad is not None]
+        largest.append(max(float(gradient.abs().max()) for gradient in gradients))
+    assert largest[1] < 5 * largest[0]
+
+
 def test_a_pyramids_levels_have_their_strides_in_both_kinds_of_network():
     x = torch.randn(1, 3, 64, 96)
     for architecture in (CONVNEXT, VIT):

@@ -7,6 +7,7 @@ import functools
 import json
 import operator
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -18,6 +19,7 @@ pytest.importorskip("detectron2")
 from detectron2.config import get_cfg
 from tensorboard.backend.event_processing import event_accumulator
 
+from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.errors import InputError
 from momentum_transfer.stopping import Stopped
 from tests.process_group import outcome_in_own_group, signal_own_group
@@ -44,7 +46,8 @@ from transfer.detectron2_engine import (
 )
 from transfer.detectron2_engine.settings import own_name
 from transfer.detectron2_engine.train import trainer_class
-from transfer.initial_weights import InitialWeights
+from transfer.initial_weights import InitialWeights, read_detector
+from transfer.tasks import open_task
 from transfer.torchvision_engine.engine import TorchvisionEngine
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.semantic_run import build as build_segmentor
@@ -242,8 +245,6 @@ def test_weights_of_each_engine_load_into_the_other(pair, tmp_path):
     ours, theirs = pair
     torch.save({"model": theirs.state_dict()}, tmp_path / "theirs.pth")
     torch.save({"model": export_state(ours)}, tmp_path / "ours.pth")
-    from transfer.initial_weights import read_detector
-
     load_detector(ours, read_detector(tmp_path / "theirs.pth"), "theirs")
     loaded, new = load_initial(theirs, InitialWeights("ours", detector=read_detector(tmp_path / "ours.pth")))
     assert new == []
@@ -409,6 +410,28 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_images(tmp_path):
     cfg = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "1e30", "SOLVER.WARMUP_ITERS", "0")
     with pytest.raises(InputError, match=r"not finite at iteration \d+ .* on the images \d, \d; lower SOLVER.BASE_LR"):
         train_tiny(Detectron2Engine(), cfg, 0, tmp_path / "out")
+
+
+@pytest.mark.parametrize("engine", [Detectron2Engine(), TorchvisionEngine()], ids=lambda engine: engine.name)
+def test_a_gradient_beyond_reason_is_said_as_it_was_before_clipping(engine, tmp_path, caplog):
+    architecture = "timm:convnext_atto?depths=(1,1,1,1)&dims=(16,24,32,48)"
+    state = build_backbone(architecture).state_dict()
+    state["stem.0.bias"].zero_()  # 66 px are padded to 96: LayerNorm of zeros
+    initial = InitialWeights("file", architecture=architecture, backbone=state)
+    settings = [
+        "MODEL.BACKBONE.ARCH",
+        architecture,
+        "INPUT.MIN_SIZE_TRAIN",
+        "[66]",
+        "SOLVER.CLIP_GRADIENTS.ENABLED",
+        "True",
+    ]
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, *settings)
+    finetuned = engine.finetune(cfg, open_task(cfg), initial, 0, tmp_path / "out")
+    said = [text for text in caplog.messages if "expected gradients" in text]
+    assert len(said) == 1
+    assert re.search(r"up to 100000, found \d\S*e\+\d+ at iteration 1: the training diverges", said[0])
+    assert float(read_detector(finetuned.weights)["backbone.bottom_up.stem.0.bias"].abs().max()) < 1
 
 
 def test_a_picture_that_cannot_be_read_is_named(tmp_path):

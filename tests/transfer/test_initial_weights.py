@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -5,7 +7,7 @@ from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config
-from transfer.initial_weights import InitialWeights, match_backbone, read_initial
+from transfer.initial_weights import LARGEST_GROWTH, InitialWeights, check_trained, match_backbone, read_initial
 from transfer.torchvision_engine.engine import initialise
 from transfer.torchvision_engine.models import build_detector
 from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
@@ -157,3 +159,45 @@ def test_a_detector_whose_training_diverged_is_refused():
     state["head.cls_score.weight"] = torch.full_like(state["head.cls_score.weight"], float("nan"))
     with pytest.raises(InputError, match=r"mine holds 1 tensors that are not finite \(head.cls_score.weight\)"):
         load_detector(model, state, "mine")
+
+
+def trained(change):
+    """A detector that began with a backbone of random numbers, after ``change`` of its tensors."""
+    detector = build_detector(tiny_config("retinanet"))
+    backbone = {name: 20 * torch.ones_like(value) for name, value in export_state(detector).items()}
+    prefix = "backbone.bottom_up."
+    initial = InitialWeights(
+        "start", backbone={name[len(prefix) :]: v for name, v in backbone.items() if prefix in name}
+    )
+    initialise(detector, initial)
+    state = export_state(detector)
+    change(state)
+    return InitialWeights("model_final.pth", detector=state), initial
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "refused"),
+    [
+        ("backbone.bottom_up.stem.conv1.weight", 20 * LARGEST_GROWTH, False),  # by what it began with
+        ("backbone.bottom_up.stem.conv1.weight", 21 * LARGEST_GROWTH, True),
+        ("backbone.bottom_up.stem.conv1.norm.running_var", 1e12, False),
+        ("head.cls_score.bias", LARGEST_GROWTH, False),
+        ("head.cls_score.bias", 1.01 * LARGEST_GROWTH, True),
+    ],
+)
+def test_weights_that_grew_beyond_reason_are_refused_by_their_tensors_name(name, factor, refused):
+    def change(state):
+        state[name].view(-1)[0] = -factor
+
+    final, initial = trained(change)
+    if not refused:
+        return check_trained(final, initial)
+    with pytest.raises(InputError, match=rf"found {re.escape(name)} at .* no score is recorded; lower SOLVER.BASE_LR"):
+        check_trained(final, initial)
+
+
+def test_a_whole_detector_and_a_random_start_are_measured_by_themselves():
+    final, _ = trained(lambda state: state["head.cls_score.bias"].fill_(5 * LARGEST_GROWTH))
+    check_trained(final, InitialWeights("itself", detector=final.detector))
+    with pytest.raises(InputError, match=r"head\.cls_score\.bias at 5e\+03"):
+        check_trained(final, InitialWeights("none", detector={}))

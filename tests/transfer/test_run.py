@@ -4,9 +4,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from momentum_transfer import records as results
 from momentum_transfer.backbones import read as backbone_reading
+from momentum_transfer.backbones.build import build_backbone as timm_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
@@ -254,3 +256,16 @@ def test_a_scored_run_keeps_its_classes_and_its_errors(tmp_path):
     assert found["bbox.json"]["ap50"] == pytest.approx(records["coco/bbox"])
     assert found["segm.json"]["ap50"] == pytest.approx(records["coco/segm"])
     assert all(entry["ap"] is not None for entry in found["bbox.json"]["classes"])
+
+
+def test_a_diverged_training_is_said_on_the_way_and_leaves_no_record(tmp_path, capsys):
+    architecture = "timm:convnext_atto?depths=(1,1,1,1)&dims=(16,24,32,48)"
+    state = timm_backbone(architecture).state_dict()
+    state["stem.0.bias"].zero_()  # of a file from before these were drawn; 66 px are padded to 96
+    save_file(state, tmp_path / "backbone.safetensors", {"architecture": architecture})
+    settings = ["MODEL.BACKBONE.ARCH", architecture, "INPUT.MIN_SIZE_TRAIN", "[66]", "SOLVER.BASE_LR", "1"]
+    cfg = shapes_config("retinanet", tmp_path, *SHORT, *settings, "SOLVER.MAX_ITER", "1", "SOLVER.WARMUP_ITERS", "0")
+    with pytest.raises(InputError, match=r"found backbone\.bottom_up\.stem\.0\.bias at .*e\+\d+ .* diverged"):
+        run(cfg, Request(str(tmp_path / "backbone.safetensors")))
+    assert not (tmp_path / "out/results.jsonl").exists()
+    assert re.search(r"expected gradients up to 100000, found \S+e\+\d+ at iteration 1", capsys.readouterr().err)

@@ -4,8 +4,17 @@ import pytest
 
 from momentum_transfer.errors import InputError
 from transfer import config
+from transfer import run as run_module
 from transfer.decisive import identity
 from transfer.run import Request, _claim, run
+
+#: What a training of either engine leaves as soon as there is something to go on with.
+CHECKPOINTS = ["checkpoints/step_0000002.pth", "last_checkpoint", "model_final.pth"]
+
+
+def write_checkpoint(folder, name="checkpoints/step_0000002.pth"):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
 
 
 def settings(*overrides: str):
@@ -29,19 +38,43 @@ def _in_the_repository(monkeypatch):
 )
 def test_resuming_with_something_else_is_refused_and_named(tmp_path, key, weights, seed, overrides):
     _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+    write_checkpoint(tmp_path)
     with pytest.raises(InputError, match=f"cannot resume .* began with {key}"):
         _claim(tmp_path, settings(*overrides), weights, seed, resume=True)
 
 
 def test_the_same_training_goes_on_and_may_be_evaluated_otherwise(tmp_path):
     _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+    write_checkpoint(tmp_path)
     _claim(tmp_path, settings("TEST.DETECTIONS_PER_IMAGE", "7", "OUTPUT_DIR", "elsewhere"), "a" * 64, 0, resume=True)
 
 
-def test_a_second_training_does_not_begin_by_itself(tmp_path):
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_second_training_does_not_begin_by_itself(tmp_path, name):
     _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+    write_checkpoint(tmp_path, name)
     with pytest.raises(InputError, match="holds a training already; go on with --resume"):
         _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_any_training_begins_where_the_one_before_left_no_checkpoint(tmp_path, resume):
+    _claim(tmp_path, settings(), "a" * 64, 0, resume=False)
+    for name in ("model_best.pth", "model_best.json", "metrics.json"):
+        (tmp_path / name).touch()
+    _claim(tmp_path, settings("SOLVER.BASE_LR", "0.5"), "b" * 64, 1, resume=resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["training.json"]
+    write_checkpoint(tmp_path)
+    _claim(tmp_path, settings("SOLVER.BASE_LR", "0.5"), "b" * 64, 1, resume=True)
+
+
+def test_a_folder_with_a_training_is_refused_before_the_data_is_read(tmp_path, monkeypatch):
+    cfg = settings("OUTPUT_DIR", str(tmp_path), "ENGINE", "torchvision")
+    _claim(tmp_path, cfg, "", cfg.SEED, resume=False)
+    write_checkpoint(tmp_path)
+    monkeypatch.setattr(run_module, "open_task", lambda *_, **__: pytest.fail("the data was opened"))
+    with pytest.raises(InputError, match="holds a training already; go on with --resume"):
+        run(cfg, Request("none"))
 
 
 def test_evaluation_settings_change_the_records_identity_and_not_the_trainings():

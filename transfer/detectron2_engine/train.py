@@ -23,7 +23,7 @@ from transfer.detectron2_engine.data import training_loader
 from transfer.detectron2_engine.models import load_initial, register
 from transfer.engine import Finetuned
 from transfer.initial_weights import InitialWeights
-from transfer.torchvision_engine.solver import build_optimizer
+from transfer.torchvision_engine.solver import GradientWatch, build_optimizer
 
 Evaluate = Callable[[nn.Module], float]
 
@@ -60,6 +60,7 @@ def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evalu
             writer = board_writer(boards(theirs.OUTPUT_DIR, trainer.start_iter))
             trainer.register_hooks([hooks.PeriodicWriter([writer], _SMOOTHED)])
         trainer.register_hooks([_stop_hook(stop, torch.device(theirs.MODEL.DEVICE))])
+        trainer._trainer.register_hooks([_gradient_hook()])  # of the loop inside, which alone tells of its gradients
         begun, first = time.monotonic(), trainer.start_iter
         trainer.train()
     barrier()
@@ -172,6 +173,22 @@ def _stop_hook(stop: StopSignal, device: torch.device) -> Any:
                 raise Stopped(message, stop.exit_code)
 
     return StopHook()
+
+
+def _gradient_hook() -> Any:
+    """Watches the gradients before they are clipped; Detectron2 waits for the device right after, to log the losses."""
+    from detectron2.engine import HookBase
+
+    class GradientHook(HookBase):
+        watch: GradientWatch | None = None
+
+        def after_backward(self) -> None:
+            scaler = getattr(self.trainer, "grad_scaler", None)
+            self.watch = self.watch or GradientWatch(scaled=scaler is not None)
+            self.watch.measure(self.trainer.iter, self.trainer.model.parameters())
+            self.watch.read(1.0 if scaler is None else scaler.get_scale())
+
+    return GradientHook()
 
 
 def _let_processes_share_a_cpu() -> None:

@@ -1,15 +1,20 @@
-"""Optimizers of both engines: SGD and AdamW with weight decay by kind and rates by layer, and Detectron2's clipping."""
+"""Optimizers of both engines: SGD and AdamW decay by kind, rates by layer, clipping, a watch over gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import nn
+from torch import Tensor, nn
 
+from momentum_transfer.console import warn
 from transfer.torchvision_engine.layers import NORM_TYPES
+
+#: Largest absolute gradient that is believed: trainings that end well stay far below (docs/backbones.md).
+LARGEST_GRADIENT = 1e5
 
 
 class GroupRules(NamedTuple):
@@ -78,3 +83,39 @@ class GradientClipper:
                 torch.nn.utils.clip_grad_value_(parameter, self.limit)
             else:
                 torch.nn.utils.clip_grad_norm_(parameter, self.limit, self.norm_type)
+
+
+class GradientWatch:
+    """Warns of the first step whose largest gradient is above ``LARGEST_GRADIENT``; the training goes on.
+
+    Args:
+        scaled: by a gradient scaler, which skips the steps whose gradients are not finite: nothing is said of these.
+    """
+
+    def __init__(self, scaled: bool = False) -> None:
+        self.scaled, self.warned = scaled, False
+        self._last: tuple[int, Tensor] | None = None
+
+    def measure(self, step: int, parameters: Iterable[nn.Parameter]) -> None:
+        """Queue the largest absolute gradient of a step, before clipping; nothing is waited for."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients and not self.warned:
+            self._last = step, torch.stack(torch._foreach_norm(gradients, math.inf)).max()
+
+    def read(self, scale: float = 1.0) -> None:
+        """Warn if the step measured last was beyond reason. To be called where the device is waited for anyway.
+
+        Args:
+            scale: by which its gradients are still multiplied.
+        """
+        if self._last is None:
+            return
+        step, tensor = self._last
+        largest, self._last = float(tensor) / scale, None
+        if largest <= LARGEST_GRADIENT or (self.scaled and not math.isfinite(largest)):
+            return
+        self.warned = True
+        warn(
+            f"expected gradients up to {LARGEST_GRADIENT:g}, found {largest:.3g} at iteration {step + 1}: the training "
+            "diverges; lower SOLVER.BASE_LR, lengthen SOLVER.WARMUP_ITERS, or set SOLVER.CLIP_GRADIENTS.ENABLED True"
+        )

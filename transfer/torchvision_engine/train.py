@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from momentum_transfer.metrics import Metrics
 from momentum_transfer.stopping import Stopped, stop_signals
 from transfer.torchvision_engine import training_state
 from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.solver import GradientClipper
+from transfer.torchvision_engine.solver import GradientClipper, GradientWatch
 from transfer.torchvision_engine.structures import Sample
 from transfer.torchvision_engine.training_state import Position
 
@@ -42,6 +42,10 @@ class Training:
     position: Position
     clipper: GradientClipper | None = None
     autocast: torch.dtype | None = None
+    watch: GradientWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = GradientWatch(self.scaler.is_enabled())
 
 
 def train(
@@ -95,6 +99,7 @@ def train(
                 raise Stopped(
                     f"stopped after iteration {step + 1}; go on with the same command and --resume", stop.exit_code
                 )
+    training.watch.read()
     seconds = (time.monotonic() - begun) / max(total - first, 1)
     if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(detector):
         say(f"recomputing BN statistics over {cfg.TEST.PRECISE_BN.NUM_ITER} batches")
@@ -140,14 +145,17 @@ def _step(model: nn.Module, samples: Sequence[Sample], training: Training, step:
             raise _diverged(step, samples, str(error)) from error
         total = torch.stack(list(losses.values())).sum()
     numbers = {"loss": float(total.detach()), **{name: float(value.detach()) for name, value in losses.items()}}
+    training.watch.read()  # of the step before: reading the loss has waited for it
     if not math.isfinite(numbers["loss"]):
         bad = ", ".join(f"{name} {value}" for name, value in numbers.items() if not math.isfinite(value))
         raise _diverged(step, samples, bad)
     optimizer.zero_grad()
     scaler.scale(total).backward()
+    scaler.unscale_(optimizer)
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    training.watch.measure(step, trained)
     if training.clipper is not None:
-        scaler.unscale_(optimizer)
-        training.clipper([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+        training.clipper(trained)
     scaler.step(optimizer)
     scaler.update()
     return numbers

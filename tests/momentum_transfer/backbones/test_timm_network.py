@@ -269,3 +269,26 @@ def test_a_file_of_timm_is_read_as_the_architecture_that_is_given(tmp_path: Path
     assert "head.norm.weight" in source.state
     with pytest.raises(CoverageError, match=r"every tensor of a timm:test_convnext2, found .* of another shape"):
         load_backbone(tmp_path / "theirs.pth", architecture="timm:test_convnext2")
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("test_convnext", ["stem.0.bias"]),
+        ("test_vit", []),
+        ("test_efficientnet", []),
+        ("pvt_v2_b0", ["patch_embed.proj.bias"]),
+    ],
+)
+def test_zero_biases_of_the_first_convolution_are_drawn_as_pytorch_does_and_nothing_else_differs_from_timm(name, drawn):
+    torch.manual_seed(0)
+    theirs, following = timm.create_model(name, num_classes=0).state_dict(), torch.rand(4)
+    torch.manual_seed(0)
+    ours = build_backbone(f"timm:{name}").state_dict()
+    assert torch.equal(torch.rand(4), following)
+    assert [key for key, value in theirs.items() if not torch.equal(value, ours[key])] == drawn
+    for key in drawn:
+        bound = theirs[key.replace("bias", "weight")][0].numel() ** -0.5
+        assert not theirs[key].any()
+        assert bound / 2 < ours[key].abs().max() <= bound
+        assert ours[key].unique().numel() == ours[key].numel()

@@ -117,3 +117,32 @@ def test_a_warm_up_longer_than_the_run_ends_below_the_rate_in_deeplabs_schedule_
     share = 25 / 100
     assert schedule_of(scheduled(poly))(25) == pytest.approx((share + 0.001 * (1 - share)) * 0.5**0.9)
     assert schedule_of(scheduled(cosine))(25) == pytest.approx(0.0005)  # half way from 0.001 to the end, which is 0
+
+
+def watched(largest, *, scaled=False, scale=1.0, steps=1):
+    """A watch over ``steps`` steps whose gradients are all ``largest`` at most."""
+    watch = solver.GradientWatch(scaled)
+    parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(1))]
+    parameters[0].grad, parameters[1].grad = torch.full((2, 3), 0.5), torch.tensor([0.0, -largest, 1.0, 0.0])
+    for step in range(steps):
+        watch.measure(step, parameters)
+        watch.read(scale)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"largest": 0.99e5}, ""),
+        ({"largest": 2.1e7}, "found 2.1e+07 at iteration 1:"),
+        ({"largest": math.nan}, "found nan at iteration 1:"),
+        ({"largest": math.inf}, "found inf at iteration 1:"),
+        ({"largest": math.inf, "scaled": True}, ""),
+        ({"largest": 2.1e7, "scaled": True, "scale": 65536.0}, ""),
+        ({"largest": 2.1e12, "scaled": True, "scale": 65536.0}, "found 3.2e+07 at iteration 1:"),
+    ],
+)
+def test_a_gradient_beyond_reason_is_said_once_with_its_step_and_size(options, says, caplog):
+    watched(**options, steps=3)
+    assert len(caplog.messages) == bool(says)
+    assert says in "".join(caplog.messages)
