@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _P
     from momentum_transfer.report.write import write_report
     from pretrain.own_loop import build_method, train_step
     from transfer.detector_run import load_run as load_detector
+    from transfer.detectron2_engine.models import add_momentum_transfer_config
     from transfer.scores.coco import evaluate as score_coco
     from transfer.scores.lvis import evaluate as score_lvis
     from transfer.scores.semantic import evaluate as score_semantic
@@ -42,6 +43,7 @@ _PUBLIC = {
     "InputError": "momentum_transfer.errors:InputError",
     "KeyReport": "momentum_transfer.backbones.read:KeyReport",
     "SourceBackbone": "momentum_transfer.backbones.read:SourceBackbone",
+    "add_momentum_transfer_config": "transfer.detectron2_engine.models:add_momentum_transfer_config",
     "append_records": "momentum_transfer.records:append",
     "build_backbone": "momentum_transfer.backbones.build:build_backbone",
     "build_method": "pretrain.own_loop:build_method",
@@ -71,6 +73,7 @@ __all__ = [
     "KeyReport",
     "SourceBackbone",
     "__version__",
+    "add_momentum_transfer_config",
     "append_records",
     "build_backbone",
     "build_method",

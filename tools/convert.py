@@ -1,6 +1,6 @@
 """Convert any known checkpoint to Detectron2 or torchvision weights; every key is accounted for, or nothing is written.
 
-python tools/convert.py CHECKPOINT OUT.pkl                              Detectron2 weights
+python tools/convert.py CHECKPOINT OUT.pkl                              Detectron2 weights, their settings in OUT.yaml
 python tools/convert.py CHECKPOINT OUT.safetensors --which student      torchvision names (.pth too)
 python tools/convert.py VIT.pth OUT.safetensors --arch 'timm:vit_base_patch16_224?img_size=448' --resize-positions
 python tools/convert.py BYOL_LARS.pth OUT.pkl --norm-rescale SGD.pth    NormRescale with an anchor (RCF, equation 3)

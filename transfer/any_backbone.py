@@ -222,10 +222,8 @@ def group_rules(cfg: CfgNode) -> GroupRules | None:
 
 def network_pixels(cfg: CfgNode) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of a network's images in 0..255, in the channel order of INPUT.FORMAT."""
-    found = on_meta(asked_architecture(cfg)).input
-    order = -1 if cfg.INPUT.FORMAT == "BGR" else 1
-    mean, std = ([round(255 * value, 6) for value in values][::order] for values in (found.mean, found.std))
-    return mean, std
+    mean, std = on_meta(asked_architecture(cfg)).input.pixels
+    return (mean[::-1], std[::-1]) if cfg.INPUT.FORMAT == "BGR" else (mean, std)
 
 
 def segments(cfg: CfgNode) -> bool:

@@ -293,7 +293,7 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
         yield f"expected two ascending sizes in INPUT.MIN_SIZE_TRAIN for a range, found {list(sizes)}"
     if cfg.SOLVER.NESTEROV and not cfg.SOLVER.MOMENTUM:
         yield "expected SOLVER.MOMENTUM above 0 with SOLVER.NESTEROV, found 0"
-    yield from _backbone_problems(cfg)
+    yield from backbone_problems(cfg)
     for name in ("RPN", "ROI_HEADS", "RETINANET"):
         if len(cfg.MODEL[name].IOU_LABELS) != len(cfg.MODEL[name].IOU_THRESHOLDS) + 1:
             yield f"expected MODEL.{name}.IOU_LABELS one longer than IOU_THRESHOLDS, found it is not"
@@ -307,7 +307,7 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
         yield f"expected a multiple of 32 in MODEL.FPN.OUT_CHANNELS for GN, found {cfg.MODEL.FPN.OUT_CHANNELS}"
 
 
-def _backbone_problems(cfg: CfgNode) -> Iterator[str]:
+def backbone_problems(cfg: CfgNode) -> Iterator[str]:
     """What a frozen backbone and another one than a ResNet cannot be combined with."""
     c4 = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and cfg.MODEL.BACKBONE.NAME == "build_resnet_backbone"
     if cfg.MODEL.BACKBONE.FROZEN and c4:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.backbones import convert, norm_rescale, synthetic_lars
+from momentum_transfer.backbones import convert, detectron2_settings, norm_rescale, synthetic_lars
 from momentum_transfer.backbones.read import CoverageError, SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.console import say, warn
@@ -41,6 +41,8 @@ def convert_file(
             (``synthetic_lars``).
         scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``; with ``scale`` of ``synthetic_lars.SCOPES``.
 
+    A .pkl gets the settings that Detectron2 needs for it beside it (``detectron2_settings``): OUT.yaml.
+
     Returns:
         What was written, with the report of the checkpoint's keys.
 
@@ -50,6 +52,8 @@ def convert_file(
     out = Path(out)
     convert.check_suffix(out)
     convert.check_target(out)
+    if out.suffix == ".pkl":
+        detectron2_settings.check_target(out)
     if sum(each is not None for each in (anchor, constant, scale)) > 1:
         raise InputError("expected one of anchor, constant and scale, found several; convert twice")
     source = _read(
@@ -65,6 +69,8 @@ def convert_file(
     convert.write(out, source.state, source.architecture, metadata, without_prefix=without_prefix)
     rescaled = (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else "")
     say(f"wrote {out}: {_shape(source)}, network {source.network}{rescaled}")
+    if out.suffix == ".pkl":
+        detectron2_settings.write(out, source)
     return source
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.backbones.build import architecture_in
+from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.timm_inference import Clues, Shapes
 from momentum_transfer.backbones.timm_names import TimmArchitecture, check_name
 from momentum_transfer.errors import InputError
@@ -58,6 +59,16 @@ def timm_architecture_in(config: Mapping[str, Any]) -> TimmArchitecture | None:
             continue
         return TimmArchitecture(full, tuple(options.items()))
     return None
+
+
+def input_in(config: Mapping[str, Any]) -> NetworkInput | None:
+    """The normalisation that timm's config tells of; None for any other config, and for what are no three numbers."""
+    details = config.get("pretrained_cfg")
+    values = [details.get(key) for key in ("mean", "std")] if isinstance(details, dict) else []
+    told = [v for v in values if isinstance(v, list) and len(v) == 3 and all(type(x) in (int, float) for x in v)]
+    if len(told) != 2 or not all(0 <= x <= 1 for x in (*told[0], *told[1])) or 0 in told[1]:
+        return None
+    return NetworkInput(mean=tuple(told[0]), std=tuple(told[1]))
 
 
 def detectors_network(file: Path) -> TimmArchitecture | None:

@@ -33,6 +33,12 @@ class NetworkInput(NamedTuple):
         """The shorter side before the central crop, as timm computes it."""
         return math.floor(self.size / self.crop)
 
+    @property
+    def pixels(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of values in 0..255, as detectors' PIXEL_MEAN and PIXEL_STD have them."""
+        mean, std = ([round(255 * value, 6) for value in values] for values in (self.mean, self.std))
+        return mean, std
+
     def __str__(self) -> str:
         """As protocols and the console say it."""
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))

@@ -44,7 +44,6 @@ from transfer.detectron2_engine import (
     parity,
     training_losses,
 )
-from transfer.detectron2_engine.settings import own_name
 from transfer.detectron2_engine.train import trainer_class
 from transfer.initial_weights import InitialWeights, read_detector
 from transfer.tasks import open_task
@@ -355,15 +354,6 @@ def test_signal_to_the_whole_group_leaves_workers_alive_until_the_step_is_saved(
     assert (tmp_path / "out/last_checkpoint").read_text() == "model_0000001.pth"
 
 
-def test_builders_of_detectron2_stay_its_own_beside_ours(tmp_path):
-    from detectron2.modeling import BACKBONE_REGISTRY, ROI_HEADS_REGISTRY
-
-    build_model(detectron2_config(tiny_config("mask_rcnn"), seed=0, out_dir=tmp_path))
-    for registry, name in ((BACKBONE_REGISTRY, "build_resnet_fpn_backbone"), (ROI_HEADS_REGISTRY, "Res5ROIHeads")):
-        assert registry.get(name).__module__.startswith("detectron2.")
-        assert registry.get(own_name(name)) is not registry.get(name)
-
-
 def test_a_backbone_that_is_not_whole_is_refused(tmp_path):
     theirs = build_model(detectron2_config(tiny_config("mask_rcnn"), seed=0, out_dir=tmp_path))
     with pytest.raises(InputError, match="covers 1 of the backbone's"):
@@ -386,7 +376,7 @@ def test_every_config_merges_into_detectron2_as_a_file_and_as_settings(file, tmp
     merged = add_own_keys(get_cfg())
     merged.merge_from_file(str(file))
     theirs = detectron2_config(cfg, seed=0, out_dir=tmp_path)
-    assert theirs.MODEL.ROI_HEADS.NAME.removeprefix(own_name("")) == merged.MODEL.ROI_HEADS.NAME
+    assert theirs.MODEL.ROI_HEADS.NAME == merged.MODEL.ROI_HEADS.NAME
     for key in ("SOLVER.STEPS", "SOLVER.BASE_LR", "MODEL.ANCHOR_GENERATOR.SIZES"):
         values = [functools.reduce(operator.getitem, key.split("."), one) for one in (merged, theirs, cfg)]
         assert values[0] == values[1] == values[2], key

@@ -6,7 +6,16 @@ are left aside (that of LVIS needs the package ``lvis``, which NumPy 2 broke): b
 
 from transfer.detectron2_engine.engine import Detectron2Engine
 from transfer.detectron2_engine.losses import training_losses
-from transfer.detectron2_engine.models import build_model, load_initial
+from transfer.detectron2_engine.models import add_momentum_transfer_config, build_model, load_initial
 from transfer.detectron2_engine.settings import detectron2_config
+from transfer.detectron2_engine.train import build_optimizer
 
-__all__ = ["Detectron2Engine", "build_model", "detectron2_config", "load_initial", "training_losses"]
+__all__ = [
+    "Detectron2Engine",
+    "add_momentum_transfer_config",
+    "build_model",
+    "build_optimizer",
+    "detectron2_config",
+    "load_initial",
+    "training_losses",
+]

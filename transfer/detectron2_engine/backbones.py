@@ -1,4 +1,4 @@
-"""Backbones that Detectron2's configuration cannot express: ResNets of basic blocks, and pyramids on any backbone."""
+"""Backbones that Detectron2's configuration cannot express: other ResNets of basic blocks, pyramids on any backbone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import nn
 
+from momentum_transfer.errors import InputError
 from transfer import any_backbone
 from transfer.detectron2_engine.any_backbone import plain_pyramid, wrapped
 
-#: Blocks of the ResNets that Detectron2 does not build by itself.
+#: Blocks of the ResNets of basic blocks. Detectron2 itself builds 18 and 34 at width 64, but no C4 head of them.
 SMALL = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-#: Our builder for each of Detectron2's names (and for FCOS, which has none there): what P6 and P7 are convolved from.
+#: What P6 and P7 are convolved from, for each name of a pyramid's builder; "": P6 is pooled.
 PYRAMIDS = {
     "build_resnet_fpn_backbone": "",
     "build_retinanet_resnet_fpn_backbone": "res5",
@@ -19,13 +20,27 @@ PYRAMIDS = {
 }
 
 
-def resnet(cfg: Any, input_shape: Any) -> nn.Module:
-    """A ResNet of any depth that we have; Detectron2 itself builds 50 and deeper."""
+def small_resnet(cfg: Any) -> bool:
+    """Whether a config's ResNet is one that Detectron2 does not build: depth 10, or basic blocks of another width."""
+    settings = cfg.MODEL.RESNETS
+    return settings.DEPTH in SMALL and (settings.DEPTH == 10 or settings.RES2_OUT_CHANNELS != 64)
+
+
+def resnet(own: Any, cfg: Any, input_shape: Any) -> Any:
+    """A ResNet by ``own``, a builder of Detectron2's, or by this file; frozen as a whole where the config says so."""
+    network: Any = _small_resnet(cfg, input_shape) if small_resnet(cfg) else own(cfg, input_shape)
+    return network.freeze(5) if cfg.MODEL.BACKBONE.FROZEN else network
+
+
+def _small_resnet(cfg: Any, input_shape: Any) -> nn.Module:
     from detectron2.modeling.backbone import resnet
 
     settings = cfg.MODEL.RESNETS
-    if settings.DEPTH not in SMALL:
-        return resnet.build_resnet_backbone(cfg, input_shape)
+    if settings.RES4_DILATION > 1 or settings.RES5_DILATION > 1:
+        raise InputError(
+            f"expected a ResNet of bottlenecks for dilated stages, found MODEL.RESNETS.DEPTH {settings.DEPTH}; set 50 "
+            "or more, or RES4_DILATION and RES5_DILATION 1"
+        )
     stem = resnet.BasicStem(input_shape.channels, settings.STEM_OUT_CHANNELS, norm=settings.NORM)
     inputs, outputs = settings.STEM_OUT_CHANNELS, settings.RES2_OUT_CHANNELS
     stages = []
@@ -45,20 +60,21 @@ def basic_stage(blocks: int, inputs: int, outputs: int, norm: str, stride: int) 
     )
 
 
-def pyramid(source: str, cfg: Any, input_shape: Any) -> nn.Module:
-    """FPN on such a ResNet or a network of timm, or the simple feature pyramid on a plain one.
+def pyramid(source: str, own: Any, cfg: Any, input_shape: Any) -> nn.Module:
+    """FPN on a ResNet or a network of timm, or the simple feature pyramid on a plain one.
 
     Args:
         source: what P6 and P7 are convolved from (P5 where there is no res5), or "" for Mask R-CNN's pooled P6.
+        own: Detectron2's builder of this name; unused, since it takes no other backbone.
     """
-    from detectron2.modeling.backbone import FPN
+    from detectron2.modeling.backbone import FPN, build_resnet_backbone
     from detectron2.modeling.backbone.fpn import LastLevelMaxPool, LastLevelP6P7
 
     settings, channels = cfg.MODEL.FPN, cfg.MODEL.FPN.OUT_CHANNELS
     if cfg.MODEL.BACKBONE.ARCH and any_backbone.is_plain(cfg):
         top = LastLevelP6P7(channels, channels, "p5") if source else LastLevelMaxPool()
         return plain_pyramid(cfg, top)
-    bottom_up: Any = wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else resnet(cfg, input_shape)
+    bottom_up = single_scale(build_resnet_backbone, cfg, input_shape)
     top = LastLevelMaxPool()
     if source:
         inputs = bottom_up.output_shape()["res5"].channels if source == "res5" else channels
@@ -69,11 +85,11 @@ def pyramid(source: str, cfg: Any, input_shape: Any) -> nn.Module:
         channels,
         norm=settings.NORM,
         top_block=top,
+        fuse_type=settings.FUSE_TYPE,
         square_pad=cfg.MODEL.BACKBONE.SQUARE,
     )
 
 
-def deeplab(original: Any, cfg: Any, input_shape: Any) -> nn.Module:
-    """The backbone of DeepLab: a network of timm, or Detectron2's ``original`` of ResNets."""
-    network: nn.Module = wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else original(cfg, input_shape)
-    return network
+def single_scale(own: Any, cfg: Any, input_shape: Any) -> Any:
+    """A backbone without a pyramid: a network of timm, or a ResNet by Detectron2's builder ``own``."""
+    return wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else resnet(own, cfg, input_shape)

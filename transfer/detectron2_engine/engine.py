@@ -19,9 +19,9 @@ from transfer.config import synchronises_on_cpu, task_name
 from transfer.detectron2_engine.backbones import SMALL
 from transfer.detectron2_engine.data import register_data
 from transfer.detectron2_engine.models import build_model, load_initial
-from transfer.detectron2_engine.predict import ENGINE, predict
+from transfer.detectron2_engine.predict import predict
 from transfer.detectron2_engine.predictor import Detectron2Predictor
-from transfer.detectron2_engine.settings import detectron2_config
+from transfer.detectron2_engine.settings import ENGINE, detectron2_config
 from transfer.detectron2_engine.train import train
 from transfer.engine import Finetuned, Predictions, Score
 from transfer.initial_weights import InitialWeights

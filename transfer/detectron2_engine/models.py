@@ -1,18 +1,42 @@
-"""Detectron2's models: those of its registries and ours, and the weights they start from."""
+"""Detectron2's models: what its registries lack and ours add, and the weights that models start from."""
 
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from momentum_transfer.console import say
-from transfer.detectron2_engine.backbones import PYRAMIDS, deeplab, pyramid, resnet
+from momentum_transfer.errors import InputError
+from transfer.any_backbone import network_pixels
+from transfer.config import add_own_keys
+from transfer.detectron2_engine.backbones import PYRAMIDS, pyramid, single_scale, small_resnet
 from transfer.detectron2_engine.c4 import heads
 from transfer.detectron2_engine.fcos import build_fcos
-from transfer.detectron2_engine.settings import own_name
+from transfer.detectron2_engine.settings import ENGINE
 from transfer.initial_weights import InitialWeights, match_backbone, match_detector
+from transfer.ranges import backbone_problems
+
+#: Said through Detectron2's logger, which its users see.
+_LOGGER = logging.getLogger("detectron2.momentum_transfer")
+
+
+def add_momentum_transfer_config(cfg: Any) -> None:
+    """Let a configuration of Detectron2's take this project's YAML files: its keys in ``cfg``, its networks registered.
+
+    Call it right after Detectron2's ``get_cfg()``, as its projects' ``add_…_config``. Then ``configs/transfer`` and the
+    YAML that ``convert`` writes beside a ``.pkl`` merge, and ``build_model`` knows what they name: FCOS, C4 heads
+    with the extra norm and of basic blocks, networks of timm, frozen backbones. Other configurations build what they
+    built before. ``docs/from-detectron2.md`` shows it at work.
+
+    Args:
+        cfg: changed in place.
+    """
+    add_own_keys(cfg)
+    register()
 
 
 def build_model(theirs: Any) -> nn.Module:
@@ -25,23 +49,64 @@ def build_model(theirs: Any) -> nn.Module:
 
 @functools.cache
 def register() -> None:
-    """Tell Detectron2 what it lacks, under ``own_name``: its own entries stay what they are. Once per process."""
+    """Tell Detectron2 what it lacks; once per process.
+
+    FCOS, its pyramid and C4 heads with the extra norm are new names; where another project has one of them already, its
+    entry stays. Detectron2's builders of backbones keep their names: one of ours stands before each, and calls it
+    unless the config asks for what it cannot build.
+    """
     import detectron2.projects.deeplab  # noqa: F401, registers its backbone and head
     from detectron2.modeling import BACKBONE_REGISTRY, META_ARCH_REGISTRY, ROI_HEADS_REGISTRY
 
     plain, extra_norm = heads()
-    deeplab_name = "build_resnet_deeplab_backbone"
-    backbones: dict[str, Any] = {name: functools.partial(pyramid, source) for name, source in PYRAMIDS.items()}
-    backbones["build_resnet_backbone"] = resnet
-    backbones[deeplab_name] = functools.partial(deeplab, BACKBONE_REGISTRY.get(deeplab_name))
-    ours: list[tuple[Any, str, Any]] = [(BACKBONE_REGISTRY, name, builder) for name, builder in backbones.items()]
-    ours += [
+    ROI_HEADS_REGISTRY._obj_map["Res5ROIHeads"] = plain
+    ours: dict[str, Any] = {name: functools.partial(pyramid, source) for name, source in PYRAMIDS.items()}
+    ours |= dict.fromkeys(("build_resnet_backbone", "build_resnet_deeplab_backbone"), single_scale)
+    backbones = BACKBONE_REGISTRY._obj_map
+    backbones.update({name: functools.partial(_backbone, backbones.get(name), ours[name]) for name in ours})
+    for registry, name, new in (
         (META_ARCH_REGISTRY, "FCOS", build_fcos),
-        (ROI_HEADS_REGISTRY, "Res5ROIHeads", plain),
         (ROI_HEADS_REGISTRY, "Res5ROIHeadsExtraNorm", extra_norm),
-    ]
-    for registry, name, builder in ours:
-        registry._do_register(own_name(name), builder)
+    ):
+        if name in registry:
+            _LOGGER.warning(f"{name} is registered already, by {registry.get(name).__module__}; that one is used")
+        else:
+            registry._do_register(name, new)
+
+
+def _backbone(own: Any, ours: Callable[[Any, Any, Any], nn.Module], cfg: Any, input_shape: Any) -> nn.Module:
+    """Detectron2's ``own`` builder, unless a config with our keys asks for what it cannot build; None: it has none.
+
+    Raises:
+        InputError: the config's settings of the backbone contradict each other, or its pixels are another network's.
+    """
+    backbone = cfg.MODEL.BACKBONE
+    extended = "ARCH" in backbone  # by add_momentum_transfer_config; a registry serves other configurations too
+    if extended and (backbone.ARCH or backbone.FROZEN):
+        for problem in backbone_problems(cfg):
+            raise InputError(problem)
+    if extended and backbone.ARCH and backbone.PIXELS == "network":
+        network, found = network_pixels(cfg), (list(cfg.MODEL.PIXEL_MEAN), list(cfg.MODEL.PIXEL_STD))
+        if found != network:
+            raise InputError(
+                f"expected the mean and standard deviation of {backbone.ARCH}, {network}, found {found}; set "
+                "MODEL.PIXEL_MEAN and PIXEL_STD to these, or MODEL.BACKBONE.PIXELS settings to keep yours"
+            )
+    if extended and cfg.ENGINE != ENGINE and (ignored := _ignored(cfg)):
+        _LOGGER.warning(
+            f"Detectron2's DefaultTrainer does not follow {', '.join(ignored)}; see docs/from-detectron2.md"
+        )
+    if own is not None and not (extended and (backbone.ARCH or backbone.FROZEN or small_resnet(cfg))):
+        return own(cfg, input_shape)
+    return ours(own, cfg, input_shape)
+
+
+def _ignored(cfg: Any) -> list[str]:
+    """Settings that decide numbers in our engine and that Detectron2's own trainer passes over."""
+    solver = cfg.SOLVER
+    found = [f"SOLVER.OPTIMIZER {solver.OPTIMIZER}"] * (solver.OPTIMIZER != "SGD")
+    found += [f"SOLVER.LAYER_DECAY {solver.LAYER_DECAY}"] * (solver.LAYER_DECAY != 1)
+    return found + ["FIT_TO_DATA True"] * bool(cfg.FIT_TO_DATA)
 
 
 def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], list[str]]:

@@ -19,13 +19,12 @@ from transfer.config import task_name
 from transfer.data.annotations import DetectionData
 from transfer.data.semantic_datasets import SemanticData, label_file
 from transfer.detectron2_engine.data import dataset_dicts, test_mapper
+from transfer.detectron2_engine.settings import ENGINE
 from transfer.engine import IouType, Predictions, results_path
 from transfer.torchvision_engine.detection_run import iou_types
 from transfer.torchvision_engine.predict import result_entries, write_entries
 from transfer.torchvision_engine.semantic_data import pictures_of
 from transfer.torchvision_engine.structures import Detections
-
-ENGINE = "detectron2"
 
 
 def predict(

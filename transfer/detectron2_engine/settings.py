@@ -10,19 +10,9 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.devices import choose_device
 from transfer.config import add_own_keys
 from transfer.data.datasets import short_name
-from transfer.torchvision_engine.models import freeze_at
 
-#: Names of Detectron2's whose builder is ours: ResNets of basic blocks, any backbone, FCOS, C4's heads of any depth.
-OWN_BUILDERS = {
-    "BACKBONE": (
-        "build_resnet_backbone",
-        "build_resnet_fpn_backbone",
-        "build_retinanet_resnet_fpn_backbone",
-        "build_fcos_resnet_fpn_backbone",
-        "build_resnet_deeplab_backbone",
-    ),
-    "ROI_HEADS": ("Res5ROIHeads", "Res5ROIHeadsExtraNorm"),
-}
+#: What ENGINE says in a configuration that this project trains; else it is Detectron2's own trainer that follows it.
+ENGINE = "detectron2"
 
 
 def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
@@ -31,24 +21,13 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
 
     theirs = add_own_keys(get_cfg())
     theirs.merge_from_other_cfg(cfg)
+    theirs.ENGINE = ENGINE
     theirs.OUTPUT_DIR, theirs.SEED = str(out_dir), seed
     theirs.MODEL.WEIGHTS = ""
     theirs.DATASETS.TRAIN = tuple(data_name(short_name(name)) for name in cfg.DATASETS.TRAIN)
     theirs.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
-    if cfg.MODEL.BACKBONE.FROZEN:
-        theirs.MODEL.BACKBONE.FREEZE_AT = freeze_at(cfg)
-    for part, names in OWN_BUILDERS.items():
-        if theirs.MODEL[part].NAME in names:
-            theirs.MODEL[part].NAME = own_name(theirs.MODEL[part].NAME)
-    if theirs.MODEL.META_ARCHITECTURE == "FCOS":
-        theirs.MODEL.META_ARCHITECTURE = own_name("FCOS")
     theirs.freeze()
     return theirs
-
-
-def own_name(name: str) -> str:
-    """The name of our builder in Detectron2's registries, whose own entry of that name stays what it is."""
-    return f"momentum-transfer/{name}"
 
 
 def data_name(dataset: str) -> str:

@@ -23,7 +23,8 @@ from transfer.detectron2_engine.data import training_loader
 from transfer.detectron2_engine.models import load_initial, register
 from transfer.engine import Finetuned
 from transfer.initial_weights import InitialWeights
-from transfer.torchvision_engine.solver import GradientWatch, build_optimizer
+from transfer.torchvision_engine import solver
+from transfer.torchvision_engine.solver import GradientWatch
 
 Evaluate = Callable[[nn.Module], float]
 
@@ -108,14 +109,7 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
 
         @classmethod
         def build_optimizer(cls, cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
-            if cfg.SOLVER.OPTIMIZER == "SGD" and not cfg.MODEL.BACKBONE.ARCH:
-                return super().build_optimizer(cfg, model)
-            from detectron2.solver.build import maybe_add_gradient_clipping
-
-            clipped: torch.optim.Optimizer = maybe_add_gradient_clipping(
-                cfg, build_optimizer(cfg, model, group_rules(cfg))
-            )
-            return clipped
+            return build_optimizer(cfg, model)
 
         @classmethod
         def build_lr_scheduler(cls, cfg: Any, optimizer: torch.optim.Optimizer) -> Any:
@@ -133,6 +127,18 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
                 ) from error
 
     return Trainer
+
+
+def build_optimizer(cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
+    """Detectron2's optimizer, or AdamW and rates by layer as a config's SOLVER asks, clipped as Detectron2 clips."""
+    from detectron2.solver import build
+
+    optimizer: torch.optim.Optimizer
+    if cfg.SOLVER.OPTIMIZER == "SGD" and not cfg.MODEL.BACKBONE.ARCH:
+        optimizer = build.build_optimizer(cfg, model)
+    else:
+        optimizer = build.maybe_add_gradient_clipping(cfg, solver.build_optimizer(cfg, model, group_rules(cfg)))
+    return optimizer
 
 
 def board_writer(opened: Sequence[Board]) -> Any:
