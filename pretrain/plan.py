@@ -12,7 +12,7 @@ from momentum_transfer.schedules import learning_rate, scale_to_batch
 from pretrain.methods import scaled_teacher_momentum
 from pretrain.ranges import WITH_TEACHER, norms, norms_of_own_batch
 
-#: Longest usual warm-up, of the run: 10 of 100 epochs. Longer ones are said.
+#: The longest warm-up that is not said to be long, as a fraction of the run: the papers have 10 of 100 epochs.
 LONGEST_WARMUP = 0.1
 
 
@@ -44,7 +44,7 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
 
     Raises:
         InputError: a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
-            normalisation that would not be what its name says (BN of one image, ShuffleBN with nobody to shuffle with).
+            normalisation that would not be what its name says (BN of one image, ShuffleBN of a single group).
     """
     solver = cfg.SOLVER
     batch = solver.BATCH_SIZE
@@ -87,8 +87,8 @@ def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
     if "ShuffleBN" in norms(cfg) and processes == 1 and cfg.NORM.GROUP in (0, micro):
         raise InputError(
             "expected several processes, or NORM.GROUP images of a virtual one, to shuffle between under NORM.TEACHER "
-            f"ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, which tells "
-            "the student the key by its batch; take NORM.GROUP 32 (MoCo's images a GPU) or another divisor"
+            f"ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, whose "
+            "statistics leak which key is the query's; take NORM.GROUP 32 (MoCo's images a GPU) or another divisor"
         )
 
 
@@ -123,7 +123,7 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
 
 
 def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = None) -> list[str]:
-    """What makes a run other than the protocol of its config, and a warm-up that is most of it; a line each.
+    """Warnings before a run, a line each: other images per BN than its config's, a warm-up that is much of it.
 
     Args:
         preset: the config before what the command line changed; None where there is no file.
@@ -138,10 +138,10 @@ def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = 
             f"{cfg.NORM.GROUP}, {processes} processes x {solver.ACCUMULATE} micro-batches of {plan.micro_batch}); "
             "NORM.GROUP says how many, whatever the number of processes"
         )
-    if plan.warmup > LONGEST_WARMUP * plan.steps:
+    if plan.warmup / plan.steps > LONGEST_WARMUP:
         lines.append(
             f"{plan.warmup} of {plan.steps} steps are warm-up ({plan.warmup / plan.steps:.0%}; usual: at most "
             f"{LONGEST_WARMUP:.0%}), so that the rate is low for much of the run; lower SOLVER.WARMUP_EPOCHS to "
-            f"{LONGEST_WARMUP * plan.steps / plan.steps_per_epoch:.3g}, or train longer"
+            f"{int(LONGEST_WARMUP * plan.steps) / plan.steps_per_epoch:.3g}, or train longer"
         )
     return lines
