@@ -32,7 +32,7 @@ from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice
 from pretrain.norms import (
-    FOLLOWS_STUDENT,
+    OWN_BATCH,
     STUDENT_NORMS,
     TEACHER_NORMS,
     Norm,
@@ -93,7 +93,7 @@ def grouped(teacher: str | None) -> bool:
 
     EMAN and StudentPN take the student's statistics, of which there is one set; SyncBN joins all groups.
     """
-    return teacher is not None and teacher not in (*FOLLOWS_STUDENT, "GN", "IN", "SyncBN")
+    return teacher in OWN_BATCH
 
 
 def check_preset(preset: FixMatchPreset, pretrained: bool) -> None:

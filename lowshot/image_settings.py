@@ -63,6 +63,12 @@ def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
     if node.BN_MOMENTUM and preset.student in ("GN", "IN"):
         raise InputError(f"expected no FIXMATCH.BN_MOMENTUM for student {preset.student}, which keeps no statistics")
     preset = replace(preset, teacher_groups=_teacher_groups(node, preset))
+    if preset.teacher == "ShuffleBN" and distributed.world_size() * preset.teacher_groups == 1:
+        raise InputError(
+            "expected several processes, or FIXMATCH.TEACHER_GROUP weak views of a virtual one, to shuffle between "
+            "under teacher ShuffleBN, found one process that normalises all together, which is plain BN; take "
+            "FIXMATCH.TEACHER_GROUP 40, what one of EMAN's 8 GPUs labels, or another divisor"
+        )
     check_preset(preset, pretrained)
     rates = node.LEARNING_RATES or [preset.pretrained_rate if pretrained else preset.learning_rate]
     if len(rates) > 1:

@@ -10,7 +10,10 @@ from momentum_transfer.errors import InputError, counted
 from momentum_transfer.images.subsets import stretched_epochs
 from momentum_transfer.schedules import learning_rate, scale_to_batch
 from pretrain.methods import scaled_teacher_momentum
-from pretrain.ranges import WITH_TEACHER
+from pretrain.ranges import WITH_TEACHER, norms, norms_of_own_batch
+
+#: The longest warm-up that is not said to be long, as a fraction of the run: the papers have 10 of 100 epochs.
+LONGEST_WARMUP = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
     """The plan for so many images (of a data set of ``full_images`` before subsets) on so many processes.
 
     Raises:
-        InputError: a batch that does not divide into processes and micro-batches, or fewer images than a batch.
+        InputError: a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
+            normalisation that would not be what its name says (BN of one image, ShuffleBN of a single group).
     """
     solver = cfg.SOLVER
     batch = solver.BATCH_SIZE
@@ -72,14 +76,19 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
 
 
 def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
-    """Raises InputError where a batch normalisation would see a single image: it has no variance over images."""
-    norms = {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
-    alone = norms - {"GN", "IN"} - ({"SyncBN"} if processes > 1 else set())
+    """Raises InputError where BN would see a single image (no variance over images) or ShuffleBN would be plain BN."""
+    alone = norms(cfg) - {"GN", "IN"} - ({"SyncBN"} if processes > 1 else set())
     if 1 in (micro, cfg.NORM.GROUP) and alone and cfg.METHOD.NAME != "random":
         raise InputError(
             f"expected at least two images for each forward of {' and '.join(sorted(alone))}, found one: "
             f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} over {processes} processes x SOLVER.ACCUMULATE "
             f"{cfg.SOLVER.ACCUMULATE}, NORM.GROUP {cfg.NORM.GROUP}; raise them, or normalise with GN"
+        )
+    if "ShuffleBN" in norms(cfg) and processes == 1 and cfg.NORM.GROUP in (0, micro):
+        raise InputError(
+            "expected several processes, or NORM.GROUP images of a virtual one, to shuffle between under NORM.TEACHER "
+            f"ShuffleBN, found one process that normalises its {micro} images together: that is plain BN, whose "
+            "statistics leak which key is the query's; take NORM.GROUP 32 (MoCo's images a GPU) or another divisor"
         )
 
 
@@ -111,4 +120,29 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
     if cfg.METHOD.NAME in WITH_TEACHER:
         rule = "equivalence rule" if cfg.TEACHER.SCALE_MOMENTUM else "not scaled"
         lines.append(f"teacher momentum {plan.momentum_base:g} ({rule}), {cfg.TEACHER.MOMENTUM_SCHEDULE}")
+    return lines
+
+
+def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = None) -> list[str]:
+    """Warnings before a run, a line each: other images per BN than its config's, a warm-up that is much of it.
+
+    Args:
+        preset: the config before what the command line changed; None where there is no file.
+    """
+    lines, solver = [], cfg.SOLVER
+    seen, pinned = cfg.NORM.GROUP or plan.micro_batch, preset.NORM.GROUP if preset else 0
+    expected = pinned or solver.BATCH_SIZE  # without NORM.GROUP the config means one process
+    if (by_process := norms_of_own_batch(cfg)) and seen != expected:
+        lines.append(
+            f"another protocol: {' and '.join(by_process)} of {expected} images in "
+            f"{'the config, as its paper had' if pinned else 'one process'}, of {seen} in this run (NORM.GROUP "
+            f"{cfg.NORM.GROUP}, {processes} processes x {solver.ACCUMULATE} micro-batches of {plan.micro_batch}); "
+            "NORM.GROUP says how many, whatever the number of processes"
+        )
+    if plan.warmup / plan.steps > LONGEST_WARMUP:
+        lines.append(
+            f"{plan.warmup} of {plan.steps} steps are warm-up ({plan.warmup / plan.steps:.0%}; usual: at most "
+            f"{LONGEST_WARMUP:.0%}), so that the rate is low for much of the run; lower SOLVER.WARMUP_EPOCHS to "
+            f"{int(LONGEST_WARMUP * plan.steps) / plan.steps_per_epoch:.3g}, or train longer"
+        )
     return lines

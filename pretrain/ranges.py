@@ -33,7 +33,7 @@ from momentum_transfer.ranges import (
     refuse,
 )
 from momentum_transfer.schedules import LR_SCHEDULES, MOMENTUM_SCHEDULES
-from pretrain.norms import POLICIES, STUDENT_NORMS, TEACHER_NORMS, check_norms
+from pretrain.norms import OWN_BATCH, POLICIES, STUDENT_NORMS, TEACHER_NORMS, check_norms
 from pretrain.optimizers import OPTIMIZERS
 from pretrain.views_on import AUTO
 
@@ -118,6 +118,16 @@ RULES: dict[str, Rule] = {
     "RUN.KNN_SPLIT": PATH,
     "RUN.CALIBRATION_BATCHES": _count(_MANY, "batches"),
 }
+
+
+def norms(cfg: CfgNode) -> set[str]:
+    """Names of the normalisations that a run has: the student's, and the teacher's where the method has one."""
+    return {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
+
+
+def norms_of_own_batch(cfg: CfgNode) -> list[str]:
+    """Those that see other images when the number of processes changes; NORM.GROUP keeps how many."""
+    return sorted(norms(cfg).intersection(OWN_BATCH)) if cfg.METHOD.NAME != "random" else []
 
 
 def check_settings(cfg: CfgNode) -> None:

@@ -29,8 +29,7 @@ from momentum_transfer.resumed_state import (
 )
 from momentum_transfer.settings import dump
 from pretrain.methods import Method
-from pretrain.norms import FOLLOWS_STUDENT
-from pretrain.ranges import WITH_TEACHER
+from pretrain.ranges import norms_of_own_batch
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
 
@@ -135,15 +134,16 @@ def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
     Raises:
         InputError: with the number of processes to go on with.
     """
-    norms = {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
-    by_process = sorted(norms - {"GN", "IN", "SyncBN", *FOLLOWS_STUDENT})
-    if before == now or not by_process or cfg.METHOD.NAME == "random":
+    by_process = norms_of_own_batch(cfg)
+    if before == now or not by_process:
         return
     seen = [cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.ACCUMULATE) for count in (before, now)]
+    change = f"would normalise a process's {seen[1]} images in place of {seen[0]}, another training"
+    if group := cfg.NORM.GROUP:
+        change = f"would have statistics of {seen[1] // group} groups a process, where {seen[0] // group} are saved"
     raise InputError(
-        f"expected {before} processes, as the checkpoint had, found {now}: {' and '.join(by_process)} would normalise "
-        f"a process's {seen[1]} images in place of {seen[0]}, another training; go on with {before}, or begin anew in "
-        "another OUTPUT_DIR"
+        f"expected {before} processes, as the checkpoint had, found {now}: {' and '.join(by_process)} {change}; go on "
+        f"with {before}, or begin anew in another OUTPUT_DIR"
     )
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from momentum_transfer import distributed
 from momentum_transfer.checkpoint_folder import CheckpointFolder
-from momentum_transfer.console import say
+from momentum_transfer.console import say, warn
 from momentum_transfer.cpu_memory import keep_freed_memory
 from momentum_transfer.errors import InputError
 from momentum_transfer.images.datasets import LabelledImages
@@ -27,7 +27,7 @@ from pretrain.monitor import KnnMonitor
 from pretrain.norms import use_fused_sync
 from pretrain.optimizers import build_optimizer
 from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
-from pretrain.plan import Plan, describe, make_plan
+from pretrain.plan import Plan, concerns, describe, make_plan
 from pretrain.views_on import settle_views
 
 
@@ -63,15 +63,18 @@ def _check_precision(cfg: CfgNode, device: torch.device) -> None:
         )
 
 
-def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder) -> Run:
-    """Data, plan, model and optimiser of the settings, on the device; says the plan."""
+def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, preset: CfgNode | None = None) -> Run:
+    """Data, plan, model and optimiser of the settings, on the device; says the plan and what is unusual in it."""
     _check_precision(cfg, device)
     images = build_images(cfg, cfg.DATA.SPLIT)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
     cfg = settle_views(cfg, images, plan.micro_batch, device, checkpoints)
     batches = TrainingBatches(cfg, images, plan, device)
-    for line in describe(plan, cfg, distributed.world_size()) if cfg.METHOD.NAME != "random" else []:
-        say(line)
+    if cfg.METHOD.NAME != "random":
+        for line in describe(plan, cfg, distributed.world_size()):
+            say(line)
+        for line in concerns(plan, cfg, distributed.world_size(), preset):
+            warn(line)
     torch.manual_seed(cfg.SEED)  # the same weights on every process
     method = build_method(cfg, len(images.classes)).to(device)
     if device.type == "cuda":

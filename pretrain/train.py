@@ -39,13 +39,16 @@ from pretrain.run import Run, distribute, prepare
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None) -> Path:
+def train(
+    cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None, preset: CfgNode | None = None
+) -> Path:
     """Trains what the settings say, from the start or from the last checkpoint of OUTPUT_DIR.
 
     Args:
         cfg: settings of ``config.get_cfg``, merged.
         resuming: go on from OUTPUT_DIR's last checkpoint; without one, start.
         stop_after: leave after this many steps of the run, saved, as if a signal had come (for time slices).
+        preset: the config's own settings, without what was changed for this run; a protocol that differs is said.
 
     Returns:
         The exported ``backbone.safetensors``.
@@ -60,7 +63,7 @@ def train(cfg: CfgNode, *, resuming: bool = False, stop_after: int | None = None
     device = choose_device(cfg.RUN.DEVICE, "RUN.DEVICE")
     with distributed.process_group(device):
         checkpoints = CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints", cfg.RUN.KEEP)
-        run = prepare(cfg, device, checkpoints)
+        run = prepare(cfg, device, checkpoints, preset)
         with alone_in(cfg.OUTPUT_DIR):
             return _work(run, checkpoints, resuming, stop_after)
 

@@ -1,13 +1,17 @@
 """docs/protocols.md covers every results table and figure, and names only configs that load."""
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import yaml
 
 from momentum_transfer.report.reference import load_tables
-from momentum_transfer.settings import config_files
+from momentum_transfer.settings import config_files, load_config
 from momentum_transfer.suites.suite import load_suite
+from pretrain.config import get_cfg
+from pretrain.methods.momentum2 import Momentum2Teacher
+from pretrain.ranges import norms_of_own_batch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = {"momentum2": "Momentum²", "eman": "EMAN", "rcf": "RCF"}
@@ -43,6 +47,37 @@ def test_every_row_names_what_runs_it_and_all_of_it_exists():
             assert not [file for file in files if not (ROOT / file).is_file()], row
             for suite in (file for file in files if file.startswith("configs/suites/")):
                 assert load_suite(ROOT / suite).tasks
+
+
+def test_the_list_of_images_per_bn_is_that_of_the_configs():
+    part = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8").split("## Images per BN")[1].split("## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in part.splitlines() if line.startswith("| `")]
+    patterns = [(pattern, gpus, group) for names, gpus, group in rows for pattern in re.findall(r"`([^`]+)`", names)]
+    met = set()
+    for path in sorted((ROOT / "configs" / "pretrain").glob("*.yaml")):
+        if path.stem.startswith("base_"):
+            continue
+        pattern, gpus, group = next(row for row in patterns if fnmatch(path.stem, row[0]))
+        met.add(pattern)
+        cfg = load_config(get_cfg(), path)
+        assert bool(norms_of_own_batch(cfg)) == group.isdigit() or path.stem.endswith("syncbn_teacher_syncbn")
+        if group.isdigit():
+            assert int(group) == cfg.NORM.GROUP, path.stem
+            images = re.search(r"\d+ x (\d+)", gpus)
+            assert images is None or images[1] == group
+    assert met == {pattern for pattern, _, _ in patterns}
+
+
+def test_every_row_of_momentum2s_tables_is_the_teachers():
+    """3.4: "we dump the model from teacher", on the baseline that is BYOL."""
+    for number in (1, 2, 4, 6, 7):
+        suite = load_suite(ROOT / "configs" / "suites" / f"momentum2_table{number}.yaml")
+        for run in suite.sweep.runs():
+            words = run.command
+            cfg = load_config(get_cfg(), words[2], words[words.index("--resume") + 1 :])
+            assert cfg.METHOD.NAME == "momentum2", (number, run.name)
+            assert cfg.SOLVER.ACCUMULATE == 1
+    assert Momentum2Teacher.network_default == "teacher"
 
 
 def test_a_plot_names_data_sets_and_protocols_that_its_suite_measures():

@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> None:
     say(f"{cfg.METHOD.NAME}, {cfg.MODEL.ARCH} on {cfg.DATA.NAME}; output in {cfg.OUTPUT_DIR}")
     from pretrain.train import train  # after the settings, because it imports torch, which takes seconds
 
-    train(cfg, resuming=args.resume, stop_after=args.stop_after)
+    train(cfg, resuming=args.resume, stop_after=args.stop_after, preset=load_config(get_cfg(), args.config))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -36,7 +36,7 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: 
     hashes: Hashes = {}  # of config files, which many jobs share
     made = _trained(suite, output, hashes)
     swept = [name for _, checkpoints_of_run in made for name in checkpoints_of_run]
-    chosen = read_choices(presets, suite.presets, [*swept, *map(weights_name, checkpoints)])
+    chosen = _of_arms(suite) | read_choices(presets, suite.presets, [*swept, *map(weights_name, checkpoints)])
     for pretraining, checkpoints_of_run in made:
         jobs.append(pretraining)
         for name, weights in checkpoints_of_run.items():
@@ -54,6 +54,13 @@ def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: 
     if not jobs:
         raise InputError(f"expected --weights CHECKPOINT…: the suite {suite.name} pretrains none itself")
     return jobs
+
+
+def _of_arms(suite: Suite) -> dict[str, str]:
+    """Checkpoint -> the preset that its arm names."""
+    if not (sweep := suite.sweep):
+        return {}
+    return {name: run.preset for run in sweep.runs() if run.preset for name in sweep.checkpoints(run, Path())}
 
 
 def _trained(suite: Suite, output: Path, hashes: Hashes) -> list[tuple[Job, dict[str, str]]]:

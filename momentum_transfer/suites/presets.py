@@ -7,7 +7,8 @@
       - name: linear
         command: tools/lowshot.py linear --config {linear} --weights {weights} --results {results} {rates}
 
-A checkpoint's preset is that of the method in its metadata, else of the family it was read as; both can be overridden.
+A checkpoint's preset is what its arm of the suite's pretrainings names (``preset``), else that of the method in its
+metadata, else of the family it was read as; ``--preset CHECKPOINT=NAME`` overrides all.
 """
 
 from __future__ import annotations

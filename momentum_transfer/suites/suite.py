@@ -21,14 +21,14 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, shown
 from momentum_transfer.files import write_text
 from momentum_transfer.shipped import CONFIGS, find_config
 from momentum_transfer.suites.plots import PlotRequest, read_plots
 from momentum_transfer.suites.presets import Presets, read_presets
 from momentum_transfer.suites.schema import MOST_TASKS, check_name, read_entry
 from momentum_transfer.suites.study import Study, read_study
-from momentum_transfer.suites.sweep import Sweep, describe, read_sweep
+from momentum_transfer.suites.sweep import PRESET, Sweep, describe, read_sweep
 from momentum_transfer.suites.task import PLACES, PRETRAIN, Task, check_command, read_task
 
 
@@ -69,6 +69,9 @@ def load_suite(path: str | Path) -> Suite:
     if entry.pretrain is not None:
         sweep = read_sweep(entry.pretrain, f"{path}, pretrain")
         check_command(sweep.command, f"{path}, pretrain", path.parent)
+        if wrong := [arm[PRESET] for arm in sweep.arms.values() if PRESET in arm and arm[PRESET] not in list(presets)]:
+            known = ", ".join(presets) or "none"
+            raise InputError(f"{path}: expected the preset of an arm among presets ({known}), found {shown(wrong[0])}")
         if any(task.name == PRETRAIN for task in tasks):
             raise InputError(f"{path}: expected tasks of other names beside pretrain, found a task called {PRETRAIN}")
         if (count := sweep.count() * (len(tasks) + 1)) > MOST_TASKS:

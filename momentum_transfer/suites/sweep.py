@@ -8,7 +8,8 @@
       settings: {DATA.WORKERS: 2}                                   # of all runs
       exports: {every: 50, last: 300}                               # epochs: each is a checkpoint of its own
 
-A run is called by its arm, the grid's values and the seed: ``slow-BN-8_seed0``. An arm may have a config of its own.
+A run is called by its arm, the grid's values and the seed: ``slow-BN-8_seed0``. An arm may have a config of its own and
+a preset of the suite, whose words its tasks get.
 """
 
 import itertools
@@ -25,8 +26,8 @@ import msgspec
 from momentum_transfer.errors import InputError, shown
 from momentum_transfer.suites.schema import LONGEST_NAME, MOST_TASKS, Cpus, Hours, Minutes, check_name, checked
 
-#: The key of an arm that is no setting: its own config file.
-CONFIG = "config"
+#: The keys of an arm that are no settings: its own config file, and a preset of the suite for its tasks.
+CONFIG, PRESET = "config", "preset"
 #: Stands for the epoch of a checkpoint taken on the way where a plot may name a setting.
 EPOCH = "EPOCH"
 
@@ -43,6 +44,7 @@ class Pretraining:
         arm: its arm; without arms the grid's values.
         settings: what the grid or the arm sets; ``seed`` is SEED.
         command: words after ``python``, without OUTPUT_DIR.
+        preset: of the arm; "" where it names none.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Pretraining:
     settings: Settings
     seed: int
     command: tuple[str, ...]
+    preset: str = ""
 
 
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +80,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found: dict[str, Pretraining] = {}
         arms = self.arms or {"": {}}
         for (arm, own), (place, grid), seed in itertools.product(arms.items(), self._places(), self.seeds):
-            settings = {key: value for key, value in {**own, **grid}.items() if key != CONFIG}
+            settings = {key: value for key, value in {**own, **grid}.items() if key not in (CONFIG, PRESET)}
             words = {**self.settings, **settings, "SEED": seed}
             words |= {"RUN.EXPORT_EVERY": self.exports["every"]} if self.exports else {}
             overrides = [word for key, value in words.items() for word in (key, _word(value))]
@@ -88,7 +91,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InputError(f"the run {name[:60]}… has a name that is too long; name runs by arms")
             if name in found:
                 raise InputError(f"two runs are called {name}; name them by arms in the place of grid")
-            found[name] = Pretraining(name, arm or place, settings, seed, command)
+            found[name] = Pretraining(name, arm or place, settings, seed, command, own.get(PRESET, ""))
         return list(found.values())
 
     def checkpoints(self, run: Pretraining, folder: Path) -> dict[str, tuple[Path, Settings]]:
@@ -102,7 +105,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def keys(self) -> list[str]:
         """Settings that tell the runs apart."""
-        own = (key for arm in self.arms.values() for key in arm if key != CONFIG)
+        own = (key for arm in self.arms.values() for key in arm if key not in (CONFIG, PRESET))
         return list(dict.fromkeys([*self.grid, *own, "SEED", *([EPOCH] if self.exports else [])]))
 
     def _places(self) -> list[tuple[str, Settings]]:

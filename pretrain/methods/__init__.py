@@ -91,7 +91,8 @@ def virtual_processes(cfg: CfgNode) -> int:
         raise InputError(
             f"expected NORM.GROUP to divide the {micro} images of a process's micro-batch (SOLVER.BATCH_SIZE "
             f"{cfg.SOLVER.BATCH_SIZE} over {processes} processes x SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE}), found "
-            f"{size}; change one of them"
+            f"{size}, the images per BN of the protocol; use fewer processes or micro-batches, or another NORM.GROUP, "
+            "which is another protocol"
         )
     return micro // size
 

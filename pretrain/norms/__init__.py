@@ -31,13 +31,14 @@ from pretrain.norms.momentum_batch_norm import (
     set_alpha,
 )
 
-__all__ = ["FOLLOWS_STUDENT", "LAYERS", "POLICIES", "STUDENT_NORMS", "TEACHER_NORMS", "BatchNorm", "MomentumBatchNorm",
-           "Norm", "PairBatchNorm", "SyncBatchNorm", "TeacherProxyBatchNorm", "check_norms", "commit_pair",
-           "pair_norms", "set_alpha", "use_fused_sync"]  # fmt: skip
+__all__ = ["FOLLOWS_STUDENT", "LAYERS", "OWN_BATCH", "POLICIES", "STUDENT_NORMS", "TEACHER_NORMS", "BatchNorm",
+           "MomentumBatchNorm", "Norm", "PairBatchNorm", "SyncBatchNorm", "TeacherProxyBatchNorm", "check_norms",
+           "commit_pair", "pair_norms", "set_alpha", "use_fused_sync"]  # fmt: skip
 
 STUDENT_NORMS = ("BN", "SyncBN", "GN", "IN", "MomentumBN")
 TEACHER_NORMS = ("BN", "SyncBN", "ShuffleBN", "GN", "IN", "EMAN", "TeacherPN", "StudentPN", "MomentumBN")
 FOLLOWS_STUDENT = ("EMAN", "StudentPN")  # statistics come from the student's running statistics
+OWN_BATCH = ("BN", "ShuffleBN", "TeacherPN", "MomentumBN")  # statistics of one (virtual) process's images
 GROUPS = 32  # Group Normalization's default (arXiv 1803.08494)
 GROUP_CHANNELS = 2  # at least, as in the 64 channels of a ResNet's stem: of one channel it would be IN
 

@@ -102,8 +102,8 @@ class ShuffleBatchNorm(BatchNorm):
     """Batch normalisation of a teacher whose images are exchanged between processes before its forward.
 
     The layer itself is plain; the exchange is done once for the whole network by ``teacher.shuffled_forward``, because
-    MoCo shuffles images, not activations. In a single process, virtual ones aside, the shuffled batch is the same set:
-    plain BN.
+    MoCo shuffles images, not activations. In a single process, virtual ones aside, the shuffled batch is the same set,
+    which is plain BN: ``plan.make_plan`` refuses it.
     """
 
 

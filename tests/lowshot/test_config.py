@@ -95,6 +95,8 @@ def test_config_runs_on_a_miniature_and_records_what_the_table_asks_for(path, tm
     small |= dict.fromkeys(("LINEAR.EPOCHS", "FINETUNE.EPOCHS"), 0.01)
     small |= {"OUTPUT_DIR": tmp_path, "INPUT.IMAGE_SIZE": 16, "MODEL.ARCH": "resnet10", "MODEL.STEM": "small"}
     small |= {"SVM.SHOTS": "[1]", "KNN.PRESETS": "['eman']", "FIXMATCH.UNLABELLED_RATIO": 1}
+    grouped = "/teacher_group=2"  # ShuffleBN in one process needs groups, and the protocol names them
+    small |= {"FIXMATCH.TEACHER_GROUP": 2} if "shufflebn" in path.stem else {}
     cfg = load_config(get_cfg(), path, [str(word) for pair in small.items() for word in pair])
     assert cfg.DATASETS.NAME in (*DATASETS, "voc07")
     if command in ON_IMAGES:
@@ -102,7 +104,7 @@ def test_config_runs_on_a_miniature_and_records_what_the_table_asks_for(path, tm
         units = list(ON_IMAGES[command](cfg, None, inputs.Images(cfg), lambda *_: True))
     else:
         units = list(ON_FEATURES[command](cfg, features(cfg, 1), features(cfg, 2), lambda *_: True))
-    found = {(score.task, score.protocol, title) for unit in units for score in unit}
+    found = {(score.task, score.protocol.removesuffix(grouped), title) for unit in units for score in unit}
     assert found
     if path in PAPERS_WITH_TABLES:
         assert found <= cells(reference(path))

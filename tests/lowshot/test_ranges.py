@@ -121,6 +121,12 @@ def test_normalisations_are_switches_and_the_protocol_names_them():
         fixmatch_setting(fixmatch(PRESET="fixmatch", TEACHER_NORM="EMAN"), pretrained=False)
 
 
+def test_shuffle_bn_of_one_process_needs_groups_to_shuffle_between():
+    with pytest.raises(InputError, match=r"found one process .* plain BN; take FIXMATCH.TEACHER_GROUP 40"):
+        fixmatch_setting(fixmatch(PRESET="shufflebn"), pretrained=False)
+    assert fixmatch_setting(fixmatch(PRESET="shufflebn", TEACHER_GROUP=40), False).preset.teacher_groups == 8
+
+
 def test_levels_of_the_strong_view_are_a_switch_and_the_protocol_names_them():
     assert fixmatch_setting(fixmatch(), pretrained=False).preset.strong_levels == "eman"
     assert fixmatch_setting(fixmatch(STRONG_LEVELS="uniform"), pretrained=False).preset.strong_levels == "uniform"

@@ -11,7 +11,7 @@ from momentum_transfer.metrics import read
 from momentum_transfer.settings import load_config
 from pretrain.config import get_cfg
 from pretrain.methods import build_method
-from pretrain.plan import make_plan
+from pretrain.plan import concerns, make_plan
 from pretrain.ranges import check_settings
 from pretrain.train import train
 
@@ -29,6 +29,7 @@ SMALL = {
     "HEAD.OUTPUT": 8,
     "MOCO.QUEUE": 20,
     "SOLVER.BATCH_SIZE": 8,
+    "NORM.GROUP": 4,  # of the batch of 8; how many the papers had is asked below
     "SOLVER.STEPS": 2,
     "RUN.DEVICE": "cpu",
     "RUN.PRECISION": "float32",
@@ -78,6 +79,46 @@ def settings(name):
     return load_config(get_cfg(), ROOT / f"configs/pretrain/{name}.yaml")
 
 
+#: Config -> (GPUs, images on each) of its paper. RCF names no GPUs, Momentum² table 3 no batch: MoCo v2's own there.
+PAPERS_GPUS = {
+    **dict.fromkeys([path.stem for path in CONFIGS if path.stem.startswith("stl10_r18_student")], (64, 32)),
+    "momentum2_r50_lars_300e": (128, 32),
+    "momentum2_r50_lars_100e": (128, 32),
+    "momentum2_r50_lars_128_300e": (128, 128),
+    "momentum2_r50_lars_128_1000e": (128, 128),
+    "moco_shufflebn_r50_200e": (32, 8),
+    "moco_momentumbn_r50_200e": (32, 8),
+    **dict.fromkeys([f"momentum2_{name}" for name in ("r50_100e", "r50_200e", "r50_300e")], (8, 128)),
+    **dict.fromkeys([f"momentum2_{name}" for name in ("r18_100e", "r101_100e", "r50w2_200e")], (8, 128)),
+    "momentum2_r50_b256_100e": (8, 32),
+    **dict.fromkeys([f"moco_eman_{name}" for name in ("r50_200e", "r50_800e", "r50w2_200e")], (8, 32)),
+    "moco_eman_inaturalist_1000e": (8, 32),
+    **dict.fromkeys([f"byol_eman_{name}" for name in ("r50_200e", "r50_800e", "r50w2_200e")], (8, 64)),
+    "byol_eman_inaturalist_200e": (8, 64),
+    **dict.fromkeys([f"mocov2_{name}" for name in ("r50_200e", "r18_100e", "r101_100e")], (32, 32)),
+    "supervised_r50_100e": (8, 32),
+}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_bn_sees_the_papers_images_whatever_the_number_of_gpus(path):
+    cfg = settings(path.stem)
+    names = {cfg.NORM.STUDENT} | ({cfg.NORM.TEACHER} if cfg.METHOD.NAME in ("byol", "moco", "momentum2") else set())
+    if path.stem not in PAPERS_GPUS and names == {"SyncBN"}:
+        return  # nothing of it depends on the number of GPUs
+    gpus, images = PAPERS_GPUS[path.stem]
+    assert (gpus * images, images) == (cfg.SOLVER.BATCH_SIZE, cfg.NORM.GROUP)
+    for processes in (1, gpus):
+        plan = make_plan(cfg, 1_281_167, 1_281_167, processes)
+        assert concerns(plan, cfg, processes, preset=cfg) == []
+    own = cfg.clone()
+    own.defrost()
+    own.NORM.GROUP = 0
+    lines = concerns(make_plan(own, 1_281_167, 1_281_167, 2), own, 2, preset=cfg)
+    changed = [line for line in lines if f"of {images} images" in line and f"of {gpus * images // 2} in" in line]
+    assert len(changed) == (names != {"SyncBN"})
+
+
 @pytest.mark.parametrize(("name", "rate"), [("momentum2_r50_100e", 0.2), ("momentum2_r50_b256_100e", 0.05)])
 def test_both_one_machine_batches_of_momentum2_have_the_published_momentum(name, rate):
     plan = make_plan(settings(name), 1_281_167, 1_281_167, 8)
@@ -95,7 +136,7 @@ def test_table_3_of_momentum2_is_mocos_own_protocol_on_32_gpus_and_pairs_with_it
     for name, norm in names.items():
         cfg = settings(name)
         plan = make_plan(cfg, 1_281_167, 1_281_167, 32)
-        assert (cfg.NORM.TEACHER, plan.warmup, plan.micro_batch) == (norm, 0, 8)
+        assert (cfg.NORM.TEACHER, plan.warmup, plan.micro_batch, cfg.NORM.GROUP) == (norm, 0, 8, 8)
         assert (plan.base_lr, plan.momentum_base) == (pytest.approx(0.03), 0.001)
         assert "--nnodes 4 --nproc-per-node 8" in (ROOT / f"configs/pretrain/{name}.yaml").read_text()
     assert (cfg.NORM.ALPHA_BASE, cfg.NORM.ALPHA_SCHEDULE) == (0.064, "constant")

@@ -1,10 +1,12 @@
+import re
+
 import pytest
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.ranges import Choice, without_rule
 from pretrain.config import get_cfg
-from pretrain.methods import METHODS
-from pretrain.plan import describe, learning_rate_at, make_plan
+from pretrain.methods import METHODS, virtual_processes
+from pretrain.plan import concerns, describe, learning_rate_at, make_plan
 from pretrain.ranges import RULES, check_settings
 
 
@@ -71,6 +73,79 @@ def test_a_batch_normalisation_of_one_image_is_refused(settings, processes, norm
 )
 def test_one_image_a_forward_is_enough_where_no_process_normalises_it_alone(settings, processes, tiny_cfg):
     assert make_plan(tiny_cfg({"SOLVER.BATCH_SIZE": 1, **settings}), 800, 800, processes).micro_batch == 1
+
+
+SHUFFLE = {"METHOD.NAME": "moco", "NORM.TEACHER": "ShuffleBN"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"NORM.GROUP": 8}, {"NORM.GROUP": 4, "SOLVER.ACCUMULATE": 2}])
+def test_shuffle_bn_with_nothing_to_shuffle_between_is_refused_as_the_plain_bn_that_it_would_be(settings, tiny_cfg):
+    with pytest.raises(InputError, match=r"NORM.GROUP images of a virtual one, .* found one process .* plain BN"):
+        make_plan(tiny_cfg({**SHUFFLE, **settings}), 800, 800, 1)
+
+
+@pytest.mark.parametrize(("settings", "processes"), [({"NORM.GROUP": 4}, 1), ({}, 2), ({"NORM.GROUP": 4}, 2)])
+def test_shuffle_bn_has_other_groups_or_processes_to_shuffle_with(settings, processes, tiny_cfg):
+    assert make_plan(tiny_cfg({**SHUFFLE, **settings}), 800, 800, processes).micro_batch == 8 // processes
+
+
+def protocol_lines(cfg, processes, preset=None):
+    return concerns(make_plan(cfg, 800, 800, processes), cfg, processes, preset)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_a_pinned_group_is_the_same_protocol_on_any_number_of_processes(processes, tiny_cfg):
+    cfg = tiny_cfg({"NORM.GROUP": 2})
+    assert protocol_lines(cfg, processes, preset=cfg) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes", "pinned", "line"),
+    [
+        ({"NORM.GROUP": 0}, 1, 2, "BN and MomentumBN of 2 images in the config, as its paper had, of 8 in this run"),
+        ({"NORM.GROUP": 0}, 2, 2, "of 2 images in the config, as its paper had, of 4 in this run"),
+        ({"NORM.GROUP": 4}, 1, 2, "of 2 images in the config, as its paper had, of 4 in this run .NORM.GROUP 4"),
+        ({"NORM.TEACHER": "EMAN"}, 2, 0, "another protocol: BN of 8 images in one process, of 4 in this run"),
+        ({"SOLVER.ACCUMULATE": 4}, 1, 0, "of 8 images in one process, of 2 in this run .* 1 processes x 4 micro"),
+    ],
+)
+def test_other_images_per_bn_than_the_configs_are_said_in_one_line(settings, processes, pinned, line, tiny_cfg):
+    (found,) = protocol_lines(tiny_cfg(settings), processes, preset=tiny_cfg({"NORM.GROUP": pinned}))
+    assert re.search(line, found)
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN"},
+        {"NORM.STUDENT": "GN", "NORM.TEACHER": "IN"},
+        {"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "EMAN"},
+        {"METHOD.NAME": "simsiam", "NORM.STUDENT": "SyncBN"},
+    ],
+)
+def test_normalisations_of_the_whole_batch_or_of_one_image_are_the_same_on_any_number_of_processes(settings, tiny_cfg):
+    assert protocol_lines(tiny_cfg(settings), 2) == []
+
+
+def test_a_micro_batch_without_whole_groups_is_refused_with_what_the_protocol_and_the_run_have(tiny_cfg, monkeypatch):
+    monkeypatch.setattr("momentum_transfer.distributed.world_size", lambda: 4)
+    with pytest.raises(
+        InputError, match=r"divide the 2 images .* 4 processes .* found 4, the images per BN of the pro"
+    ):
+        virtual_processes(tiny_cfg({"NORM.GROUP": 4}))
+
+
+@pytest.mark.parametrize(("steps", "epochs", "share"), [(400, 1.5, "29%"), (50, 1.5, "98%"), (50, 0.075, "12%")])
+def test_a_warm_up_of_more_than_a_tenth_of_the_run_is_said(steps, epochs, share, tiny_cfg):
+    cfg = tiny_cfg({"SOLVER.STEPS": steps, "SOLVER.BATCH_SIZE": 16, "SOLVER.WARMUP_EPOCHS": epochs})
+    plan = make_plan(cfg, 1257, 1257, 1)  # 78 steps an epoch
+    (line,) = concerns(plan, cfg, 1)
+    assert f"{plan.warmup} of {steps} steps are warm-up ({share}; usual: at most 10%)" in line
+    lower = float(re.search(r"WARMUP_EPOCHS to ([\d.]+)", line)[1])
+    assert round(lower * 78) == steps // 10
+    shorter = tiny_cfg({"SOLVER.STEPS": steps, "SOLVER.BATCH_SIZE": 16, "SOLVER.WARMUP_EPOCHS": lower})
+    assert concerns(make_plan(shorter, 1257, 1257, 1), shorter, 1) == []
 
 
 def test_every_setting_has_a_rule_and_every_method_is_a_word_of_it():

@@ -58,8 +58,18 @@ METHODS = [
     {"METHOD.NAME": "supervised", "SOLVER.OPTIMIZER": "adamw", "SOLVER.ACCUMULATE": 2},
     {"METHOD.NAME": "momentum2", "SOLVER.OPTIMIZER": "lars", "DATA.WORKERS": 2},
     {"METHOD.NAME": "momentum2", "RUN.PRECISION": "fp16", "DATA.IMAGE_SIZE": 48, "NORM.ALPHA_SCHEDULE": "constant"},
-    {"METHOD.NAME": "moco", "NORM.TEACHER": "ShuffleBN", "SOLVER.SCHEDULE": "step", "SOLVER.ACCUMULATE": 2},
-    *({"METHOD.NAME": "byol", "NORM.TEACHER": norm, "DATA.IMAGE_SIZE": 48} for norm in TEACHER_NORMS),
+    {
+        "METHOD.NAME": "moco",
+        "NORM.TEACHER": "ShuffleBN",
+        "NORM.GROUP": 2,
+        "SOLVER.SCHEDULE": "step",
+        "SOLVER.ACCUMULATE": 2,
+    },
+    *(
+        {"METHOD.NAME": "byol", "NORM.TEACHER": norm, "DATA.IMAGE_SIZE": 48}
+        | ({"NORM.GROUP": 4} if norm == "ShuffleBN" else {})
+        for norm in TEACHER_NORMS
+    ),
     *(
         {"METHOD.NAME": "byol", "NORM.STUDENT": norm, "NORM.TEACHER": "BN", "DATA.IMAGE_SIZE": 48}
         for norm in STUDENT_NORMS

@@ -3,11 +3,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from momentum_transfer.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.errors import InputError
 from tests.tools.in_process import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +38,22 @@ def test_a_mistyped_key_is_one_line_and_exit_code_2(tmp_path):
     assert done.returncode == 2
     assert done.stderr.splitlines() == [line for line in done.stderr.splitlines() if "NORM.TEACHER" in line]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_protocol_other_than_the_configs_and_a_long_warm_up_are_said_before_the_first_step(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(f"_BASE_: {CONFIG}\nNORM:\n  GROUP: 4\n", encoding="utf-8")
+    short = [*TINY, "SOLVER.STEPS", 2, "RUN.LOG_EVERY", 1]
+    done = run_tool("pretrain", "--config", own, *short, "OUTPUT_DIR", tmp_path / "a", "SOLVER.WARMUP_EPOCHS", 0)
+    assert (done.returncode, done.stderr) == (0, "")
+    changed = ["NORM.GROUP", 0, "SOLVER.WARMUP_EPOCHS", 2]
+    with mock.patch("pretrain.train._loop", side_effect=InputError("the loop begins")):
+        done = run_tool("pretrain", "--config", own, *short, "OUTPUT_DIR", tmp_path / "b", *changed)
+    first, second, last = done.stderr.splitlines()
+    assert "the loop begins" in last
+    assert first.startswith("warning: another protocol: BN and MomentumBN of 4 images in the config")
+    assert "of 8 in this run" in first
+    assert second.startswith("warning: 1 of 2 steps are warm-up (50%")
 
 
 def test_sigterm_saves_says_how_to_resume_and_exits_143(tmp_path):

@@ -11,6 +11,7 @@ from momentum_transfer.shipped import CONFIGS
 from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.presets import OF_FAMILY, preset_of, read_choices, read_presets
 from momentum_transfer.suites.suite import load_suite
+from transfer.config import load
 
 FULL = CONFIGS / "suites" / "full.yaml"
 COMMAND = "tools/lowshot.py knn --config {made_with} --weights {weights} --results {results} {more}"
@@ -144,3 +145,32 @@ def test_presets_that_mean_nothing_are_refused(content, message):
 def test_choices_that_mean_nothing_are_refused(word, presets, message):
     with pytest.raises(InputError, match=message):
         read_choices([word], presets, ["yours"])
+
+
+def test_an_arm_names_the_preset_of_its_checkpoints_and_no_setting_is_made_of_it(tmp_path):
+    content = {"name": "swept", "presets": PRESETS, "tasks": [{"name": "knn", "command": COMMAND}]}
+    config = "configs/smoke/momentum2_digits.yaml"
+    content["pretrain"] = {"config": config, "arms": {"a": {"preset": "eman-byol"}, "b": {"SOLVER.STEPS": 2}}}
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    commands = {job.title: job.command for job in plan(load_suite(path), [], tmp_path)}
+    assert commands["a_seed0: knn"][-2:] == ("LINEAR.TRIALS", "2")
+    assert "LINEAR.TRIALS" not in commands["b_seed0: knn"]  # the suite's first preset
+    assert not {"preset", "eman-byol"} & set(commands["a_seed0: pretrain"])
+    content["pretrain"]["arms"]["a"]["preset"] = "m3"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    with pytest.raises(InputError, match=r"preset of an arm among presets .m2, eman-byol., found 'm3'"):
+        load_suite(path)
+
+
+def test_table_7_of_rcf_fine_tunes_each_depth_as_itself_on_both_sets_of_voc(tmp_path):
+    jobs = plan(load_suite(CONFIGS / "suites" / "rcf_table7.yaml"), [], tmp_path)
+    found = {(job.weights, job.task.name): job.command for job in jobs if job.task.name.startswith("voc")}
+    assert len(found) == 2 * 3 * 2  # depths, methods, sets
+    for (weights, task), command in found.items():
+        depth = int(weights.partition("_")[0].removeprefix("r"))
+        overrides = command[command.index("--resume") + 1 :]
+        cfg = load(f"transfer/{task}", overrides)
+        assert (depth, task) == (cfg.MODEL.RESNETS.DEPTH, cfg.PROTOCOL)
+        assert (64 if depth == 18 else 256) == cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+        assert depth in (18, 101)
