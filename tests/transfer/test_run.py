@@ -4,12 +4,13 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from momentum_transfer import records as results
 from momentum_transfer.backbones import read as backbone_reading
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
-from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
+from tests.transfer.torchvision_engine.tiny import check_data, shapes_config, write_shapes
 from transfer.data import annotations
 from transfer.engines import choose_engine
 from transfer.run import Request, identity, run
@@ -253,3 +254,19 @@ def test_a_scored_run_keeps_its_classes_and_its_errors(tmp_path):
     assert found["bbox.json"]["ap50"] == pytest.approx(records["coco/bbox"])
     assert found["segm.json"]["ap50"] == pytest.approx(records["coco/segm"])
     assert all(entry["ap"] is not None for entry in found["bbox.json"]["classes"])
+
+
+def test_records_keep_how_many_test_images_also_train(tmp_path, capsys):
+    write_shapes(tmp_path / "data")
+    write_shapes(tmp_path / "other")
+    for number in range(3):  # of the four test images one stays a training image
+        picture = tmp_path / f"other/images/{number:03d}.png"
+        Image.open(picture).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(picture)
+    test = f"apart={tmp_path}/other/images:{tmp_path}/other/shapes.json"
+    words = ("DATASETS.TEST", repr((test,)))
+    with pytest.raises(InputError, match=r"found 1 of 4 test images .*\(apart"):
+        run(shapes_config("retinanet", tmp_path, *SHORT, *words), Request("none", forbid_overlap=True))
+    assert not (tmp_path / "out/results.jsonl").exists()
+    run(shapes_config("retinanet", tmp_path, *SHORT, *words), Request("none"))
+    assert "1 of 4 test images are byte for byte training images (apart; first: " in capsys.readouterr().err
+    assert {record["overlap"] for record in results.read(tmp_path / "out/results.jsonl")[0]} == {1}
