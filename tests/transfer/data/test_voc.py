@@ -56,6 +56,18 @@ def test_conversion_is_cached_until_a_file_changes(tmp_path: Path):
     assert get_dataset("voc_2007_trainval", tmp_path).annotation_file != first
 
 
+@pytest.mark.parametrize(
+    "entity",
+    ['<!ENTITY a "dog">', '<!ENTITY a SYSTEM "file:///etc/hostname">', '<!ENTITY b "dog"><!ENTITY a "&b;&b;&b;">'],
+    ids=["plain", "external", "nested"],
+)
+def test_entities_are_refused_before_they_are_unfolded(tmp_path: Path, entity: str):
+    file = write(tmp_path, "1", thing("&a;", (1, 1, 5, 4)))
+    file.write_text(f"<!DOCTYPE annotation [{entity}]>{file.read_text()}")
+    with pytest.raises(InputError, match=r"PASCAL VOC annotation in .*1\.xml, found: expected an XML without entities"):
+        get_dataset("voc_2007_trainval", tmp_path)
+
+
 def test_faults_are_named(tmp_path: Path):
     with pytest.raises(InputError, match=r"image list at .*trainval\.txt"):
         get_dataset("voc_2007_trainval", tmp_path)
