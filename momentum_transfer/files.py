@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from momentum_transfer.errors import InputError
+
 #: Names that our tools give to every run's files, and so say nothing about which run it is.
 _GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
 #: Temporary files of ``atomic_path``. Before 2026-11-22 they had no ``.tmp``: of those only our own names count.
@@ -222,6 +224,16 @@ def part_title(path: str | Path) -> str:
 
 
 def cache_root() -> Path:
-    """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``."""
-    chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "momentum-transfer"
+    """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``.
+
+    Raises:
+        InputError: the first is not set, and there is no home folder.
+    """
+    chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE") or "~/.cache/momentum-transfer"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise InputError(
+            f"expected a folder for embedded data and features, found no home folder for {chosen}; set "
+            "MOMENTUM_TRANSFER_CACHE"
+        ) from error

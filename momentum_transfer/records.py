@@ -35,7 +35,7 @@ REQUIRED = ("task", "metric", "value", "checkpoint")
 #: Environment variable: seconds that a suite's earlier attempts at this task took.
 SPENT = "MOMENTUM_TRANSFER_SPENT"
 
-_BEGAN = time.time()  # tools import this as they start
+_BEGAN = time.monotonic()  # tools import this as they start
 
 #: Characters of an unreadable line that its problem repeats.
 _EXCERPT = 240
@@ -120,7 +120,7 @@ def _spent() -> dict[str, float]:
     GPU hours are hours times the processes of the job, where they use CUDA; 0 on the CPU.
     """
     earlier = os.environ.get(SPENT, "")
-    hours = (time.time() - _BEGAN + (float(earlier) if re.fullmatch(r"\d+(\.\d*)?", earlier) else 0.0)) / 3600
+    hours = (time.monotonic() - _BEGAN + (float(earlier) if re.fullmatch(r"\d+(\.\d*)?", earlier) else 0.0)) / 3600
     torch = sys.modules.get("torch")  # not imported for this
     cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
     gpus = int(os.environ.get("WORLD_SIZE", "1")) if cuda else 0

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path, cache_root, sha256_of, weights_name, write_text
 
 
@@ -68,3 +69,11 @@ def test_a_full_disk_names_the_file_that_was_meant(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert error.value.filename == str(tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
+
+
+def test_without_a_home_folder_the_cache_wants_to_be_named(monkeypatch):
+    monkeypatch.delenv("MOMENTUM_TRANSFER_CACHE", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _number: (_ for _ in ()).throw(KeyError("no such user")))
+    with pytest.raises(InputError, match=r"found no home folder .*set MOMENTUM_TRANSFER_CACHE"):
+        cache_root()

@@ -1,6 +1,7 @@
 """Records: whole lines, provenance in each, nothing dropped in silence."""
 
 import json
+import time
 
 import pytest
 
@@ -91,3 +92,9 @@ def test_records_tell_the_hours_of_all_attempts(monkeypatch):
     assert made["gpu_hours"] == 0.0 or made["gpu_hours"] >= 2.0
     monkeypatch.setenv(SPENT, "nonsense")
     assert make_record("t", "m", 1.0, checkpoint={})["hours"] < 1.0
+
+
+def test_hours_grow_though_the_clock_goes_back(monkeypatch):
+    before = make_record("t", "m", 1.0, checkpoint={})["hours"]
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert make_record("t", "m", 1.0, checkpoint={})["hours"] >= before >= 0
