@@ -140,7 +140,7 @@ def _middle(file: _File) -> tuple[int, bytes] | None:
 
 def _content(file: _File) -> str | None:
     try:
-        return sha256_of(file.path)
+        return sha256_of(file.path) if file.size else None  # a pipe has no size, and reading it may never end
     except OSError:
         return None
 
@@ -176,9 +176,10 @@ def fingerprint(images: LabelledImages) -> dict[str, str]:
     found = {"number": str(len(images)), "labels": _short(labels.tobytes())}
     if names is None:
         return {**found, "pixels": _short(b"".join(_digest(images[index][0].tobytes()) for index in drawn))}
-    files = [f"{'/'.join(file.path.split('/')[-2:])} {file.size}" for file in _mapped(_file, names)]
-    found["names and sizes"] = _short("\n".join(files).encode("utf-8", "surrogateescape"))
-    return {**found, "bytes": _short("".join(map(str, _mapped(_content, [_File(names[i]) for i in drawn]))).encode())}
+    files = _mapped(_file, names)
+    listed = [f"{'/'.join(file.path.split('/')[-2:])} {file.size}" for file in files]
+    found["names and sizes"] = _short("\n".join(listed).encode("utf-8", "surrogateescape"))
+    return {**found, "bytes": _short(" ".join(map(str, _mapped(_content, [files[i] for i in drawn]))).encode())}
 
 
 def _short(content: bytes) -> str:

@@ -162,6 +162,15 @@ def test_overwritten_images_of_the_same_names_and_sizes_differ_in_their_bytes(tm
     assert differing(before, fingerprint(images)) == {"bytes"}
 
 
+def test_a_pipe_among_the_images_is_not_waited_for(tmp_path):
+    images = image_folder(tmp_path / "data", 6)
+    pipe = Path(os.fsdecode(images.paths[2]))
+    pipe.unlink()
+    os.mkfifo(pipe)
+    assert fingerprint(images)["number"] == "6"
+    assert shared_files([str(pipe)], [str(pipe)]).count == 0
+
+
 def test_images_in_memory_have_a_fingerprint_of_their_pixels():
     pixels = np.random.default_rng(0).integers(0, 256, (12, 4, 4, 3)).astype(np.uint8)
     before, after = (fingerprint(ArrayImages(one, np.zeros(12), ["a"])) for one in (pixels, pixels[::-1]))
