@@ -20,7 +20,8 @@ from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected, file_names
 from momentum_transfer.neighbours import chunks
 
-Item, Found = TypeVar("Item"), TypeVar("Found")
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 #: Images whose bytes `fingerprint` reads.
 SAMPLE = 64
@@ -72,7 +73,8 @@ def _keys(images: LabelledImages) -> Iterator[Hashable]:
     """Equal for equal images in memory."""
     inner, indices = images, np.arange(len(images))
     while isinstance(inner, Selected):
-        inner, indices = inner.dataset, inner.indices[indices]
+        indices = inner.indices[indices]
+        inner = inner.dataset
     for index in indices.tolist():
         # A drawing of a digit follows from seed, split and index: it need not be drawn.
         yield (*inner.entropy, index) if isinstance(inner, DigitImages) else _digest(inner[index][0].tobytes())
@@ -116,9 +118,12 @@ def _of_both(
 
 def _mapped(function: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
     """In order, by threads that take a thousand at a time."""
+
+    def several(part: slice) -> list[Found]:
+        return [function(item) for item in items[part]]
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = pool.map(lambda part: [function(item) for item in items[part]], chunks(len(items), 1000))
-        return [found for part in parts for found in part]
+        return [found for part in pool.map(several, chunks(len(items), 1000)) for found in part]
 
 
 def _file(path: str) -> _File:

@@ -1,5 +1,6 @@
 """PASCAL VOC's XML becomes COCO's JSON with Detectron2's box convention."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_entities_are_refused_before_they_are_unfolded(tmp_path: Path, entity: s
     file.write_text(f"<!DOCTYPE annotation [{entity}]>{file.read_text()}")
     with pytest.raises(InputError, match=r"PASCAL VOC annotation in .*1\.xml, found: expected an XML without entities"):
         get_dataset("voc_2007_trainval", tmp_path)
+
+
+def test_elements_nested_without_end_are_refused_at_once(tmp_path: Path):
+    file = write(tmp_path, "1")
+    file.write_bytes(b"<a>" * 10**6 + b"</a>" * 10**6)
+    began = time.process_time()
+    with pytest.raises(InputError, match="at most 64 nested elements"):
+        get_dataset("voc_2007_trainval", tmp_path)
+    assert time.process_time() - began < 3
 
 
 def test_faults_are_named(tmp_path: Path):

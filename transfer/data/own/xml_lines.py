@@ -10,6 +10,8 @@ from momentum_transfer.text_files import read_regular
 
 #: Bytes of the longest annotation of one image; a gigabyte of elements would fit into what other texts may have.
 MOST = 16 << 20
+#: Labels have five levels.
+_DEEPEST = 64
 
 
 class Node:
@@ -48,6 +50,10 @@ def read_xml(path: Path) -> Node:
     stack = [top]
 
     def begin(tag: str, _attributes: dict[str, str]) -> None:
+        if len(stack) > _DEEPEST:
+            raise InputError(
+                f"expected at most {_DEEPEST} nested elements in {path}:{parser.CurrentLineNumber}, found more"
+            )
         node = Node(tag, parser.CurrentLineNumber)
         stack[-1].children.append(node)
         stack.append(node)
