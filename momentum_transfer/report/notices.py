@@ -73,8 +73,8 @@ def overlapping(records: Iterable[Mapping[str, Any]]) -> list[str]:
         if type(count) is int and count > 0:
             found[str(record["task"]).split("/")[0], str(record.get("dataset") or "this data")].add(count)
     return [
-        f"{task}: {' or '.join(map(str, sorted(counts)))} test images of {dataset} are also training images (the same "
-        "bytes, or the same features); they raise its scores"
+        f"{task} on {dataset}: test images that are also training images, by their bytes or features: "
+        f"{' or '.join(map(str, sorted(counts)))}; they raise its scores"
         for (task, dataset), counts in found.items()
     ]
 

@@ -109,7 +109,7 @@ def test_training_images_that_test_are_told_once_a_task_and_data_set_and_stand_o
     records = [record(name, 50.0, trial=trial, overlap=12) for name in ("a", "b") for trial in (0, 1)]
     records += [record("a", 50.0, task="knn/k=20", overlap=0), record("a", 50.0, task="linear", overlap=True)]
     (notice,) = aggregate(records).notices
-    assert notice.startswith("svm: 12 test images of digits are also training images")
+    assert notice.startswith("svm on digits: test images that are also training images, by their bytes")
     assert notice in render_html(build(records))
 
 
