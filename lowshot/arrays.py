@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from lowshot import knn as nearest
 from lowshot.features.extract import PRECISIONS, compute
-from lowshot.features.feature_set import FeatureSet, check, check_pair
+from lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary
 from lowshot.linear import evaluate_linear, from_cache
 from lowshot.presets import LINEAR
 from lowshot.svm import lowshot_svm
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError, shown
+from momentum_transfer.images.content import report_overlap, shared_rows
 from momentum_transfer.neighbours import search
 from momentum_transfer.ranges import COUNT, POSITIVE, Choice
 
@@ -190,4 +191,6 @@ def _pair(
         made.append(FeatureSet(np.asarray(features, dtype=np.float32), whole.astype(np.int64), name, ""))
         check(made[-1])
     check_pair(*made)
+    check_vary(*made)
+    report_overlap(shared_rows(made[0].features, made[1].features))
     return made[0], made[1]

@@ -9,7 +9,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from lowshot import diagnostics, knn, retrieval
-from lowshot.features.feature_set import FeatureSet
+from lowshot.features.feature_set import FeatureSet, check_vary
 from lowshot.score import Score
 from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.devices import choose_device
@@ -76,6 +76,7 @@ def _from_neighbours(
     needed = [knn.preset(name).k for name in presets] + [min(cfg.RETRIEVAL.TOP, len(train))] * retrieve
     if not needed:
         return
+    check_vary(train, test)
     found = search(
         train.features,
         test.features,
@@ -92,6 +93,7 @@ def _from_neighbours(
 
 def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """Low-shot SVMs, see lowshot/svm/lowshot_svm.py."""
+    check_vary(train, test)
     yield from svm.scores(_low_shot(cfg), train, test, wanted)
 
 

@@ -34,6 +34,7 @@ class Subject:
             protocol's name, such as "/cls".
         about: of another network than a ResNet: its architecture, and how its images were prepared.
         drawings: test images that show one digit, and are therefore one item to verdicts.
+        overlap: test images that are among the training images; None where nothing trains.
     """
 
     checkpoint: dict[str, str]
@@ -45,6 +46,7 @@ class Subject:
     features: str = ""
     about: dict[str, str] = field(default_factory=dict)
     drawings: int = 1
+    overlap: int | None = None
 
     def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
         """The line of the results file, with the items file where there is one."""
@@ -53,6 +55,8 @@ class Subject:
             network, details["start_network"] = score.network, self.network
         if items is not None:
             details["items"] = items
+        if self.overlap is not None:
+            details["overlap"] = self.overlap
         return results.make_record(
             score.task,
             score.metric,

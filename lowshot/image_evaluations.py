@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from lowshot import image_settings, inputs
 from lowshot.evaluations import Wanted
 from lowshot.features.extract import compute
+from lowshot.features.feature_set import FeatureSet, check_vary
 from lowshot.features.pooling import StageFeatures
 from lowshot.finetune import evaluate_finetune
 from lowshot.fixmatch import check_backbone
@@ -135,13 +137,17 @@ def _linear_features(
 ) -> FeatureBatches:
     size = cfg.FEATURES.BATCH_SIZE
     if cfg.LINEAR.CACHED:
-        return from_cache(*inputs.feature_sets(cfg, source, images), batch=size)
+        sets = inputs.feature_sets(cfg, source, images)
+        check_vary(*sets)
+        return from_cache(*sets, batch=size)
 
     def features_of(batch: Tensor) -> Tensor:
         return compute(network, batch, cfg.FEATURES.PRECISION, choose_device())
 
-    dim = features_of(data.plain(data.train[0][0])[None]).shape[1]
-    return from_images(data, features_of, dim, size)
+    rows = np.linspace(0, len(data.train) - 1, min(len(data.train), 16)).astype(int)
+    some = features_of(torch.stack([data.plain(data.train[int(row)][0]) for row in rows])).cpu().numpy()
+    check_vary(FeatureSet(some, data.train.labels[rows], "the training images that were tried", ""))
+    return from_images(data, features_of, some.shape[1], size)
 
 
 def finetune(

@@ -1,6 +1,5 @@
 """The labelled images of an evaluation: which rows carry labels, which are held out, how they are read."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,8 +11,8 @@ from torch.utils.data import DataLoader
 from lowshot.labelled_stream import Stream, evaluation_batches, training_batches
 from lowshot.splits import balanced_fraction, from_file_list, set_aside
 from momentum_transfer.errors import InputError
-from momentum_transfer.images.labelled_images import FileImages, LabelledImages
-from momentum_transfer.images.subsets import Selected
+from momentum_transfer.images.labelled_images import LabelledImages
+from momentum_transfer.images.subsets import file_names
 
 
 @dataclass(frozen=True)
@@ -90,14 +89,6 @@ def check_classes(train: LabelledImages, test: LabelledImages) -> None:
                 f"test images ({len(train.classes)} and {len(test.classes)} classes); expected the same classes in "
                 "both: add the missing ones, or remove those that only one of them has"
             )
-
-
-def file_names(dataset: LabelledImages) -> list[str] | None:
-    """Paths of the images of a data set of files, in order; None for one in memory."""
-    if isinstance(dataset, Selected):
-        inner = file_names(dataset.dataset)
-        return None if inner is None else [inner[index] for index in dataset.indices]
-    return [os.fsdecode(path) for path in dataset.paths] if isinstance(dataset, FileImages) else None
 
 
 def search_split(labels: np.ndarray, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

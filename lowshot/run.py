@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
@@ -31,6 +31,7 @@ from momentum_transfer.console import say, table
 from momentum_transfer.devices import choose_device
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import sha256_of_text
+from momentum_transfer.images.content import Overlap, report_overlap, shared_images, shared_rows
 from momentum_transfer.run_lock import alone_in
 from momentum_transfer.settings import keep
 from momentum_transfer.verdicts.hits import PerItem, per_item
@@ -49,6 +50,7 @@ class Request:
         features, test_features: files of features made elsewhere.
         results: where records go (None: OUTPUT_DIR/results.jsonl).
         verify: recognise images in the feature cache by content.
+        forbid_overlap: refuse test images that are among the training images.
         source: the backbone itself, in the place of ``weights``, which then only names it.
     """
 
@@ -61,6 +63,7 @@ class Request:
     test_features: str = ""
     results: Path | None = None
     verify: bool = False
+    forbid_overlap: bool = False
     source: SourceBackbone | None = None
 
 
@@ -130,6 +133,7 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
         both = sha256_of_text(f"{train.sha256} {test.sha256}")  # another test file is another result
         settings = settings_hash(cfg), _counts(test.labels), decisive(cfg)
         subject = Subject({"name": train.name, "sha256": both}, "", test.name, *settings)
+        subject = _with_overlap(subject, request, lambda: shared_rows(train.features, test.features))
         return subject, partial(ON_FEATURES[request.command], cfg, train, test)
     if not request.weights:
         raise InputError("expected --weights CHECKPOINT, or --features TRAIN.npz with --test-features TEST.npz")
@@ -142,6 +146,7 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     subject = subject_of(
         cfg, request.command, request.weights, source, _counts(images.test.labels, images.test.classes)
     )
+    subject = _with_overlap(subject, request, lambda: shared_images(images.train, images.test))
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
     check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything
@@ -153,6 +158,13 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
         views = inputs.view_features(cfg, source, images)
         return subject, partial(evaluate_diagnostics, cfg, train, test, views=views)
     return subject, partial(ON_FEATURES[request.command], cfg, train, test)
+
+
+def _with_overlap(subject: Subject, request: Request, count: Callable[[], Overlap]) -> Subject:
+    """The subject with how many test images also train, where the evaluation trains; the first process looks."""
+    if request.command in ("features", "diagnostics") or not distributed.is_main():
+        return subject
+    return replace(subject, overlap=report_overlap(count(), forbid=request.forbid_overlap))
 
 
 def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -> tuple[CfgNode, NetworkInput | None]:

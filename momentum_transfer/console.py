@@ -41,7 +41,8 @@ class _Terminal(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # The streams are looked up at each use, because tests and callers may replace them.
         if record.levelno >= logging.WARNING:
-            print(f"warning: {as_typed(record.getMessage())}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # a full standard error ends no run
+                print(f"warning: {as_typed(record.getMessage())}", file=sys.stderr, flush=True)
         else:
             print(record.getMessage(), flush=True)
 

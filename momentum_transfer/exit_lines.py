@@ -16,10 +16,11 @@ MOST = 1500
 def refusal(error: Exception) -> tuple[str, int] | None:
     """(line, exit code) of what the system or Python's own path and number functions refused; None: a bug."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        file = error.filename or "a file"
-        return f"no space left on the disk while writing {file}; free some space; {AGAIN}", 1
+        return f"no space left on the disk while writing {_file_of(error)}; free some space; {AGAIN}", 1
+    if isinstance(error, (OSError, RuntimeError)) and "Too many open files" in str(error):  # torch's words too
+        return f"too many open files; raise `ulimit -n`, or take fewer workers; {AGAIN}", 1
     if isinstance(error, OSError) and error.errno and error.filename:
-        return f"cannot use {error.filename}: {error.strerror}; choose another path", 2
+        return f"cannot use {_file_of(error)}: {error.strerror}; choose another path", 2
     if isinstance(error, MemoryError):
         return f"not enough memory ({str(error) or 'no more could be allocated'}); {AGAIN}", 1
     text = str(error)
@@ -31,6 +32,12 @@ def refusal(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, RuntimeError) and "home directory" in text:
         return "expected a path, found one that begins with ~ and no such user; write the path out", 2
     return None
+
+
+def _file_of(error: OSError) -> str:
+    """Its file; every one of ours is named, so that without a name it is standard output."""
+    name = error.filename or "the output"
+    return os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)
 
 
 def shortened(text: str) -> str:

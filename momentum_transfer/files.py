@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from momentum_transfer.errors import InputError
+
 #: Before a checkpoint: a network of its architecture at random, in its place.
 RANDOM_OF = "random-of:"
 #: Names that our tools give to every run's files, and so say nothing about which run it is.
@@ -241,6 +243,16 @@ def part_title(path: str | Path) -> str:
 
 
 def cache_root() -> Path:
-    """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``."""
-    chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "momentum-transfer"
+    """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``.
+
+    Raises:
+        InputError: the first is not set, and there is no home folder.
+    """
+    chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE") or "~/.cache/momentum-transfer"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise InputError(
+            f"expected a folder for embedded data and features, found no home folder for {chosen}; set "
+            "MOMENTUM_TRANSFER_CACHE"
+        ) from error

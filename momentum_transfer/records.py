@@ -35,7 +35,7 @@ REQUIRED = ("task", "metric", "value", "checkpoint")
 #: Environment variable: seconds that a suite's earlier attempts at this task took.
 SPENT = "MOMENTUM_TRANSFER_SPENT"
 
-_BEGAN = time.time()  # tools import this as they start
+_BEGAN = time.monotonic()  # tools import this as they start
 
 #: Characters of an unreadable line that its problem repeats.
 _EXCERPT = 240
@@ -121,7 +121,7 @@ def _spent() -> dict[str, float]:
     GPU hours are hours times the processes of the job, where they use CUDA; 0 on the CPU.
     """
     earlier = os.environ.get(SPENT, "")
-    hours = (time.time() - _BEGAN + (float(earlier) if re.fullmatch(r"\d+(\.\d*)?", earlier) else 0.0)) / 3600
+    hours = (time.monotonic() - _BEGAN + (float(earlier) if re.fullmatch(r"\d+(\.\d*)?", earlier) else 0.0)) / 3600
     torch = sys.modules.get("torch")  # not imported for this
     cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
     gpus = int(os.environ.get("WORLD_SIZE", "1")) if cuda else 0
@@ -253,8 +253,10 @@ def done(path: str | Path, **wanted: Any) -> bool:
     """Whether ``path`` already holds a record whose keys equal ``wanted``; ``sha256=…`` looks into the checkpoint."""
     if not Path(path).is_file():
         return False
-    records, _ = read(path)
-    return any(_matches(record, wanted) for record in records)
+    marker = str(wanted.get("sha256") or "").encode()  # lines of other weights need not be parsed
+    with open(path, "rb") as stream:
+        own = (_parsed(line) for line in stream if marker in line)
+        return any(record is not None and not problem and _matches(record, wanted) for record, problem in own)
 
 
 def _matches(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ def run_tool(
     Codes: 0 done, 2 wrong input, 130 / 143 stopped by SIGINT / SIGTERM, 1 anything else (with a traceback, because
     that is a bug). ``--debug`` shows the traceback of wrong input too; ``--quiet`` prints warnings and errors only.
     """
+    _open_closed_streams()
     tool_environment()
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser.add_argument("--quiet", action="store_true", help="print warnings and errors only")
@@ -38,6 +39,13 @@ def run_tool(
     args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
     with speaking(quiet=args.quiet):
         return _exit_code(main, args)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller closed (``>&-``) lead nowhere: Python has None in their place."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def tool_environment() -> None:
@@ -93,6 +101,7 @@ def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namesp
         if args.debug or (refused := refusal(error)) is None:
             raise
         line, code = refused
+        sys.unraisablehook = lambda _left: None  # what half-made objects say at their end is no news
         _say_error(line)
         return code
     return 0
@@ -101,7 +110,8 @@ def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namesp
 def _say_error(text: str) -> None:
     """One line on standard error; under torchrun of the first process that has it to say."""
     if first_to_say(text):
-        print(f"error: {as_typed(printable(text))}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full or closed standard error: the exit code says it too
+            print(f"error: {as_typed(printable(text))}", file=sys.stderr, flush=True)
 
 
 class _Terminated(BaseException):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from fvcore.common.config import CfgNode
@@ -18,6 +18,7 @@ from momentum_transfer.checkpoint_folder import CheckpointFolder
 from momentum_transfer.console import say, warn
 from momentum_transfer.cpu_memory import keep_freed_memory
 from momentum_transfer.errors import InputError
+from momentum_transfer.images.content import fingerprint
 from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
 from momentum_transfer.worker_count import workers_without_measuring
@@ -46,11 +47,10 @@ class Run:
     knn: KnnMonitor | None
     figures: dict[str, list[float]] = field(default_factory=dict)  # since the last line of the log
 
-    @property
-    def images_key(self) -> str:
-        """Tells the training images from others that the same settings could mean: their number and labels."""
-        labels = self.images.labels.astype("<i8").tobytes()
-        return f"{len(self.images)} images, labels {hashlib.sha256(labels).hexdigest()[:12]}"
+    @cached_property
+    def images_key(self) -> dict[str, str]:
+        """See `fingerprint`; of the images as the run began."""
+        return fingerprint(self.images)
 
 
 def _check_precision(cfg: CfgNode, device: torch.device) -> None:

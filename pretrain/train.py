@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ def _work(run: Run, checkpoints: CheckpointFolder, resuming: bool, stop_after: i
 
 def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) -> int:
     last = checkpoints.last()
+    now = run.images_key if distributed.is_main() else {}  # one process looks through the files, as the run begins
     if last is None:
         return 0
     if not resuming:
@@ -91,10 +92,11 @@ def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) ->
             f"expected no earlier run in OUTPUT_DIR, found {last}; add --resume to go on, or choose another OUTPUT_DIR"
         )
     state = load(last)
-    if (before := state.get("images", run.images_key)) != run.images_key:
+    before = state.get("images")
+    if differing := [part for part in now if not isinstance(before, Mapping) or before.get(part) != now[part]]:
         raise InputError(
-            f"expected the images of the checkpoint ({str(before)[:80]}), found others ({run.images_key}); "
-            "correct DATA.ROOT, or start a new OUTPUT_DIR"
+            f"expected the images that {last} was trained on, found others: their {' and '.join(differing)} differ; "
+            "restore them, correct DATA.ROOT, or start a new OUTPUT_DIR"
         )
     step = resume.restore(state, run.cfg, run.method, run.optimizer, run.scaler, run.plan.steps, last)
     run.figures.update(state.get("figures", {}))

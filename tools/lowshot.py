@@ -84,6 +84,10 @@ def parser() -> argparse.ArgumentParser:
         "--verify", action="store_true",
         help="read every image file to know it in the feature cache by content (default: by path, size and time)",
     )  # fmt: skip
+    made.add_argument(
+        "--forbid-overlap", action="store_true",
+        help="refuse test images that are, byte for byte, among the training images (default: a warning)",
+    )  # fmt: skip
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return made
 

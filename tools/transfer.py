@@ -42,14 +42,14 @@ def main(args: argparse.Namespace) -> None:
 
     if args.check_data:
         check_settings(cfg)
-        open_task(cfg).check(cfg, open_images=True, overview=False)
+        open_task(cfg).check(cfg, open_images=True, overview=False, forbid_overlap=args.forbid_overlap)
         return
     if weights and args.minutes is not None:
         place = (args.results or Path(cfg.OUTPUT_DIR)).parent  # of all runs whose records are read together
         cfg = within_minutes(cfg, weights, args.minutes, place, args.resume)
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
-    run(cfg, Request(weights, args.results, args.resume, args.eval_only))
+    run(cfg, Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,6 +78,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
     made.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
     made.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
+    made.add_argument(
+        "--forbid-overlap", action="store_true",
+        help="refuse test images that are, byte for byte, among the training images (default: a warning)",
+    )  # fmt: skip
     made.add_argument("--check-data", action="store_true", help="only look through data and images; writes nothing")
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
     return made

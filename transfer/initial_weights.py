@@ -12,6 +12,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from momentum_transfer.backbones.read import detectron2_names, load_backbone
+from momentum_transfer.backbones.refusals import is_constant
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.checkpoint_folder import read_archive
@@ -219,6 +220,9 @@ def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tens
     broken = [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]
     if broken:
         raise InputError(f"{source} holds {_some('tensors that are not finite', broken)}; its training has diverged")
+    constant = [name for name, value in found.items() if name.startswith("backbone.") and is_constant(name, value)]
+    if constant:
+        raise InputError(f"{source} holds {_some('tensors of one value', constant)}; take the original file")
     return found
 
 

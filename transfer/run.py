@@ -49,6 +49,7 @@ class Request:
     results: Path | None = None
     resume: bool = False
     eval_only: bool = False
+    forbid_overlap: bool = False
 
 
 def run(cfg: CfgNode, request: Request) -> None:
@@ -73,7 +74,7 @@ def run(cfg: CfgNode, request: Request) -> None:
     task = open_task(cfg, training=not request.eval_only)
     network = functools.cache(lambda: _network(cfg))  # counted once for all trials, and only if one is left to do
     with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
-        task.check(cfg)  # its pictures belong to the run that holds the folder
+        task.check(cfg, forbid_overlap=request.forbid_overlap)  # its pictures belong to the run that holds the folder
         for trial in range(cfg.TRIALS):
             _trial(cfg, request, engine, task, initial, trial, _folder(cfg, trial), network)
             barrier()
@@ -182,6 +183,8 @@ def _trial(
     for predictions in engine.predict(cfg, task, detector, folder):
         if is_main():
             details = {**network(), "finetuned": not request.eval_only}
+            if predictions.dataset in task.overlap:
+                details["overlap"] = task.overlap[predictions.dataset]
             _record(cfg, task, predictions, initial, trial, seed, file, folder, details)
 
 

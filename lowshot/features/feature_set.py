@@ -98,6 +98,20 @@ def check(data: FeatureSet) -> None:
             )
 
 
+def check_vary(*sides: FeatureSet) -> None:
+    """Raise :class:`InputError` where all images of a side, two or more, have the same features up to rounding."""
+    for data in sides:
+        features, first = data.features, data.features[0]
+        most = 1e-6 * float(np.abs(first).max(initial=0))
+        with np.errstate(over="ignore"):  # the two ends of float32 differ by infinity
+            same = not any((np.abs(features[part] - first) > most).any() for part in chunks(len(features)))
+        if same and len(features) > 1:
+            raise InputError(
+                f"expected features that differ between images, found the same for all {len(features)} of {data.name}; "
+                "the network has collapsed, or its weights are not the trained ones: look at them with diagnostics"
+            )
+
+
 def check_pair(train: FeatureSet, test: FeatureSet) -> None:
     """Raise :class:`InputError` where a test set cannot be scored with this training set."""
     if train.features.shape[1] != test.features.shape[1]:

@@ -112,7 +112,8 @@ def _haiku_names(node: Any, depth: int = 0) -> Iterator[str]:
 
 
 def refuse_values(state: Mapping[str, Tensor], path: Path) -> None:
-    """Raise for weights that are not finite floating-point numbers, negative variances, and counters not integer.
+    """Raise for weights that are not finite floating-point numbers, convolutions and linear layers of one value,
+    negative variances, and counters not integer.
 
     Raises:
         InputError: naming the first such tensor.
@@ -135,8 +136,22 @@ def refuse_values(state: Mapping[str, Tensor], path: Path) -> None:
                 f"expected finite weights, found NaN or Inf in {name} of {path}; the training diverged, take an "
                 "earlier checkpoint"
             )
+        elif is_constant(name, tensor):
+            raise InputError(
+                f"expected trained weights, found {float(tensor.flatten()[0]):g} in all {tensor.numel():,} places of "
+                f"{name} of {path}; nothing was copied into it: take the original file, or write it anew"
+            )
         elif name.endswith("running_var") and bool((tensor < 0).any()):
             raise InputError(
                 f"expected variances of at least 0, found {float(tensor.min()):.3g} in {name} of {path}; the file is "
                 "damaged, take the original"
             )
+
+
+def is_constant(name: str, tensor: Tensor) -> bool:
+    """Whether the weights of a convolution or a linear layer are all one value.
+
+    No network of timm begins so: scales, position biases and norms do, which are other names or vectors.
+    """
+    matrix = name.endswith("weight") and tensor.dim() > 1 and tensor.numel() > 1
+    return matrix and bool((tensor == tensor.flatten()[0]).all())

@@ -232,6 +232,9 @@ class DigitImages:
         variant: name in `VARIANTS`.
         seed: of the drawings.
         drawings: of each digit; all digits once, then all once more, so that the first are those of `drawings` 1.
+
+    Attributes:
+        entropy: with an index, what its drawing (of one size and variant) follows from.
     """
 
     def __init__(
@@ -242,7 +245,7 @@ class DigitImages:
         self.labels = np.tile(labels, drawings)
         self.classes = [str(digit) for digit in range(10)]
         self.size = size
-        self._entropy = (seed, SPLITS.index(split))
+        self.entropy = (seed, SPLITS.index(split))
         self._drawn: dict[int, NDArray[np.uint8]] = {}  # a kilobyte each at 32 px; drawing one anew takes .2 ms
 
     def __len__(self) -> int:
@@ -251,7 +254,7 @@ class DigitImages:
     def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
         position = range(len(self))[index]  # negative indices count from the end, others raise IndexError
         if position not in self._drawn:
-            rng = np.random.default_rng((*self._entropy, position))
+            rng = np.random.default_rng((*self.entropy, position))
             glyph = position % len(self.glyphs)
             self._drawn[position] = render_digits(self.glyphs[glyph : glyph + 1], self.size, self.variant, rng)[0]
         return PIL.Image.fromarray(self._drawn[position]).convert("RGB"), int(self.labels[position])

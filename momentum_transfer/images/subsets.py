@@ -6,6 +6,7 @@ Everything is a pure function of the labels and a seed, so that a resumed or rep
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,15 @@ class Selected:
 
     def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
         return self.dataset[int(self.indices[index])][0], int(self.labels[index])
+
+
+def file_names(dataset: LabelledImages) -> list[str] | None:
+    """Paths of the images of a data set of files, in order; None for one in memory."""
+    if isinstance(dataset, Selected):
+        inner = file_names(dataset.dataset)
+        return None if inner is None else [inner[index] for index in dataset.indices]
+    paths = getattr(dataset, "paths", None)
+    return None if paths is None else [os.fsdecode(path) for path in paths]
 
 
 def full_size(dataset: LabelledImages) -> int:

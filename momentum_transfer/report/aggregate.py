@@ -22,6 +22,7 @@ from momentum_transfer.report.notices import (
     mixed_settings,
     mixed_versions,
     other_settings,
+    overlapping,
     without_value,
 )
 
@@ -192,6 +193,7 @@ def aggregate(records: Sequence[Mapping[str, Any]], baseline: str = "") -> Resul
     order = sorted(by_checkpoint, key=lambda name: _column_order(name, kinds[name]))
     unlike = {measure: found for measure, row in cells.items() if (found := _unlike(row, order))}
     notices += [
+        *overlapping(records),
         *other_settings(
             {measure: (names, _differing(cells[measure], names, settings)) for measure, names in unlike.items()}
         ),

@@ -87,6 +87,20 @@ def other_settings(unlike: Mapping[Any, tuple[Collection[str], str]]) -> list[st
     ]
 
 
+def overlapping(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Test images that also trained, one line a task and data set: their scores are too high."""
+    found: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for record in records:
+        count = record.get("overlap")
+        if type(count) is int and count > 0:
+            found[str(record["task"]).split("/")[0], str(record.get("dataset") or "this data")].add(count)
+    return [
+        f"{task} on {dataset}: test images that are also training images, by their bytes or features: "
+        f"{' or '.join(map(str, sorted(counts)))}; they raise its scores"
+        for (task, dataset), counts in found.items()
+    ]
+
+
 def without_value(undefined: Iterable[tuple[tuple[str, ...], Mapping[str, Sequence[int]]]]) -> list[str]:
     """Metrics that the data leave undefined (no large object, no APl): one line a task, not one a metric and trial.
 

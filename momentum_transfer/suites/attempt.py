@@ -141,7 +141,7 @@ class Attempt:
     def __init__(self, job: Job, gpus: int, patience: float = PATIENCE) -> None:
         self.job, self.gpus, self.patience = job, gpus, patience
         self._process: int | None = None
-        self._began, self._spent = time.time(), 0.0
+        self._began, self._spent = 0.0, 0.0
 
     def __call__(self) -> None:
         """Run the job to its end and remember it.
@@ -151,6 +151,7 @@ class Attempt:
             SystemExit: a signal stopped it.
             InputError: another process is at work in the job's folder, and stays.
         """
+        self._began = time.monotonic()  # not before: it is made on another machine
         with speaking():
             deadline = time.monotonic() + self.patience
             while True:
@@ -169,14 +170,14 @@ class Attempt:
         self._stop()
         while self._alive():
             time.sleep(0.1)
-        self.job.end(self._spent + time.time() - self._began, stopped="the time limit")
+        self.job.end(self._spent + time.monotonic() - self._began, stopped="the time limit")
         return extra("submitit", "Slurm jobs").helpers.DelayedSubmission(Attempt(self.job, self.gpus, self.patience))
 
     def _run(self, lock: int) -> None:
         if self.job.done():  # by another job that was in the folder before
             say(f"{self.job.title}: done before")
             return
-        self._began = time.time()
+        self._began = time.monotonic()
         before = signal.signal(signal.SIGTERM, self._stop)
         try:
             process, self._spent = start(self.job, self.gpus, locks=(lock,))
@@ -185,7 +186,7 @@ class Attempt:
             while (code := process.poll()) is None:
                 time.sleep(0.1)
             self._process = None
-            status, note = note_end(self.job, code, time.time() - self._began, self._spent)
+            status, note = note_end(self.job, code, time.monotonic() - self._began, self._spent)
         finally:
             signal.signal(signal.SIGTERM, before)
         if status == "stopped":

@@ -62,7 +62,7 @@ def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0, lock: in
                         device = slot % gpus if parallel > 1 and gpus else None
                         locks = () if lock is None else (lock,)
                         process, spent = start(next_one, min(gpus, 1) if parallel > 1 else gpus, device, locks)
-                        running[slot] = _Running(next_one, process, time.time(), spent)
+                        running[slot] = _Running(next_one, process, time.monotonic(), spent)
                 time.sleep(0.05)
         finally:
             _end(running.values())
@@ -71,7 +71,7 @@ def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0, lock: in
 
 @dataclass(frozen=True)
 class _Running:
-    """A task's process; began in seconds since 1970, spent in seconds of earlier attempts."""
+    """A task's process; began by the monotonic clock, spent in seconds of earlier attempts."""
 
     job: Job
     process: subprocess.Popen[bytes]
@@ -80,7 +80,7 @@ class _Running:
 
     def outcome(self) -> Outcome:
         """How it ended, remembered and said."""
-        seconds = time.time() - self.began
+        seconds = time.monotonic() - self.began
         status, note = note_end(self.job, self.process.returncode, seconds, self.spent)
         return Outcome(self.job, status, seconds, note)
 

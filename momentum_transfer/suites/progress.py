@@ -207,7 +207,8 @@ def _now_there(folder: Path, now: float) -> float:
         except OSError:  # not ours to write in
             _offsets[device] = 0.0
         finally:
-            probe.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a read-only file system refuses it before it looks
+                probe.unlink()
     return now + _offsets[device]
 
 

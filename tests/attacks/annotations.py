@@ -36,7 +36,7 @@ DETECTIONS = [{"image_id": 1, "category_id": 1, "bbox": [5, 10, 20, 10], "segmen
 RECORD = {"task": "knn/k=20", "metric": "top1", "value": 50.0, "checkpoint": {"name": "m2", "sha256": "a"}, "trial": 0,
           "seed": 1, "protocol": "p", "network": "teacher", "dataset": "digits", "config": "c", "engine": "e",
           "versions": {"torch": "2"}, "time": "2026-11-22", "command": "x",
-          "items": {"file": "a", "sha256": "b"}}  # fmt: skip
+          "items": {"file": "a", "sha256": "b"}, "overlap": 3}  # fmt: skip
 
 #: Where a value is put (a share of all places), and the value; a second place is often left alone.
 CHANGES = st.lists(st.tuples(st.floats(0, 0.999), NASTY | st.just("DELETE")), min_size=1, max_size=2)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from momentum_transfer.errors import InputError
 from momentum_transfer.files import atomic_path, cache_root, sha256_of, weights_name, write_once, write_text
 
 
@@ -74,3 +75,11 @@ def test_of_several_that_write_a_file_once_the_first_one_stays(tmp_path):
     for text in ("first", "second"):
         write_once(tmp_path / "made/here.json", text)
     assert [(path.name, path.read_text()) for path in (tmp_path / "made").iterdir()] == [("here.json", "first")]
+
+
+def test_without_a_home_folder_the_cache_wants_to_be_named(monkeypatch):
+    monkeypatch.delenv("MOMENTUM_TRANSFER_CACHE", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _number: (_ for _ in ()).throw(KeyError("no such user")))
+    with pytest.raises(InputError, match=r"found no home folder .*set MOMENTUM_TRANSFER_CACHE"):
+        cache_root()

@@ -1,9 +1,11 @@
 """Records: whole lines, provenance in each, nothing dropped in silence."""
 
 import json
+import time
 
 import pytest
 
+from momentum_transfer import records as records_file
 from momentum_transfer.errors import InputError
 from momentum_transfer.records import FORMAT, SPENT, append, done, make_record, read
 
@@ -91,3 +93,21 @@ def test_records_tell_the_hours_of_all_attempts(monkeypatch):
     assert made["gpu_hours"] == 0.0 or made["gpu_hours"] >= 2.0
     monkeypatch.setenv(SPENT, "nonsense")
     assert make_record("t", "m", 1.0, checkpoint={})["hours"] < 1.0
+
+
+def test_hours_grow_though_the_clock_goes_back(monkeypatch):
+    before = make_record("t", "m", 1.0, checkpoint={})["hours"]
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert make_record("t", "m", 1.0, checkpoint={})["hours"] >= before >= 0
+
+
+def test_only_lines_of_the_wanted_weights_are_parsed(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    append(path, [record(trial=n, checkpoint={"name": "a", "sha256": f"{n % 50:064x}"}) for n in range(200)])
+    parsed = []
+    known = records_file._parsed
+    monkeypatch.setattr(records_file, "_parsed", lambda line: parsed.append(line) or known(line))
+    assert done(path, sha256=f"{7:064x}", trial=57)
+    assert len(parsed) == 2
+    assert not done(path, sha256=f"{7:064x}", trial=58)
+    assert done(path, trial=58)

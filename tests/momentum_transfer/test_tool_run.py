@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from momentum_transfer.console import say, table, track, warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.stopping import Stopped
 from momentum_transfer.tool_run import run_tool
@@ -127,3 +128,54 @@ def test_bugs_keep_their_traceback():
 def test_an_error_is_one_line_whatever_breaks_stand_in_the_names_in_it(capsys):
     assert run(raiser(InputError("expected a, found b\nc\u2028d\x85e; next"))) == 2
     assert capsys.readouterr().err == "error: expected a, found b c\\u2028d\\x85e; next\n"
+
+
+def test_a_full_standard_output_is_named_as_such(capsys):
+    assert run(raiser(OSError(errno.ENOSPC, "No space left on device"))) == 1
+    assert "no space left on the disk while writing the output; " in capsys.readouterr().err
+
+
+def test_paths_of_bytes_are_shown_as_text(capsys):
+    assert run(raiser(PermissionError(errno.EACCES, "Permission denied", b"f/events"))) == 2
+    assert "cannot use f/events: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        RuntimeError("Too many open files. Communication with the workers is no longer"),
+    ],
+)
+def test_too_many_open_files_are_one_line(capsys, monkeypatch, error):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    assert run(raiser(error)) == 1
+    assert capsys.readouterr().err.startswith("error: too many open files; raise `ulimit -n`, or take fewer workers")
+
+
+def in_fork(work):
+    """Exit code of ``work`` in a child, which has no part in pytest's capture."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(work())
+        except BaseException:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_closed_standard_streams_end_no_tool():
+    def work():
+        sys.stdout = sys.stderr = sys.stdin = None
+        return run(lambda _args: (say("a"), warn("b"), table("c", ("d",), [["e"]]), list(track([1], "f"))))
+
+    assert in_fork(work) == 0
+
+
+def test_a_full_standard_error_changes_no_exit_code_and_ends_no_run():
+    def work(main):
+        sys.stderr = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+        return run(main)
+
+    assert in_fork(lambda: work(raiser(InputError("expected a")))) == 2
+    assert in_fork(lambda: work(lambda _args: warn("b"))) == 0

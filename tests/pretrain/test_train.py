@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
 import safetensors
 import torch
@@ -173,12 +175,47 @@ def test_resume_under_other_settings_names_them(tiny_cfg):
     train(tiny_cfg({"RUN.KEEP": 5}), resuming=True)  # how, not what
 
 
-def test_resume_on_other_images_is_refused(tiny_cfg, monkeypatch):
+@pytest.fixture
+def photographs(tmp_path):
+    """``photographs(offset)`` writes 24 images of two classes, under the same names for every offset."""
+
+    def write(offset):
+        for number in range(24):
+            folder = tmp_path / "data" / "train" / f"class_{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number + offset).integers(0, 256, (20, 20, 3)).astype(np.uint8)
+            PIL.Image.fromarray(pixels).save(folder / f"{number}.bmp")
+        return {"DATA.NAME": "imagefolder", "DATA.ROOT": tmp_path / "data", "DATA.VIEWS": "mocov2"}
+
+    return write
+
+
+def test_resume_on_images_overwritten_under_the_same_names_and_sizes_is_refused(tiny_cfg, photographs):
+    settings = photographs(0)
     with pytest.raises(Stopped):
-        train(tiny_cfg(), stop_after=1)
-    monkeypatch.setattr(run_module.Run, "images_key", property(lambda run: "5 images, labels 0"))
-    with pytest.raises(InputError, match=r"images of the checkpoint \(1257 images, .* found others \(5 images"):
-        train(tiny_cfg(), resuming=True)
+        train(tiny_cfg(settings), stop_after=1)
+    photographs(100)
+    with pytest.raises(InputError, match=r"found others: their bytes differ; restore them, correct DATA\.ROOT"):
+        train(tiny_cfg(settings), resuming=True)
+    photographs(0)
+    train(tiny_cfg(settings), resuming=True)
+
+
+def test_resume_on_a_copy_of_the_images_elsewhere_goes_on(tiny_cfg, photographs, tmp_path):
+    settings = photographs(0)
+    with pytest.raises(Stopped):
+        train(tiny_cfg(settings), stop_after=1)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    train(tiny_cfg({**settings, "DATA.ROOT": tmp_path / "moved"}), resuming=True)
+
+
+def test_resume_on_other_images_says_what_differs(tiny_cfg, photographs, tmp_path):
+    settings = photographs(0)
+    with pytest.raises(Stopped):
+        train(tiny_cfg(settings), stop_after=1)
+    (tmp_path / "data/train/class_0/0.bmp").rename(tmp_path / "data/train/class_1/0.bmp")
+    with pytest.raises(InputError, match=r"found others: their labels and names and sizes"):
+        train(tiny_cfg(settings), resuming=True)
 
 
 def test_means_of_the_log_go_on_across_a_resume(tiny_cfg, tmp_path):

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
@@ -332,3 +333,91 @@ def test_a_refused_evaluation_leaves_no_folder_it_would_have_made(tmp_path):
     words = ("--config", CONFIG, "--weights", tmp_path / "none.pth", "OUTPUT_DIR", tmp_path / "new/folder/out")
     assert [run_tool("lowshot", command, *words).returncode for command in ("knn", "linear")] == [2, 2]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def leaking(tmp_path):
+    """Class folders of which three of six test images are training images under other names."""
+    for part, numbers in (("train", range(40)), ("val", (0, 1, 2, 90, 91, 92))):
+        for place, number in enumerate(numbers):
+            folder = tmp_path / "data" / part / f"class_{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+            PIL.Image.fromarray(pixels).save(folder / f"{part}_{place}.png")
+    return "--train", tmp_path / "data", "DATASETS.TITLE", "leaking", "FEATURES.CACHE", tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("knn", "--weights", "pixels", "KNN.PRESETS", "['majority-5']"),
+        ("svm", "--weights", "pixels", "SVM.SHOTS", "[2]", "SVM.DRAWS", "1", "SVM.HELD_OUT_PER_CLASS", "5"),
+        ("retrieval", "--weights", "pixels", "KNN.PRESETS", "['majority-5']"),
+        ("linear", "--weights", "scratch", "LINEAR.EPOCHS", "1", "LINEAR.BATCH_SIZE", "8", "LINEAR.FRACTION", "1.0"),
+        ("finetune", "--weights", "scratch", "FINETUNE.EPOCHS", "1", "FINETUNE.BATCH_SIZE", "8",
+         "FINETUNE.FRACTION", "1.0"),
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_training_images_that_test_are_told_kept_in_the_record_and_refused_on_demand(
+    lowshot, leaking, tmp_path, capsys, words
+):
+    command, *rest = [*words, *leaking, "MODEL.WIDTH", "4", "OUTPUT_DIR", tmp_path / "out"]
+    assert lowshot(command, *rest, "--forbid-overlap") == 2
+    error = capsys.readouterr().err
+    assert "found 3 of 6 test images are byte for byte training images (first: " in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "results.jsonl").exists()
+    assert lowshot(command, *rest) == 0
+    assert "warning: 3 of 6 test images are byte for byte training images" in capsys.readouterr().err
+    assert {record["overlap"] for record in records(tmp_path)} == {3}
+
+
+def test_embedded_digits_share_no_image(lowshot, tmp_path, capsys):
+    assert lowshot("knn", "--weights", "pixels", "KNN.PRESETS", "['eman']", "--forbid-overlap") == 0
+    assert {record["overlap"] for record in records(tmp_path)} == {0}
+    assert capsys.readouterr().err == ""
+    assert lowshot("knn", "--weights", "pixels", "DATASETS.TEST", "train", "--forbid-overlap") == 2
+    assert "1257 of 1257 test images" in capsys.readouterr().err
+
+
+def test_rows_that_train_and_test_are_told_as_features(lowshot, npz, tmp_path, capsys):
+    with np.load(tmp_path / "train.npz") as train:
+        np.savez(tmp_path / "test.npz", features=train["features"][:50], labels=train["labels"][:50])
+    words = ("knn", *npz, "KNN.PRESETS", "['eman']")
+    assert lowshot(*words, "--forbid-overlap") == 2
+    assert "50 of 50 rows of the test features are also rows of the training features" in capsys.readouterr().err
+    assert lowshot(*words) == 0
+    assert {record["overlap"] for record in records(tmp_path)} == {50}
+    assert lowshot("diagnostics", *npz, "--forbid-overlap") == 0  # nothing trains
+
+
+@pytest.mark.parametrize("command", ["knn", "svm", "retrieval"])
+def test_features_that_are_the_same_for_all_images_are_refused(lowshot, npz, tmp_path, capsys, command):
+    for name in ("train", "test"):
+        with np.load(tmp_path / f"{name}.npz") as found:
+            constant = 3 + 1e-7 * np.random.default_rng(0).standard_normal(found["features"].shape)
+            np.savez(tmp_path / f"{name}.npz", features=constant, labels=found["labels"])
+    assert lowshot(command, *npz, "KNN.PRESETS", "['eman']") == 2
+    error = capsys.readouterr().err
+    assert "expected features that differ between images, found the same for all 200 of train.npz" in error
+    assert not (tmp_path / "results.jsonl").exists()
+    assert lowshot("diagnostics", *npz) == 0
+
+
+def collapsed(weights, path):
+    """A network whose features are the same for every image, though none of its tensors is constant."""
+    state = torch.load(weights, weights_only=True)
+    last = [
+        name for name in state if name.startswith("layer4") and name.endswith(("bn2.weight", "downsample.1.weight"))
+    ]
+    torch.save(state | {name: torch.zeros_like(state[name]) for name in last}, path)
+    return path
+
+
+@pytest.mark.parametrize("cached", ["True", "False"])
+def test_a_linear_classifier_on_a_collapsed_network_is_refused(lowshot, weights, tmp_path, capsys, cached):
+    bad = collapsed(weights, tmp_path / "bad.pth")
+    words = ("LINEAR.CACHED", cached, "OUTPUT_DIR", tmp_path, "FEATURES.CACHE", tmp_path / "cache")
+    assert lowshot("linear", "--weights", bad, *words) == 2
+    assert "expected features that differ between images" in capsys.readouterr().err

@@ -60,3 +60,18 @@ def test_weights_have_to_be_named(tmp_path: Path):
     assert "expected --weights FILE" in printed
     assert "Traceback" not in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_training_images_that_test_are_told_by_check_data_and_refused_on_demand(tmp_path: Path):
+    words = [*settings(tmp_path), "--check-data"]
+    assert "warning: 4 of 4 test images are byte for byte training images (shapes; " in run(*words, code=0)
+    refused = run(*words, "--forbid-overlap", code=2)
+    assert "expected no test image among the training images, found 4 of 4" in refused
+    assert not (tmp_path / "out").exists()
+
+
+def test_embedded_scenes_and_label_maps_share_no_image(tmp_path: Path):
+    for name in ("fcos_digits", "deeplab_v3_digits"):
+        config = ROOT / f"configs/smoke/{name}.yaml"
+        printed = run("--config", config, "--check-data", "--forbid-overlap", "OUTPUT_DIR", tmp_path / "out", code=0)
+        assert "warning" not in printed

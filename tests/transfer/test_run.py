@@ -4,6 +4,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from momentum_transfer import records as results
@@ -11,7 +12,7 @@ from momentum_transfer.backbones import read as backbone_reading
 from momentum_transfer.backbones.build import build_backbone as timm_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.errors import InputError
-from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
+from tests.transfer.torchvision_engine.tiny import check_data, shapes_config, write_shapes
 from transfer.data import annotations
 from transfer.decisive import identity
 from transfer.engines import choose_engine
@@ -269,3 +270,19 @@ def test_a_diverged_training_is_said_on_the_way_and_leaves_no_record(tmp_path, c
         run(cfg, Request(str(tmp_path / "backbone.safetensors")))
     assert not (tmp_path / "out/results.jsonl").exists()
     assert re.search(r"expected gradients up to 100000, found \S+e\+\d+ at iteration 1", capsys.readouterr().err)
+
+
+def test_records_keep_how_many_test_images_also_train(tmp_path, capsys):
+    write_shapes(tmp_path / "data")
+    write_shapes(tmp_path / "other")
+    for number in range(3):  # of the four test images one stays a training image
+        picture = tmp_path / f"other/images/{number:03d}.png"
+        Image.open(picture).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(picture)
+    test = f"apart={tmp_path}/other/images:{tmp_path}/other/shapes.json"
+    words = ("DATASETS.TEST", repr((test,)))
+    with pytest.raises(InputError, match=r"found 1 of 4 test images .*\(apart"):
+        run(shapes_config("retinanet", tmp_path, *SHORT, *words), Request("none", forbid_overlap=True))
+    assert not (tmp_path / "out/results.jsonl").exists()
+    run(shapes_config("retinanet", tmp_path, *SHORT, *words), Request("none"))
+    assert "1 of 4 test images are byte for byte training images (apart; first: " in capsys.readouterr().err
+    assert {record["overlap"] for record in results.read(tmp_path / "out/results.jsonl")[0]} == {1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from momentum_transfer.console import say
 from momentum_transfer.errors import InputError
 from momentum_transfer.files import cache_root, sha256_of_text, write_text
 from momentum_transfer.text_files import read_lines
+from transfer.data.own.xml_lines import Node, read_xml
 
 VERSION = 1  # raise it when the conversion changes: the cache is keyed by it
 # fmt: off
@@ -57,7 +57,7 @@ def _convert(names: list[str], files: list[Path]) -> dict[str, Any]:
     for number, (name, file) in enumerate(zip(names, files, strict=True), 1):
         try:
             image, objects = _read(file, name)
-        except (ElementTree.ParseError, AttributeError, TypeError, ValueError) as error:
+        except (InputError, ValueError) as error:
             raise InputError(f"expected a PASCAL VOC annotation in {file}, found: {error}") from error
         images.append({"id": number, **image})
         for entry in objects:
@@ -66,22 +66,24 @@ def _convert(names: list[str], files: list[Path]) -> dict[str, Any]:
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _text(element: ElementTree.Element, path: str) -> str:
-    text = element.findtext(path)
-    if text is None:
+def _text(element: Node, path: str) -> str:
+    inner: Node | None = element
+    for tag in path.split("/"):
+        inner = inner and inner.child(tag)
+    if inner is None:
         raise ValueError(f"no <{path}> in <{element.tag}>")
-    return text.strip()
+    return inner.text.strip()
 
 
 def _read(file: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    root = ElementTree.parse(file).getroot()
+    root = read_xml(file)
     image = {
         "file_name": f"{name}.jpg",
         "height": int(_text(root, "size/height")),
         "width": int(_text(root, "size/width")),
     }
     objects = []
-    for element in root.iter("object"):
+    for element in root.all("object"):
         left, top, right, bottom = (
             float(_text(element, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")
         )
@@ -93,7 +95,7 @@ def _read(file: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 "bbox": [left - 1, top - 1, width, height],
                 "area": width * height,
                 "iscrowd": 0,
-                "difficult": int(element.findtext("difficult", "0")),
+                "difficult": int(_text(element, "difficult")) if element.child("difficult") else 0,
             }
         )
     return image, objects

@@ -43,7 +43,13 @@ class Detection(Task[DetectionData]):
         counts = {"images": len(content["images"]), "classes": len(data.classes)}
         return {**counts, "objects": len(content["annotations"])}
 
-    def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
+    def images(self, data: DetectionData) -> list[str]:
+        """See ``Task.images``."""
+        return [str(data.image_path(image)) for image in data.load()["images"]]
+
+    def check(
+        self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True, forbid_overlap: bool = False
+    ) -> None:
         """See ``Task.check``."""
         sets, scored = self.sets(), {data.name for data in self.test}
         for data in self.test:
@@ -66,6 +72,7 @@ class Detection(Task[DetectionData]):
                 for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                     say(f"  {path}")
         _check_same_classes(sets)
+        self.check_overlap(forbid=forbid_overlap)
 
     def _check_scorable(self, data: DetectionData, iou_types: Sequence[IouType]) -> None:
         """Score no detections at all: what scoring would refuse after the training, it refuses before it."""

@@ -40,7 +40,13 @@ class Segmentation(Task[SemanticData]):
         data = self.tested(name)
         return {"images": len(data.pairs), "classes": len(data.classes)}
 
-    def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
+    def images(self, data: SemanticData) -> list[str]:
+        """See ``Task.images``."""
+        return [str(image) for image, _ in data.pairs]
+
+    def check(
+        self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True, forbid_overlap: bool = False
+    ) -> None:
         """See ``Task.check``; label files are all read, images are opened for their size in any case."""
         for data in self.sets():
             check_count(cfg, data)
@@ -52,6 +58,7 @@ class Segmentation(Task[SemanticData]):
                 folder = Path(cfg.OUTPUT_DIR) / "data"
                 for path in write_label_overview(data, counts, folder, cfg.TEST.VISUALS):
                     say(f"  {path}")
+        self.check_overlap(forbid=forbid_overlap)
 
     def holds_crops(self, cfg: CfgNode) -> bool:
         """Whether images have room for the config's training crops, and test images for whole ones; see `check`."""

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.distributed import is_main
 from momentum_transfer.errors import InputError, counted
+from momentum_transfer.images.content import report_overlap, shared_files
 from momentum_transfer.verdicts.outcomes import Outcomes
 from transfer.config import num_classes
 from transfer.data.annotations import DetectionData
@@ -25,6 +27,7 @@ class Task(ABC, Generic[Data]):
     Attributes:
         name: "detection" or "segmentation"; engines choose their parts by it.
         train, test: opened data sets; ``train`` is empty where nothing is to be trained.
+        overlap: test set -> its images that also train, once ``check`` has counted them.
     """
 
     name: ClassVar[str]
@@ -32,6 +35,7 @@ class Task(ABC, Generic[Data]):
     def __init__(self, train: Sequence[Data], test: Sequence[Data]) -> None:
         self.train: tuple[Data, ...] = tuple(train)
         self.test: tuple[Data, ...] = tuple(test)
+        self.overlap: dict[str, int] = {}
 
     def sets(self) -> list[Data]:
         """Every data set once."""
@@ -46,13 +50,31 @@ class Task(ABC, Generic[Data]):
         """Numbers of ``images`` and ``classes`` of the test set of that name, for records."""
 
     @abstractmethod
-    def check(self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True) -> None:
+    def images(self, data: Data) -> list[str]:
+        """Image files of a data set."""
+
+    def check_overlap(self, *, forbid: bool = False) -> None:
+        """Count the test images that are byte for byte training images, and say so.
+
+        Raises:
+            InputError: there are some, and ``forbid``.
+        """
+        train = [file for data in self.train for file in self.images(data)]
+        for data in self.test if train and is_main() else ():
+            found = shared_files(train, self.images(data))
+            self.overlap[data.name] = report_overlap(found, where=data.name, forbid=forbid)
+
+    @abstractmethod
+    def check(
+        self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True, forbid_overlap: bool = False
+    ) -> None:
         """Look through every data set; what is wrong but bearable is said, what is not raises InputError.
 
         Args:
             open_images: also open every image and compare its size with the annotations'; takes some milliseconds an
                 image, so that training leaves it to the moment when an image's turn comes.
             overview: class counts and example images go to OUTPUT_DIR/data; without it nothing is written.
+            forbid_overlap: see ``check_overlap``.
         """
 
     @abstractmethod

@@ -235,6 +235,21 @@ def test_extra_tensor_inside_the_backbone_is_an_error(tmp_path):
         load_backbone(tmp_path / "b.pth")
 
 
+@pytest.mark.parametrize("value", [0.0, 0.02])
+@pytest.mark.parametrize("names", [("layer2.0.conv1.weight",), tuple(n for n in STATE if STATE[n].dim() == 4)])
+def test_convolutions_of_one_value_are_refused_by_name(tmp_path, names, value):
+    torch.save({**STATE, **{name: torch.full_like(STATE[name], value) for name in names}}, tmp_path / "b.pth")
+    with pytest.raises(InputError, match=rf"found {value:g} in all [\d,]+ places of {names[0]} of .*b\.pth"):
+        load_backbone(tmp_path / "b.pth")
+
+
+def test_norms_and_biases_of_one_value_are_read_as_they_begin_so(tmp_path):
+    torch.save(
+        {n: torch.zeros_like(t) if n.endswith("bn2.weight") else t for n, t in STATE.items()}, tmp_path / "b.pth"
+    )
+    assert not load_backbone(tmp_path / "b.pth").state["layer1.0.bn2.weight"].any()
+
+
 ADDITIONS = ("", "module.", "_orig_mod.", "layer9.", "queue_of_", "fc.")
 
 

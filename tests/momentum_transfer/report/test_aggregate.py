@@ -11,6 +11,7 @@ from momentum_transfer.errors import InputError
 from momentum_transfer.records import make_record
 from momentum_transfer.report.aggregate import Cell, Measure, aggregate, baseline
 from momentum_transfer.report.differences import mean_ranks
+from momentum_transfer.report.page import build, render_html
 
 
 def record(name: str, value: float, *, task: str = "svm/k=4", metric: str = "top1", trial: int = 0, **more) -> dict:
@@ -102,6 +103,14 @@ def test_records_of_several_versions_of_a_package_are_told():
         one["versions"] = {"torch": version, "python": "3.11"}
     (notice,) = aggregate(records).notices
     assert notice == "the records were made with 2 versions of torch: 2.11.0 (1), 2.14.1 (2)"
+
+
+def test_training_images_that_test_are_told_once_a_task_and_data_set_and_stand_on_the_page():
+    records = [record(name, 50.0, trial=trial, overlap=12) for name in ("a", "b") for trial in (0, 1)]
+    records += [record("a", 50.0, task="knn/k=20", overlap=0), record("a", 50.0, task="linear", overlap=True)]
+    (notice,) = aggregate(records).notices
+    assert notice.startswith("svm on digits: test images that are also training images, by their bytes")
+    assert notice in render_html(build(records))
 
 
 def test_baselines_stand_last_and_are_found_by_name():

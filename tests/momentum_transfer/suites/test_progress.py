@@ -1,13 +1,17 @@
 """What status tells from files: each state, the share done and the time left, and the plan's own hours."""
 
+import errno
 import json
 import math
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from momentum_transfer.errors import InputError
 from momentum_transfer.report.costs import cost_tables
+from momentum_transfer.suites import local, progress
 from momentum_transfer.suites.attempt import JOB_LOCK
 from momentum_transfer.suites.costs import configs_of, expected, read_measured
 from momentum_transfer.suites.plan import plan
@@ -127,3 +131,24 @@ def test_dry_run_shows_hours_and_money(tmp_path, jobs):
     assert ended.returncode == 0, ended.stderr
     assert "6 of 6 tasks to do, 2.0 GPU hours expected, 0.5 hours on 4 GPUs, cost 5.00" in ended.stdout
     assert "5 of them tell no hours" in ended.stdout
+
+
+def test_standings_are_shown_on_a_file_system_that_is_read_only(tmp_path, jobs, monkeypatch):
+    jobs[0].begin(1)
+    jobs[0].log.touch()
+
+    def refused(*_arguments, **_options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(progress, "_offsets", {})
+    for name in ("touch", "unlink"):
+        monkeypatch.setattr(Path, name, refused)
+    assert standings(tmp_path / "out", {})[0].state == "running"
+
+
+def test_seconds_of_a_task_do_not_follow_a_clock_that_goes_back(jobs, monkeypatch):
+    job = jobs[0]
+    job.begin(1)
+    running = local._Running(job, SimpleNamespace(returncode=3), time.monotonic() - 5, 0.0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert running.outcome().seconds == pytest.approx(5, abs=2)

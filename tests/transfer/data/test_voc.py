@@ -1,5 +1,6 @@
 """PASCAL VOC's XML becomes COCO's JSON with Detectron2's box convention."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,27 @@ def test_conversion_is_cached_until_a_file_changes(tmp_path: Path):
     (tmp_path / "VOC2007/ImageSets/Main/trainval.txt").write_text("")
     write(tmp_path, "1", thing("dog", (1, 1, 50, 40)), thing("cat", (1, 1, 5, 4)))
     assert get_dataset("voc_2007_trainval", tmp_path).annotation_file != first
+
+
+@pytest.mark.parametrize(
+    "entity",
+    ['<!ENTITY a "dog">', '<!ENTITY a SYSTEM "file:///etc/hostname">', '<!ENTITY b "dog"><!ENTITY a "&b;&b;&b;">'],
+    ids=["plain", "external", "nested"],
+)
+def test_entities_are_refused_before_they_are_unfolded(tmp_path: Path, entity: str):
+    file = write(tmp_path, "1", thing("&a;", (1, 1, 5, 4)))
+    file.write_text(f"<!DOCTYPE annotation [{entity}]>{file.read_text()}")
+    with pytest.raises(InputError, match=r"PASCAL VOC annotation in .*1\.xml, found: expected an XML without entities"):
+        get_dataset("voc_2007_trainval", tmp_path)
+
+
+def test_elements_nested_without_end_are_refused_at_once(tmp_path: Path):
+    file = write(tmp_path, "1")
+    file.write_bytes(b"<a>" * 10**6 + b"</a>" * 10**6)
+    began = time.process_time()
+    with pytest.raises(InputError, match="at most 64 nested elements"):
+        get_dataset("voc_2007_trainval", tmp_path)
+    assert time.process_time() - began < 3
 
 
 def test_faults_are_named(tmp_path: Path):

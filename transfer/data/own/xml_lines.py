@@ -8,6 +8,11 @@ from xml.parsers import expat
 from momentum_transfer.errors import InputError
 from momentum_transfer.text_files import read_regular
 
+#: Bytes of the longest annotation of one image; a gigabyte of elements would fit into what other texts may have.
+MOST = 16 << 20
+#: Labels have five levels.
+_DEEPEST = 64
+
 
 class Node:
     """An element: its tag, line, text and children."""
@@ -45,6 +50,10 @@ def read_xml(path: Path) -> Node:
     stack = [top]
 
     def begin(tag: str, _attributes: dict[str, str]) -> None:
+        if len(stack) > _DEEPEST:
+            raise InputError(
+                f"expected at most {_DEEPEST} nested elements in {path}:{parser.CurrentLineNumber}, found more"
+            )
         node = Node(tag, parser.CurrentLineNumber)
         stack[-1].children.append(node)
         stack.append(node)
@@ -63,7 +72,7 @@ def read_xml(path: Path) -> Node:
     parser.StartElementHandler, parser.EndElementHandler = begin, end
     parser.CharacterDataHandler, parser.EntityDeclHandler = text, entity
     try:
-        parser.Parse(read_regular(path, "an XML file"), True)
+        parser.Parse(read_regular(path, "an XML file", MOST), True)
     except (expat.ExpatError, ValueError, LookupError) as error:  # ValueError: encodings that expat does not know
         line = f":{error.lineno}" if isinstance(error, expat.ExpatError) else ""
         raise InputError(f"expected an XML file, found one that cannot be read at {path}{line}: {error}") from error
