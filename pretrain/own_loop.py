@@ -23,6 +23,7 @@ from pretrain import methods
 from pretrain.config import get_cfg
 from pretrain.methods.method import Method
 from pretrain.methods.student_teacher import StudentTeacher
+from pretrain.ranges import norms
 
 #: name -> the config whose settings it takes: the paper's at ResNet-50 on ImageNet
 PRESETS = {
@@ -51,7 +52,8 @@ def build_method(
         name: a key of ``PRESETS``, or a config by name or path, such as ``smoke/moco_eman_digits``.
         arch, width, stem: of the backbone, see :class:`momentum_transfer.backbones.resnet.Architecture`; ``arch`` may
             be ``timm:NAME``. They are used with the presets; a config brings its own.
-        settings: others in the place of the paper's: ``{"HEAD.HIDDEN": 512, "NORM.TEACHER": "EMAN"}``.
+        settings: instead of the paper's: ``{"HEAD.HIDDEN": 512, "NORM.TEACHER": "EMAN"}``. BN of a preset normalises
+            the whole batch, of any size, unless NORM.GROUP is given; ShuffleBN divides it as the paper's batch was.
 
     Returns:
         The module: ``method(view1, view2)["loss"]``, ``method.backbone("teacher")`` after training.
@@ -69,6 +71,9 @@ def build_method(
         raise InputError(f"expected a method of {', '.join(PRESETS)}, or a config, found {name!r}: {error}") from error
     if cfg.METHOD.NAME == "supervised":
         raise InputError("expected a method without labels, found supervised; use a classifier and cross-entropy")
+    if name in PRESETS and "NORM.GROUP" not in (settings or {}) and "ShuffleBN" not in norms(cfg):
+        cfg.defrost()
+        cfg.NORM.GROUP = 0
     return methods.build_method(cfg, num_classes=0)
 
 

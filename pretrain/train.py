@@ -76,7 +76,7 @@ def _work(run: Run, checkpoints: CheckpointFolder, resuming: bool, stop_after: i
             _calibrate(run, run.method)
             _save(run, checkpoints, 1)
     elif stop_after is not None and first >= stop_after and first < run.plan.steps:
-        raise InputError(f"expected --stop-after beyond {counted(first, 'step')} done, found {stop_after}")
+        raise InputError(f"expected --stop-after beyond the {counted(first, 'step')} done, found {stop_after}")
     elif first < run.plan.steps:
         _loop(run, checkpoints, first, stop_after)
     return _export(run)

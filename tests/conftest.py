@@ -38,6 +38,17 @@ def _speaking():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _forks_may_train():
+    """The first backward starts autograd's threads, one a device, and a fork cannot train after them.
+
+    On a CPU there are none, but tracing a program for export makes torch count one: so the first backward comes here.
+    """
+    import torch
+
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``detectron2`` skip where it is not installed."""
     if importlib.util.find_spec("detectron2") is not None:

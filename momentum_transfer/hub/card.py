@@ -136,7 +136,7 @@ def _leaderboards(results: Results, name: str, scores: Sequence[Scored], dataset
 
 def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as it stood in its file, without what reading adds: where it was read."""
-    kept = {key: value for key, value in record.items() if key != "file"}
+    kept = {key: value for key, value in record.items() if key not in ("file", "settings")}
     if isinstance(kept.get("items"), Mapping):
         kept["items"] = {key: value for key, value in kept["items"].items() if key != "folder"}
     return kept

@@ -113,10 +113,9 @@ def test_a_picture_that_cannot_be_read_is_named_while_training(workers, tmp_path
     cfg = shapes_config("retinanet", tmp_path, *SHORT, "DATALOADER.NUM_WORKERS", str(workers))
     (tmp_path / "data/images/002.png").write_bytes(b"no picture")
     assert tool(cfg) == 2
-    error = capsys.readouterr().err
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
     assert error.startswith("error: cannot read the image")
     assert "002.png" in error
-    assert len(error.splitlines()) == 1
 
 
 def test_checking_the_data_opens_every_picture(tmp_path, capsys):
@@ -128,7 +127,7 @@ def test_checking_the_data_opens_every_picture(tmp_path, capsys):
     code = run_tool(argparse.ArgumentParser(), lambda _: check_data(cfg, open_images=True), [])
     assert code == 2
     error = capsys.readouterr().err
-    assert "2 images of" in error
+    assert "2 unusable images of" in error
     assert "001.png is 30×64, not 64×64" in error
     assert "002.png: " in error
 
