@@ -415,6 +415,8 @@ def test_a_gradient_beyond_reason_is_said_as_it_was_before_clipping(engine, tmp_
         "[66]",
         "SOLVER.CLIP_GRADIENTS.ENABLED",
         "True",
+        "TEST.PRECISE_BN.ENABLED",
+        "False",
     ]
     cfg = shapes_config("retinanet", tmp_path, *SHORT, *settings)
     finetuned = engine.finetune(cfg, open_task(cfg), initial, 0, tmp_path / "out")
