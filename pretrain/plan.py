@@ -124,7 +124,7 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
 
 
 def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = None) -> list[str]:
-    """Warnings before a run, a line each: other images per BN than its config's, a warm-up that is much of it.
+    """Warnings before a run, a line each: BN or SyncBN of other images than its config's, a warm-up that is much of it.
 
     Args:
         preset: the config before what the command line changed; None where there is no file.
@@ -144,5 +144,12 @@ def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = 
             f"{plan.warmup} of {plan.steps} steps are warm-up ({plan.warmup / plan.steps:.0%}; usual: at most "
             f"{LONGEST_WARMUP:.0%}), so that the rate is low for much of the run; lower SOLVER.WARMUP_EPOCHS to "
             f"{int(LONGEST_WARMUP * plan.steps) / plan.steps_per_epoch:.3g}, or train longer"
+        )
+    parts = preset.SOLVER.ACCUMULATE if preset else 1
+    if "SyncBN" in norms(cfg) and cfg.METHOD.NAME != "random" and parts != solver.ACCUMULATE:
+        lines.append(
+            f"another protocol: SyncBN of {solver.BATCH_SIZE // parts} images in the config, of "
+            f"{solver.BATCH_SIZE // solver.ACCUMULATE} in this run (SOLVER.ACCUMULATE {solver.ACCUMULATE}: it joins "
+            "processes, not the micro-batches of a step); use more processes instead of micro-batches"
         )
     return lines

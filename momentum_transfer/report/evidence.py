@@ -59,7 +59,7 @@ def _cells(change: Comparison | None, word: str) -> tuple[CellView, ...]:
         CellView(word),
         CellView(trials + judged),
         CellView(str(change.items) if change.items else "–"),
-        CellView("–" if change.se is None else f"{change.se:.2f}"),
+        CellView(f"{change.se:.2f}" if change.se else "–"),  # without any spread nothing is known of it
         CellView(p or "–"),
         CellView("–" if change.detectable is None else number(change.detectable)),
         CellView(needed),

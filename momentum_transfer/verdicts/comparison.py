@@ -55,6 +55,7 @@ class Comparison:
         item_share: share of the variance that the test items have, where trials have the rest.
         std: over trials, of the differences where ``paired``, else of a side; None where a side has one trial.
         floor: standard error from items alone.
+        discordant: where McNemar's test gave p: items on which exactly one side is right.
     """
 
     value: float
@@ -70,6 +71,7 @@ class Comparison:
     item_share: float | None = None
     std: float | None = None
     floor: float = 0.0
+    discordant: int | None = None
 
     @property
     def source(self) -> str:
@@ -79,8 +81,10 @@ class Comparison:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest true difference that this design shows in 80 % of cases, at 5 %."""
-        return None if self.se is None else power.detectable(self.se, self.df)
+        """The smallest true difference that this design shows in 80 % of cases, at 5 %; None without any spread."""
+        if self.discordant is not None:
+            return power.detectable_by_mcnemar(self.items, self.discordant)
+        return power.detectable(self.se, self.df) if self.se else None
 
     @property
     def needed(self) -> int | None:
@@ -138,13 +142,14 @@ def _with_items(made: Comparison, se: float, df: float, evidence: ItemEvidence) 
 
 def _by_items(value: float, evidence: ItemEvidence) -> Comparison:
     se, skewness = _error_and_skewness(evidence)
-    df = evidence.items - 1
+    df, discordant = evidence.items - 1, None
     if evidence.hits is not None:
         low, high = (100 * end for end in paired_interval(*evidence.hits))
-        p = mcnemar(*evidence.hits)[2]
+        only_first, only_second, p = mcnemar(*evidence.hits)
+        discordant = only_first + only_second
     else:
         low, high, p = t_estimate(value, se, df, acceleration=skewness)
-    return Comparison(value, (1, 1), low, high, p, se, df, items=evidence.items)
+    return Comparison(value, (1, 1), low, high, p, se, df, items=evidence.items, discordant=discordant)
 
 
 def _error_and_skewness(evidence: ItemEvidence) -> tuple[float, float]:

@@ -52,6 +52,36 @@ def detectable(se: float, df: float, power: float = 0.8, alpha: float = 0.05) ->
     return se * float(optimize.brentq(lambda shift: power_of(shift, 1.0, df, alpha) - power, 0.0, high, xtol=1e-10))
 
 
+def detectable_by_mcnemar(items: int, discordant: int, power: float = 0.8, alpha: float = 0.05) -> float | None:
+    """The smallest true difference, in points, that McNemar's exact test of two networks' hits shows.
+
+    Items on which exactly one of them is right are as frequent as observed, or as a larger difference asks for (all of
+    them then speak for one side); power is over their binomial number (Connor, Biometrics 43, 1987).
+
+    Args:
+        discordant: items on which exactly one is right.
+
+    Returns:
+        None where not even a difference on every item would be shown (at 5 %, with fewer than 6 items).
+    """
+    _check_shares(power, alpha)
+    if not 0 <= discordant <= items:
+        raise InputError(f"expected 0 to {items} items on which exactly one is right, found {discordant}")
+
+    def found(difference: float) -> float:
+        fraction = max(difference, discordant / items)
+        least, most = stats.binom.interval(1 - 1e-9, items, fraction)
+        numbers = np.arange(least, most + 1)
+        tail = stats.binom.ppf(alpha / 2, numbers, 0.5) - 1  # the largest smaller number that is significant
+        first = (1 + difference / fraction) / 2
+        refused = stats.binom.cdf(tail, numbers, first) + stats.binom.sf(numbers - tail - 1, numbers, first)
+        return float(stats.binom.pmf(numbers, items, fraction) @ refused)
+
+    if not items or found(1.0) < power:
+        return None
+    return 100 * float(optimize.brentq(lambda difference: found(difference) - power, 1e-9, 1.0, xtol=1e-10))
+
+
 def trials_needed(
     difference: float, std: float, paired: bool, power: float = 0.8, alpha: float = 0.05, floor: float = 0.0
 ) -> int | None:

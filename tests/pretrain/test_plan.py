@@ -128,6 +128,17 @@ def test_normalisations_of_the_whole_batch_or_of_one_image_are_the_same_on_any_n
     assert protocol_lines(tiny_cfg(settings), 2) == []
 
 
+@pytest.mark.parametrize("settings", [{"NORM.STUDENT": "SyncBN"}, {"NORM.TEACHER": "SyncBN"}])
+def test_sync_bn_of_fewer_images_than_the_configs_batch_is_said_where_micro_batches_make_it_so(settings, tiny_cfg):
+    settings = {**settings, "NORM.GROUP": 2, "SOLVER.ACCUMULATE": 4}
+    preset = tiny_cfg({**settings, "SOLVER.ACCUMULATE": 1})
+    for processes, micro_batches in ((1, 4), (2, 2)):
+        cfg = tiny_cfg({**settings, "SOLVER.ACCUMULATE": micro_batches})
+        (found,) = protocol_lines(cfg, processes, preset)
+        assert f"SyncBN of 8 images in the config, of {8 // micro_batches} in this run (SOLVER.ACC" in found
+    assert protocol_lines(tiny_cfg(settings), 1, preset=tiny_cfg(settings)) == []
+
+
 def test_a_micro_batch_without_whole_groups_is_refused_with_what_the_protocol_and_the_run_have(tiny_cfg, monkeypatch):
     monkeypatch.setattr("momentum_transfer.distributed.world_size", lambda: 4)
     with pytest.raises(

@@ -125,3 +125,16 @@ def test_one_item_is_no_evidence():
 def test_one_trial_without_outcomes_gives_no_verdict():
     found = compare(SEVERAL, {0: 60.0})
     assert (found.p, found.low, found.se, found.source) == (None, None, None, "nothing")
+
+
+def test_hits_that_never_differ_still_say_how_large_a_difference_would_have_been_seen():
+    hits = np.arange(30) < 20
+    same = ItemEvidence(30, np.full(9, 66.7), np.full(9, 66.7), np.full(9, 66.7), np.full(9, 66.7), hits=(hits, hits))
+    found = compare({0: 66.7}, {0: 66.7}, evidence=same)
+    assert (found.p, found.low < 0 < found.high) == (1.0, True)
+    assert stats.binom.sf(5, 30, found.detectable / 100) == pytest.approx(0.8)
+
+
+def test_trials_or_outcomes_without_any_spread_do_not_promise_to_see_every_difference():
+    assert compare({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).detectable is None
+    assert compare({0: 0.0}, {0: 0.0}, evidence=evidence(0.0)).detectable is None

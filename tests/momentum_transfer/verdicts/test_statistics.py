@@ -100,6 +100,34 @@ def test_power_is_what_simulated_trials_find():
         assert power.power_of(smallest, se, df) == pytest.approx(0.8, abs=1e-6)
 
 
+def mcnemars_power(items: int, only_first: float, only_second: float) -> float:
+    """Chance of p < .05, summed over every table of hits."""
+    total = 0.0
+    for b, c in itertools.product(range(items + 1), repeat=2):
+        if b + c <= items and stats.binomtest(min(b, c), max(b + c, 1)).pvalue < 0.05 and b + c:
+            total += stats.multinomial.pmf(
+                [b, c, items - b - c], items, [only_first, only_second, 1 - only_first - only_second]
+            )
+    return total
+
+
+@pytest.mark.parametrize(("items", "discordant"), [(30, 0), (30, 3), (30, 15), (40, 38), (12, 5)])
+def test_difference_that_mcnemars_test_detects_is_found_in_80_percent_of_all_tables(items, discordant):
+    difference = power.detectable_by_mcnemar(items, discordant) / 100
+    fraction = max(difference, discordant / items)
+    sides = (fraction + difference) / 2, max(fraction - difference, 0.0) / 2
+    assert mcnemars_power(items, *sides) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_without_a_discordant_item_six_or_more_are_needed_on_one_side():
+    difference = power.detectable_by_mcnemar(60, 0) / 100
+    assert stats.binom.sf(5, 60, difference) == pytest.approx(0.8)
+    assert power.detectable_by_mcnemar(5, 0) is power.detectable_by_mcnemar(0, 0) is None
+    assert power.detectable_by_mcnemar(6, 0) == pytest.approx(100 * 0.8 ** (1 / 6))
+    with pytest.raises(InputError, match="expected 0 to 5 items on which exactly one is right, found 6"):
+        power.detectable_by_mcnemar(5, 6)
+
+
 def test_trials_needed_is_the_first_number_that_suffices():
     for paired, sides in ((True, 1), (False, 2)):
         n = power.trials_needed(0.3, 0.2, paired)
