@@ -56,7 +56,7 @@ LINEAR = {
     # paper's rate needs to be 1.6 for its accuracy: LINEAR.LEARNING_RATES [1.6]
     "simsiam": LinearPreset(Schedule(90), (0.32,), batch_size=4096, optimizer="lars"),
 }
-#: No paper's: EMAN's schedule, for images of one's own, whose batch and rates the config gives.
+#: No paper's: EMAN's schedule, for a user's images, whose batch and rates the config gives.
 LINEAR["own"] = LINEAR["eman"]
 
 

@@ -136,7 +136,8 @@ def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = 
         lines.append(
             f"another protocol: {' and '.join(by_process)} of {expected} images in "
             f"{'the config, as its paper had' if pinned else 'one process'}, of {seen} in this run (NORM.GROUP "
-            f"{cfg.NORM.GROUP}, {processes} processes x {solver.ACCUMULATE} micro-batches of {plan.micro_batch}); "
+            f"{cfg.NORM.GROUP}, {counted(processes, 'process')} x {counted(solver.ACCUMULATE, 'micro-batch')} of "
+            f"{plan.micro_batch}); "
             "NORM.GROUP says how many, whatever the number of processes"
         )
     if plan.warmup / plan.steps > LONGEST_WARMUP:

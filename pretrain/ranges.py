@@ -148,6 +148,9 @@ def _contradictions(cfg: CfgNode) -> Iterator[str]:
         yield f"expected DATA.CROP_SCALE [low, high], found {list(crop)}"
     micro, rest = divmod(cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.ACCUMULATE)
     if cfg.NORM.GROUP and not rest and micro % cfg.NORM.GROUP:
-        yield f"expected NORM.GROUP to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP}"
+        yield (
+            f"expected NORM.GROUP to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP}; give NORM.GROUP "
+            f"{micro}, or another batch"
+        )
     if cfg.METHOD.NAME == "moco" and moco.TEACHER_PREDICTOR and not moco.PREDICTOR:
         yield "expected MOCO.PREDICTOR True under MOCO.TEACHER_PREDICTOR, found False: the teacher's is a copy of it"

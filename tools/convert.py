@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"families that are recognised:\n{families}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("checkpoint", help="a checkpoint file, an output folder of tools/pretrain.py, or hf:org/name")
+    made.add_argument(
+        "checkpoint", help="a file, an output folder of tools/pretrain.py, hf:org/name, or random-of:CKPT"
+    )
     made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's or timm's names)")
     made.add_argument(
         "--network",

@@ -31,7 +31,9 @@ def main(args: argparse.Namespace) -> None:
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
     if args.arch is not None:
-        overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
+        found = dict(one.words for one in architecture_settings(parse_architecture(args.arch)))
+        network = {"MODEL.BACKBONE.ARCH": "", **found}  # a ResNet, too, takes the place of the config's other network
+        overrides += [word for words in network.items() for word in words]
     source = OwnSource(args.train, args.val, args.split, args.title, args.images)
     cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
     weights = args.weights or cfg.MODEL.WEIGHTS

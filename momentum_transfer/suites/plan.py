@@ -121,7 +121,10 @@ def _hash_of(weights: str) -> str:
     if weights in NO_FILES:
         return weights
     if weights.startswith(RANDOM_OF):
-        return sha256_of_text(RANDOM_OF + _hash_of(weights.removeprefix(RANDOM_OF)))
+        like = weights.removeprefix(RANDOM_OF)
+        if like in NO_FILES or like.startswith(RANDOM_OF):
+            raise InputError(f"expected {RANDOM_OF}CHECKPOINT, found {weights}; name a checkpoint behind it")
+        return sha256_of_text(RANDOM_OF + _hash_of(like))
     if is_made(weights):
         return sha256_of_text(weights)
     file = Path(weights)

@@ -15,7 +15,6 @@ import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from io import TextIOWrapper
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -96,11 +95,12 @@ def _forks(environment: Mapping[str, str]) -> bool:
 
 def _work(words: list[str], folder: Path, environment: dict[str, str], output: Connection, told: Connection) -> None:
     """Be that command: its output, folder, environment and words; a tool ends with sys.exit."""
-    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-        stream.flush()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        before.flush()
         os.dup2(output.fileno(), number)
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+        # Opened anew: a stream that began as a file's asks a pipe for its place, and fails.
+        setattr(sys, name, open(number, "w", 1, encoding="utf-8", errors=before.errors, closefd=False))  # noqa: SIM115
     output.close()
     os.chdir(folder)
     os.environ.clear()

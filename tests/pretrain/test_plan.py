@@ -106,7 +106,7 @@ def test_a_pinned_group_is_the_same_protocol_on_any_number_of_processes(processe
         ({"NORM.GROUP": 0}, 2, 2, "of 2 images in the config, as its paper had, of 4 in this run"),
         ({"NORM.GROUP": 4}, 1, 2, "of 2 images in the config, as its paper had, of 4 in this run .NORM.GROUP 4"),
         ({"NORM.TEACHER": "EMAN"}, 2, 0, "another protocol: BN of 8 images in one process, of 4 in this run"),
-        ({"SOLVER.ACCUMULATE": 4}, 1, 0, "of 8 images in one process, of 2 in this run .* 1 processes x 4 micro"),
+        ({"SOLVER.ACCUMULATE": 4}, 1, 0, "of 8 images in one process, of 2 in this run .* 1 process x 4 micro"),
     ],
 )
 def test_other_images_per_bn_than_the_configs_are_said_in_one_line(settings, processes, pinned, line, tiny_cfg):

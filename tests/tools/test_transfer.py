@@ -48,6 +48,16 @@ def test_arch_is_the_backbone_in_the_place_of_the_configs(arch: str, settings_sa
     assert seen[1].MODEL.RESNETS.DEPTH == 34
 
 
+def test_a_resnet_takes_the_place_of_a_configs_other_network(tmp_path: Path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("transfer.run.run", lambda cfg, request: seen.append(cfg))
+    words = settings(tmp_path)
+    config = tmp_path / "other.yaml"
+    config.write_text(f"_BASE_: {words[1]}\nMODEL: {{BACKBONE: {{ARCH: 'timm:convnext_atto'}}}}\n")
+    run("--weights", "none", "--arch", "resnet18", "--config", config, *words[2:], code=0)
+    assert (seen[0].MODEL.BACKBONE.ARCH, seen[0].MODEL.RESNETS.DEPTH) == ("", 18)
+
+
 def test_an_arch_that_no_detector_has_is_one_line(tmp_path: Path):
     assert "expected a ResNet with the stem imagenet" in run(
         "--arch", "resnet18?stem=small", *settings(tmp_path), code=2

@@ -80,19 +80,27 @@ def read_annotations(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def refuse_fractions(boxes: Iterable[Sequence[float]], where: str | Path) -> None:
-    """Raise InputError if all boxes lie within 0 … 1, not all at whole pixels: fractions of the image, then.
+#: By how much fractions may leave 0 … 1: rounding, and boxes beyond the image's edge.
+_BEYOND = 0.1
 
-    Args:
-        boxes: x, y, width, height of every object.
+
+def in_fractions(boxes: Iterable[Sequence[float]]) -> int:
+    """The number of boxes [x, y, width, height] if all are fractions of their image; 0 if any is in pixels.
+
+    They are fractions if all lie within 0 … 1, about, and not all at whole pixels.
     """
     count, between = 0, False
     for box in boxes:
-        if not all(0 <= value <= 1 for value in box):
-            return
+        if not all(-_BEYOND <= value <= 1 + _BEYOND for value in box):
+            return 0
         count += 1
         between = between or any(0 < round(value, 6) < 1 for value in box)
-    if between:
+    return count if between else 0
+
+
+def refuse_fractions(boxes: Iterable[Sequence[float]], where: str | Path) -> None:
+    """Raise InputError if the boxes are `in_fractions` of their images."""
+    if count := in_fractions(boxes):
         raise InputError(
             f"expected boxes [x, y, width, height] in pixels in {where}, found all {count} within 0 … 1, as fractions "
             "of the image; multiply them by its width and height"

@@ -15,7 +15,7 @@ import numpy as np
 from momentum_transfer.console import warn
 from momentum_transfer.errors import InputError
 from momentum_transfer.text_files import read_json
-from transfer.data.annotations import refuse_fractions
+from transfer.data.annotations import in_fractions, refuse_fractions
 from transfer.scores import masks, plain
 from transfer.scores.collector import paused_collector
 from transfer.scores.columns import Columns
@@ -224,6 +224,9 @@ def _warn_of_detections(found: Detections, truth: GroundTruth) -> None:
     warnings = {"of {images} images have no detection": len(truth.images) - len(np.unique(found.image))}
     if found.boxes is not None:
         warnings |= {
+            "of {detections} detections are fractions of the image, not pixels, and match nothing": (
+                in_fractions(found.boxes)
+            ),
             "of {detections} detections have a negative width or height and match nothing": (
                 int((found.boxes[:, 2:] < 0).any(axis=1).sum())
             ),

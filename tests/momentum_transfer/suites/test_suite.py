@@ -197,6 +197,9 @@ def test_a_checkpoint_at_random_goes_through_every_task_under_its_own_name(tmp_p
     assert plan(load_suite(path), [random], tmp_path / "out")[0].key != at_random.key
     with pytest.raises(InputError, match="checkpoint not found"):
         plan(load_suite(path), ["random-of:nowhere.pt"], tmp_path / "out")
+    for wrong in (f"random-of:{random}", "random-of:pixels"):
+        with pytest.raises(InputError, match="expected random-of:CHECKPOINT"):
+            plan(load_suite(path), [wrong], tmp_path / "out")
 
 
 def test_a_missing_config_file_is_refused_before_anything_runs(tmp_path: Path, weights):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,3 +79,30 @@ def test_a_command_in_another_folder_starts_processes_of_its_own(tmp_path):
     assert started.stdout.read() == "worked\n"
     started.wait()
     assert started.returncode == 0
+
+
+STARTER = """
+import sys
+from momentum_transfer.suites import warm
+if __name__ == "__main__":
+    warm.IMPORTED = ()
+    started = warm.WarmCommand(sys.argv[1:], ".", {"OMP_NUM_THREADS": ""})
+    sys.stderr.write(started.stdout.read())
+    started.wait()
+    sys.exit(started.returncode)
+"""
+
+
+def test_a_tool_begins_where_standard_output_goes_to_a_file(tmp_path):
+    """Python asks a file for its place before it changes how text is written; the command's output is a pipe."""
+    (tmp_path / "starter.py").write_text(STARTER, encoding="utf-8")
+    (tmp_path / "tool.py").write_text(
+        "from momentum_transfer.tool_run import tool_environment\ntool_environment()\nprint('begun: \\udcff')\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "", "PYTHONPATH": str(Path.cwd())}
+    with open(tmp_path / "log.txt", "w") as log:
+        ended = subprocess.run(
+            [sys.executable, "starter.py", "tool.py"], cwd=tmp_path, env=environment, stdout=log,
+            stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "begun: \\udcff\n")

@@ -136,7 +136,9 @@ def test_a_whole_network_in_groups_equals_processes_to_rounding_of_its_convoluti
 def test_a_batch_that_does_not_divide_is_refused_by_the_layer_and_before_by_the_settings(tiny_cfg):
     with pytest.raises(ValueError, match="divisible by 4"):
         layers("BN", G)[0](torch.randn(6, 5, 2, 2).double())
-    with pytest.raises(InputError, match=r"NORM\.GROUP to divide a micro-batch of 8 images"):
+    with pytest.raises(
+        InputError, match=r"NORM\.GROUP to divide a micro-batch of 8 images, found 3; give NORM\.GROUP 8"
+    ):
         build_method(tiny_cfg({"NORM.GROUP": 3}), 10)
     with pytest.raises(InputError, match=r"NORM\.GROUP"):
         build_method(tiny_cfg({"NORM.GROUP": -1}), 10)

@@ -254,6 +254,19 @@ def test_ground_truth_in_fractions_of_the_image_is_refused(tmp_path: Path):
     coco.evaluate(*small_files(tmp_path, [fractions, BOX, fractions], [(1, BOX)]))
 
 
+def test_fractions_that_rounding_or_the_edge_puts_beyond_0_and_1_are_refused_too(tmp_path: Path):
+    with pytest.raises(InputError, match=r"found all 3 within 0 … 1"):
+        coco.evaluate(*small_files(tmp_path, [[-0.004, 0.1, 1.003, 0.9]] * 3, [(1, BOX)]))
+
+
+def test_detections_in_fractions_of_the_image_are_counted(tmp_path: Path, caplog):
+    files = small_files(tmp_path, [BOX] * 3, [(k, [0.1, 0.2, 0.5, 1.0]) for k in (1, 2, 3)])
+    coco.evaluate(*files)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{files[1]}: 3 of 3 detections are fractions of the image, not pixels, and match nothing"
+    ]
+
+
 def test_detections_outside_their_image_and_images_without_any_are_counted_once(tmp_path: Path, caplog):
     beyond, before, rounded = [50.0, 5.0, 11.5, 10.0], [5.0, -1.5, 10.0, 10.0], [50.0, 30.0, 10.9, 10.9]
     files = small_files(tmp_path, [BOX] * 3, [(1, beyond), (2, before), (1, rounded), (1, BOX)])
