@@ -21,6 +21,7 @@ from transfer.engine import Engine, Predictor
 from transfer.engines import choose_engine
 from transfer.initial_weights import InitialWeights, read_detector
 from transfer.prediction.photographs import as_pixels
+from transfer.run import CLAIM, has_checkpoint
 from transfer.run_classes import RunClasses, classes_of, read_classes
 from transfer.torchvision_engine.structures import Detections
 
@@ -161,8 +162,11 @@ def _weights_of(run: Path) -> Path:
     trials = sorted(path.parent for path in run.glob(f"trial_*/{WEIGHTS}"))
     if trials:
         raise InputError(f"expected one run, found {len(trials)} trials in {run}; give one of them, {trials[0]}")
-    begun = (run / "training.json").is_file()
-    why = "a training that has not ended; go on with `transfer --resume`" if begun else "no run of `transfer`"
+    why = "no run of `transfer`"
+    if (run / CLAIM).is_file():
+        why = "a training that left no checkpoint; run `transfer` again"
+        if has_checkpoint(run):
+            why = "a training that has not ended; go on with `transfer --resume`"
     raise InputError(f"expected a finished run with {WEIGHTS} in {run}, found {why}")
 
 

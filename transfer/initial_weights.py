@@ -231,6 +231,9 @@ def check_trained(trained: InitialWeights, initial: InitialWeights) -> None:
 
     BN statistics do not count; tensors that are not finite are left to ``match_detector``.
 
+    Args:
+        initial: without tensors where the start is not known: the limit is ``LARGEST_GROWTH`` itself.
+
     Raises:
         InputError: the training has diverged; the tensor that grew most is named.
     """
@@ -246,7 +249,7 @@ def check_trained(trained: InitialWeights, initial: InitialWeights) -> None:
     name = max(grown, key=lambda key: grown[key], default="")
     if name and grown[name] > LARGEST_GROWTH:
         raise InputError(
-            f"expected weights up to {LARGEST_GROWTH:g} times those at the start, found {name} at "
+            f"expected weights up to {LARGEST_GROWTH:g}, or as many times those at the start, found {name} at "
             f"{float(trained.detector[name].abs().max()):.3g} in {trained.name}: the training has diverged, and no "
             "score is recorded; lower SOLVER.BASE_LR or set SOLVER.CLIP_GRADIENTS.ENABLED True, with another OUTPUT_DIR"
         )

@@ -27,14 +27,14 @@ from transfer.engine import Engine, Predictions
 from transfer.engines import choose_engine
 from transfer.error_analysis.analysis import write_analysis
 from transfer.estimate import estimate
-from transfer.initial_weights import InitialWeights, check_trained, read_initial, read_trained
+from transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
 from transfer.ranges import check_settings
 from transfer.run_classes import classes_of, write_classes
 from transfer.tasks import Task, open_task
 from transfer.torchvision_engine.capabilities import unsupported
 
 #: Tells of which training a folder is.
-_CLAIM = "training.json"
+CLAIM = "training.json"
 
 #: Iterations from which on a few timed steps are a small part of the run.
 WORTH_AN_ESTIMATE = 50
@@ -94,14 +94,14 @@ def _results(cfg: CfgNode, request: Request) -> Path:
     return request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
 
 
-def _has_checkpoint(folder: Path) -> bool:
+def has_checkpoint(folder: Path) -> bool:
     """Whether there is something to go on with: a checkpoint of either engine, or the final weights."""
     single = any((folder / name).is_file() for name in ("model_final.pth", "last_checkpoint"))
     return single or any(folder.glob("checkpoints/step_*.pth"))
 
 
 def _refuse_to_overwrite(folder: Path) -> None:
-    if (folder / _CLAIM).is_file() and _has_checkpoint(folder):
+    if (folder / CLAIM).is_file() and has_checkpoint(folder):
         raise InputError(f"{folder} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
 
 
@@ -113,13 +113,13 @@ def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) ->
     Raises:
         InputError: it holds another training, or the same one and nothing was said of going on.
     """
-    file = folder / _CLAIM
+    file = folder / CLAIM
     now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False)}
     if not is_main():  # torchrun ends the others if the first process refuses
         return
     if not resume:
         _refuse_to_overwrite(folder)
-    if not file.is_file() or not _has_checkpoint(folder):
+    if not file.is_file() or not has_checkpoint(folder):
         if file.is_file():  # a best detector that the new training might not reach, and lines of Detectron2
             for name in ("model_best.pth", "model_best.json", "metrics.json"):
                 (folder / name).unlink(missing_ok=True)
@@ -166,7 +166,9 @@ def _trial(
     if is_main():
         write_text(folder / "network.json", json.dumps(network(), indent=1))
     detector = initial
-    if not request.eval_only:
+    if request.eval_only:
+        check_trained(detector, InitialWeights(NONE))
+    else:
 
         def main_score(predictions: Predictions) -> float:
             _, metrics, _ = next(task.scores(predictions))

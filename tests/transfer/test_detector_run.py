@@ -111,7 +111,17 @@ def test_a_run_without_its_class_names_and_data_numbers_its_classes(tmp_path):
     ("damage", "message"),
     [
         (lambda run: (run / "model_final.pth").unlink(), r"finished run with model_final\.pth .* found no run"),
-        (lambda run: ((run / "model_final.pth").unlink(), (run / "training.json").write_text("{}")), "has not ended"),
+        (
+            lambda run: ((run / "model_final.pth").unlink(), (run / "training.json").write_text("{}")),
+            r"found a training that left no checkpoint; run `transfer` again$",
+        ),
+        (
+            lambda run: (
+                (run / "model_final.pth").rename(run / "last_checkpoint"),
+                (run / "training.json").write_text("{}"),
+            ),
+            "has not ended; go on with `transfer --resume`",
+        ),
         (lambda run: (run / "config.yaml").unlink(), r"expected config\.yaml beside"),
         (lambda run: (run / "classes.json").write_text("[1]"), r"expected the classes of a run in .*classes\.json"),
         (

@@ -17,6 +17,8 @@ from transfer.data import annotations
 from transfer.decisive import identity
 from transfer.engines import choose_engine
 from transfer.run import Request, run
+from transfer.torchvision_engine.engine import build
+from transfer.torchvision_engine.weights import export_state
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
 
@@ -57,6 +59,22 @@ def test_a_finished_detector_is_scored_alone_without_the_training_data(tmp_path)
         for folder in (tmp_path / "out", tmp_path / "eval")
     )
     assert first == second
+
+
+@pytest.mark.parametrize("size", [999.0, 1001.0])
+def test_a_diverged_detector_is_not_scored_later_either(size, tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    state = export_state(build(cfg))
+    state["backbone.bottom_up.stem.conv1.weight"].view(-1)[0] = -size
+    state["backbone.bottom_up.stem.conv1.norm.running_var"].fill_(1e12)
+    torch.save({"model": state}, tmp_path / "model_final.pth")
+    request = Request(str(tmp_path / "model_final.pth"), eval_only=True)
+    if size < 1000:
+        run(cfg, request)
+        return
+    with pytest.raises(InputError, match=r"found backbone\.bottom_up\.stem\.conv1\.weight at 1e\+03 .* no score"):
+        run(cfg, request)
+    assert not (tmp_path / "out/results.jsonl").exists()
 
 
 def test_to_evaluate_a_backbone_alone_is_refused(tmp_path):

@@ -100,7 +100,11 @@ class GradientWatch:
         """Queue the largest absolute gradient of a step, before clipping; nothing is waited for."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and not self.warned:
-            self._last = step, torch.stack(torch._foreach_norm(gradients, math.inf)).max()
+            if gradients[0].is_cuda:
+                largest = torch.stack(torch._foreach_norm(gradients, math.inf))
+            else:  # the same numbers in a fifteenth of the time on a CPU, whose norm is not vectorised
+                largest = torch.stack([extreme for gradient in gradients for extreme in gradient.aminmax()]).abs()
+            self._last = step, largest.max()
 
     def read(self, scale: float = 1.0) -> None:
         """Warn if the step measured last was beyond reason. To be called where the device is waited for anyway.
