@@ -68,9 +68,11 @@ def tool_environment() -> None:
     warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
 
 
-def _warning(message: Warning | str, kind: type[Warning], file: str, line: int, _code: str | None = None) -> str:
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A library's warning on one line, which may name what is in an untrusted file, as Matplotlib's do."""
-    return f"{file}:{line}: {kind.__name__}: {printable(str(message))}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {printable(str(message))}\n"
 
 
 def _background_error(args: threading.ExceptHookArgs) -> None:
