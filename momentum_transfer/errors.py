@@ -4,8 +4,12 @@ import re
 import reprlib
 from typing import Any
 
-#: Control characters, line separators, marks that turn the direction of text, and what no encoding can write.
-_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Control characters, line separators, marks that turn the direction of text, what has no width (two names that look
+#: alike; the joiners of emoji and of Persian stay), and what no encoding can write.
+_UNPRINTABLE = re.compile(
+    "[\0-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
 _LINE_BREAK = re.compile(r"\s*\n\s*")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 80, 80, 40

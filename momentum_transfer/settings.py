@@ -198,7 +198,10 @@ def _coerce(key: str, value: Any, default: Any, where: str) -> Any:
     if default is None or (value is None and not isinstance(default, (bool, int, float, str))):
         return value
     if isinstance(default, float) and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise InputError(f"expected {key} ({where}) below 1.8e308, found {shown(value)}") from error
     if isinstance(default, str) and type(value) in (int, float):
         return str(value)  # a name such as "10" on the command line
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):

@@ -35,6 +35,9 @@ def run_tool(
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser.add_argument("--quiet", action="store_true", help="print warnings and errors only")
     parser.description, parser.epilog = as_typed(parser.description), as_typed(parser.epilog)
+    refuse = parser.error
+    # A pattern of the shell may have put a file's name there that begins with a dash.
+    setattr(parser, "error", lambda message: refuse(printable(message)))  # noqa: B010, mypy forbids the assignment
     # Intermixed: KEY VALUE pairs may stand before, between and after the options.
     args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
     with speaking(quiet=args.quiet):
@@ -60,8 +63,16 @@ def tool_environment() -> None:
     threading.excepthook = _background_error
     if isinstance(sys.stdout, io.TextIOWrapper):  # é under PYTHONIOENCODING=ascii, bytes of a name that are no UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = _warning
     # fvcore.nn decorates functions with torch.jit.script at import; nothing here uses them and no user can act on it.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
+
+
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A library's warning on one line, which may name what is in an untrusted file, as Matplotlib's do."""
+    return f"{filename}:{lineno}: {category.__name__}: {printable(str(message))}\n"
 
 
 def _background_error(args: threading.ExceptHookArgs) -> None:

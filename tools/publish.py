@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.console import say, warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.tool_run import run_tool
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def main(args: argparse.Namespace) -> None:
     left = sorted({score.measure.dataset for score in scores} - set(datasets))
     if left:
         say(f"in the card alone, since no --dataset says their names on the Hub: {', '.join(left)}")
-    say(f"{len(scores)} scores of {name}; wrote {', '.join(str(path.relative_to(out)) for path in written)} in {out}")
+    files = ", ".join(str(path.relative_to(out)) for path in written)
+    say(f"{counted(len(scores), 'score')} of {name}; wrote {files} in {out}")
     if repository is not None:
         say(f"pushed to {push(out, repository, written, private=args.private)}; --weights {repository} reads it again")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from momentum_transfer.tool_run import run_tool
 
 SECONDS, KIBIBYTES = 30.0, 2 << 20
-#: What an untrusted file would do to a terminal: write to the clipboard, colour, turn the text, forge a line.
+#: What an untrusted file would do to a terminal: write to the clipboard, colour, turn the text, forge a line or a name.
 STEERING = (
     "\x1b]52;c;Y3VybA==\x07",
     "\x1b[31mred",
@@ -26,8 +26,9 @@ STEERING = (
     "a\nforged",
     "a\rforged",
     "a\u2028forged",
+    "cat\u200b",
 )
-_STEERS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]|^forged", re.MULTILINE)
+_STEERS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\u2028]|^forged", re.MULTILINE)
 DONE, LINE = "done", "one line"
 
 

@@ -130,6 +130,11 @@ def test_missing_file_is_named(defaults, tmp_path):
         load_config(defaults, tmp_path / "none.yaml")
 
 
+def test_a_whole_number_beyond_floats_is_refused(defaults):
+    with pytest.raises(InputError, match=r"expected SOLVER\.BASE_LR \(command line\) below 1\.8e308, found 1000"):
+        load_config(defaults, None, ["SOLVER.BASE_LR", "1" + "0" * 400])
+
+
 def test_a_whole_number_serves_as_float_and_lists_keep_the_default_type(defaults):
     cfg = load_config(defaults, None, ["SOLVER.BASE_LR", "1", "SOLVER.STEPS", "[1, 2]", "SEED", "4"])
     assert cfg.SOLVER.BASE_LR == 1.0

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ def test_a_library_error_with_the_path_of_an_untrusted_archive_cannot_steer_the_
     assert capsys.readouterr().err == (
         "error: cannot use a\\x1b]52;c;eA==\\x07\\nb: Permission denied; choose another path\n"
     )
+
+
+def test_file_names_that_look_like_options_and_warnings_of_libraries_cannot_steer_the_terminal(capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        run_tool(argparse.ArgumentParser(), lambda _: None, ["--\x1b]52;c;eA==\x07.jpg"])
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --\\x1b]52;c;eA==\\x07.jpg\n")
+    monkeypatch.setattr(warnings, "formatwarning", None)
+    assert run(lambda _: None) == 0
+    line = warnings.formatwarning("Glyph \x1b)\nforged", UserWarning, "a.py", 1)  # as Python's own printer calls it
+    assert line == "a.py:1: UserWarning: Glyph \\x1b)\\nforged\n"
 
 
 @pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"},

@@ -297,10 +297,11 @@ def test_records_keep_how_many_test_images_also_train(tmp_path, capsys):
         picture = tmp_path / f"other/images/{number:03d}.png"
         Image.open(picture).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(picture)
     test = f"apart={tmp_path}/other/images:{tmp_path}/other/shapes.json"
-    words = ("DATASETS.TEST", repr((test,)))
+    words = ("DATASETS.TEST", repr((test,)), "TEST.VISUALS", "1")
     with pytest.raises(InputError, match=r"found 1 of 4 test images .*\(apart"):
         run(shapes_config("retinanet", tmp_path, *SHORT, *words), Request("none", forbid_overlap=True))
-    assert not (tmp_path / "out/results.jsonl").exists()
+    assert not list(tmp_path.glob("out/*"))
     run(shapes_config("retinanet", tmp_path, *SHORT, *words), Request("none"))
+    assert (tmp_path / "out/data").is_dir()
     assert "1 of 4 test images are byte for byte training images (apart; first: " in capsys.readouterr().err
     assert {record["overlap"] for record in results.read(tmp_path / "out/results.jsonl")[0]} == {1}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from momentum_transfer.errors import InputError, one_line
+from momentum_transfer.errors import InputError, first_line, one_line
 from momentum_transfer.extras import extra
 from transfer.export.onnx_seal import check_seal
 from transfer.export.pt2_archive import KEY, read_archive
@@ -180,12 +180,17 @@ def _pt2(path: Path) -> ExportedDetector:
         try:
             with torch.no_grad():
                 boxes, scores, classes = module(torch.from_numpy(image))
+            return boxes.numpy(), scores.numpy(), classes.numpy()
         except (AssertionError, RuntimeError) as error:  # the program's guards
             raise InputError(
                 f"expected a size that the program of {path.name} was traced for, found {image.shape[1]}×"
                 f"{image.shape[2]} after resizing and padding ({one_line(error)[:120]}); export with --size "
                 f"{image.shape[1]}x{image.shape[2]} for such images"
             ) from error
-        return boxes.numpy(), scores.numpy(), classes.numpy()
+        except Exception as error:  # a crafted program may call any operator with anything
+            raise InputError(
+                f"expected a program that gives boxes, scores and classes in {path}, found one that fails "
+                f"({first_line(error)}); export it again"
+            ) from error
 
     return ExportedDetector(program, wants)

@@ -68,11 +68,11 @@ class Detection(Task[DetectionData]):
                 _open_images(data)
             images = counted(len(data.load()["images"]), "image")
             say(f"{data.name}: {images}, {counted(len(data.classes), 'class')}, checked")
-            if overview and is_main() and cfg.TEST.VISUALS:
-                for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
-                    say(f"  {path}")
         _check_same_classes(sets)
         self.check_overlap(forbid=forbid_overlap)
+        for data in sets if overview and is_main() and cfg.TEST.VISUALS else ():  # last: what is refused writes nothing
+            for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
+                say(f"overview: {path}")
 
     def _check_scorable(self, data: DetectionData, iou_types: Sequence[IouType]) -> None:
         """Score no detections at all: what scoring would refuse after the training, it refuses before it."""

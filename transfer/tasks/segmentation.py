@@ -48,17 +48,18 @@ class Segmentation(Task[SemanticData]):
         self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True, forbid_overlap: bool = False
     ) -> None:
         """See ``Task.check``; label files are all read, images are opened for their size in any case."""
+        counts = []
         for data in self.sets():
             check_count(cfg, data)
-            counts = self._read_labels(cfg, data)[:, : len(data.classes)]
-            if not counts.any():
+            counts.append(self._read_labels(cfg, data)[:, : len(data.classes)])
+            if not counts[-1].any():
                 raise InputError(f"every pixel of {data.name} is labelled to be ignored; nothing is left to learn")
             say(f"{data.name}: {counted(len(data.pairs), 'image')}, {counted(len(data.classes), 'class')}, checked")
-            if overview and is_main() and cfg.TEST.VISUALS:
-                folder = Path(cfg.OUTPUT_DIR) / "data"
-                for path in write_label_overview(data, counts, folder, cfg.TEST.VISUALS):
-                    say(f"  {path}")
         self.check_overlap(forbid=forbid_overlap)
+        if overview and is_main() and cfg.TEST.VISUALS:  # last: what is refused writes nothing
+            for data, pixels in zip(self.sets(), counts, strict=True):
+                for path in write_label_overview(data, pixels, Path(cfg.OUTPUT_DIR) / "data", cfg.TEST.VISUALS):
+                    say(f"overview: {path}")
 
     def holds_crops(self, cfg: CfgNode) -> bool:
         """Whether images have room for the config's training crops, and test images for whole ones; see `check`."""

@@ -227,6 +227,8 @@ CRAFTED = {
     "a deep expression": as_expression("(" * 5000 + "1" + ")" * 5000),
     "a precision without end": as_expression("Float('8.0', precision=999999999999)"),
     "a second argument of a float": as_expression("Float('8.0', 999999999999)"),
+    "a comparison of all with all": as_expression(f"Max({', '.join(f's{number}' for number in range(200))})"),
+    "the same, nested": as_expression("Max(s0, " * 40 + "1" + ")" * 40),
     "a guard": guarded(CODE),
     "a guard of two lines": guarded(f"1 == 1)\n  {CODE}\n  (1"),
     "a guard with a comment": guarded("1 == 1 #"),
@@ -247,6 +249,24 @@ def test_a_pt2_with_code_in_its_json_is_refused_before_torch_reads_it(kind, pt2,
     with pytest.raises(InputError, match=r"expected a \.pt2 that `export` wrote, found a text .* that torch would"):
         load_exported(file)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("change", ["operator", "outputs"])
+def test_a_program_that_is_no_detector_fails_in_one_line(change, pt2):
+    def changed(program):
+        graph = program["graph_module"]["graph"]
+        if change == "operator":  # IndexError: a dimension that is not there
+            node = graph["nodes"][0]
+            node["target"] = "torch.ops.aten.select.int"
+            image = {"as_tensor": {"name": "image"}}
+            node["inputs"] = [
+                {"name": name, "kind": 1, "arg": arg}
+                for name, arg in (("self", image), ("dim", {"as_int": 9}), ("index", {"as_int": 0}))
+            ]
+        else:  # two are no three
+            graph["outputs"].pop()
+
+    assert not read(with_program(pt2, changed))
 
 
 def test_an_archive_is_read_by_one_reader_only(pt2, tmp_path):
