@@ -27,7 +27,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import at_least
 from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.hub.names import is_hub_name
 from momentum_transfer.shipped import started, workplace
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> None:
     check_pretrainings(suite)
     for word in (word for word in NO_FILES if word in weights):
         if (left_out := len(suite.tasks) - sum(job.weights == word for job in jobs)) > 0:
-            say(f"{left_out} task(s) need converted weights and do not apply to {word}")
+            say(f"left out for {word}, because they need converted weights: {counted(left_out, 'task')}")
     options = _sbatch_options(args)
     gpus = _gpus(args, options)
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)

@@ -13,6 +13,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.arguments import resamples
 from momentum_transfer.console import say
+from momentum_transfer.errors import counted
 from momentum_transfer.shipped import typed
 from momentum_transfer.tool_run import run_tool
 
@@ -40,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
     for verdict in report.verdicts:
         say(verdict)
     if report.notices:
-        say(f"{len(report.notices)} notice(s) stand at the end of the page; the first: {report.notices[0]}")
+        say(f"{counted(len(report.notices), 'notice')} at the end of the page; the first: {report.notices[0]}")
     say(f"wrote {out} ({out.stat().st_size / 1e6:.2f} MB), and beside it {out.stem}.md and {out.stem}.csv")
 
 

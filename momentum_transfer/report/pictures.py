@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from momentum_transfer.errors import counted
 from momentum_transfer.images.reading import UnreadableImage, opened
 from momentum_transfer.report.runs import Picture
 
@@ -77,7 +78,7 @@ def galleries(pictures: Sequence[Picture], notices: list[str]) -> list[Gallery]:
         shot = Shot(f"{picture.run} · {scene}", f"{picture.place}: detections of {picture.run} on {scene}", uri, pair)
         rows.setdefault(row, {})[picture.run] = shot
     if left_out:
-        notices.append(f"{left_out} picture(s) left out: the page holds at most {BUDGET / 1e6:.1f} MB of pictures")
+        notices.append(f"{counted(left_out, 'image')} left out: the page holds at most {BUDGET / 1e6:.1f} MB of images")
     shown = []
     for (place, kind), rows in found.items():
         in_order = tuple(tuple(shots[run] for run in runs if run in shots) for shots in rows.values())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, one_line
+from momentum_transfer.errors import InputError, counted, one_line
 from momentum_transfer.records import content_is_text
 
 #: A folder with one of these is a run that has nothing to show, and no mistake.
@@ -185,7 +185,7 @@ def _curves(path: Path, run: str, notices: list[str]) -> list[Curve]:
         except (AttributeError, TypeError, ValueError, OverflowError, RecursionError):
             broken += bool(line.strip())
     if broken:
-        notices.append(f"{path}: {broken} broken line(s) left out of the training curve")
+        notices.append(f"{path}: {counted(broken, 'broken line')} left out of the training curve")
     keys = {key for row in rows.values() for key in row}
     pretraining = "embedding_std" in keys or not any(key.startswith(("loss_", "total_loss")) for key in keys)
     total = "total_loss" if "total_loss" in keys else "loss"  # Detectron2's name of it

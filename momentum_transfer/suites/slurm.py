@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.console import PLAIN_INTERVAL, say, warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.extras import extra
 from momentum_transfer.shipped import workplace
 from momentum_transfer.stopping import Stopped, StopSignal, stop_signals
@@ -100,7 +100,9 @@ def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
             )
         found[job.title] = Place(Array([job], number=number))
     if found:
-        say(f"{len(found)} task(s) are still in the queue or running: {_shortly(p.number for p in found.values())}")
+        say(
+            f"{counted(len(found), 'task')} still in the queue or running: {_shortly(p.number for p in found.values())}"
+        )
     return found
 
 

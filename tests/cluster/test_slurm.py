@@ -51,7 +51,7 @@ def test_after_ctrl_c_the_same_command_finds_its_jobs(evaluation):
     assert "step" not in said
     code, said = suite.run()
     assert code == 0
-    assert "2 task(s) are still in the queue or running" in said
+    assert "2 tasks still in the queue or running" in said
     assert len(suite.submissions()) == 2
     assert trace(suite, "long") == list(range(120))
     assert sum(suite.records().values()) == 2

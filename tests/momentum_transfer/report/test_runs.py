@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.errors import InputError, counted
 from momentum_transfer.report.figures import training_figures
 from momentum_transfer.report.markdown import render_markdown
 from momentum_transfer.report.page import build, render_html
@@ -34,7 +34,7 @@ def test_damaged_pictures_and_curves_are_told_and_the_page_is_made(tmp_path: Pat
     assert [plot.title for plot in report.curves] == ["Pretraining loss"]
     assert "run ends at 1" in report.curves[0].caption
     told = " ".join(report.notices)
-    for problem in ("cannot read the image", "1 broken line(s)", "conversion.json: not JSON"):
+    for problem in ("cannot read the image", "1 broken line left out", "conversion.json: not JSON"):
         assert problem in told
     assert "scene.png" in render_html(report)
 
@@ -122,7 +122,7 @@ def test_pictures_beyond_the_budget_are_left_out_and_told(tmp_path: Path, monkey
     report = build(small_records(), runs=read_runs([tmp_path]))
     shown = sum(len(row) for gallery in report.galleries for row in gallery.rows)
     assert 0 < shown < 3
-    assert f"{3 - shown} picture(s) left out" in report.notices[-1]
+    assert f"{counted(3 - shown, 'image')} left out" in report.notices[-1]
 
 
 def test_conversion_report_lists_what_was_used_dropped_and_missing(tmp_path: Path):
