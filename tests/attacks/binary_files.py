@@ -95,7 +95,8 @@ class Programs:
         codes = _code(self.made)
         text = codes[int(which * len(codes))]
         jsons = [name for name in self.records if name.endswith(".json")]
-        name = jsons[int(place * 997) % len(jsons)] if in_keys else next(n for n in jsons if "model.json" in n)
+        program = next(name for name in jsons if name.endswith(("model.json", "program.json")))
+        name = jsons[int(place * 997) % len(jsons)] if in_keys else program
         tree = json.loads(self.records[name])
         texts = [(parent, key) for parent, key in _texts(tree) if in_keys == (key is None)]
         parent, key = texts[int(place * len(texts))]
