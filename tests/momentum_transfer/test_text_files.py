@@ -37,7 +37,7 @@ def test_what_is_no_text_file_is_refused_in_one_line(tmp_path: Path, monkeypatch
         tmp_path / "loop": "Too many levels of symbolic links",
         tmp_path / "none": "No such file",
         tmp_path / ("x" * 300): "File name too long",
-        tmp_path / "a\0b": "null byte",
+        tmp_path / "a\0b": "embedded null",
     }
     for place, message in places.items():
         with pytest.raises(InputError) as refused:
