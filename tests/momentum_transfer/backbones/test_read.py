@@ -270,7 +270,7 @@ def buckets_of(path: str, report: KeyReport) -> int:
 )
 def test_every_tensor_is_in_exactly_one_bucket_whatever_is_added(extra, misshaped, container, tmp_path_factory):
     state = dict(STATE)
-    state |= {f"{prefix}{name}": torch.ones_like(STATE[name]) for prefix, name in extra}
+    state |= {f"{prefix}{name}": STATE[name] + 1 for prefix, name in extra}
     state |= {name: torch.zeros(1, 2) for name in misshaped}
     tree = {container: state, "extras": [torch.zeros(2)], "more": {"in": ({"w": torch.zeros(1)},)}, "epoch": 3}
     state["list"] = [torch.zeros(1)]
