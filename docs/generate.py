@@ -38,7 +38,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def commands() -> str:
     """The help of every command."""
-    from tools.cli import TOOLS
+    from momentum_transfer.tools.cli import TOOLS
 
     parts = [
         "# Commands\n\n`momentum-transfer NAME …`, or `python tools/NAME.py …` in a checkout. Pretraining, `transfer` "
@@ -52,7 +52,7 @@ def commands() -> str:
 def help_of(name: str) -> str:
     """What ``momentum-transfer NAME --help`` prints; a tool without options of its own shows its docstring."""
     path = list(sys.path)
-    module = importlib.import_module(f"tools.{name}")
+    module = importlib.import_module(f"momentum_transfer.tools.{name}")
     sys.path[:] = path
     if not hasattr(module, "parser"):
         return str(module.__doc__).strip()
@@ -65,20 +65,15 @@ def help_of(name: str) -> str:
 
 def settings() -> str:
     """Every key of the three rooms: default, what it may be, what its comment says."""
-    import lowshot.config
-    import lowshot.ranges
-    import pretrain.config
-    import pretrain.ranges
-    import transfer.config
-    import transfer.ranges
-
-    rooms = (("pretrain", pretrain), ("transfer", transfer), ("lowshot", lowshot))
+    names = ("pretrain", "transfer", "lowshot")
     parts = ["# Settings\n\nKeys of the YAML files, given as `KEY VALUE` words after the options too.\n"]
-    for name, room in rooms:
-        rules, comments = room.ranges.RULES, comments_of(Path(str(room.config.__file__)))
+    for name in names:
+        config = importlib.import_module(f"momentum_transfer.{name}.config")
+        rules = importlib.import_module(f"momentum_transfer.{name}.ranges").RULES
+        comments = comments_of(Path(str(config.__file__)))
         rows = [
             f"| `{key}` | `{value!r}` | {cell(rules[key]) if key in rules else ''} | {cell(comments.get(key, ''))} |"
-            for key, value in leaves(room.config.get_cfg())
+            for key, value in leaves(config.get_cfg())
         ]
         head = f"## {name}\n\n| key | default | may be | notes |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows) + "\n")

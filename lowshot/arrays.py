@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowshot import knn as nearest
-from lowshot.features.extract import PRECISIONS, compute
-from lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary
-from lowshot.linear import evaluate_linear, from_cache
-from lowshot.presets import LINEAR
-from lowshot.svm import lowshot_svm
-from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.neighbours import search
+from momentum_transfer.core.ranges import COUNT, POSITIVE, Choice
 from momentum_transfer.images.content import report_overlap, shared_rows
-from momentum_transfer.neighbours import search
-from momentum_transfer.ranges import COUNT, POSITIVE, Choice
+from momentum_transfer.lowshot import knn as nearest
+from momentum_transfer.lowshot.features.extract import PRECISIONS, compute
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary
+from momentum_transfer.lowshot.linear import evaluate_linear, from_cache
+from momentum_transfer.lowshot.presets import LINEAR
+from momentum_transfer.lowshot.svm import lowshot_svm
 
 
 def extract_features(
@@ -83,7 +83,7 @@ def knn(
     train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
     k: int = 20, temperature: float | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """k nearest neighbours by cosine similarity (:mod:`lowshot.knn`).
+    """k nearest neighbours by cosine similarity (:mod:`momentum_transfer.lowshot.knn`).
 
     Args:
         train, test: features [N, D] and [M, D].
@@ -144,7 +144,7 @@ def linear(
     Args:
         train, test: features [N, D] and [M, D].
         train_labels, test_labels: class indices [N] and [M].
-        preset: a name of :data:`lowshot.presets.LINEAR`, such as m2, rcf-sgd, rcf-lars or eman.
+        preset: a name of :data:`momentum_transfer.lowshot.presets.LINEAR`, such as m2, rcf-sgd, rcf-lars or eman.
         epochs, learning_rates, batch_size: in the place of the preset's; several rates are searched on held-out images.
 
     Returns:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from lowshot.rand_augment import RandomLevelAugment
 from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
 from momentum_transfer.images.views import MEAN, STD, normalise
+from momentum_transfer.lowshot.rand_augment import RandomLevelAugment
 
 
 class ReflectedCrop:
@@ -89,7 +89,7 @@ class SeededView:
 def strong_view(
     dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
 ) -> Callable[[PIL.Image.Image], Tensor]:
-    """The weak geometry, then two random operations; ``levels``: see :mod:`lowshot.rand_augment`."""
+    """The weak geometry, then two random operations; ``levels``: see :mod:`momentum_transfer.lowshot.rand_augment`."""
     parts = [*_geometry(dataset, size), RandomLevelAugment(levels), *normalise(mean, std)]
     view: Callable[[PIL.Image.Image], Tensor] = v2.Compose(parts)
     return view

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer import distributed
 from momentum_transfer.backbones.build import Backbone
+from momentum_transfer.core import distributed
 
 
 def linear_head(features: int, classes: int, seed: int) -> nn.Linear:

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowshot.features.feature_set import FeatureSet, chunks
-from lowshot.score import Score
-from momentum_transfer.errors import InputError
-from momentum_transfer.neighbours import normalized
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.neighbours import normalized
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, chunks
+from momentum_transfer.lowshot.score import Score
 
 #: Images of whose pairs the uniformity is taken, evenly spaced over the set.
 MOST_IMAGES = 10_000

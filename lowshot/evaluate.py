@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import nn
 
-from lowshot.config import EVALUATIONS, get_cfg
-from lowshot.run import Request, run
 from momentum_transfer.backbones import module_network
 from momentum_transfer.backbones.module_network import ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.backbones.source import SourceBackbone, of_network
 from momentum_transfer.backbones.timm_network import TimmBackbone
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import Choice
-from momentum_transfer.records import read
-from momentum_transfer.settings import load_config
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import Choice
+from momentum_transfer.core.records import read
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
+from momentum_transfer.lowshot.run import Request, run
 
 
 def evaluate(
@@ -42,7 +42,7 @@ def evaluate(
     Args:
         module: any, or a backbone of this project, such as ``mt.load`` gives.
         data: a config of ``configs/lowshot`` or ``configs/smoke`` by name or path: data set, sizes, presets.
-        evaluations: of ``lowshot.config.EVALUATIONS``.
+        evaluations: of ``momentum_transfer.lowshot.config.EVALUATIONS``.
         root: folder of the data set's images, where it has one.
         name: what records call it; by default its class.
         input: size, mean, std, interpolation and crop of its images; by default what the module's attribute ``input``

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from lowshot import diagnostics, knn, retrieval
-from lowshot.features.feature_set import FeatureSet, check_vary
-from lowshot.score import Score
-from lowshot.svm import lowshot_svm as svm
-from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.neighbours import search
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.neighbours import search
+from momentum_transfer.lowshot import diagnostics, knn, retrieval
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
+from momentum_transfer.lowshot.score import Score
+from momentum_transfer.lowshot.svm import lowshot_svm as svm
 
 Wanted = Callable[[str, str, int], bool]
 """(task, protocol, trial) -> whether that score is still to be computed."""

@@ -15,14 +15,14 @@ from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lowshot.classifier import Classifier, accuracy, in_order
-from lowshot.fitting import Run, fit, shared_over_processes
-from lowshot.labelled_data import LabelledData, search_split
-from lowshot.labelled_stream import Stream, steps_of
-from lowshot.presets import FinetunePreset
-from momentum_transfer import distributed
 from momentum_transfer.backbones.build import Backbone
-from momentum_transfer.console import say
+from momentum_transfer.core import distributed
+from momentum_transfer.core.log import say
+from momentum_transfer.lowshot.classifier import Classifier, accuracy, in_order
+from momentum_transfer.lowshot.fitting import Run, fit, shared_over_processes
+from momentum_transfer.lowshot.labelled_data import LabelledData, search_split
+from momentum_transfer.lowshot.labelled_stream import Stream, steps_of
+from momentum_transfer.lowshot.presets import FinetunePreset
 
 #: Batches over which the BN statistics are computed again, at most.
 PRECISE_BN_BATCHES = 200

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from lowshot.presets import Schedule
-from momentum_transfer import distributed
-from momentum_transfer.checkpoint_folder import FORMAT, CheckpointFolder, load
-from momentum_transfer.console import ProgressLine, say
-from momentum_transfer.errors import InputError
-from momentum_transfer.lars import LARS
-from momentum_transfer.metrics import Metrics
-from momentum_transfer.resumed_state import check_parts, check_step, fitting, load_optimizer
-from momentum_transfer.schedules import learning_rate
-from momentum_transfer.stopping import Stopped, stop_signals
+from momentum_transfer.core import distributed
+from momentum_transfer.core.checkpoint_folder import FORMAT, CheckpointFolder, load
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.lars import LARS
+from momentum_transfer.core.log import ProgressLine, say
+from momentum_transfer.core.metrics import Metrics
+from momentum_transfer.core.resumed_state import check_parts, check_step, fitting, load_optimizer
+from momentum_transfer.core.schedules import learning_rate
+from momentum_transfer.core.stopping import Stopped, stop_signals
+from momentum_transfer.lowshot.presets import Schedule
 
 Batch = TypeVar("Batch")
 Loss = Callable[[Batch], tuple[Tensor, dict[str, float]]]

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lowshot.classifier import Classifier
-from lowshot.presets import FixMatchPreset
-from momentum_transfer import distributed
 from momentum_transfer.backbones.batch_norm import has_batch_norm
 from momentum_transfer.backbones.build import Backbone, build_backbone
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import Choice
-from pretrain.norms import (
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.core.ranges import Choice
+from momentum_transfer.lowshot.classifier import Classifier
+from momentum_transfer.lowshot.presets import FixMatchPreset
+from momentum_transfer.pretrain.norms import (
     OWN_BATCH,
     STUDENT_NORMS,
     TEACHER_NORMS,
@@ -42,7 +42,7 @@ from pretrain.norms import (
     set_alpha,
     use_fused_sync,
 )
-from pretrain.teacher import copy_student, shuffled_forward, update_teacher
+from momentum_transfer.pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
 #: Normalisations that FixMatch's student and teacher may have.
 STUDENTS = tuple(name for name in STUDENT_NORMS if name != "MomentumBN")
@@ -148,7 +148,7 @@ class FixMatch(nn.Module):
         student: images [N, 3, H, W] -> logits [N, classes].
         teacher: a module of the same parameter names that normalises as ``preset.teacher`` says, overwritten with the
             student; None where the student is the teacher.
-        preset: see :class:`lowshot.presets.FixMatchPreset`.
+        preset: see :class:`momentum_transfer.lowshot.presets.FixMatchPreset`.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module | None, preset: FixMatchPreset) -> None:

@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lowshot.augment import WeakAndStrong
-from lowshot.classifier import accuracy, in_order
-from lowshot.fitting import Run, fit, shared_over_processes
-from lowshot.fixmatch import FixMatch, build_method
-from lowshot.labelled_data import LabelledData
-from lowshot.labelled_stream import Stream, steps_of, training_batches
-from lowshot.presets import FixMatchPreset, Schedule
-from lowshot.weak_labels import weak_label_hits
 from momentum_transfer.backbones.build import Backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.metrics import read
 from momentum_transfer.images.views import sample_seed
-from momentum_transfer.metrics import read
+from momentum_transfer.lowshot.augment import WeakAndStrong
+from momentum_transfer.lowshot.classifier import accuracy, in_order
+from momentum_transfer.lowshot.fitting import Run, fit, shared_over_processes
+from momentum_transfer.lowshot.fixmatch import FixMatch, build_method
+from momentum_transfer.lowshot.labelled_data import LabelledData
+from momentum_transfer.lowshot.labelled_stream import Stream, steps_of, training_batches
+from momentum_transfer.lowshot.presets import FixMatchPreset, Schedule
+from momentum_transfer.lowshot.weak_labels import weak_label_hits
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FixMatchSetting:
         rate: learning rate for the preset's batch of labelled images.
         steps: instead of the schedule's epochs of unlabelled images, if not None.
         eval_every: steps between accuracies on the test set in metrics.jsonl (EMAN, figure 3 a); 0 for none.
-        weak_batches: sizes of ``lowshot.weak_labels``, for the student at the end.
+        weak_batches: sizes of ``momentum_transfer.lowshot.weak_labels``, for the student at the end.
     """
 
     preset: FixMatchPreset

@@ -6,15 +6,15 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from lowshot import inputs
-from lowshot.config import get_cfg
-from lowshot.score import Score
-from momentum_transfer import records as results
 from momentum_transfer.backbones.build import AnyArchitecture, own_input
 from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.files import sha256_of, sha256_of_text
-from momentum_transfer.settings import config_hash, value_of
+from momentum_transfer.core import records as results
+from momentum_transfer.core.files import sha256_of, sha256_of_text
+from momentum_transfer.core.settings import config_hash, value_of
+from momentum_transfer.lowshot import inputs
+from momentum_transfer.lowshot.config import get_cfg
+from momentum_transfer.lowshot.score import Score
 
 #: Settings of where and how an evaluation works, which change none of its numbers.
 FREE = ("OUTPUT_DIR", "FEATURES.WORKERS", "FEATURES.CACHE",

@@ -10,24 +10,24 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from lowshot import image_settings, inputs
-from lowshot.evaluations import Wanted
-from lowshot.features.extract import compute
-from lowshot.features.feature_set import FeatureSet, check_vary
-from lowshot.features.pooling import StageFeatures
-from lowshot.finetune import evaluate_finetune
-from lowshot.fixmatch import check_backbone
-from lowshot.fixmatch_run import evaluate_fixmatch
-from lowshot.identity import about_network, settings_hash
-from lowshot.labelled_data import LabelledData
-from lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
-from lowshot.score import Score
-from lowshot.weak_labels import check_weak_batches
-from momentum_transfer import distributed
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of_text
+from momentum_transfer.core import distributed
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of_text
+from momentum_transfer.lowshot import image_settings, inputs
+from momentum_transfer.lowshot.evaluations import Wanted
+from momentum_transfer.lowshot.features.extract import compute
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
+from momentum_transfer.lowshot.features.pooling import StageFeatures
+from momentum_transfer.lowshot.finetune import evaluate_finetune
+from momentum_transfer.lowshot.fixmatch import check_backbone
+from momentum_transfer.lowshot.fixmatch_run import evaluate_fixmatch
+from momentum_transfer.lowshot.identity import about_network, settings_hash
+from momentum_transfer.lowshot.labelled_data import LabelledData
+from momentum_transfer.lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
+from momentum_transfer.lowshot.score import Score
+from momentum_transfer.lowshot.weak_labels import check_weak_batches
 from momentum_transfer.verdicts.hits import label_hash
 
 ImageEvaluation = Callable[[CfgNode, SourceBackbone | None, inputs.Images, Wanted], Iterator[list[Score]]]

@@ -8,11 +8,11 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from lowshot import presets
-from lowshot.fixmatch import check_preset, grouped
-from lowshot.fixmatch_run import FixMatchSetting
-from momentum_transfer import distributed
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.lowshot import presets
+from momentum_transfer.lowshot.fixmatch import check_preset, grouped
+from momentum_transfer.lowshot.fixmatch_run import FixMatchSetting
 
 
 def check_batch(name: str, batch: int, images: int, processes: int) -> None:

@@ -10,28 +10,28 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from lowshot.augment import SeededView, WeakAndStrong, weak_view
-from lowshot.features.cache import About
-from lowshot.features.extract import Pixels, Source, data_hash, extract
-from lowshot.features.feature_set import FeatureSet, check_pair, read_npz
-from lowshot.features.pooling import StageFeatures
-from lowshot.labelled_data import LabelledData, check_classes
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.console import warn
-from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.files import cache_root, part_title, sha256_of_text
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import cache_root, part_title, sha256_of_text
+from momentum_transfer.core.log import warn
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
 from momentum_transfer.images.labelled_images import LabelledImages
+from momentum_transfer.images.published_sets import published_counts
 from momentum_transfer.images.splits import stratified_split
 from momentum_transfer.images.subsets import Selected, select
 from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.images.voc_images import VocImages
-from momentum_transfer.published_sets import published_counts
+from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong, weak_view
+from momentum_transfer.lowshot.features.cache import About
+from momentum_transfer.lowshot.features.extract import Pixels, Source, data_hash, extract
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair, read_npz
+from momentum_transfer.lowshot.features.pooling import StageFeatures
+from momentum_transfer.lowshot.labelled_data import LabelledData, check_classes
 
 #: The weights that are no weights: the image's own grey values.
 PIXELS = "pixels"
@@ -93,7 +93,7 @@ class Images:
         return weak_view(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, *self._statistics)
 
     def weak_and_strong(self, levels: str) -> WeakAndStrong:
-        """FixMatch's pairs of views; ``levels``: see :mod:`lowshot.rand_augment`."""
+        """FixMatch's pairs of views; ``levels``: see :mod:`momentum_transfer.lowshot.rand_augment`."""
         return WeakAndStrong(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, levels, *self._statistics)
 
     @property
@@ -248,7 +248,7 @@ def labelled_data(cfg: CfgNode, images: Images, workers: int) -> LabelledData:
 
 
 def given_features(train_file: str, test_file: str) -> tuple[FeatureSet, FeatureSet]:
-    """(train, test) features made elsewhere, see :func:`lowshot.features.feature_set.read_npz`."""
+    """(train, test) features made elsewhere, see :func:`momentum_transfer.lowshot.features.feature_set.read_npz`."""
     if not (train_file and test_file):
         raise InputError("expected both --features TRAIN.npz and --test-features TEST.npz, found only one of them")
     train, test = read_npz(train_file), read_npz(test_file)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowshot.features.feature_set import FeatureSet
-from lowshot.score import Score
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.neighbours import Neighbours, ranked_classes
-from momentum_transfer.ranges import Words
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.neighbours import Neighbours, ranked_classes
+from momentum_transfer.core.ranges import Words
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.score import Score
 from momentum_transfer.verdicts.hits import label_hash
 
 

@@ -8,11 +8,11 @@ import PIL.Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lowshot.labelled_stream import Stream, evaluation_batches, training_batches
-from lowshot.splits import balanced_fraction, from_file_list, set_aside
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import file_names
+from momentum_transfer.lowshot.labelled_stream import Stream, evaluation_batches, training_batches
+from momentum_transfer.lowshot.splits import balanced_fraction, from_file_list, set_aside
 
 
 @dataclass(frozen=True)

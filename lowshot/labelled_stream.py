@@ -8,11 +8,11 @@ import PIL.Image
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from momentum_transfer import distributed
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.samplers import Batches, Place, ordered_loader, shuffled_rows, training_loader
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.views import sample_seed
-from momentum_transfer.samplers import Batches, Place, ordered_loader, shuffled_rows, training_loader
 
 View = TypeVar("View")  # a tensor, or FixMatch's pair of them
 Transform = Callable[[PIL.Image.Image], View]

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lowshot.classifier import accuracy, in_order, linear_head
-from lowshot.features.feature_set import FeatureSet
-from lowshot.fitting import Run, fit, shared_over_processes
-from lowshot.labelled_data import LabelledData, search_split
-from lowshot.labelled_stream import Stream, steps_of
-from lowshot.presets import LinearPreset
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.lowshot.classifier import accuracy, in_order, linear_head
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.fitting import Run, fit, shared_over_processes
+from momentum_transfer.lowshot.labelled_data import LabelledData, search_split
+from momentum_transfer.lowshot.labelled_stream import Stream, steps_of
+from momentum_transfer.lowshot.presets import LinearPreset
 
 
 class Heads(nn.Module):

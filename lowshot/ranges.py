@@ -2,18 +2,10 @@
 
 from fvcore.common.config import CfgNode
 
-from lowshot import knn, presets
-from lowshot.features.extract import PRECISIONS
-from lowshot.features.pooling import LAYERS, POOL
-from lowshot.fixmatch import STUDENTS, TEACHERS
-from lowshot.rand_augment import LEVELS
-from lowshot.svm import lowshot_svm as svm
 from momentum_transfer.backbones.build import ArchitectureName
 from momentum_transfer.backbones.resnet import STEMS
-from momentum_transfer.images.datasets import DATASETS
-from momentum_transfer.images.digits import VARIANTS
-from momentum_transfer.neighbours import PRECISIONS as SEARCH_PRECISIONS
-from momentum_transfer.ranges import (
+from momentum_transfer.core.neighbours import PRECISIONS as SEARCH_PRECISIONS
+from momentum_transfer.core.ranges import (
     ANY_PATH,
     COUNT,
     PATH,
@@ -28,6 +20,14 @@ from momentum_transfer.ranges import (
     Words,
     check,
 )
+from momentum_transfer.images.datasets import DATASETS
+from momentum_transfer.images.digits import VARIANTS
+from momentum_transfer.lowshot import knn, presets
+from momentum_transfer.lowshot.features.extract import PRECISIONS
+from momentum_transfer.lowshot.features.pooling import LAYERS, POOL
+from momentum_transfer.lowshot.fixmatch import STUDENTS, TEACHERS
+from momentum_transfer.lowshot.rand_augment import LEVELS
+from momentum_transfer.lowshot.svm import lowshot_svm as svm
 
 _WORKERS = Number(0, 1024, whole=True, unit="processes")
 _PIXELS = Number(1, 2**13, whole=True, unit="px")

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from lowshot.features.feature_set import FeatureSet
-from lowshot.score import Score
-from momentum_transfer.neighbours import Neighbours, chunks
+from momentum_transfer.core.neighbours import Neighbours, chunks
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.score import Score
 from momentum_transfer.verdicts.hits import label_hash
 
 

@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from lowshot import inputs
-from lowshot.config import EVALUATIONS
-from lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
-from lowshot.features.feature_set import FeatureSet
-from lowshot.identity import Subject, decisive, settings_hash, subject_of
-from lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
-from lowshot.ranges import check_settings
-from lowshot.score import Score
-from momentum_transfer import distributed, items
-from momentum_transfer import records as results
 from momentum_transfer.backbones.build import own_input
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.console import say, table
-from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of_text
+from momentum_transfer.core import distributed, items
+from momentum_transfer.core import records as results
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of_text
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.run_lock import alone_in
+from momentum_transfer.core.settings import keep
 from momentum_transfer.images.content import Overlap, report_overlap, shared_images, shared_rows
-from momentum_transfer.run_lock import alone_in
-from momentum_transfer.settings import keep
+from momentum_transfer.lowshot import inputs
+from momentum_transfer.lowshot.config import EVALUATIONS
+from momentum_transfer.lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.identity import Subject, decisive, settings_hash, subject_of
+from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
+from momentum_transfer.lowshot.ranges import check_settings
+from momentum_transfer.lowshot.score import Score
 from momentum_transfer.verdicts.hits import PerItem, per_item
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.ranges import SHARE
-from momentum_transfer.text_files import read_lines
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.ranges import SHARE
+from momentum_transfer.core.text_files import read_lines
 
 
 def class_members(labels: np.ndarray) -> list[np.ndarray]:

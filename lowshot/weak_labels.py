@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowshot.augment import SeededView
-from lowshot.labelled_data import LabelledData
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.lowshot.augment import SeededView
+from momentum_transfer.lowshot.labelled_data import LabelledData
 
 #: The way without batch statistics, and the name of those with them.
 RUNNING, BATCHES = "running", "n={}"

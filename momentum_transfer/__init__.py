@@ -10,61 +10,61 @@ modules of every room, so it counts as roof (tests/test_house.py): no file of th
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from momentum_transfer import versions
+from momentum_transfer.core import versions
 
 versions.check_python()
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _PUBLIC, which a test compares
-    from lowshot.arrays import extract_features, knn, linear, svm
-    from lowshot.evaluate import evaluate
     from momentum_transfer.backbones.build import build_backbone
     from momentum_transfer.backbones.convert_file import convert_file as convert
     from momentum_transfer.backbones.load import load
     from momentum_transfer.backbones.norm_rescale import rescale_to_anchor as norm_rescale
     from momentum_transfer.backbones.read import KeyReport, SourceBackbone, load_backbone
-    from momentum_transfer.errors import InputError
-    from momentum_transfer.records import append as append_records
-    from momentum_transfer.records import make_record
-    from momentum_transfer.records import read as read_records
+    from momentum_transfer.core.errors import InputError
+    from momentum_transfer.core.records import append as append_records
+    from momentum_transfer.core.records import make_record
+    from momentum_transfer.core.records import read as read_records
+    from momentum_transfer.lowshot.arrays import extract_features, knn, linear, svm
+    from momentum_transfer.lowshot.evaluate import evaluate
+    from momentum_transfer.pretrain.own_loop import build_method, train_step
     from momentum_transfer.report.page import make_report
     from momentum_transfer.report.write import write_report
-    from pretrain.own_loop import build_method, train_step
-    from transfer.detector_run import load_run as load_detector
-    from transfer.detectron2_engine.models import add_momentum_transfer_config
-    from transfer.scores.coco import evaluate as score_coco
-    from transfer.scores.lvis import evaluate as score_lvis
-    from transfer.scores.semantic import evaluate as score_semantic
-    from transfer.scores.voc import evaluate as score_voc
+    from momentum_transfer.transfer.detector_run import load_run as load_detector
+    from momentum_transfer.transfer.detectron2_engine.models import add_momentum_transfer_config
+    from momentum_transfer.transfer.scores.coco import evaluate as score_coco
+    from momentum_transfer.transfer.scores.lvis import evaluate as score_lvis
+    from momentum_transfer.transfer.scores.semantic import evaluate as score_semantic
+    from momentum_transfer.transfer.scores.voc import evaluate as score_voc
 
 #: public name -> module and, after the colon, the name there
 _PUBLIC = {
-    "InputError": "momentum_transfer.errors:InputError",
+    "InputError": "momentum_transfer.core.errors:InputError",
     "KeyReport": "momentum_transfer.backbones.read:KeyReport",
     "SourceBackbone": "momentum_transfer.backbones.read:SourceBackbone",
-    "add_momentum_transfer_config": "transfer.detectron2_engine.models:add_momentum_transfer_config",
-    "append_records": "momentum_transfer.records:append",
+    "add_momentum_transfer_config": "momentum_transfer.transfer.detectron2_engine.models:add_momentum_transfer_config",
+    "append_records": "momentum_transfer.core.records:append",
     "build_backbone": "momentum_transfer.backbones.build:build_backbone",
-    "build_method": "pretrain.own_loop:build_method",
+    "build_method": "momentum_transfer.pretrain.own_loop:build_method",
     "convert": "momentum_transfer.backbones.convert_file:convert_file",
-    "evaluate": "lowshot.evaluate:evaluate",
-    "extract_features": "lowshot.arrays:extract_features",
-    "knn": "lowshot.arrays:knn",
-    "linear": "lowshot.arrays:linear",
+    "evaluate": "momentum_transfer.lowshot.evaluate:evaluate",
+    "extract_features": "momentum_transfer.lowshot.arrays:extract_features",
+    "knn": "momentum_transfer.lowshot.arrays:knn",
+    "linear": "momentum_transfer.lowshot.arrays:linear",
     "load": "momentum_transfer.backbones.load:load",
     "load_backbone": "momentum_transfer.backbones.read:load_backbone",
-    "load_detector": "transfer.detector_run:load_run",
-    "make_record": "momentum_transfer.records:make_record",
+    "load_detector": "momentum_transfer.transfer.detector_run:load_run",
+    "make_record": "momentum_transfer.core.records:make_record",
     "make_report": "momentum_transfer.report.page:make_report",
     "norm_rescale": "momentum_transfer.backbones.norm_rescale:rescale_to_anchor",
-    "read_records": "momentum_transfer.records:read",
-    "score_coco": "transfer.scores.coco:evaluate",
-    "score_lvis": "transfer.scores.lvis:evaluate",
-    "score_semantic": "transfer.scores.semantic:evaluate",
-    "score_voc": "transfer.scores.voc:evaluate",
-    "svm": "lowshot.arrays:svm",
-    "train_step": "pretrain.own_loop:train_step",
+    "read_records": "momentum_transfer.core.records:read",
+    "score_coco": "momentum_transfer.transfer.scores.coco:evaluate",
+    "score_lvis": "momentum_transfer.transfer.scores.lvis:evaluate",
+    "score_semantic": "momentum_transfer.transfer.scores.semantic:evaluate",
+    "score_voc": "momentum_transfer.transfer.scores.voc:evaluate",
+    "svm": "momentum_transfer.lowshot.arrays:svm",
+    "train_step": "momentum_transfer.pretrain.own_loop:train_step",
     "write_report": "momentum_transfer.report.write:write_report",
 }
 

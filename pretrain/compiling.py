@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
-from momentum_transfer.errors import InputError
-from pretrain.methods import Method
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.pretrain.methods import Method
 
 _NEXT = "install one (Debian: g++), or set RUN.COMPILE False"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.errors import InputError
-from pretrain.config import get_cfg
-from pretrain.methods import build_method
-from pretrain.methods.student_teacher import Branch
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.methods.student_teacher import Branch
 
 
 def load_embedding(run: str | Path, network: str | None = None) -> Branch | None:

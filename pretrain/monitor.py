@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from momentum_transfer.core.neighbours import majority_top1
+from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.datasets import LabelledImages
-from momentum_transfer.neighbours import majority_top1
-from momentum_transfer.samplers import ordered_loader
 
 BANK = 20_000  # training images that vote; enough to compare epochs with each other
 

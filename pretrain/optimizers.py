@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from momentum_transfer.lars import LARS
-from momentum_transfer.ranges import Choice
+from momentum_transfer.core.lars import LARS
+from momentum_transfer.core.ranges import Choice
 
 OPTIMIZERS = ("sgd", "lars", "adamw")
 

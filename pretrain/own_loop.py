@@ -16,14 +16,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import UNIT
-from momentum_transfer.settings import load_config
-from pretrain import methods
-from pretrain.config import get_cfg
-from pretrain.methods.method import Method
-from pretrain.methods.student_teacher import StudentTeacher
-from pretrain.ranges import norms
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import UNIT
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.pretrain import methods
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods.method import Method
+from momentum_transfer.pretrain.methods.student_teacher import StudentTeacher
+from momentum_transfer.pretrain.ranges import norms
 
 #: name -> the config whose settings it takes: the paper's at ResNet-50 on ImageNet
 PRESETS = {

@@ -10,19 +10,19 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from momentum_transfer import distributed
 from momentum_transfer.backbones.build import named_architecture, own_input
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.core.samplers import Batches, Place, training_loader, whole_steps
+from momentum_transfer.core.worker_count import MEASURED, candidates, measured_batches
 from momentum_transfer.images.datasets import LabelledImages, build_dataset, unlabelled_folder
 from momentum_transfer.images.decoded import kept_in_memory
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.subsets import select
 from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
-from momentum_transfer.samplers import Batches, Place, training_loader, whole_steps
-from momentum_transfer.worker_count import MEASURED, candidates, measured_batches
-from pretrain.monitor import EvaluationImages
-from pretrain.plan import Plan
+from momentum_transfer.pretrain.monitor import EvaluationImages
+from momentum_transfer.pretrain.plan import Plan
 
 Batch = tuple[Tensor, Tensor, Tensor]  # view1 [N, 3, H, W], view2 [N, 3, H, W], labels [N]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.errors import InputError, counted
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.schedules import learning_rate, scale_to_batch
 from momentum_transfer.images.subsets import stretched_epochs
-from momentum_transfer.schedules import learning_rate, scale_to_batch
-from pretrain.methods import scaled_teacher_momentum
-from pretrain.ranges import WITH_TEACHER, norms, norms_of_own_batch
+from momentum_transfer.pretrain.methods import scaled_teacher_momentum
+from momentum_transfer.pretrain.ranges import WITH_TEACHER, norms, norms_of_own_batch
 
 #: The longest warm-up that is not said to be long, as a fraction of the run: the papers have 10 of 100 epochs.
 LONGEST_WARMUP = 0.1

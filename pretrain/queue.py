@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentum_transfer import distributed
+from momentum_transfer.core import distributed
 
 
 class NegativeQueue(nn.Module):

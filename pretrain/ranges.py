@@ -11,11 +11,8 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import ArchitectureName
 from momentum_transfer.backbones.resnet import STEMS
-from momentum_transfer.devices import check_device
-from momentum_transfer.images.augmentations import RECIPES, REMOVALS
-from momentum_transfer.images.datasets import DATASETS
-from momentum_transfer.images.digits import VARIANTS
-from momentum_transfer.ranges import (
+from momentum_transfer.core.devices import check_device
+from momentum_transfer.core.ranges import (
     ANY_PATH,
     DEVICE,
     MOMENTUM,
@@ -32,10 +29,13 @@ from momentum_transfer.ranges import (
     check,
     refuse,
 )
-from momentum_transfer.schedules import LR_SCHEDULES, MOMENTUM_SCHEDULES
-from pretrain.norms import OWN_BATCH, POLICIES, STUDENT_NORMS, TEACHER_NORMS, check_norms
-from pretrain.optimizers import OPTIMIZERS
-from pretrain.views_on import AUTO
+from momentum_transfer.core.schedules import LR_SCHEDULES, MOMENTUM_SCHEDULES
+from momentum_transfer.images.augmentations import RECIPES, REMOVALS
+from momentum_transfer.images.datasets import DATASETS
+from momentum_transfer.images.digits import VARIANTS
+from momentum_transfer.pretrain.norms import OWN_BATCH, POLICIES, STUDENT_NORMS, TEACHER_NORMS, check_norms
+from momentum_transfer.pretrain.optimizers import OPTIMIZERS
+from momentum_transfer.pretrain.views_on import AUTO
 
 METHOD_NAMES = ("momentum2", "byol", "moco", "simsiam", "supervised", "random")
 #: Methods whose student has a teacher that follows it.

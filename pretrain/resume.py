@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from momentum_transfer import distributed
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.checkpoint_folder import FORMAT
-from momentum_transfer.console import warn
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.learned_settings import learned_settings
-from momentum_transfer.resumed_state import (
+from momentum_transfer.core import distributed
+from momentum_transfer.core.checkpoint_folder import FORMAT
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.learned_settings import learned_settings
+from momentum_transfer.core.log import warn
+from momentum_transfer.core.resumed_state import (
     check_generator,
     check_numbers,
     check_parts,
@@ -27,9 +27,9 @@ from momentum_transfer.resumed_state import (
     fitting,
     load_optimizer,
 )
-from momentum_transfer.settings import dump
-from pretrain.methods import Method
-from pretrain.ranges import norms_of_own_batch
+from momentum_transfer.core.settings import dump
+from momentum_transfer.pretrain.methods import Method
+from momentum_transfer.pretrain.ranges import norms_of_own_batch
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
 

@@ -13,23 +13,23 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from momentum_transfer import distributed
-from momentum_transfer.checkpoint_folder import CheckpointFolder
-from momentum_transfer.console import say, warn
-from momentum_transfer.cpu_memory import keep_freed_memory
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import distributed
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder
+from momentum_transfer.core.cpu_memory import keep_freed_memory
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say, warn
+from momentum_transfer.core.worker_count import workers_without_measuring
 from momentum_transfer.images.content import fingerprint
 from momentum_transfer.images.datasets import LabelledImages
 from momentum_transfer.images.subsets import full_size, without_class
-from momentum_transfer.worker_count import workers_without_measuring
-from pretrain.compiling import compile_networks
-from pretrain.methods import Method, build_method
-from pretrain.monitor import KnnMonitor
-from pretrain.norms import use_fused_sync
-from pretrain.optimizers import build_optimizer
-from pretrain.pipeline import TrainingBatches, build_images, evaluation_images
-from pretrain.plan import Plan, concerns, describe, make_plan
-from pretrain.views_on import settle_views
+from momentum_transfer.pretrain.compiling import compile_networks
+from momentum_transfer.pretrain.methods import Method, build_method
+from momentum_transfer.pretrain.monitor import KnnMonitor
+from momentum_transfer.pretrain.norms import use_fused_sync
+from momentum_transfer.pretrain.optimizers import build_optimizer
+from momentum_transfer.pretrain.pipeline import TrainingBatches, build_images, evaluation_images
+from momentum_transfer.pretrain.plan import Plan, concerns, describe, make_plan
+from momentum_transfer.pretrain.views_on import settle_views
 
 
 @dataclass

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer import distributed
-from pretrain.norms import FOLLOWS_STUDENT
+from momentum_transfer.core import distributed
+from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "group_mean", "group_var")
 

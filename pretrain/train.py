@@ -13,28 +13,28 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from momentum_transfer import distributed
 from momentum_transfer.backbones.export import export_backbone
-from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.console import ProgressLine, say
-from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.learned_settings import pretraining_hash
-from momentum_transfer.metrics import Metrics
-from momentum_transfer.run_lock import alone_in
-from momentum_transfer.samplers import ordered_loader
-from momentum_transfer.settings import dump
-from momentum_transfer.stopping import Stopped, StopSignal, stop_signals
-from momentum_transfer.worker_count import workers_without_measuring
-from pretrain import resume
-from pretrain.compiling import compile_errors
-from pretrain.methods.random import RandomBackbone
-from pretrain.monitor import non_finite_tensors, shuffled_subset
-from pretrain.optimizers import set_learning_rate
-from pretrain.pipeline import Batch, evaluation_images
-from pretrain.plan import learning_rate_at
-from pretrain.ranges import check_settings
-from pretrain.run import Run, distribute, prepare
+from momentum_transfer.core import distributed
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.learned_settings import pretraining_hash
+from momentum_transfer.core.log import ProgressLine, say
+from momentum_transfer.core.metrics import Metrics
+from momentum_transfer.core.run_lock import alone_in
+from momentum_transfer.core.samplers import ordered_loader
+from momentum_transfer.core.settings import dump
+from momentum_transfer.core.stopping import Stopped, StopSignal, stop_signals
+from momentum_transfer.core.worker_count import workers_without_measuring
+from momentum_transfer.pretrain import resume
+from momentum_transfer.pretrain.compiling import compile_errors
+from momentum_transfer.pretrain.methods.random import RandomBackbone
+from momentum_transfer.pretrain.monitor import non_finite_tensors, shuffled_subset
+from momentum_transfer.pretrain.optimizers import set_learning_rate
+from momentum_transfer.pretrain.pipeline import Batch, evaluation_images
+from momentum_transfer.pretrain.plan import learning_rate_at
+from momentum_transfer.pretrain.ranges import check_settings
+from momentum_transfer.pretrain.run import Run, distribute, prepare
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from momentum_transfer.console import speaking
+from momentum_transfer.core.log import speaking
 from momentum_transfer.suites import warm
 
 # One thread a process, whatever the shell asks for, here and in every process that a test starts: two numbers of

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import yaml
 
+from momentum_transfer.core.settings import config_files, load_config
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
+from momentum_transfer.pretrain.ranges import norms_of_own_batch
 from momentum_transfer.report.reference import load_tables
-from momentum_transfer.settings import config_files, load_config
 from momentum_transfer.suites.suite import load_suite
-from pretrain.config import get_cfg
-from pretrain.methods.momentum2 import Momentum2Teacher
-from pretrain.ranges import norms_of_own_batch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = {"momentum2": "Momentum²", "eman": "EMAN", "rcf": "RCF"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from momentum_transfer import distributed
+from momentum_transfer.core import distributed
 
 Work = Callable[..., Any]
 

@@ -1,1 +1,1 @@
-"""Thin command lines; in the wheel the package ``momentum_transfer_tools``, which nothing imports but its own files."""
+"""Thin command lines: the package ``momentum_transfer.tools``, which nothing else imports."""

@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent)
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(HERE.parent)
 
 from momentum_transfer import __version__
-from momentum_transfer.shipped import COMMAND, shipped_configs
+from momentum_transfer.core.shipped import COMMAND, shipped_configs
 
 #: tools/NAME.py -> its line of the help
 TOOLS = {
@@ -35,7 +36,6 @@ TOOLS = {
     "status": "a live table of a suite's tasks, from the files in its folder",
     "report": "make the page that says how well backbones transfer",
     "publish": "scores and weights in the Hugging Face Hub's layout, and pushed there if asked",
-    "benchmark": "time what is fast here beside what else there is",
     "demo": "what this is, within a minute: a number and a page from embedded digits",
     "quickstart": "the whole chain on embedded data, in minutes on two cores",
 }
@@ -64,7 +64,7 @@ def main() -> int:
         print(f"error: expected a command of {', '.join(TOOLS)}, found {name}; did you mean {near}?", file=sys.stderr)
         return 2
     sys.argv = [f"{COMMAND} {name}", *words]
-    runpy.run_module(f"{HERE.name}.{name}", run_name="__main__")  # ends with the tool's own exit code
+    runpy.run_module(f"momentum_transfer.tools.{name}", run_name="__main__")  # ends with the tool's own exit code
     return 0
 
 

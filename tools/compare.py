@@ -11,12 +11,13 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.files import weights_name
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import weights_name
+from momentum_transfer.core.log import say, table
 
 
 def main(args: argparse.Namespace) -> None:
@@ -34,7 +35,7 @@ def main(args: argparse.Namespace) -> None:
     )
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.backbones.similarity import weight_norms
-    from momentum_transfer.devices import choose_device
+    from momentum_transfer.core.devices import choose_device
 
     paths = [args.reference, *args.others]
     labels = args.labels or [weights_name(path) for path in paths]

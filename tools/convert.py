@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES
-from momentum_transfer.console import say
-from momentum_transfer.files import write_text
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.log import say
 
 if TYPE_CHECKING:
     from momentum_transfer.backbones.key_report import KeyReport

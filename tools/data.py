@@ -12,11 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say, table
 
 
 def main(args: argparse.Namespace) -> None:
@@ -24,7 +25,7 @@ def main(args: argparse.Namespace) -> None:
     say(f"data sets in {args.root or 'the default folder'}")
     from momentum_transfer.images.licensed import LICENSED  # here, because torchvision takes seconds
     from momentum_transfer.images.published import PUBLISHED
-    from transfer.data.datasets import datasets_root
+    from momentum_transfer.transfer.data.datasets import datasets_root
 
     root = datasets_root(args.root)
     names = [_known(name, [*PUBLISHED, *LICENSED]) for name in args.names]

@@ -17,14 +17,15 @@ from statistics import mean
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent)
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(HERE.parent)
 
-from momentum_transfer import records
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.shipped import typed
-from momentum_transfer.stopping import Stopped
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core import records
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.core.shipped import typed
+from momentum_transfer.core.stopping import Stopped
 
 SHOTS = 4
 #: A network and batches small enough for a minute, in the place of the quickstart's.
@@ -82,7 +83,7 @@ def _run(name: str, words: list[str]) -> None:
     script = str(HERE / f"{name}.py")
     with mock.patch.object(sys, "argv", [os.path.relpath(script), *words]):
         try:
-            runpy.run_module(f"{HERE.name}.{name}", run_name="__main__")
+            runpy.run_module(f"momentum_transfer.tools.{name}", run_name="__main__")
         except SystemExit as ended:
             if ended.code in (130, 143):
                 raise Stopped("stopped; run the same command again to go on", int(ended.code)) from ended

@@ -23,14 +23,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.arguments import at_least
-from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.files import RANDOM_OF, is_made, weights_name
-from momentum_transfer.hub.names import is_hub_name
-from momentum_transfer.shipped import started, workplace
+from momentum_transfer.backbones.hub_names import is_hub_name
+from momentum_transfer.core.arguments import at_least
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.costs import expected, read_measured
 from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.local import Outcome, run_local
@@ -42,7 +44,6 @@ from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN
-from momentum_transfer.tool_run import run_tool
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
@@ -116,9 +117,9 @@ def check_pretrainings(suite: Suite) -> None:
     """
     if suite.sweep is None or suite.sweep.command != "tools/pretrain.py":
         return
-    from momentum_transfer.settings import load_config
-    from pretrain.config import get_cfg
-    from pretrain.ranges import check_settings  # imports torch, which takes seconds
+    from momentum_transfer.core.settings import load_config
+    from momentum_transfer.pretrain.config import get_cfg
+    from momentum_transfer.pretrain.ranges import check_settings  # imports torch, which takes seconds
 
     last = suite.sweep.exports.get("last", 0)
     for run in suite.sweep.runs():

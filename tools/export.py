@@ -12,11 +12,12 @@ import re
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
 
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
 
@@ -27,8 +28,8 @@ def main(args: argparse.Namespace) -> None:
     if args.out.suffix != suffix:
         raise InputError(f"expected --out to end in {suffix} with --format {args.format}, found {args.out}")
     say(f"loading {args.detector}")
-    from transfer.detector_run import load_run  # here, because torch takes seconds
-    from transfer.export.export import export
+    from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
+    from momentum_transfer.transfer.export.export import export
 
     run = load_run(args.detector, engine="torchvision", device="cpu")
     export(run, args.format, args.out, size=args.size, images=args.check)

@@ -16,21 +16,25 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from lowshot.config import EVALUATIONS, get_cfg
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.log import say
+from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings and evaluate."""
-    from momentum_transfer.settings import load_config
+    from momentum_transfer.core.settings import load_config
 
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
     say(f"{args.command} of {args.weights or args.features or 'no weights'} on {cfg.DATASETS.NAME}")
-    from lowshot.run import Request, run  # after the settings, because it imports torch, which takes seconds
+    from momentum_transfer.lowshot.run import (  # after the settings, because it imports torch, which takes seconds
+        Request,
+        run,
+    )
 
     run(cfg, Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__ if hasattr(args, name)}))
 

@@ -16,19 +16,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.arguments import at_least
-from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.arguments import at_least
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.log import say, table
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
     from torch import Tensor
     from torch.nn import Module
 
-    from lowshot.inputs import Images
+    from momentum_transfer.lowshot.inputs import Images
 
 #: What a record says was measured.
 METRIC = "target_noise"
@@ -39,20 +40,20 @@ RUNNING = "noise/running"
 
 def main(args: argparse.Namespace) -> None:
     """Load, measure every n and alpha, print, record."""
-    from lowshot.config import get_cfg
-    from lowshot.ranges import check_settings
-    from momentum_transfer.settings import load_config
+    from momentum_transfer.core.settings import load_config
+    from momentum_transfer.lowshot.config import get_cfg
+    from momentum_transfer.lowshot.ranges import check_settings
 
     cfg = load_config(get_cfg(), args.config, args.overrides)
     check_settings(cfg)
     if bad := [alpha for alpha in args.alpha if not 0 <= alpha <= 1]:
         raise InputError(f"expected --alpha between 0 and 1, found {bad[0]:g}; correct it")
     say(f"noise of the batch statistics of {args.weights} on {cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
-    from lowshot import inputs
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.backbones.statistics_noise import check_sizes
-    from momentum_transfer.devices import choose_device
-    from pretrain.embedding import load_embedding
+    from momentum_transfer.core.devices import choose_device
+    from momentum_transfer.lowshot import inputs
+    from momentum_transfer.pretrain.embedding import load_embedding
 
     source = load_backbone(args.weights, which=args.which, architecture=args.arch)
     network = load_embedding(args.weights, source.network)
@@ -98,7 +99,7 @@ def _measured(network: "Module", views: "Tensor", args: argparse.Namespace) -> d
 def _record(file: Path, found: dict[str, float], about: dict[str, Any]) -> None:
     """Append what the file does not hold yet."""
     from momentum_transfer.backbones.comparison import add_records
-    from momentum_transfer.records import make_record
+    from momentum_transfer.core.records import make_record
 
     lines = [make_record(task, METRIC, value, **about) for task, value in found.items()]
     new = add_records(file, lines)
@@ -113,7 +114,7 @@ def _views(cfg: "CfgNode", images: "Images", count: int) -> "Tensor":
     import numpy as np
     import torch
 
-    from lowshot.augment import SeededView
+    from momentum_transfer.lowshot.augment import SeededView
 
     view = SeededView(images.weak, cfg.SEED)
     rows = np.random.default_rng(cfg.SEED).permutation(len(images.train))[:count]

@@ -12,19 +12,20 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.arguments import at_least
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.arguments import at_least
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
     """Load the run, predict, say what was written."""
     say(f"loading {args.detector}")
-    from transfer.detector_run import load_run  # here, because torch takes seconds
-    from transfer.prediction.predict import Wanted, ids_of, predict
+    from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
+    from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict
 
     ids = ids_of(args.ids) if args.ids else None
     run = load_run(args.detector, engine=args.engine or "", device=args.device)

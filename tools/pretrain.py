@@ -9,21 +9,24 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings and train."""
-    from momentum_transfer.settings import load_config
-    from pretrain.config import get_cfg
+    from momentum_transfer.core.settings import load_config
+    from momentum_transfer.pretrain.config import get_cfg
 
     own = ["DATA.NAME", "imagefolder", "DATA.ROOT", args.train, "DATA.SPLIT", "."] if args.train else []
     cfg = load_config(get_cfg(), args.config, [*own, *args.overrides])
     say(f"{cfg.METHOD.NAME}, {cfg.MODEL.ARCH} on {cfg.DATA.NAME}; output in {cfg.OUTPUT_DIR}")
-    from pretrain.train import train  # after the settings, because it imports torch, which takes seconds
+    from momentum_transfer.pretrain.train import (
+        train,  # after the settings, because it imports torch, which takes seconds
+    )
 
     train(cfg, resuming=args.resume, stop_after=args.stop_after, preset=load_config(get_cfg(), args.config))
 

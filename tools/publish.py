@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say, warn
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.log import say, warn
 
 if TYPE_CHECKING:
     from momentum_transfer.backbones.read import SourceBackbone
@@ -27,11 +28,11 @@ def main(args: argparse.Namespace) -> None:
     """Read records and weights, write the folder, push it."""
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
-    from momentum_transfer.hub.card import write_folder
-    from momentum_transfer.hub.push import push, target
-    from momentum_transfer.hub.scores import read_datasets, scores_of
     from momentum_transfer.report.aggregate import aggregate, check_strangers
+    from momentum_transfer.report.card import write_folder
+    from momentum_transfer.report.hub_scores import read_datasets, scores_of
     from momentum_transfer.report.page import read_records
+    from momentum_transfer.report.push import push, target
 
     records, problems = read_records(args.results)
     check_strangers(records)

@@ -14,14 +14,15 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.run_lock import alone
-from momentum_transfer.shipped import typed, workplace
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.core.run_lock import alone
+from momentum_transfer.core.shipped import typed, workplace
 from momentum_transfer.suites.chain import Step, cores, run_chain
-from momentum_transfer.tool_run import run_tool
 
 BACKBONES = ("momentum2_digits", "random_digits")
 LOWSHOT = "configs/smoke/lowshot_digits.yaml"

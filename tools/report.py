@@ -9,13 +9,14 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.arguments import resamples
-from momentum_transfer.console import say
-from momentum_transfer.errors import counted
-from momentum_transfer.shipped import typed
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.arguments import resamples
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import counted
+from momentum_transfer.core.log import say
+from momentum_transfer.core.shipped import typed
 
 
 def main(args: argparse.Namespace) -> None:

@@ -15,15 +15,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer import items
-from momentum_transfer import records as results
-from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.files import sha256_of, sha256_of_text
-from momentum_transfer.text_files import read_lines
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core import items
+from momentum_transfer.core import records as results
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import sha256_of, sha256_of_text
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.text_files import read_lines
 
 #: The options of each task, with their defaults.
 _COCO = {"iou_type": "bbox", "area_from": "file", "max_dets": None}
@@ -39,7 +40,9 @@ def main(args: argparse.Namespace) -> None:
     """Score, print, append what the results file does not hold yet."""
     task, settings = _settings(args)
     file = _target(args)
-    score = import_module(f"transfer.scores.{args.task}").evaluate  # this one alone: another imports scipy
+    score = import_module(
+        f"momentum_transfer.transfer.scores.{args.task}"
+    ).evaluate  # this one alone: another imports scipy
     scores = score(args.ground_truth, args.predictions, **settings)
     values = [f"{value:.2f}" for value in scores.metrics.values()]
     table(f"{task} of {args.predictions}", list(scores.metrics), [values])
@@ -61,7 +64,7 @@ def main(args: argparse.Namespace) -> None:
 
 def _write_errors(args: argparse.Namespace, scores: Any, settings: Mapping[str, Any]) -> None:
     """Which errors were made, for the report and as a table."""
-    from transfer.error_analysis.analysis import analyse, write_analysis
+    from momentum_transfer.transfer.error_analysis.analysis import analyse, write_analysis
 
     limit = settings.get("max_dets", 300) if args.task == "lvis" else 300
     found = analyse(args.task, args.ground_truth, args.predictions, settings.get("iou_type", "bbox"), limit,
@@ -149,7 +152,7 @@ def _hashes(args: argparse.Namespace) -> tuple[str, str]:
     """SHA-256 of the ground truth and of the predictions; of label images, of their names and contents."""
     if args.task != "semantic":
         return sha256_of(args.ground_truth), sha256_of(args.predictions)
-    from transfer.scores import semantic
+    from momentum_transfer.transfer.scores import semantic
 
     truth, predictions = zip(*semantic.pairs(args.ground_truth, args.predictions), strict=True)
     return _hash_of_files(args.ground_truth, truth), _hash_of_files(args.predictions, predictions)

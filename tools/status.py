@@ -15,12 +15,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say, table
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.log import say, table
 from momentum_transfer.suites.progress import Standing, standings
 from momentum_transfer.suites.slurm import submitted
-from momentum_transfer.tool_run import run_tool
 
 #: Rows of the table unless --all is given.
 ROWS = 40

@@ -15,15 +15,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
-from momentum_transfer.shipped import CONFIGS, started, workplace
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.shipped import CONFIGS, started, workplace
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.sweep import describe
-from momentum_transfer.tool_run import run_tool
 
 #: How the suites of studies are called.
 PREFIX = "study_"

@@ -14,12 +14,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say, table
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.text_files import read_lines
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.text_files import read_lines
 
 
 def main(args: argparse.Namespace) -> None:

@@ -15,18 +15,19 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # python tools/NAME.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.build import parse_architecture
-    from transfer.own_settings import OwnSource, architecture_settings, load_for, within_minutes
+    from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for, within_minutes
 
     own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
     overrides = [word for key, value in own if value is not None for word in (key, str(value))]
@@ -38,9 +39,9 @@ def main(args: argparse.Namespace) -> None:
     cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
     weights = args.weights or cfg.MODEL.WEIGHTS
     say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
-    from transfer.ranges import check_settings
-    from transfer.run import Request, run
-    from transfer.tasks import open_task
+    from momentum_transfer.transfer.ranges import check_settings
+    from momentum_transfer.transfer.run import Request, run
+    from momentum_transfer.transfer.tasks import open_task
 
     if args.check_data:
         check_settings(cfg)

@@ -15,9 +15,9 @@ from torch import Tensor
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
 from momentum_transfer.backbones.vitdet import VitShape, describe, resample_patches, to_vitdet
-from momentum_transfer.errors import InputError
-from transfer.torchvision_engine.layers import norm_layer
-from transfer.torchvision_engine.solver import GroupRules
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
+from momentum_transfer.transfer.torchvision_engine.solver import GroupRules
 
 #: Stride of a plain network's map, from which the simple feature pyramid goes up and down; other patches are resampled.
 PATCH = 16

@@ -11,8 +11,8 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.backbones.batch_norm import has_batch_norm
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.backbones.vitdet import describe
-from momentum_transfer.errors import InputError
-from transfer.any_backbone import (
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.any_backbone import (
     LAST,
     PATCH,
     asked_architecture,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.settings import load_config
+from momentum_transfer.core.settings import load_config
 
 #: MODEL.META_ARCHITECTURE -> its task (``transfer/tasks``), and the section of MODEL that holds the class count.
 NETWORKS = {
@@ -117,7 +117,9 @@ def load(file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
     """
     cfg = load_config(get_cfg(), file, overrides)
     if cfg.MODEL.BACKBONE.ARCH and cfg.MODEL.BACKBONE.PIXELS == "network":
-        from transfer.any_backbone import network_pixels  # here, because it imports torch and timm, which take seconds
+        from momentum_transfer.transfer.any_backbone import (
+            network_pixels,  # here, because it imports torch and timm, which take seconds
+        )
 
         cfg.defrost()
         cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD = network_pixels(cfg)
@@ -139,7 +141,7 @@ def task_name(cfg: CfgNode) -> str:
 def synchronises_on_cpu(cfg: CfgNode) -> bool:
     """Whether BN statistics would be shared between torchrun's processes on a CPU, which torch cannot do."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    from momentum_transfer.devices import runs_on_cpu  # here, because it imports torch, which takes seconds
+    from momentum_transfer.core.devices import runs_on_cpu  # here, because it imports torch, which takes seconds
 
     return several and runs_on_cpu(cfg.MODEL.DEVICE) and "SyncBN" in cfg.dump()
 

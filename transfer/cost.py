@@ -12,11 +12,11 @@ from fvcore.common.config import CfgNode
 from fvcore.nn import FlopCountAnalysis, parameter_count
 from torch import Tensor, nn
 
-from momentum_transfer.devices import choose_device
-from transfer.torchvision_engine.c4 import Res5RoIHeads
-from transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
-from transfer.torchvision_engine.engine import build
-from transfer.torchvision_engine.linear_segmentation import LinearSegmentor
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads
+from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
+from momentum_transfer.transfer.torchvision_engine.engine import build
+from momentum_transfer.transfer.torchvision_engine.linear_segmentation import LinearSegmentor
 
 #: Sides of the image that operations are counted for are multiples of this.
 _STEP = 32

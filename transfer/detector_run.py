@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.console import say, warn
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.files import sha256_of
-from transfer import config
-from transfer.data.datasets import get_dataset
-from transfer.data.semantic_datasets import get_semantic_dataset
-from transfer.engine import Engine, Predictor
-from transfer.engines import choose_engine
-from transfer.initial_weights import InitialWeights, read_detector
-from transfer.prediction.photographs import as_pixels
-from transfer.run import CLAIM, has_checkpoint
-from transfer.run_classes import RunClasses, classes_of, read_classes
-from transfer.torchvision_engine.structures import Detections
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import sha256_of
+from momentum_transfer.core.log import say, warn
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
+from momentum_transfer.transfer.engine import Engine, Predictor
+from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
+from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.run import CLAIM, has_checkpoint
+from momentum_transfer.transfer.run_classes import RunClasses, classes_of, read_classes
+from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 WEIGHTS = "model_final.pth"
 CONFIG = "config.yaml"

@@ -5,23 +5,18 @@ Scoring is outside both engines, so that their numbers compare like with like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from transfer.data.annotations import file_stem
-from transfer.initial_weights import InitialWeights
-
-if TYPE_CHECKING:
-    from transfer.tasks.task import Task
-    from transfer.torchvision_engine.structures import Detections
-
-#: What an overlap is measured of: boxes or masks.
-IouType = Literal["bbox", "segm"]
+from momentum_transfer.transfer.initial_weights import InitialWeights
+from momentum_transfer.transfer.predictions import Predictions, Score
+from momentum_transfer.transfer.tasks.task import Task
+from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 
 @dataclass(frozen=True)
@@ -38,23 +33,6 @@ class Finetuned:
     seconds_per_step: float = float("nan")
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Detections of a data set, as a file.
-
-    results: a COCO result JSON (image_id, category_id, bbox, score, segmentation as RLE), or a folder of label PNGs
-    for semantic segmentation. dataset: its name. iou_types: what can be scored of boxes, none in label PNGs. engine:
-    who predicted.
-    """
-
-    results: Path
-    dataset: str
-    iou_types: tuple[IouType, ...]
-    engine: str
-    seconds_per_image: float = float("nan")
-    notes: tuple[str, ...] = field(default=())
-
-
 class Predictor(Protocol):
     """A trained network on images in memory."""
 
@@ -66,15 +44,6 @@ class Predictor(Protocol):
             of semantic segmentation label maps uint8 [H, W].
         """
         ...
-
-
-#: A number from predictions, higher is better: what "best" means. Given from outside, because engines do not score.
-Score = Callable[[Predictions], float]
-
-
-def results_path(out_dir: str | Path, dataset: str) -> Path:
-    """Where an engine writes a data set's detections."""
-    return Path(out_dir) / f"results_{file_stem(dataset)}.json"
 
 
 class Engine(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.errors import InputError
-from transfer.engine import Engine
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.engine import Engine
 
 
 def choose_engine(name: str, cfg: CfgNode) -> tuple[Engine, str]:
@@ -18,8 +18,8 @@ def choose_engine(name: str, cfg: CfgNode) -> tuple[Engine, str]:
     Raises:
         InputError: the name is unknown, or no engine that may be used can run the config.
     """
-    from transfer.detectron2_engine import Detectron2Engine
-    from transfer.torchvision_engine.engine import TorchvisionEngine
+    from momentum_transfer.transfer.detectron2_engine import Detectron2Engine
+    from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 
     engines: dict[str, Engine] = {"detectron2": Detectron2Engine(), "torchvision": TorchvisionEngine()}
     if name != "auto":

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.console import duration, speaking
-from momentum_transfer.devices import choose_device
-from momentum_transfer.errors import counted
-from momentum_transfer.samplers import ordered_loader
-from transfer.initial_weights import InitialWeights
-from transfer.tasks import Task
-from transfer.torchvision_engine import detection_run
-from transfer.torchvision_engine.capabilities import unsupported
-from transfer.torchvision_engine.data import TestSamples, read_pictures
-from transfer.torchvision_engine.engine import build, build_training, training_loader
-from transfer.torchvision_engine.train import timed_step
-from transfer.torchvision_engine.training_state import Position
-from transfer.torchvision_engine.weights import load_backbone, load_detector
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import counted
+from momentum_transfer.core.log import duration, speaking
+from momentum_transfer.core.samplers import ordered_loader
+from momentum_transfer.transfer.initial_weights import InitialWeights
+from momentum_transfer.transfer.tasks import Task
+from momentum_transfer.transfer.torchvision_engine import detection_run
+from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.transfer.torchvision_engine.data import TestSamples, read_pictures
+from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, training_loader
+from momentum_transfer.transfer.torchvision_engine.train import timed_step
+from momentum_transfer.transfer.torchvision_engine.training_state import Position
+from momentum_transfer.transfer.torchvision_engine.weights import load_backbone, load_detector
 
 #: Steps that are timed after one that warms up, fewer where they take long together; images that are predicted on.
 STEPS, SECONDS, IMAGES = 6, 20.0, 2

@@ -17,9 +17,9 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.images.reading import upright_size
-from transfer.config import NETWORKS
-from transfer.data.annotations import DetectionData
-from transfer.data.semantic_datasets import SemanticData
+from momentum_transfer.transfer.config import NETWORKS
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData
 
 #: Shorter side in pixels: a small box (the tenth percentile) is to have this side, within what the device bears.
 SMALL_BOX = 24
@@ -64,7 +64,7 @@ def this_machine(device_name: str) -> Machine:
     """The device of MODEL.DEVICE and its free memory."""
     import torch
 
-    from momentum_transfer.devices import choose_device
+    from momentum_transfer.core.devices import choose_device
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     device = choose_device(device_name, "MODEL.DEVICE")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.annotations import DetectionData
 
 IOU = 0.5
 

@@ -13,27 +13,27 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.console import say, speaking, warn
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of_text, write_once
-from momentum_transfer.settings import value_of
-from momentum_transfer.text_files import read_json
-from transfer import config
-from transfer.config import task_name
-from transfer.data.own.label_pngs import label_specs
-from transfer.data.own.open import open_own
-from transfer.decisive import identity
-from transfer.estimate import estimate
-from transfer.fit import Setting, fit, fit_segmenter, settings_of_data, this_machine
-from transfer.initial_weights import NONE, detector_in, read_initial
-from transfer.tasks import open_task
-from transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of_text, write_once
+from momentum_transfer.core.log import say, speaking, warn
+from momentum_transfer.core.settings import value_of
+from momentum_transfer.core.text_files import read_json
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.config import task_name
+from momentum_transfer.transfer.data.own.label_pngs import label_specs
+from momentum_transfer.transfer.data.own.open import open_own
+from momentum_transfer.transfer.decisive import identity
+from momentum_transfer.transfer.estimate import estimate
+from momentum_transfer.transfer.fit import Setting, fit, fit_segmenter, settings_of_data, this_machine
+from momentum_transfer.transfer.initial_weights import NONE, detector_in, read_initial
+from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 
 #: Settings of SOLVER that --minutes decides.
 _SCHEDULE = ("MAX_ITER", "STEPS", "WARMUP_ITERS")
 
 if TYPE_CHECKING:
-    from transfer.tasks.segmentation import Segmentation
+    from momentum_transfer.transfer.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.devices import check_device
-from momentum_transfer.ranges import (
+from momentum_transfer.core.devices import check_device
+from momentum_transfer.core.ranges import (
     ANY_PATH,
     COUNT,
     COUNT_OR_NONE,
@@ -28,9 +28,9 @@ from momentum_transfer.ranges import (
     check,
     refuse,
 )
-from momentum_transfer.settings import value_of
-from transfer import backbone_checks
-from transfer.config import NETWORKS, get_cfg
+from momentum_transfer.core.settings import value_of
+from momentum_transfer.transfer import backbone_checks
+from momentum_transfer.transfer.config import NETWORKS, get_cfg
 
 _NAME = Words(r"[\w.:/-]*", "as a name")
 _LEVELS = Many(Words(r"\w+", "such as res4 or p3"))

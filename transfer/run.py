@@ -11,27 +11,28 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer import items
-from momentum_transfer import records as results
-from momentum_transfer.console import say, table
-from momentum_transfer.devices import choose_device
-from momentum_transfer.distributed import any_rank, barrier, is_main, process_group, world_size
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.files import weights_name, write_text
-from momentum_transfer.run_lock import alone_in
-from momentum_transfer.settings import dump, keep
-from transfer import any_backbone
-from transfer.cost import cost_of
-from transfer.decisive import decisive, identity
-from transfer.engine import Engine, Predictions
-from transfer.engines import choose_engine
-from transfer.error_analysis.analysis import write_analysis
-from transfer.estimate import estimate
-from transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
-from transfer.ranges import check_settings
-from transfer.run_classes import classes_of, write_classes
-from transfer.tasks import Task, open_task
-from transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.core import items
+from momentum_transfer.core import records as results
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.distributed import any_rank, barrier, is_main, process_group, world_size
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import weights_name, write_text
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.run_lock import alone_in
+from momentum_transfer.core.settings import dump, keep
+from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.cost import cost_of
+from momentum_transfer.transfer.decisive import decisive, identity
+from momentum_transfer.transfer.engine import Engine
+from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.error_analysis.analysis import write_analysis
+from momentum_transfer.transfer.estimate import estimate
+from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
+from momentum_transfer.transfer.predictions import Predictions
+from momentum_transfer.transfer.ranges import check_settings
+from momentum_transfer.transfer.run_classes import classes_of, write_classes
+from momentum_transfer.transfer.tasks import Task, open_task
+from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 
 #: Tells of which training a folder is.
 CLAIM = "training.json"

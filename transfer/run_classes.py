@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
-from momentum_transfer.text_files import read_json
-from transfer.data.annotations import DetectionData
-from transfer.data.semantic_datasets import SemanticData
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.text_files import read_json
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData
 
 FILE = "classes.json"
 

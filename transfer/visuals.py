@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from momentum_transfer.files import atomic_path
+from momentum_transfer.core.files import atomic_path
 from momentum_transfer.images.reading import read_rgb
-from transfer.data.annotations import DetectionData
-from transfer.data.run_lengths import decode_mask
-from transfer.image_quality import best_and_worst
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.run_lengths import decode_mask
+from momentum_transfer.transfer.image_quality import best_and_worst
 
 #: Detections below this score are not drawn, unless a detector is less sure of all that it finds (`drawn_from`).
 MIN_SCORE = 0.5

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer import distributed
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import atomic_path, sha256_of, sha256_of_text, write_text
-from momentum_transfer.neighbours import chunks
-from momentum_transfer.text_files import read_json
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import atomic_path, sha256_of, sha256_of_text, write_text
+from momentum_transfer.core.log import say
+from momentum_transfer.core.neighbours import chunks
+from momentum_transfer.core.text_files import read_json
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from lowshot.features.cache import About, Entry, crc_of
-from lowshot.features.feature_set import FeatureSet, check
-from momentum_transfer import distributed
-from momentum_transfer.console import say, track
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of
+from momentum_transfer.core.log import say, track
+from momentum_transfer.core.ranges import Choice
+from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected
-from momentum_transfer.ranges import Choice
-from momentum_transfer.samplers import ordered_loader
+from momentum_transfer.lowshot.features.cache import About, Entry, crc_of
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check
 
 PRECISIONS = ("bf16", "fp32")
 

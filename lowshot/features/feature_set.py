@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from momentum_transfer import npz
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of
-from momentum_transfer.neighbours import chunks
+from momentum_transfer.core import npz
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of
+from momentum_transfer.core.neighbours import chunks
 
 #: Class indices from here on are taken for something else (an image's number, a hash): tables have a place for each.
 MOST_CLASSES = 10**6

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.backbones.timm_network import TimmBackbone
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import Choice, Words
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import Choice, Words
 
 LAYERS = ("pooled", "res2", "res3", "res4", "res5")
 POOL = Words(

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from lowshot.svm.newton import MAX_NEWTON, Classes, Shared
-from lowshot.svm.problem import LinearClassifiers
-from momentum_transfer.console import warn
+from momentum_transfer.core.log import warn
+from momentum_transfer.lowshot.svm.newton import MAX_NEWTON, Classes, Shared
+from momentum_transfer.lowshot.svm.problem import LinearClassifiers
 
 #: A cost times a weight of positives above this is solved in float64: the problem is then too ill-conditioned for
 #: float32 to see that it has not arrived. The papers' largest is 2^5 · 2.

@@ -7,8 +7,8 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
-from lowshot.svm.problem import LinearClassifiers
-from momentum_transfer.console import warn
+from momentum_transfer.core.log import warn
+from momentum_transfer.lowshot.svm.problem import LinearClassifiers
 
 
 def fit_liblinear(

@@ -25,17 +25,17 @@ from functools import partial
 import numpy as np
 import torch
 
-from lowshot.features.feature_set import FeatureSet
-from lowshot.score import Score
-from lowshot.splits import draw_shots, set_aside
-from lowshot.svm.batched import fit_batched
-from lowshot.svm.liblinear import fit_liblinear
-from lowshot.svm.problem import LinearClassifiers
-from lowshot.svm.scoring import evaluate, joined
-from lowshot.svm.shots import VOC_SHOTS, draw_labelled
-from momentum_transfer.errors import InputError
-from momentum_transfer.neighbours import normalized
-from momentum_transfer.ranges import COUNT, POSITIVE, Choice, Many
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.neighbours import normalized
+from momentum_transfer.core.ranges import COUNT, POSITIVE, Choice, Many
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.score import Score
+from momentum_transfer.lowshot.splits import draw_shots, set_aside
+from momentum_transfer.lowshot.svm.batched import fit_batched
+from momentum_transfer.lowshot.svm.liblinear import fit_liblinear
+from momentum_transfer.lowshot.svm.problem import LinearClassifiers
+from momentum_transfer.lowshot.svm.scoring import evaluate, joined
+from momentum_transfer.lowshot.svm.shots import VOC_SHOTS, draw_labelled
 from momentum_transfer.verdicts.hits import label_hash
 
 

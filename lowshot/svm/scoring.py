@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowshot.svm.problem import LinearClassifiers
-from momentum_transfer.neighbours import chunks
+from momentum_transfer.core.neighbours import chunks
+from momentum_transfer.lowshot.svm.problem import LinearClassifiers
 
 
 def evaluate(

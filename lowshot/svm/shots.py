@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowshot.splits import draw_classes, draw_negatives
-from lowshot.svm.problem import signed_targets
+from momentum_transfer.lowshot.splits import draw_classes, draw_negatives
+from momentum_transfer.lowshot.svm.problem import signed_targets
 
 #: How images with several labels are drawn.
 VOC_SHOTS = ("pcl", "vissl")

@@ -17,8 +17,8 @@ from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture, NormLayer, ResNet
 from momentum_transfer.backbones.timm_names import TIMM, TimmArchitecture, check_name
 from momentum_transfer.backbones.timm_network import TimmBackbone, build_timm
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import Choice
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import Choice
 
 AnyArchitecture = Architecture | TimmArchitecture | ModuleArchitecture
 Backbone = ResNet | TimmBackbone | ModuleBackbone

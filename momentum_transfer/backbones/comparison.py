@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from momentum_transfer import records as results
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.similarity import MIN_BATCH, block_names, cka_of_networks, stage_ends, weight_norms
-from momentum_transfer.console import track
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import atomic_path, write_text
+from momentum_transfer.core import records as results
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import atomic_path, write_text
+from momentum_transfer.core.log import track
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.images.views import eval_transform

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from momentum_transfer.backbones.families import FAMILIES, normalise
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ from momentum_transfer.backbones.read import (
 )
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture
-from momentum_transfer.checkpoint_folder import write_archive
-from momentum_transfer.digests import sealed, sealed_metadata
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import atomic_path
+from momentum_transfer.core.checkpoint_folder import write_archive
+from momentum_transfer.core.digests import sealed, sealed_metadata
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import atomic_path
 
 #: What ``__author__`` says in the .pkl; Detectron2 prints it and takes any value but "Caffe2".
 AUTHOR = "momentum-transfer"

@@ -8,8 +8,8 @@ from typing import Any
 from momentum_transfer.backbones import convert, detectron2_settings, norm_rescale, synthetic_lars
 from momentum_transfer.backbones.read import CoverageError, SourceBackbone, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.console import say, warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say, warn
 
 
 def convert_file(

@@ -18,9 +18,9 @@ from momentum_transfer.backbones.model_config import input_in, read_model_config
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture
-from momentum_transfer.console import say, warn
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.log import say, warn
 
 _HEADER = "# Settings of Detectron2 for weights of momentum-transfer convert"
 _FUNCTION = "call momentum_transfer.add_momentum_transfer_config(cfg) before you merge"

@@ -10,8 +10,8 @@ import safetensors.torch
 from torch import Tensor
 
 from momentum_transfer.backbones.build import Backbone, metadata_of
-from momentum_transfer.digests import sealed_metadata
-from momentum_transfer.files import atomic_path
+from momentum_transfer.core.digests import sealed_metadata
+from momentum_transfer.core.files import atomic_path
 
 #: What BN layers keep for training: Momentum BN's pair of views, virtual processes. Not part of a backbone.
 PAIR_BUFFERS = ("alpha", "pending_mean", "pending_var", "pending_count", "group_mean", "group_var")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from momentum_transfer import console
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import log
+from momentum_transfer.core.errors import InputError
 
 
 @dataclass
@@ -67,7 +67,7 @@ class KeyReport:
 
     def show(self, title: str) -> None:
         """Print the grouped table."""
-        console.table(title, ("keys", "rule", "number", "examples"), self.rows())
+        log.table(title, ("keys", "rule", "number", "examples"), self.rows())
 
 
 class CoverageError(InputError):

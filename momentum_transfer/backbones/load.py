@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.key_report import KeyReport
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 class Loaded(NamedTuple):

@@ -22,7 +22,7 @@ from momentum_transfer.backbones.positions import POSITIONS
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.shapes import COUNTER, expected_shapes
 from momentum_transfer.backbones.understanding import NO_HINTS, Hints, Understood, understand
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: The ``format`` of this project's checkpoints.
 OWN_FORMAT = "momentum-transfer/1"

@@ -11,7 +11,7 @@ from momentum_transfer.backbones.build import architecture_in
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.timm_inference import Clues, Shapes
 from momentum_transfer.backbones.timm_names import TimmArchitecture, check_name
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: transformers' name of an activation -> timm's.
 _ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.batch_norm import replace_batch_norm
 from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
-from momentum_transfer.errors import InputError, first_line
+from momentum_transfer.core.errors import InputError, first_line
 
 MODULE = "module:"
 #: What is not the user's code's fault, but that of the machine: it keeps its own message.

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from momentum_transfer.backbones.read import SourceBackbone, load_backbone
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
 
 SCOPES = ("conv", "bn", "conv+bn", "all")
 DEFAULT_SCOPE = "conv+bn"

@@ -11,7 +11,7 @@ from torch import Tensor
 from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.backbones.timm_layouts import Converted
 from momentum_transfer.backbones.timm_network import TimmArchitecture
-from momentum_transfer.extras import extra
+from momentum_transfer.core.extras import extra
 
 #: Tensors that the image size or the window gives their shape.
 POSITIONS = ("pos_embed", "relative_position_bias_table")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer import digests
+from momentum_transfer.backbones import hub_pull
 from momentum_transfer.backbones.build import (
     AnyArchitecture,
     architecture_in,
@@ -20,6 +20,7 @@ from momentum_transfer.backbones.build import (
 )
 from momentum_transfer.backbones.containers import leftovers, tensor_tables
 from momentum_transfer.backbones.families import BY_NAME, ONLY
+from momentum_transfer.backbones.hub_names import is_hub_name
 from momentum_transfer.backbones.key_report import CoverageError, KeyReport
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
 from momentum_transfer.backbones.model_config import detectors_network, read_model_config, timm_architecture_in
@@ -31,13 +32,12 @@ from momentum_transfer.backbones.shards import INDEX, is_index, read_shards, sha
 from momentum_transfer.backbones.source import RANDOM_SEED, SourceBackbone, named_backbone, random_of
 from momentum_transfer.backbones.timm_names import TIMM
 from momentum_transfer.backbones.understanding import Hints
-from momentum_transfer.checkpoint_folder import CheckpointFolder
-from momentum_transfer.console import say, speaking
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import RANDOM_OF, weights_name
-from momentum_transfer.hub import pull
-from momentum_transfer.hub.names import is_hub_name
-from momentum_transfer.learned_settings import learned_settings, pretraining_hash
+from momentum_transfer.core import digests
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import RANDOM_OF, weights_name
+from momentum_transfer.core.learned_settings import learned_settings, pretraining_hash
+from momentum_transfer.core.log import say, speaking
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
            "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip
@@ -104,7 +104,7 @@ def load_backbone(
     source = _finish(reading, tree, carried, file)
     source.name = weights_name(path if is_hub_name(path) else file)
     if is_hub_name(path):
-        source.metadata["source"] = pull.origin(path, file)
+        source.metadata["source"] = hub_pull.origin(path, file)
     return source
 
 
@@ -159,7 +159,7 @@ def checkpoint_file(path: str | Path) -> Path:
         InputError: the folder holds neither, ``last`` names a file that is not there, or the Hub has no such file.
     """
     if is_hub_name(path):
-        return pull.local_file(path)
+        return hub_pull.local_file(path)
     path = Path(path)
     if not path.is_dir():
         return path

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from momentum_transfer.backbones.safe_load.unpickler import JAX_REASON
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 class Named(Protocol):

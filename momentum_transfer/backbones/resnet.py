@@ -14,7 +14,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 NormLayer = Callable[[int], nn.Module]
 

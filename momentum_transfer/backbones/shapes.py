@@ -10,7 +10,7 @@ import torch
 from momentum_transfer.backbones.build import AnyArchitecture, build_backbone
 from momentum_transfer.backbones.layouts import to_detectron2, to_torchvision_name
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: BatchNorm's integer buffer: batches seen. Files from before torch 0.4.1 and Detectron2's own lack it.
 COUNTER = "num_batches_tracked"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.backbones.safe_load.read_file import read_tree
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of, sha256_of_text
-from momentum_transfer.text_files import read_json
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of, sha256_of_text
+from momentum_transfer.core.text_files import read_json
 
 INDEX = ".index.json"
 

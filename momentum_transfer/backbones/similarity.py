@@ -19,7 +19,7 @@ from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.backbones.timm_network import TimmBackbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: Fewer images leave the unbiased estimator undefined (it divides by n - 3).
 MIN_BATCH = 4

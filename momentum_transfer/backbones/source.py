@@ -27,8 +27,8 @@ from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.refusals import refuse_values
 from momentum_transfer.backbones.timm_names import TimmArchitecture
 from momentum_transfer.backbones.timm_network import published
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import RANDOM_OF, sha256_of_text, weights_name
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import RANDOM_OF, sha256_of_text, weights_name
 
 #: A network at random, ``random-of:CHECKPOINT``: seed of its weights; photographs' crops of its BN statistics, px.
 RANDOM_SEED, _CROPS, _CROP_SIZE = 0, 32, 128

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum_transfer.backbones.batch_norm import has_batch_norm
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: Images that go through the network at once, at most, but always whole batches.
 AT_ONCE = 512

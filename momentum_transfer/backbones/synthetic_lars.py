@@ -25,7 +25,7 @@ from torch import Tensor
 from momentum_transfer.backbones.norm_rescale import in_scope
 from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 SCOPES = ("conv", "bn", "conv+bn")
 #: The BatchNorm whose convolution sees the image itself, which has no scale to follow.

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from momentum_transfer.backbones.timm_names import TimmArchitecture
-from momentum_transfer.errors import InputError, first_line, shown
-from momentum_transfer.extras import extra
+from momentum_transfer.core.errors import InputError, first_line, shown
+from momentum_transfer.core.extras import extra
 
 #: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
 _EPSILONS = ("norm_eps", "final_norm_eps")

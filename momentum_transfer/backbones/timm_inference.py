@@ -21,7 +21,7 @@ from typing import Any
 from momentum_transfer.backbones import timm_named as named
 from momentum_transfer.backbones.timm_named import Named
 from momentum_transfer.backbones.timm_names import TimmArchitecture
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

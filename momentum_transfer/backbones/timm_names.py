@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.extras import extra
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.extras import extra
 
 TIMM = "timm:"
 #: What an architecture's text may not ask of timm: they make another kind of network, or read files.

@@ -21,7 +21,7 @@ from momentum_transfer.backbones.timm_inference import Clues, UnknownNetwork, in
 from momentum_transfer.backbones.timm_layout_tables import TORCHVISION, is_openai_order, layout_of
 from momentum_transfer.backbones.timm_layouts import Converted
 from momentum_transfer.backbones.timm_names import TimmArchitecture
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone, build_timm
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: Parts of a block and of its attention and MLP that there may be; more is another function.
 _BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import Choice, Many
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import Choice, Many
 
 
 @dataclass(frozen=True)

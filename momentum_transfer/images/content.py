@@ -12,13 +12,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from momentum_transfer.console import warn
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of
+from momentum_transfer.core.log import warn
+from momentum_transfer.core.neighbours import chunks
 from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected, file_names
-from momentum_transfer.neighbours import chunks
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torchvision
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.text_files import read_lines
 from momentum_transfer.images import subsets
 from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.inaturalist import inaturalist_images
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages, LabelledImages
 from momentum_transfer.images.reading import SUFFIXES, image_files
-from momentum_transfer.text_files import read_lines
 
 
 def _folder(root: str | Path | None, name: str) -> Path:

@@ -15,8 +15,8 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from momentum_transfer.console import say, track
-from momentum_transfer.cpu_memory import available_memory
+from momentum_transfer.core.cpu_memory import available_memory
+from momentum_transfer.core.log import say, track
 from momentum_transfer.images.labelled_images import FileImages, LabelledImages
 from momentum_transfer.images.subsets import Selected
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.joined_generators import JoinedGenerators
 
 GLYPH_SIDE = 8  # pixels of a scikit-learn digit

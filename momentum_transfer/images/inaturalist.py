@@ -12,7 +12,7 @@ from typing import Any
 
 import torchvision
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.labelled_images import FileImages
 
 _FOLDERS = {"train": "2021_train", "val": "2021_valid"}

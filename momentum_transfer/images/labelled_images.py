@@ -12,8 +12,8 @@ import PIL.Image
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from momentum_transfer.console import warn
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import warn
 from momentum_transfer.images.reading import UnreadableImage, read_rgb
 
 

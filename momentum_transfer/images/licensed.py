@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 from torchvision import datasets
 
-from momentum_transfer import network
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import network
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.voc_images import VocImages
 

@@ -24,7 +24,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
-from momentum_transfer.errors import InputError, one_line, shown
+from momentum_transfer.core.errors import InputError, one_line, shown
 
 #: Endings of image files, as they are looked for in folders, and Pillow's names of the formats.
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WEBP", ".tif": "TIFF",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 def stratified_split(labels: Sequence[Sequence[int]], share: float, seed: int) -> NDArray[np.bool_]:

@@ -13,10 +13,10 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.ranges import SHARE
+from momentum_transfer.core.text_files import read_lines
 from momentum_transfer.images.labelled_images import LabelledImages
-from momentum_transfer.ranges import SHARE
-from momentum_transfer.text_files import read_lines
 
 
 class Selected:

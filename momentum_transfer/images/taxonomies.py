@@ -9,9 +9,9 @@ balanced two classes, artifact and the rest), is written as a mapping for DATA.T
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.files import write_text
-from momentum_transfer.text_files import read_lines
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.text_files import read_lines
 
 #: A class of the mapping that holds what lies under no given concept.
 REST = "other"

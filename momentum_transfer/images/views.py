@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms import v2
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.augmentations import RECIPES, Augmentation, recipe_augmentations
 from momentum_transfer.images.datasets import SMALL_SQUARES
 from momentum_transfer.images.digits import DigitImages, digit_variant, render_digits

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.text_files import read_lines
 from momentum_transfer.images.reading import read_rgb
-from momentum_transfer.text_files import read_lines
 
 CLASSES = [
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import weights_name
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import weights_name
 from momentum_transfer.report.analyses import is_analysis
 from momentum_transfer.report.notices import (
     Repeats,

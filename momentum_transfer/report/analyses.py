@@ -7,7 +7,7 @@ never ranked or subtracted.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from momentum_transfer.files import weights_name
+from momentum_transfer.core.files import weights_name
 from momentum_transfer.report.views import CellView, RowView, TableView, number
 
 #: Tasks of such records.

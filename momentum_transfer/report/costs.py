@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.views import CellView, RowView, TableView
 from momentum_transfer.suites.progress import PLAN, Standing, standings
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer import items
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import items
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts import bootstrap
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare

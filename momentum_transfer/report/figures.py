@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from momentum_transfer.errors import counted
+from momentum_transfer.core.errors import counted
 from momentum_transfer.report import analyses, plots
 from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.agreement import Pair

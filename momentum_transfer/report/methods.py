@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import weights_name
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import weights_name
 from momentum_transfer.report.aggregate import trial_of
 
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from momentum_transfer.errors import counted, one_line, shown
-from momentum_transfer.settings import differences
+from momentum_transfer.core.errors import counted, one_line, shown
+from momentum_transfer.core.settings import differences
 
 #: Settings that one line names.
 _MOST_KEYS = 6

@@ -11,8 +11,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from momentum_transfer import records as records_file
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import records as records_file
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import kept
 from momentum_transfer.report.aggregate import Results, aggregate, check_strangers
 from momentum_transfer.report.agreement import agreement_table, pairs
 from momentum_transfer.report.conversion import conversion_table
@@ -33,7 +34,6 @@ from momentum_transfer.report.tables import detail_tables
 from momentum_transfer.report.times import published_times, time_tables
 from momentum_transfer.report.verdicts import Balance, balances, verdicts
 from momentum_transfer.report.views import TableView, number
-from momentum_transfer.settings import kept
 
 
 @dataclass(frozen=True)

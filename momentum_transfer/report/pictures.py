@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from momentum_transfer.errors import counted
+from momentum_transfer.core.errors import counted
 from momentum_transfer.images.reading import UnreadableImage, opened
 from momentum_transfer.report.runs import Picture
 

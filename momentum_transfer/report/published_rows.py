@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from momentum_transfer.published_sets import published_counts, same_dataset
+from momentum_transfer.images.published_sets import published_counts, same_dataset
 from momentum_transfer.report.aggregate import Measure
 from momentum_transfer.report.reference import Published
 from momentum_transfer.report.views import CellView, RowView, number

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from momentum_transfer.errors import InputError, one_line
-from momentum_transfer.shipped import CONFIGS
+from momentum_transfer.core.errors import InputError, one_line
+from momentum_transfer.core.shipped import CONFIGS
 
 #: Where the transcribed tables are.
 REFERENCE_DIR = CONFIGS / "reference"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, counted, one_line
-from momentum_transfer.records import content_is_text
+from momentum_transfer.core.errors import InputError, counted, one_line
+from momentum_transfer.core.records import content_is_text
 
 #: A folder with one of these is a run that has nothing to show, and no mistake.
 _RUN_SIGNS = ("checkpoints", "backbone.safetensors", "results.jsonl")

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import weights_name
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import weights_name
 from momentum_transfer.report.aggregate import aggregate, trial_of
 from momentum_transfer.report.differences import AHEAD, ALPHA, BEHIND, LEVEL, ONE_TRIAL, RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.report import sweep_plots
 from momentum_transfer.report.aggregate import Results
 from momentum_transfer.report.figures import Plot

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
 from momentum_transfer.report.markdown import render_markdown
 from momentum_transfer.report.page import Report, render_html
 from momentum_transfer.report.spreadsheet import render_csv

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from momentum_transfer.console import say, speaking
-from momentum_transfer.errors import InputError
-from momentum_transfer.extras import extra
-from momentum_transfer.records import SPENT
-from momentum_transfer.shipped import started, workplace
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.extras import extra
+from momentum_transfer.core.log import say, speaking
+from momentum_transfer.core.records import SPENT
+from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.lock import alone, end_with_parent
 

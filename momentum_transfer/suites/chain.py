@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import sha256_of_text, write_text
-from momentum_transfer.shipped import started, typed, workplace
-from momentum_transfer.stopping import Stopped
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import sha256_of_text, write_text
+from momentum_transfer.core.log import say
+from momentum_transfer.core.shipped import started, typed, workplace
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.core.text_files import read_json
 from momentum_transfer.suites.warm import WarmCommand
-from momentum_transfer.text_files import read_json
 
 _AGAIN = "the finished steps are kept; run the same command again to go on"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.records import read
-from momentum_transfer.shipped import COMMAND
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.records import read
+from momentum_transfer.core.shipped import COMMAND
 from momentum_transfer.suites.job import Job
 
 

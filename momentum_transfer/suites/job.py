@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.text_files import read_json
 from momentum_transfer.suites.task import Task
-from momentum_transfer.text_files import read_json
 
 #: What a job's folder remembers of its attempts.
 STATE = "suite_state.json"

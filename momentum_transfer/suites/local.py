@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from momentum_transfer.console import say
-from momentum_transfer.stopping import Stopped, stop_signals
+from momentum_transfer.core.log import say
+from momentum_transfer.core.stopping import Stopped, stop_signals
 from momentum_transfer.suites.attempt import note_end, start
 from momentum_transfer.suites.job import Job
 

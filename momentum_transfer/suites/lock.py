@@ -1,8 +1,8 @@
 """One runner at a time in the folder of a suite, and no task that outlives its runner unseen.
 
-The runner holds the lock of the folder (``momentum_transfer.run_lock``), and its tasks inherit it; the system gives it
-up when the last of them ends, however that happens. So two suites never write the same folder, and after a ``kill -9``
-the next run waits for what is still going instead of starting it a second time.
+The runner holds the lock of the folder (``core.run_lock``), and its tasks inherit it; the system gives it up when the
+last of them ends, however that happens. So two suites never write the same folder, and after a ``kill -9`` the next run
+waits for what is still going instead of starting it a second time.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from momentum_transfer import run_lock
+from momentum_transfer.core import run_lock
 
 #: How long a run waits for the tasks of a killed one; they have been told to save and end.
 PATIENCE = 150.0

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import RANDOM_OF, is_made, sha256_of, sha256_of_text, weights_name
-from momentum_transfer.hub.names import is_hub_name
-from momentum_transfer.settings import config_files
-from momentum_transfer.shipped import find_config, workplace
+from momentum_transfer.backbones.hub_names import is_hub_name
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import RANDOM_OF, is_made, sha256_of, sha256_of_text, weights_name
+from momentum_transfer.core.settings import config_files
+from momentum_transfer.core.shipped import find_config, workplace
 from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.presets import read_choices, words_of
 from momentum_transfer.suites.suite import Suite

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from momentum_transfer.console import say, table
-from momentum_transfer.shipped import typed
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.shipped import typed
 from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.costs import Expected
 from momentum_transfer.suites.job import Job

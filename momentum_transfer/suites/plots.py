@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites.schema import checked
 
 #: Stands for the name of an arm where a setting could stand.

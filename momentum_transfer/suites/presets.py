@@ -19,9 +19,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.files import RANDOM_OF
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.files import RANDOM_OF
+from momentum_transfer.core.log import say
 from momentum_transfer.suites.schema import checked
 
 #: Preset -> place -> words.

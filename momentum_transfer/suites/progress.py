@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer import run_lock
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.files import write_text
+from momentum_transfer.core import run_lock
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.text_files import read_json
 from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
 from momentum_transfer.suites.job import LOG, Job, read_state
-from momentum_transfer.text_files import read_json
 
 #: The tasks of the last plan, in OUTPUT.
 PLAN = "plan.json"

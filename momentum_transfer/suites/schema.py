@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.yaml_files import read_mapping
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.yaml_files import read_mapping
 
 Kind = TypeVar("Kind")
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.console import PLAIN_INTERVAL, say, warn
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.extras import extra
-from momentum_transfer.shipped import workplace
-from momentum_transfer.stopping import Stopped, StopSignal, stop_signals
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.extras import extra
+from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
+from momentum_transfer.core.shipped import workplace
+from momentum_transfer.core.stopping import Stopped, StopSignal, stop_signals
 from momentum_transfer.suites import slurm_queue as queue
 from momentum_transfer.suites.arrays import Array, Place, arrays
 from momentum_transfer.suites.attempt import Attempt, last_line

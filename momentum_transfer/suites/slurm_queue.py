@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: States after which a job does not come back by itself.
 ENDED = frozenset(

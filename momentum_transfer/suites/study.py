@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.suites.plots import ARM, is_setting
 from momentum_transfer.suites.schema import checked
 

@@ -21,9 +21,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.files import write_text
-from momentum_transfer.shipped import CONFIGS, find_config
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.shipped import CONFIGS, find_config
 from momentum_transfer.suites.plots import PlotRequest, read_plots
 from momentum_transfer.suites.presets import Presets, read_presets
 from momentum_transfer.suites.schema import MOST_TASKS, check_name, read_entry

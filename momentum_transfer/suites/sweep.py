@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.suites.schema import LONGEST_NAME, MOST_TASKS, Cpus, Hours, Minutes, check_name, checked
 
 #: The keys of an arm that are no settings: its own config file, and a preset of the suite for its tasks.

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.shipped import TOOLS, tool_file, workplace
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.shipped import TOOLS, tool_file, workplace
 from momentum_transfer.suites.schema import Cpus, Hours, Minutes, check_name, checked
 
 #: Weights that are no file: the raw pixels, which only the low-shot evaluations take.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: Groups of items that the jackknife leaves out in turn.
 JACKKNIFE_GROUPS = 100

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 _BLOCK = 64
 

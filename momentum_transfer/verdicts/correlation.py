@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: Fewer checkpoints say nothing of an order: with 4, a perfect one has p = .08.
 FEWEST_CHECKPOINTS = 5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

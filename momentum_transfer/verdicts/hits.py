@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 def label_hash(labels: np.ndarray) -> str:

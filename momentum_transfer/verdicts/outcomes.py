@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.verdicts import confusion
 from momentum_transfer.verdicts.confusion import Confusions
 from momentum_transfer.verdicts.hits import PerItem

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import optimize, stats
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: More trials than these nobody runs; the answer is then "more than".
 MOST_TRIALS = 100_000

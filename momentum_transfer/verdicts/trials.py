@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: Largest number of trials whose 2^n sign patterns are listed.
 MOST_SIGN_FLIPS = 12

@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from momentum_transfer import distributed
 from momentum_transfer.backbones.batch_norm import has_batch_norm
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.errors import InputError
-from momentum_transfer.schedules import scale_to_batch
-from pretrain.heads import mlp, simsiam_projector
-from pretrain.methods.byol import BYOL
-from pretrain.methods.method import Method
-from pretrain.methods.moco import MoCo
-from pretrain.methods.momentum2 import Momentum2Teacher
-from pretrain.methods.random import RandomBackbone
-from pretrain.methods.simsiam import SimSiam
-from pretrain.methods.student_teacher import Branch, TeacherRule
-from pretrain.methods.supervised import Classifier, Supervised
-from pretrain.norms import FOLLOWS_STUDENT, Norm
-from pretrain.ranges import check_settings
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.schedules import scale_to_batch
+from momentum_transfer.pretrain.heads import mlp, simsiam_projector
+from momentum_transfer.pretrain.methods.byol import BYOL
+from momentum_transfer.pretrain.methods.method import Method
+from momentum_transfer.pretrain.methods.moco import MoCo
+from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
+from momentum_transfer.pretrain.methods.random import RandomBackbone
+from momentum_transfer.pretrain.methods.simsiam import SimSiam
+from momentum_transfer.pretrain.methods.student_teacher import Branch, TeacherRule
+from momentum_transfer.pretrain.methods.supervised import Classifier, Supervised
+from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT, Norm
+from momentum_transfer.pretrain.ranges import check_settings
 
 #: Normalisations that a network without batch normalisation can be trained with: of its heads' batches or statistics.
 WITHOUT_BN = ("BN", "SyncBN", "ShuffleBN", "EMAN")

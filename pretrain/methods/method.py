@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.backbones.timm_network import TimmBackbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 class Method(nn.Module):

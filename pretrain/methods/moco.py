@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.losses import embedding_std, info_nce
-from pretrain.methods.student_teacher import Branch, StudentTeacher, TeacherRule
-from pretrain.queue import NegativeQueue
+from momentum_transfer.pretrain.losses import embedding_std, info_nce
+from momentum_transfer.pretrain.methods.student_teacher import Branch, StudentTeacher, TeacherRule
+from momentum_transfer.pretrain.queue import NegativeQueue
 
 
 class MoCo(StudentTeacher):

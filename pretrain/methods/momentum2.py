@@ -8,7 +8,7 @@ forwards, both student forwards, the loss, the optimiser.
 
 from __future__ import annotations
 
-from pretrain.methods.byol import BYOL
+from momentum_transfer.pretrain.methods.byol import BYOL
 
 
 class Momentum2Teacher(BYOL):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
-from pretrain.methods.method import Method
+from momentum_transfer.pretrain.methods.method import Method
 
 
 class RandomBackbone(Method):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pretrain.losses import embedding_std, negative_cosine
-from pretrain.methods.single_network import SingleNetwork
-from pretrain.methods.student_teacher import Branch
+from momentum_transfer.pretrain.losses import embedding_std, negative_cosine
+from momentum_transfer.pretrain.methods.single_network import SingleNetwork
+from momentum_transfer.pretrain.methods.student_teacher import Branch
 
 
 class SimSiam(SingleNetwork):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from pretrain.methods.method import Method
-from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
+from momentum_transfer.pretrain.methods.method import Method
+from momentum_transfer.pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
 
 
 class SingleNetwork(Method):

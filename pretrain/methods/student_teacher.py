@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
-from momentum_transfer.schedules import momentum_at
-from pretrain.methods.method import Method
-from pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
-from pretrain.teacher import copy_student, shuffled_forward, update_teacher
+from momentum_transfer.core.schedules import momentum_at
+from momentum_transfer.pretrain.methods.method import Method
+from momentum_transfer.pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
+from momentum_transfer.pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
 
 class Branch(nn.Module):

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
-from pretrain.losses import embedding_std
-from pretrain.methods.single_network import SingleNetwork
+from momentum_transfer.pretrain.losses import embedding_std
+from momentum_transfer.pretrain.methods.single_network import SingleNetwork
 
 
 class Classifier(nn.Module):

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import Choice
-from pretrain.norms.batch_norm import (
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import Choice
+from momentum_transfer.pretrain.norms.batch_norm import (
     BatchNorm,
     ShuffleBatchNorm,
     StudentStatisticsBatchNorm,
     SyncBatchNorm,
     use_fused_sync,
 )
-from pretrain.norms.momentum_batch_norm import (
+from momentum_transfer.pretrain.norms.momentum_batch_norm import (
     POLICIES,
     MomentumBatchNorm,
     PairBatchNorm,

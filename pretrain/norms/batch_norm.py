@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentum_transfer import distributed
+from momentum_transfer.core import distributed
 
 
 class AnyShapeBatchNorm(nn.BatchNorm2d):

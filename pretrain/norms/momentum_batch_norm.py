@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentum_transfer import distributed
-from momentum_transfer.schedules import momentum_at
-from pretrain.norms.batch_norm import AnyShapeBatchNorm, normalise
+from momentum_transfer.core import distributed
+from momentum_transfer.core.schedules import momentum_at
+from momentum_transfer.pretrain.norms.batch_norm import AnyShapeBatchNorm, normalise
 
 POLICIES = ("local", "broadcast", "reduce")
 
@@ -31,7 +31,7 @@ class PairBatchNorm(AnyShapeBatchNorm):
     Args:
         num_features: channels C.
         alpha: weight of the pair's mean statistics in ``commit``; changed by ``set_alpha``.
-        groups: virtual processes G, each with its own history, see ``pretrain.norms.batch_norm``.
+        groups: virtual processes G, each with its own history, see ``momentum_transfer.pretrain.norms.batch_norm``.
 
     Buffers beside BatchNorm's: ``alpha`` [], ``pending_mean`` [G C], ``pending_var`` [G C], ``pending_count`` [].
     """

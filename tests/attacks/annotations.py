@@ -12,11 +12,11 @@ from pycocotools import mask as coco_mask
 
 from momentum_transfer.report.markdown import render_markdown
 from momentum_transfer.report.page import make_report, render_html
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.scores import coco, lvis, voc
+from momentum_transfer.transfer.tasks.detection import Detection
 from tests.attacks.outcome import DONE, LINE, NASTY, outcome_of
-from transfer import config
-from transfer.data.datasets import get_dataset
-from transfer.scores import coco, lvis, voc
-from transfer.tasks.detection import Detection
 
 SQUARE = np.zeros((40, 60), np.uint8)
 SQUARE[10:20, 5:25] = 1

@@ -14,9 +14,9 @@ import torch
 from hypothesis import strategies as st
 
 from momentum_transfer.images.reading import FORMATS, read_rgb, stored_values, upright_size
+from momentum_transfer.transfer.export import export as exporting
+from momentum_transfer.transfer.export.exported import Wants, load_exported
 from tests.attacks.outcome import DONE, LINE, STEERING, outcome_of
-from transfer.export import export as exporting
-from transfer.export.exported import Wants, load_exported
 
 #: What Pillow can read and must not: readers that start programs, or that nobody fuzzes.
 UNLISTED = ("EPS", "PDF", "ICO", "PCX", "TGA", "SGI", "JPEG2000", "DDS")

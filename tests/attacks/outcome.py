@@ -14,7 +14,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core.command import run_tool
 
 SECONDS, KIBIBYTES = 30.0, 2 << 20
 #: What an untrusted file would do to a terminal: write to the clipboard, colour, turn the text, forge a line or a name.

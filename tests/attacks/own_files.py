@@ -14,20 +14,20 @@ import safetensors.torch
 import torch
 from hypothesis import strategies as st
 
-from lowshot.splits import from_file_list
 from momentum_transfer.backbones.shards import INDEX, read_shards
-from momentum_transfer.choice.plan import DETECTION, Candidate, Question, rows, training_steps
-from momentum_transfer.choice.run import keep_question, make_plan
-from momentum_transfer.files import write_text
+from momentum_transfer.core.files import write_text
 from momentum_transfer.images.subsets import read_taxonomy
 from momentum_transfer.images.taxonomies import read_hierarchy
+from momentum_transfer.lowshot.splits import from_file_list
+from momentum_transfer.suites.choose.plan import DETECTION, Candidate, Question, rows, training_steps
+from momentum_transfer.suites.choose.run import keep_question, make_plan
 from momentum_transfer.suites.job import STATE
 from momentum_transfer.suites.progress import PLAN, standings
 from momentum_transfer.suites.slurm import SUBMITTED, submitted
+from momentum_transfer.tools.status import show
+from momentum_transfer.transfer.data.own import label_pngs, voc_xml, yolo
 from tests.attacks.annotations import changed
 from tests.attacks.outcome import DONE, LINE, outcome_of
-from tools.status import show
-from transfer.data.own import label_pngs, voc_xml, yolo
 
 XML = """<annotation><filename>a.png</filename><size><width>20</width><height>10</height><depth>3</depth></size>
 <object><name>a</name><difficult>0</difficult><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>

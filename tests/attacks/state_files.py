@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from lowshot.features.feature_set import read_npz
 from momentum_transfer.backbones import convert
 from momentum_transfer.backbones.export import backbone_state
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.settings import load_config
-from momentum_transfer.stopping import Stopped
-from pretrain.config import get_cfg
-from pretrain.train import train
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.lowshot.features.feature_set import read_npz
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.train import train
+from momentum_transfer.transfer.initial_weights import read_detector
 from tests.attacks.annotations import changed
 from tests.attacks.outcome import DONE, NASTY, STEERING, outcome_of
 from tests.pretrain.conftest import TINY
-from transfer.initial_weights import read_detector
 
 FORMATS = (".pkl", ".pth", ".safetensors")
 #: A place in a file (a share of its length) and which bit of the byte is flipped.

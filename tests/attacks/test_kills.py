@@ -11,10 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from lowshot import fixmatch_run, linear
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.files import sha256_of
-from pretrain.train import train
+from momentum_transfer.core.files import sha256_of
+from momentum_transfer.lowshot import fixmatch_run, linear
+from momentum_transfer.pretrain.train import train
 from tests.pretrain.conftest import tiny_cfg  # noqa: F401  a fixture
 from tests.tools.in_process import run_tool
 from tests.transfer.torchvision_engine.tiny import shapes_config
@@ -79,8 +79,8 @@ def test_detector(tmp_path):
 
     def run(name):
         cfg = shapes_config("retinanet", tmp_path, *words, "OUTPUT_DIR", str(tmp_path / name))
-        from transfer.run import Request
-        from transfer.run import run as transfer
+        from momentum_transfer.transfer.run import Request
+        from momentum_transfer.transfer.run import run as transfer
 
         transfer(cfg, Request("none", resume=True))
         model = torch.load(tmp_path / name / "model_final.pth", weights_only=True)["model"]

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-import lowshot.evaluate
-from lowshot.evaluate import evaluate
-from lowshot.finetune import recompute_statistics
-from lowshot.fixmatch import build_method, check_backbone
-from lowshot.presets import FIXMATCH
+import momentum_transfer.lowshot.evaluate
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.module_network import ModuleBackbone, of_module, of_text
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.lowshot.evaluate import evaluate
+from momentum_transfer.lowshot.finetune import recompute_statistics
+from momentum_transfer.lowshot.fixmatch import build_method, check_backbone
+from momentum_transfer.lowshot.presets import FIXMATCH
 from tests.tools.in_process import run_tool
 
 CONVNEXT = "timm:test_convnext?img_size=32"
@@ -114,7 +114,9 @@ def test_what_is_no_module_and_what_is_no_evaluation_is_refused():
     for wrong in ({"sides": 8}, {"size": True}, {"std": (0, 1, 1)}, {"interpolation": "none"}, 8):
         with pytest.raises(InputError, match="expected input as size, mean, std, interpolation, crop of images, found"):
             evaluate(Maps(), input=wrong)
-    assert lowshot.evaluate._source(Flat(), "", None, 32).architecture.input == NetworkInput(8, (0.5,) * 3, (0.5,) * 3)
+    assert momentum_transfer.lowshot.evaluate._source(Flat(), "", None, 32).architecture.input == NetworkInput(
+        8, (0.5,) * 3, (0.5,) * 3
+    )
 
 
 def test_the_command_line_takes_a_factory(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from lowshot.augment import ReflectedCrop, WeakAndStrong, strong_view, weak_view
-from lowshot.rand_augment import LEVELS, RandomLevelAugment
+from momentum_transfer.lowshot.augment import ReflectedCrop, WeakAndStrong, strong_view, weak_view
+from momentum_transfer.lowshot.rand_augment import LEVELS, RandomLevelAugment
 
 SIDE = 16
 #: Dark on the left, bright on the right.

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import yaml
 
-from lowshot import inputs
-from lowshot.augment import SMALL_SQUARES
-from lowshot.config import EVALUATIONS, get_cfg
-from lowshot.evaluations import ON_FEATURES
-from lowshot.features.feature_set import FeatureSet
-from lowshot.image_evaluations import ON_IMAGES, percent
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import load_config
 from momentum_transfer.images.datasets import DATASETS, ArrayImages
-from momentum_transfer.settings import load_config
+from momentum_transfer.lowshot import inputs
+from momentum_transfer.lowshot.augment import SMALL_SQUARES
+from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
+from momentum_transfer.lowshot.evaluations import ON_FEATURES
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, percent
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = [

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lowshot import diagnostics
-from lowshot.augment import SeededView, weak_view
-from lowshot.features.feature_set import FeatureSet
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.lowshot import diagnostics
+from momentum_transfer.lowshot.augment import SeededView, weak_view
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 RANDOM = np.random.default_rng(0)
 

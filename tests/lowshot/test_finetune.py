@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from lowshot import finetune
-from lowshot.classifier import Classifier, accuracy, in_order
-from lowshot.finetune import evaluate_finetune, recompute_statistics
-from lowshot.labelled_data import LabelledData
-from lowshot.presets import FINETUNE, FinetunePreset, Schedule
-from momentum_transfer import distributed
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.core import distributed
 from momentum_transfer.images.views import eval_transform
+from momentum_transfer.lowshot import finetune
+from momentum_transfer.lowshot.classifier import Classifier, accuracy, in_order
+from momentum_transfer.lowshot.finetune import evaluate_finetune, recompute_statistics
+from momentum_transfer.lowshot.labelled_data import LabelledData
+from momentum_transfer.lowshot.presets import FINETUNE, FinetunePreset, Schedule
 from tests.lowshot.toy_data import bright_or_dark
 from tests.two_processes import in_two_processes
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from lowshot import linear
-from lowshot.features.feature_set import FeatureSet
-from lowshot.fitting import Run, fit
-from lowshot.presets import LinearPreset, Schedule
-from momentum_transfer.errors import InputError
-from momentum_transfer.metrics import read
-from momentum_transfer.stopping import Stopped
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.metrics import read
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.lowshot import linear
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.fitting import Run, fit
+from momentum_transfer.lowshot.presets import LinearPreset, Schedule
 from tests.two_processes import in_two_processes
 
 CPU = torch.device("cpu")

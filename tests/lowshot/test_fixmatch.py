@@ -7,19 +7,26 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lowshot import fitting, fixmatch_run
-from lowshot.augment import WeakAndStrong, weak_view
-from lowshot.classifier import Classifier
-from lowshot.fixmatch import FixMatch, build_method, check_backbone, check_preset, unlabelled_loss, with_norm
-from lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
-from lowshot.labelled_data import LabelledData
-from lowshot.labelled_stream import training_batches
-from lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.metrics import read
 from momentum_transfer.images.views import eval_transform
-from momentum_transfer.metrics import read
-from pretrain.norms import Norm
+from momentum_transfer.lowshot import fitting, fixmatch_run
+from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
+from momentum_transfer.lowshot.classifier import Classifier
+from momentum_transfer.lowshot.fixmatch import (
+    FixMatch,
+    build_method,
+    check_backbone,
+    check_preset,
+    unlabelled_loss,
+    with_norm,
+)
+from momentum_transfer.lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
+from momentum_transfer.lowshot.labelled_data import LabelledData
+from momentum_transfer.lowshot.labelled_stream import training_batches
+from momentum_transfer.lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
+from momentum_transfer.pretrain.norms import Norm
 from tests.lowshot.toy_data import bright_or_dark
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.two_processes import in_two_processes

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from lowshot import knn
-from momentum_transfer.errors import InputError
-from momentum_transfer.neighbours import normalized, ranked_classes, search
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.neighbours import normalized, ranked_classes, search
+from momentum_transfer.lowshot import knn
 from tests.lowshot.toy_data import clusters
 
 TRAIN, TEST = clusters(1, 300), clusters(2, 120)

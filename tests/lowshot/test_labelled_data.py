@@ -6,16 +6,16 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from lowshot import image_evaluations
-from lowshot.config import get_cfg
-from lowshot.identity import settings_hash
-from lowshot.image_evaluations import run_folder
-from lowshot.inputs import Images, feature_sets, labelled_data
-from lowshot.labelled_data import LabelledData, file_names, search_split
-from lowshot.linear import LinearResult
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages, build_dataset
 from momentum_transfer.images.views import eval_transform
+from momentum_transfer.lowshot import image_evaluations
+from momentum_transfer.lowshot.config import get_cfg
+from momentum_transfer.lowshot.identity import settings_hash
+from momentum_transfer.lowshot.image_evaluations import run_folder
+from momentum_transfer.lowshot.inputs import Images, feature_sets, labelled_data
+from momentum_transfer.lowshot.labelled_data import LabelledData, file_names, search_split
+from momentum_transfer.lowshot.linear import LinearResult
 
 VIEW = eval_transform("digits", 16)
 CLASSES = ("ant", "bee", "cat")

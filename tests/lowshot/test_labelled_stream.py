@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from lowshot.augment import WeakAndStrong, strong_view, weak_view
-from lowshot.labelled_stream import Stream, evaluation_batches, steps_of, training_batches
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.views import eval_transform
+from momentum_transfer.lowshot.augment import WeakAndStrong, strong_view, weak_view
+from momentum_transfer.lowshot.labelled_stream import Stream, evaluation_batches, steps_of, training_batches
 
 PICTURES = np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8)
 IMAGES = ArrayImages(PICTURES, [0, 1] * 5, ["a", "b"])
@@ -36,10 +36,10 @@ def test_batch_may_exceed_the_number_of_rows():
 
 def test_processes_share_each_batch_without_overlap(monkeypatch):
     whole = list(Stream(ROWS, 4, 3, seed=0))
-    monkeypatch.setattr("momentum_transfer.distributed.world_size", lambda: 2)
+    monkeypatch.setattr("momentum_transfer.core.distributed.world_size", lambda: 2)
     shares = []
     for rank in (0, 1):
-        monkeypatch.setattr("momentum_transfer.distributed.rank", lambda rank=rank: rank)
+        monkeypatch.setattr("momentum_transfer.core.distributed.rank", lambda rank=rank: rank)
         shares.append(list(Stream(ROWS, 4, 3, seed=0)))
     for one, other, both in zip(*shares, whole, strict=True):
         assert [place for pair in zip(one, other, strict=True) for place in pair] == both

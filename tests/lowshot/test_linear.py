@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lowshot import fitting, linear
-from lowshot.classifier import accuracy
-from lowshot.features.feature_set import FeatureSet
-from lowshot.features.pooling import StageFeatures
-from lowshot.labelled_data import LabelledData
-from lowshot.labelled_stream import Stream
-from lowshot.presets import LINEAR, LinearPreset, Schedule
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.views import eval_transform
+from momentum_transfer.lowshot import fitting, linear
+from momentum_transfer.lowshot.classifier import accuracy
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.features.pooling import StageFeatures
+from momentum_transfer.lowshot.labelled_data import LabelledData
+from momentum_transfer.lowshot.labelled_stream import Stream
+from momentum_transfer.lowshot.presets import LINEAR, LinearPreset, Schedule
 from tests.lowshot.toy_data import bright_or_dark
 
 CPU = torch.device("cpu")

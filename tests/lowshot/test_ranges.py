@@ -1,11 +1,17 @@
 import pytest
 
-from lowshot.config import get_cfg
-from lowshot.image_settings import check_batch, finetune_preset, fixmatch_protocol, fixmatch_setting, linear_preset
-from lowshot.ranges import RULES, check_settings
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import without_rule
-from momentum_transfer.settings import load_config
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import without_rule
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.lowshot.config import get_cfg
+from momentum_transfer.lowshot.image_settings import (
+    check_batch,
+    finetune_preset,
+    fixmatch_protocol,
+    fixmatch_setting,
+    linear_preset,
+)
+from momentum_transfer.lowshot.ranges import RULES, check_settings
 
 
 def test_defaults_pass():

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from lowshot import retrieval
-from lowshot.features.feature_set import FeatureSet
-from momentum_transfer.neighbours import normalized, search
+from momentum_transfer.core.neighbours import normalized, search
+from momentum_transfer.lowshot import retrieval
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 GENERATOR = np.random.default_rng(0)
 TRAIN = FeatureSet(GENERATOR.standard_normal((200, 8)).astype(np.float32), GENERATOR.integers(0, 5, 200), "train", "0")

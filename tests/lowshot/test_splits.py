@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowshot.splits import balanced_fraction, class_members, draw_shots, from_file_list, set_aside
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.lowshot.splits import balanced_fraction, class_members, draw_shots, from_file_list, set_aside
 
 LABELS = np.random.default_rng(0).integers(0, 7, 400)
 

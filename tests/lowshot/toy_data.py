@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from lowshot.features.feature_set import FeatureSet
 from momentum_transfer.images.datasets import ArrayImages
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 
 def clusters(seed, count, classes=6, dim=16, spread=1.2):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from momentum_transfer.settings import load_config
-from pretrain.config import get_cfg
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.pretrain.config import get_cfg
 
 TINY = {
     "DATA.NAME": "digits",

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from momentum_transfer.backbones.read import load_backbone
-from momentum_transfer.errors import InputError
-from momentum_transfer.stopping import Stopped
-from pretrain.methods import build_method
-from pretrain.norms import MomentumBatchNorm
-from pretrain.own_loop import build_method as method_by_name
-from pretrain.pipeline import statistics
-from pretrain.train import train
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.norms import MomentumBatchNorm
+from momentum_transfer.pretrain.own_loop import build_method as method_by_name
+from momentum_transfer.pretrain.pipeline import statistics
+from momentum_transfer.pretrain.train import train
 
 CONVNEXT = {"METHOD.NAME": "byol", "TEACHER.MOVES": "after", "NORM.TEACHER": "BN",
             "MODEL.ARCH": "timm:test_convnext?img_size=32", "SOLVER.OPTIMIZER": "adamw",

@@ -7,13 +7,13 @@ import pytest
 import torch
 import yaml
 
-from momentum_transfer.metrics import read
-from momentum_transfer.settings import load_config
-from pretrain.config import get_cfg
-from pretrain.methods import build_method
-from pretrain.plan import concerns, make_plan
-from pretrain.ranges import check_settings
-from pretrain.train import train
+from momentum_transfer.core.metrics import read
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.plan import concerns, make_plan
+from momentum_transfer.pretrain.ranges import check_settings
+from momentum_transfer.pretrain.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path for path in (ROOT / "configs/pretrain").glob("*.yaml") if not path.stem.startswith("base_"))

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.heads import mlp, simsiam_projector
-from pretrain.norms import Norm, use_fused_sync
+from momentum_transfer.pretrain.heads import mlp, simsiam_projector
+from momentum_transfer.pretrain.norms import Norm, use_fused_sync
 
 
 def test_projector_ends_in_a_linear_without_norm():

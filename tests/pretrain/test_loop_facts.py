@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.stopping import Stopped
-from pretrain.methods import build_method
-from pretrain.norms import MomentumBatchNorm
-from pretrain.pipeline import TrainingBatches
-from pretrain.plan import make_plan
-from pretrain.train import train
+from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.norms import MomentumBatchNorm
+from momentum_transfer.pretrain.pipeline import TrainingBatches
+from momentum_transfer.pretrain.plan import make_plan
+from momentum_transfer.pretrain.train import train
 
 STEPS, WARMUP = 5, 2
 M_BASE, ALPHA_BASE = 0.5, 0.8

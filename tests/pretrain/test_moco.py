@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.methods import build_method
+from momentum_transfer.pretrain.methods import build_method
 
 VIEWS = torch.randn(2, 6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

@@ -2,10 +2,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowshot import knn
+from momentum_transfer.core.neighbours import search
 from momentum_transfer.images.datasets import ArrayImages
-from momentum_transfer.neighbours import search
-from pretrain.monitor import EvaluationImages, KnnMonitor, features, non_finite_tensors
+from momentum_transfer.lowshot import knn
+from momentum_transfer.pretrain.monitor import EvaluationImages, KnnMonitor, features, non_finite_tensors
 
 
 class Pooled(nn.Module):

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
-from momentum_transfer.lars import LARS
-from pretrain.heads import mlp
-from pretrain.optimizers import build_optimizer, set_learning_rate
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.lars import LARS
+from momentum_transfer.pretrain.heads import mlp
+from momentum_transfer.pretrain.optimizers import build_optimizer, set_learning_rate
 
 
 def naive_lars(weights, grads_of_steps, lr, momentum, decay, eta, adapt):

@@ -6,15 +6,15 @@ import PIL.Image
 import pytest
 from safetensors.torch import load_file
 
-from momentum_transfer import worker_count
-from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.console import speaking
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import worker_count
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.learned_settings import learned_settings
+from momentum_transfer.core.log import speaking
+from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.learned_settings import learned_settings
-from momentum_transfer.stopping import Stopped
-from pretrain import pipeline, views_on
-from pretrain.train import train
+from momentum_transfer.pretrain import pipeline, views_on
+from momentum_transfer.pretrain.train import train
 
 
 @pytest.fixture

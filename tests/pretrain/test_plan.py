@@ -2,12 +2,12 @@ import re
 
 import pytest
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import Choice, without_rule
-from pretrain.config import get_cfg
-from pretrain.methods import METHODS, virtual_processes
-from pretrain.plan import concerns, describe, learning_rate_at, make_plan
-from pretrain.ranges import RULES, check_settings
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import Choice, without_rule
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods import METHODS, virtual_processes
+from momentum_transfer.pretrain.plan import concerns, describe, learning_rate_at, make_plan
+from momentum_transfer.pretrain.ranges import RULES, check_settings
 
 
 def test_rates_follow_the_batch_and_are_printed(tiny_cfg):
@@ -140,7 +140,7 @@ def test_sync_bn_of_fewer_images_than_the_configs_batch_is_said_where_micro_batc
 
 
 def test_a_micro_batch_without_whole_groups_is_refused_with_what_the_protocol_and_the_run_have(tiny_cfg, monkeypatch):
-    monkeypatch.setattr("momentum_transfer.distributed.world_size", lambda: 4)
+    monkeypatch.setattr("momentum_transfer.core.distributed.world_size", lambda: 4)
     with pytest.raises(
         InputError, match=r"divide the 2 images .* 4 processes .* found 4, the images per BN of the pro"
     ):

@@ -1,6 +1,6 @@
 import torch
 
-from pretrain.queue import NegativeQueue
+from momentum_transfer.pretrain.queue import NegativeQueue
 
 
 def numbered(first, count):

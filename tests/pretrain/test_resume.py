@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.settings import dump
-from pretrain import resume
-from pretrain.config import get_cfg
-from pretrain.methods import build_method
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import dump
+from momentum_transfer.pretrain import resume
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods import build_method
 
 
 def parts(cfg):

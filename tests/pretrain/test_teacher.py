@@ -5,8 +5,14 @@ import torch
 from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from pretrain.norms import Norm
-from pretrain.teacher import copy_student, move_parameters, move_statistics, shuffled_forward, update_teacher
+from momentum_transfer.pretrain.norms import Norm
+from momentum_transfer.pretrain.teacher import (
+    copy_student,
+    move_parameters,
+    move_statistics,
+    shuffled_forward,
+    update_teacher,
+)
 
 SMALL = Architecture("resnet10", width=4)
 

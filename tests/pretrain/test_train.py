@@ -11,15 +11,15 @@ import safetensors
 import torch
 from safetensors.torch import load_file
 
-import pretrain.run as run_module
-import pretrain.train as train_module
+import momentum_transfer.pretrain.run as run_module
+import momentum_transfer.pretrain.train as train_module
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.stopping import Stopped
-from pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
-from pretrain.train import train
+from momentum_transfer.pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
+from momentum_transfer.pretrain.train import train
 from tests.process_group import outcome_in_own_group, signal_own_group
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 
-from momentum_transfer import distributed
-from momentum_transfer.settings import load_config
-from momentum_transfer.stopping import Stopped
-from pretrain.config import get_cfg
-from pretrain.methods import build_method
-from pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
-from pretrain.queue import NegativeQueue
-from pretrain.teacher import shuffled_forward
-from pretrain.train import train
+from momentum_transfer.core import distributed
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.norms import MomentumBatchNorm, Norm, SyncBatchNorm, commit_pair
+from momentum_transfer.pretrain.queue import NegativeQueue
+from momentum_transfer.pretrain.teacher import shuffled_forward
+from momentum_transfer.pretrain.train import train
 
 #: Runs that are taken up again in the middle: every normalisation that processes share or keep for themselves.
 RESUMED: dict[str, dict[str, object]] = {

@@ -31,8 +31,8 @@ def _restored():
 
 
 def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """``python tools/NAME.py ARGUMENTS`` from the repository's root, as `subprocess.run` would tell its end."""
-    command = [f"tools/{name}.py", *map(str, arguments)]
+    """``python tools/NAME.py ARGUMENTS`` (or ``FOLDER/NAME.py``) from the root, as by `subprocess.run`."""
+    command = [f"{name}.py" if "/" in name else f"tools/{name}.py", *map(str, arguments)]
     out, errors, code = io.StringIO(), io.StringIO(), 0
     with _restored(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         sys.argv = list(command)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from momentum_transfer.shipped import workplace
+from momentum_transfer.core.shipped import workplace
 
 
 def begun(words: Sequence[object], log: Path, **environment: str) -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from momentum_transfer.records import read
+from momentum_transfer.core.records import read
 from tests.tools.in_process import run_tool
 
 PRETRAIN = "configs/smoke/momentum2_digits.yaml"

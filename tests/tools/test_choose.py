@@ -11,12 +11,12 @@ import torch
 
 from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.choice import plan
+from momentum_transfer.core.records import read
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.records import read
 from momentum_transfer.suites import chain
+from momentum_transfer.suites.choose import plan
+from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
 from tests.tools.in_process import run_tool
-from transfer.data.digit_scenes import RECIPES, ensure_scenes
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ def test_detectors_get_words_that_their_settings_take(weights, tmp_path, started
         memory.parent.mkdir(parents=True, exist_ok=True)
         memory.write_text(json.dumps({step.key: 1.0 for step in seen}))
 
-    monkeypatch.setattr("momentum_transfer.choice.run.run_chain", run_chain)
-    monkeypatch.setattr("momentum_transfer.choice.run.measured", lambda *_: plan.Times(1.0, 0.1))
+    monkeypatch.setattr("momentum_transfer.suites.choose.run.run_chain", run_chain)
+    monkeypatch.setattr("momentum_transfer.suites.choose.run.measured", lambda *_: plan.Times(1.0, 0.1))
     words = ["--weights", *weights, tmp_path / "absent.pth", "--train", scenes, "--split", 0.5, "--dry-run"]
     ended = choose(*words, "--out", tmp_path / "out")
     assert ended.returncode == 0, ended.stderr
@@ -145,7 +145,7 @@ def test_detectors_get_words_that_their_settings_take(weights, tmp_path, started
     assert [step.title for step in seen] == [
         "first: detector, frozen, timed", "first: detector, finetuned, timed",
     ]  # fmt: skip
-    from transfer.own_settings import load_for
+    from momentum_transfer.transfer.own_settings import load_for
 
     for step in seen:
         words = step.command

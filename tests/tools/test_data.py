@@ -10,10 +10,10 @@ import PIL.Image
 import pytest
 from torchvision import datasets
 
+from momentum_transfer.core.records import read
 from momentum_transfer.images import licensed
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.licensed import Licensed, Part
-from momentum_transfer.records import read
 from tests.tools.in_process import run_tool
 
 TINY = ["DATA.IMAGE_SIZE", 28, "MODEL.WIDTH", 4, "HEAD.HIDDEN", 16, "HEAD.OUTPUT", 8, "SOLVER.BATCH_SIZE", 8]
@@ -46,7 +46,7 @@ def served(monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.utils._urlretrieve", retrieve)
     monkeypatch.setattr("torchvision.datasets.utils._get_redirect_url", lambda url, **_: url)
-    monkeypatch.setattr("momentum_transfer.network.reachable", lambda address: True)
+    monkeypatch.setattr("momentum_transfer.core.network.reachable", lambda address: True)
     return files, asked
 
 
@@ -95,7 +95,7 @@ def test_an_archive_that_is_not_the_published_one_is_refused(fashion, tmp_path):
 
 
 def test_nothing_is_made_without_a_network_or_without_a_yes(tmp_path, monkeypatch):
-    monkeypatch.setattr("momentum_transfer.network.reachable", lambda address: False)
+    monkeypatch.setattr("momentum_transfer.core.network.reachable", lambda address: False)
     for words, message in {
         (
             "cifar10",

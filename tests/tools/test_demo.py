@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer import records
+from momentum_transfer.core import records
 from tests.tools.in_process import run_tool
 
 
 def test_accuracies_are_means_over_trials_of_the_demos_own_measure(tmp_path: Path):
-    demo, file = importlib.import_module("tools.demo"), tmp_path / "results.jsonl"
+    demo, file = importlib.import_module("momentum_transfer.tools.demo"), tmp_path / "results.jsonl"
     for task, metric, value in (("svm/k=4", "top1", 20), ("svm/k=4", "top1", 30), ("svm/k=4", "top5", 90)):
         records.append(file, [records.make_record(task, metric, value, checkpoint={"name": "a", "sha256": ""})])
     assert demo.accuracies(file) == {"a": 25.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from momentum_transfer.records import make_record
+from momentum_transfer.core.records import make_record
 from tests.tools.in_process import run_tool
 
 TOOL = """

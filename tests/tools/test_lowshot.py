@@ -10,12 +10,12 @@ import PIL.Image
 import pytest
 import torch
 
-from lowshot import inputs
-from momentum_transfer import items
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.files import weights_name
-from momentum_transfer.run_lock import alone
-from momentum_transfer.settings import kept
+from momentum_transfer.core import items
+from momentum_transfer.core.files import weights_name
+from momentum_transfer.core.run_lock import alone
+from momentum_transfer.core.settings import kept
+from momentum_transfer.lowshot import inputs
 from tests.tools.in_process import run_tool
 from tests.two_processes import in_two_processes
 
@@ -234,7 +234,7 @@ def test_wrong_input_is_one_line_and_code_2(lowshot, capsys, arguments, message)
 def test_settings_are_checked_before_features_are_extracted(
     lowshot, weights, capsys, monkeypatch, command, setting, message
 ):
-    monkeypatch.setattr("lowshot.inputs.extract", lambda *_, **__: pytest.fail("extracted"))
+    monkeypatch.setattr("momentum_transfer.lowshot.inputs.extract", lambda *_, **__: pytest.fail("extracted"))
     assert lowshot(command, "--weights", weights, *setting) == 2
     assert message in capsys.readouterr().err
 

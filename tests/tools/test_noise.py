@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from momentum_transfer.settings import load_config
-from pretrain.config import get_cfg
-from pretrain.embedding import load_embedding
-from pretrain.train import train
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.embedding import load_embedding
+from momentum_transfer.pretrain.train import train
 from tests.tools.in_process import run_tool
 
 SETTINGS = ["MODEL.WIDTH", "4", "HEAD.HIDDEN", "16", "HEAD.OUTPUT", "8", "SOLVER.BATCH_SIZE", "8", "SOLVER.STEPS", "2",

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 import torch
 
-from momentum_transfer.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.errors import InputError
 from tests.tools.in_process import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def test_a_protocol_other_than_the_configs_and_a_long_warm_up_are_said_before_th
     done = run_tool("pretrain", "--config", own, *short, "OUTPUT_DIR", tmp_path / "a", "SOLVER.WARMUP_EPOCHS", 0)
     assert (done.returncode, done.stderr) == (0, "")
     changed = ["NORM.GROUP", 0, "SOLVER.WARMUP_EPOCHS", 2]
-    with mock.patch("pretrain.train._loop", side_effect=InputError("the loop begins")):
+    with mock.patch("momentum_transfer.pretrain.train._loop", side_effect=InputError("the loop begins")):
         done = run_tool("pretrain", "--config", own, *short, "OUTPUT_DIR", tmp_path / "b", *changed)
     first, second, last = done.stderr.splitlines()
     assert "the loop begins" in last

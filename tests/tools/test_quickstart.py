@@ -1,4 +1,4 @@
-"""The quickstart's steps and its command line; `tests/momentum_transfer/suites/test_chain.py` is about chains."""
+"""The quickstart's steps and its command line; `tests/suites/test_chain.py` is about chains."""
 
 import os
 import signal
@@ -6,11 +6,11 @@ import threading
 import time
 from pathlib import Path
 
-from momentum_transfer.tool_run import run_tool
-from tests.momentum_transfer.suites.test_chain import noted_steps, notes
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.tools import quickstart
+from momentum_transfer.tools.quickstart import steps
+from tests.suites.test_chain import noted_steps, notes
 from tests.tools.in_process import run_tool as run
-from tools import quickstart
-from tools.quickstart import steps
 
 
 def test_sigterm_ends_the_running_steps(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer import records as results
+from momentum_transfer.core import records as results
 from tests.tools.in_process import run_tool
 
 

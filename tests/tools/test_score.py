@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from momentum_transfer import records
+from momentum_transfer.core import records
+from momentum_transfer.transfer.scores import coco, lvis, semantic, voc
 from tests.tools.in_process import run_tool
 from tests.transfer.scores.random_sets import coco_set, federated
-from transfer.scores import coco, lvis, semantic, voc
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -175,8 +175,8 @@ def test_results_are_not_appended_to_what_is_scored(files):
 
 
 def test_errors_are_told_and_kept_for_the_report(tmp_path):
+    from momentum_transfer.transfer.error_analysis.analysis import analyse
     from tests.transfer.error_analysis.test_analysis import crowded_set
-    from transfer.error_analysis.analysis import analyse
 
     truth, results = crowded_set(0)
     for name, content in (("truth", truth), ("found", results)):

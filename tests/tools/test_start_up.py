@@ -15,14 +15,14 @@ import importlib, sys, time
 slow = {"torch", "torchvision", "scipy", "sklearn", "matplotlib", "pandas"}
 began = time.process_time()
 for name in sys.argv[1].split(","):
-    parser = importlib.import_module(f"tools.{name}").parser()
+    parser = importlib.import_module(f"momentum_transfer.tools.{name}").parser()
     assert len(parser.format_help()) > 100, name
     assert not slow & set(sys.modules), (name, slow & set(sys.modules))
-import tools.benchmarks.gpu
+import benchmarks.gpu
 assert not slow & set(sys.modules), ("benchmark gpu", slow & set(sys.modules))
-from momentum_transfer.tool_run import run_tool
-import tools.score
-code = run_tool(tools.score.parser(), tools.score.main, sys.argv[2:])
+from momentum_transfer.core.command import run_tool
+import momentum_transfer.tools.score
+code = run_tool(momentum_transfer.tools.score.parser(), momentum_transfer.tools.score.main, sys.argv[2:])
 assert not slow & set(sys.modules), slow & set(sys.modules)
 sys.exit(code or time.process_time() - began > 2.0)  # all of them; of this process's own time
 """
@@ -49,7 +49,7 @@ class Said(Exception): pass
 def say(text): raise Said
 for line in sys.argv[1].splitlines():
     name, *words = line.split()
-    tool = importlib.import_module(f"tools.{name}")
+    tool = importlib.import_module(f"momentum_transfer.tools.{name}")
     tool.say = say
     try:
         tool.main(tool.parser().parse_args(words))
@@ -78,13 +78,13 @@ def test_the_first_line_comes_before_torch_is_imported():
 
 
 def test_convert_offers_the_scopes_that_there_are():
-    convert = importlib.import_module("tools.convert")
+    convert = importlib.import_module("momentum_transfer.tools.convert")
     assert convert.SCOPES == norm_rescale.SCOPES
     assert convert.DEFAULT_SCOPE == norm_rescale.DEFAULT_SCOPE
 
 
 def test_every_tool_has_its_line_in_the_commands_help():
-    cli = importlib.import_module("tools.cli")
+    cli = importlib.import_module("momentum_transfer.tools.cli")
     tools = {path.stem for path in (ROOT / "tools").glob("*.py")} - {"__init__", "cli", "setup_env"}
     assert tools == set(cli.TOOLS)
     assert all(f"  {name} " in cli.usage() for name in tools)

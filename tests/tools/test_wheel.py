@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.records import make_record
+from momentum_transfer.core.records import make_record
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("momentum_transfer", "pretrain", "transfer", "lowshot", "tools", "configs")
-TOOLS = ("pretrain", "convert", "compare", "transfer", "lowshot", "score", "evaluate", "report", "benchmark",
+LINKED = ("pretrain", "transfer", "lowshot", "tools", "configs")
+TOOLS = ("pretrain", "convert", "compare", "transfer", "lowshot", "score", "evaluate", "report",
          "quickstart", "demo")  # fmt: skip
 
 #: Loads the configs that its arguments name, a line each.
 LOAD = """
 import sys
-from momentum_transfer.errors import InputError
-from momentum_transfer.settings import load_config
-from pretrain.config import get_cfg
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.pretrain.config import get_cfg
 for name in sys.argv[1:]:
     try:
         cfg = load_config(get_cfg(), name)
@@ -41,9 +41,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "setuptools", minversion="70.1", reason="building a wheel needs setuptools 70.1: the extra test"
     )
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for room in ("momentum_transfer", *LINKED):
+        shutil.copytree(ROOT / room, source / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
     built = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
@@ -60,8 +60,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    for theirs in ("tools", "configs"):  # as careless packages leave them there
-        (site / theirs).mkdir()
+    for other in LINKED:  # as careless packages leave them there
+        (site / other).mkdir()
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", "--no-deps", "-q", str(wheel)]
     subprocess.run(pip, capture_output=True, check=True)
     return python.parent
@@ -92,9 +92,9 @@ def run(installed: Path, tmp_path: Path) -> Shell:
 def test_the_wheel_holds_every_room_config_and_tool_and_no_top_level_tools(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
-    assert tops == {"momentum_transfer", "momentum_transfer_tools", "pretrain", "transfer", "lowshot"}
-    for room in ROOMS:
-        inside = {"tools": "momentum_transfer_tools", "configs": "momentum_transfer/configs"}.get(room, room)
+    assert tops == {"momentum_transfer"}
+    for room in ("momentum_transfer", *LINKED):
+        inside = f"momentum_transfer/{room}" if room in LINKED else room
         kept = [p.relative_to(ROOT / room).as_posix() for kind in ("*.py", "*.yaml", "*.j2", "*.css", "py.typed")
                 for p in (ROOT / room).rglob(kind) if p.suffix != ".yaml" or room == "configs"]  # fmt: skip
         assert kept

@@ -11,16 +11,16 @@ from torch import nn
 
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.vitdet import describe, resample_patches, to_vitdet
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.initial_weights import read_initial
+from momentum_transfer.transfer.ranges import check_settings
+from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.training_state import Position
+from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import tiny_config, tiny_samples
-from transfer import any_backbone
-from transfer.engines import choose_engine
-from transfer.initial_weights import read_initial
-from transfer.ranges import check_settings
-from transfer.torchvision_engine.engine import build, build_training, initialise
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.training_state import Position
-from transfer.torchvision_engine.weights import export_state
 
 timm = pytest.importorskip("timm")
 

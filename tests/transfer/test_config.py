@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from momentum_transfer.errors import InputError
-from transfer import config
-from transfer.torchvision_engine.engine import TorchvisionEngine
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 
 ROOT = Path(__file__).parents[2]
 PROTOCOLS = sorted(path for path in (ROOT / "configs/transfer").glob("*.yaml") if not path.stem.startswith("base"))

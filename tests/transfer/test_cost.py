@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from momentum_transfer.transfer.cost import _flops, cost_of
+from momentum_transfer.transfer.torchvision_engine.engine import build
 from tests.transfer.torchvision_engine.tiny import tiny_config
-from transfer.cost import _flops, cost_of
-from transfer.torchvision_engine.engine import build
 
 
 def test_attention_is_counted_as_its_two_products():

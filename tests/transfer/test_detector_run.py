@@ -12,14 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.settings import dump
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import dump
+from momentum_transfer.transfer.detector_run import load_run
+from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.run_classes import RunClasses, write_classes
+from momentum_transfer.transfer.torchvision_engine.engine import build
+from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config
-from transfer.detector_run import load_run
-from transfer.run import Request, run
-from transfer.run_classes import RunClasses, write_classes
-from transfer.torchvision_engine.engine import build
-from transfer.torchvision_engine.weights import export_state
 
 SHORT = ("SOLVER.MAX_ITER", "1", "SOLVER.STEPS", "()", "SOLVER.CHECKPOINT_PERIOD", "10", "ENGINE", "torchvision")
 

@@ -20,8 +20,25 @@ from detectron2.config import get_cfg
 from tensorboard.backend.event_processing import event_accumulator
 
 from momentum_transfer.backbones.build import build_backbone
-from momentum_transfer.errors import InputError
-from momentum_transfer.stopping import Stopped
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.config import add_own_keys
+from momentum_transfer.transfer.detectron2_engine import (
+    Detectron2Engine,
+    build_model,
+    detectron2_config,
+    load_initial,
+    parity,
+    training_losses,
+)
+from momentum_transfer.transfer.detectron2_engine.train import trainer_class
+from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
+from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
+from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_detector, names
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer import test_any_backbone as any_networks
 from tests.transfer.torchvision_engine.test_semantic import labels_config
@@ -34,23 +51,6 @@ from tests.transfer.torchvision_engine.tiny import (
     tiny_samples,
     train_tiny,
 )
-from transfer import config
-from transfer.config import add_own_keys
-from transfer.detectron2_engine import (
-    Detectron2Engine,
-    build_model,
-    detectron2_config,
-    load_initial,
-    parity,
-    training_losses,
-)
-from transfer.detectron2_engine.train import trainer_class
-from transfer.initial_weights import InitialWeights, read_detector
-from transfer.tasks import open_task
-from transfer.torchvision_engine.engine import TorchvisionEngine
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.semantic_run import build as build_segmentor
-from transfer.torchvision_engine.weights import export_state, load_detector, names
 
 pytestmark = pytest.mark.detectron2
 
@@ -199,8 +199,8 @@ def test_twenty_iterations_follow_the_same_losses(name, tmp_path):
     load_detector(ours, theirs.state_dict(), "theirs")
     from detectron2.solver import build_optimizer
 
-    from transfer.torchvision_engine.engine import build_training
-    from transfer.torchvision_engine.training_state import Position
+    from momentum_transfer.transfer.torchvision_engine.engine import build_training
+    from momentum_transfer.transfer.torchvision_engine.training_state import Position
 
     their_optimizer = build_optimizer(detectron2_config(cfg, seed=0, out_dir=tmp_path), theirs)
     my_optimizer = build_training(cfg, ours, Position(0, (), ())).optimizer

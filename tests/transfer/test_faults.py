@@ -9,13 +9,13 @@ import signal
 import pytest
 import torch
 
-from momentum_transfer import records as results
-from momentum_transfer.tool_run import run_tool
+from momentum_transfer.core import records as results
+from momentum_transfer.core.command import run_tool
+from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.torchvision_engine import predict as prediction
+from momentum_transfer.transfer.torchvision_engine import train
+from momentum_transfer.transfer.torchvision_engine.data import Mapper
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config
-from transfer.run import Request, run
-from transfer.torchvision_engine import predict as prediction
-from transfer.torchvision_engine import train
-from transfer.torchvision_engine.data import Mapper
 
 SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "()", "SOLVER.CHECKPOINT_PERIOD", "2", "ENGINE", "torchvision"]
 SHORT += ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2", "SOLVER.WARMUP_ITERS", "0"]

@@ -5,12 +5,18 @@ import torch
 
 from momentum_transfer.backbones.convert import write
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.initial_weights import (
+    LARGEST_GROWTH,
+    InitialWeights,
+    check_trained,
+    match_backbone,
+    read_initial,
+)
+from momentum_transfer.transfer.torchvision_engine.engine import initialise
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config
-from transfer.initial_weights import LARGEST_GROWTH, InitialWeights, check_trained, match_backbone, read_initial
-from transfer.torchvision_engine.engine import initialise
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 
 SMALL = Architecture("resnet10", 32)
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
-from momentum_transfer.settings import value_of
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import value_of
+from momentum_transfer.transfer import fit
+from momentum_transfer.transfer.data.own.open import open_own
+from momentum_transfer.transfer.decisive import identity
+from momentum_transfer.transfer.estimate import Estimate
+from momentum_transfer.transfer.own_settings import OwnSource, load_for, within_minutes
+from momentum_transfer.transfer.tasks import open_task
 from tests.tools.in_process import run_tool
 from tests.transfer import own_set
-from transfer import fit
-from transfer.data.own.open import open_own
-from transfer.decisive import identity
-from transfer.estimate import Estimate
-from transfer.own_settings import OwnSource, load_for, within_minutes
-from transfer.tasks import open_task
 
 SMALL = [
     *("DATALOADER.NUM_WORKERS", "0", "MODEL.FPN.OUT_CHANNELS", "32", "MODEL.ROI_BOX_HEAD.FC_DIM", "32"),
@@ -152,7 +152,7 @@ def seconds_a_step(monkeypatch) -> list[float]:
     def timed(cfg, *_):
         return Estimate(waiting.pop(0), 0.0, cfg.SOLVER.MAX_ITER, 0, 0, 0.0, "cpu")
 
-    monkeypatch.setattr("transfer.own_settings.estimate", timed)
+    monkeypatch.setattr("momentum_transfer.transfer.own_settings.estimate", timed)
     return waiting
 
 

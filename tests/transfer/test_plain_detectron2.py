@@ -32,14 +32,14 @@ from detectron2.utils.env import seed_all_rng
 
 import momentum_transfer as mt
 from momentum_transfer.backbones.build import build_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.detectron2_engine import Detectron2Engine, build_optimizer, load_initial, models
+from momentum_transfer.transfer.initial_weights import read_initial
+from momentum_transfer.transfer.scores import coco as our_scores
+from momentum_transfer.transfer.scores import lvis as our_lvis
+from momentum_transfer.transfer.tasks import open_task
 from tests.transfer.torchvision_engine.tiny import write_shapes
-from transfer import config
-from transfer.detectron2_engine import Detectron2Engine, build_optimizer, load_initial, models
-from transfer.initial_weights import read_initial
-from transfer.scores import coco as our_scores
-from transfer.scores import lvis as our_lvis
-from transfer.tasks import open_task
 
 pytestmark = pytest.mark.detectron2
 

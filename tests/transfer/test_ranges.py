@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.ranges import without_rule
-from momentum_transfer.settings import value_of
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.ranges import without_rule
+from momentum_transfer.core.settings import value_of
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.ranges import RULES, check_settings
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, tiny_config
-from transfer import config
-from transfer.engines import choose_engine
-from transfer.ranges import RULES, check_settings
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [p for room in ("transfer", "smoke") for p in sorted((ROOT / "configs" / room).glob("*.yaml"))]

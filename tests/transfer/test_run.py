@@ -7,18 +7,18 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from momentum_transfer import records as results
 from momentum_transfer.backbones import read as backbone_reading
 from momentum_transfer.backbones.build import build_backbone as timm_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import records as results
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data import annotations
+from momentum_transfer.transfer.decisive import identity
+from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.torchvision_engine.engine import build
+from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config, write_shapes
-from transfer.data import annotations
-from transfer.decisive import identity
-from transfer.engines import choose_engine
-from transfer.run import Request, run
-from transfer.torchvision_engine.engine import build
-from transfer.torchvision_engine.weights import export_state
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny"]
 
@@ -128,7 +128,7 @@ def test_both_a_training_and_a_test_set_are_needed(tmp_path):
 
 
 def test_auto_says_why_it_chose():
-    from transfer.config import load
+    from momentum_transfer.transfer.config import load
 
     cfg = load(None, ["MODEL.RESNETS.STRIDE_IN_1X1", "False"])
     engine, why = choose_engine("auto", cfg)
@@ -137,7 +137,7 @@ def test_auto_says_why_it_chose():
 
 
 def test_an_engine_that_cannot_run_the_config_says_so():
-    from transfer.config import load
+    from momentum_transfer.transfer.config import load
 
     with pytest.raises(InputError, match="STRIDE_IN_1X1 True"):
         choose_engine("torchvision", load(None, []))
@@ -186,9 +186,9 @@ def test_norms_that_cannot_be_synchronised_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
-    from transfer.data.datasets import get_dataset
-    from transfer.engine import Predictions
-    from transfer.tasks import Detection
+    from momentum_transfer.transfer.data.datasets import get_dataset
+    from momentum_transfer.transfer.predictions import Predictions
+    from momentum_transfer.transfer.tasks import Detection
 
     data = get_dataset("digit_scenes_lt_val")
     truth = data.load()["annotations"]
@@ -221,9 +221,9 @@ def test_a_masks_size_is_its_pixels_though_the_file_holds_boxes_too(box_side, ap
     """A wrong small mask counts against the small masks even if the box beside it is a large one."""
     from pycocotools import mask as coco_mask
 
-    from transfer.data.annotations import open_dataset
-    from transfer.engine import Predictions
-    from transfer.tasks import Detection
+    from momentum_transfer.transfer.data.annotations import open_dataset
+    from momentum_transfer.transfer.predictions import Predictions
+    from momentum_transfer.transfer.tasks import Detection
 
     def entry(x, side, **more):
         bitmap = np.zeros((100, 100), np.uint8, order="F")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from momentum_transfer.errors import InputError
-from transfer import config
-from transfer import run as run_module
-from transfer.decisive import identity
-from transfer.run import Request, _claim, run
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer import run as run_module
+from momentum_transfer.transfer.decisive import identity
+from momentum_transfer.transfer.run import Request, _claim, run
 
 #: What a training of either engine leaves as soon as there is something to go on with.
 CHECKPOINTS = ["checkpoints/step_0000002.pth", "last_checkpoint", "model_final.pth"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.text_files import read_json
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.text_files import read_json
 
 KINDS = ("coco", "lvis", "voc")
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from momentum_transfer.console import track
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import atomic_path
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import atomic_path
+from momentum_transfer.core.log import track
 from momentum_transfer.images.reading import read_rgb
-from transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.annotations import DetectionData
 
 #: A crop is a square around its box, so much longer than the box's longer side, and at most so many pixels.
 MARGIN, MOST_SIDE = 1.2, 512

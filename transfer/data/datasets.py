@@ -6,12 +6,12 @@ import os
 import re
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import part_title
-from transfer.data.annotations import DetectionData, open_dataset
-from transfer.data.check_annotations import Problem, check
-from transfer.data.digit_scenes import RECIPES, ensure_scenes
-from transfer.data.voc import voc_as_coco
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import part_title
+from momentum_transfer.transfer.data.annotations import DetectionData, open_dataset
+from momentum_transfer.transfer.data.check_annotations import Problem, check
+from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
+from momentum_transfer.transfer.data.voc import voc_as_coco
 
 __all__ = ["DetectionData", "Problem", "check", "dataset_names", "get_dataset", "register_coco",
            "short_name"]  # fmt: skip

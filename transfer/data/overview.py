@@ -13,11 +13,11 @@ import numpy as np
 import PIL.Image
 import PIL.ImageDraw
 
-from momentum_transfer.errors import counted
-from momentum_transfer.files import atomic_path
+from momentum_transfer.core.errors import counted
+from momentum_transfer.core.files import atomic_path
 from momentum_transfer.images.reading import read_rgb
-from transfer.data.annotations import DetectionData, file_stem
-from transfer.data.run_lengths import decode_mask
+from momentum_transfer.transfer.data.annotations import DetectionData, file_stem
+from momentum_transfer.transfer.data.run_lengths import decode_mask
 
 #: The longer side of an enlarged example has at most so many pixels.
 MOST_SIDE = 4096

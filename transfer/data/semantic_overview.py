@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from momentum_transfer.files import atomic_path
+from momentum_transfer.core.files import atomic_path
 from momentum_transfer.images.reading import read_rgb, stored_values
-from transfer.data.annotations import file_stem
-from transfer.data.overview import histogram
-from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
-from transfer.visuals import MIN_SIDE, colour_of, enlargement
+from momentum_transfer.transfer.data.annotations import file_stem
+from momentum_transfer.transfer.data.overview import histogram
+from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
+from momentum_transfer.transfer.visuals import MIN_SIDE, colour_of, enlargement
 
 #: Share of a class's colour in a tinted pixel. Class 0, mostly the background, stays as it is.
 TINT = 0.6

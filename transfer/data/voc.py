@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import cache_root, sha256_of_text, write_text
-from momentum_transfer.text_files import read_lines
-from transfer.data.own.xml_lines import Node, read_xml
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import cache_root, sha256_of_text, write_text
+from momentum_transfer.core.log import say
+from momentum_transfer.core.text_files import read_lines
+from momentum_transfer.transfer.data.own.xml_lines import Node, read_xml
 
 VERSION = 1  # raise it when the conversion changes: the cache is keyed by it
 # fmt: off

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from transfer.any_backbone import LAST, PATCH, DetectorBackbone, build_network, vit_settings
+from momentum_transfer.transfer.any_backbone import LAST, PATCH, DetectorBackbone, build_network, vit_settings
 
 
 @functools.cache

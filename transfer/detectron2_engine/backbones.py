@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from momentum_transfer.errors import InputError
-from transfer import any_backbone
-from transfer.detectron2_engine.any_backbone import plain_pyramid, wrapped
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.detectron2_engine.any_backbone import plain_pyramid, wrapped
 
 #: Blocks of the ResNets of basic blocks. Detectron2 itself builds 18 and 34 at width 64, but no C4 head of them.
 SMALL = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}

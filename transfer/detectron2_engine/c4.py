@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from transfer.detectron2_engine.backbones import SMALL, basic_stage
+from momentum_transfer.transfer.detectron2_engine.backbones import SMALL, basic_stage
 
 
 def heads() -> tuple[type[nn.Module], type[nn.Module]]:

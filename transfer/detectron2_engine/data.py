@@ -13,17 +13,17 @@ import torch
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.distributed import barrier, is_main
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.distributed import barrier, is_main
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.samplers import leave_signals_to_the_loop
 from momentum_transfer.images.reading import read_rgb, stored_values
-from momentum_transfer.samplers import leave_signals_to_the_loop
-from transfer.config import task_name
-from transfer.data.annotations import DetectionData
-from transfer.data.semantic_datasets import SemanticData, label_file, write_truth
-from transfer.detectron2_engine.settings import data_name
-from transfer.tasks.task import Task
-from transfer.torchvision_engine.data import read_pictures, with_objects
-from transfer.torchvision_engine.semantic_data import pictures_of
+from momentum_transfer.transfer.config import task_name
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file, write_truth
+from momentum_transfer.transfer.detectron2_engine.settings import data_name
+from momentum_transfer.transfer.tasks.task import Task
+from momentum_transfer.transfer.torchvision_engine.data import read_pictures, with_objects
+from momentum_transfer.transfer.torchvision_engine.semantic_data import pictures_of
 
 
 def register_data(cfg: CfgNode, task: Task[Any], out_dir: Path) -> None:

@@ -11,21 +11,22 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from momentum_transfer.console import say
-from momentum_transfer.devices import runs_on_cpu
-from momentum_transfer.distributed import process_group, world_size
-from momentum_transfer.errors import InputError
-from transfer.config import synchronises_on_cpu, task_name
-from transfer.detectron2_engine.backbones import SMALL
-from transfer.detectron2_engine.data import register_data
-from transfer.detectron2_engine.models import build_model, load_initial
-from transfer.detectron2_engine.predict import predict
-from transfer.detectron2_engine.predictor import Detectron2Predictor
-from transfer.detectron2_engine.settings import ENGINE, detectron2_config
-from transfer.detectron2_engine.train import train
-from transfer.engine import Finetuned, Predictions, Score
-from transfer.initial_weights import InitialWeights
-from transfer.tasks.task import Task
+from momentum_transfer.core.devices import runs_on_cpu
+from momentum_transfer.core.distributed import process_group, world_size
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.transfer.config import synchronises_on_cpu, task_name
+from momentum_transfer.transfer.detectron2_engine.backbones import SMALL
+from momentum_transfer.transfer.detectron2_engine.data import register_data
+from momentum_transfer.transfer.detectron2_engine.models import build_model, load_initial
+from momentum_transfer.transfer.detectron2_engine.predict import predict
+from momentum_transfer.transfer.detectron2_engine.predictor import Detectron2Predictor
+from momentum_transfer.transfer.detectron2_engine.settings import ENGINE, detectron2_config
+from momentum_transfer.transfer.detectron2_engine.train import train
+from momentum_transfer.transfer.engine import Finetuned
+from momentum_transfer.transfer.initial_weights import InitialWeights
+from momentum_transfer.transfer.predictions import Predictions, Score
+from momentum_transfer.transfer.tasks.task import Task
 
 
 class Detectron2Engine:

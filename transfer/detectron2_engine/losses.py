@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from transfer.torchvision_engine.masks import BitMasks
-from transfer.torchvision_engine.structures import Sample
+from momentum_transfer.transfer.torchvision_engine.masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 
 def their_inputs(samples: Sequence[Sample]) -> list[dict[str, Any]]:

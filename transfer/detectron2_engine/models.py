@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from momentum_transfer.console import say
-from momentum_transfer.errors import InputError
-from transfer.any_backbone import network_pixels
-from transfer.config import add_own_keys
-from transfer.detectron2_engine.backbones import PYRAMIDS, pyramid, single_scale, small_resnet
-from transfer.detectron2_engine.c4 import heads
-from transfer.detectron2_engine.fcos import build_fcos
-from transfer.detectron2_engine.settings import ENGINE
-from transfer.initial_weights import InitialWeights, match_backbone, match_detector
-from transfer.ranges import backbone_problems
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.transfer.any_backbone import network_pixels
+from momentum_transfer.transfer.config import add_own_keys
+from momentum_transfer.transfer.detectron2_engine.backbones import PYRAMIDS, pyramid, single_scale, small_resnet
+from momentum_transfer.transfer.detectron2_engine.c4 import heads
+from momentum_transfer.transfer.detectron2_engine.fcos import build_fcos
+from momentum_transfer.transfer.detectron2_engine.settings import ENGINE
+from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
+from momentum_transfer.transfer.ranges import backbone_problems
 
 #: Said through Detectron2's logger, which its users see.
 _LOGGER = logging.getLogger("detectron2.momentum_transfer")

@@ -13,14 +13,14 @@ from fvcore.common.config import CfgNode
 from fvcore.nn import get_bn_modules
 from torch import Tensor, nn
 
-from transfer.detectron2_engine.losses import their_inputs, training_losses
-from transfer.detectron2_engine.models import build_model
-from transfer.detectron2_engine.settings import detectron2_config
-from transfer.torchvision_engine.detectors import RCNN, Detector
-from transfer.torchvision_engine.engine import build
-from transfer.torchvision_engine.semantic import Segmentor
-from transfer.torchvision_engine.structures import Sample
-from transfer.torchvision_engine.weights import load_detector, names
+from momentum_transfer.transfer.detectron2_engine.losses import their_inputs, training_losses
+from momentum_transfer.transfer.detectron2_engine.models import build_model
+from momentum_transfer.transfer.detectron2_engine.settings import detectron2_config
+from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector
+from momentum_transfer.transfer.torchvision_engine.engine import build
+from momentum_transfer.transfer.torchvision_engine.semantic import Segmentor
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
+from momentum_transfer.transfer.torchvision_engine.weights import load_detector, names
 
 
 def random_pair(cfg: CfgNode, samples: Sequence[Sample], seed: int = 3) -> tuple[Detector, nn.Module]:

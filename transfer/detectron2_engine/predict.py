@@ -12,19 +12,19 @@ from fvcore.common.config import CfgNode
 from PIL import Image
 from torch import nn
 
-from momentum_transfer.console import ProgressLine
-from momentum_transfer.distributed import barrier, rank, world_size
-from momentum_transfer.files import atomic_path
-from transfer.config import task_name
-from transfer.data.annotations import DetectionData
-from transfer.data.semantic_datasets import SemanticData, label_file
-from transfer.detectron2_engine.data import dataset_dicts, test_mapper
-from transfer.detectron2_engine.settings import ENGINE
-from transfer.engine import IouType, Predictions, results_path
-from transfer.torchvision_engine.detection_run import iou_types
-from transfer.torchvision_engine.predict import result_entries, write_entries
-from transfer.torchvision_engine.semantic_data import pictures_of
-from transfer.torchvision_engine.structures import Detections
+from momentum_transfer.core.distributed import barrier, rank, world_size
+from momentum_transfer.core.files import atomic_path
+from momentum_transfer.core.log import ProgressLine
+from momentum_transfer.transfer.config import task_name
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file
+from momentum_transfer.transfer.detectron2_engine.data import dataset_dicts, test_mapper
+from momentum_transfer.transfer.detectron2_engine.settings import ENGINE
+from momentum_transfer.transfer.predictions import IouType, Predictions, results_path
+from momentum_transfer.transfer.torchvision_engine.detection_run import iou_types
+from momentum_transfer.transfer.torchvision_engine.predict import result_entries, write_entries
+from momentum_transfer.transfer.torchvision_engine.semantic_data import pictures_of
+from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 
 def predict(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transfer.torchvision_engine.structures import Detections
+from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 
 class Detectron2Predictor:

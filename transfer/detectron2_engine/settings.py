@@ -7,9 +7,9 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.devices import choose_device
-from transfer.config import add_own_keys
-from transfer.data.datasets import short_name
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.transfer.config import add_own_keys
+from momentum_transfer.transfer.data.datasets import short_name
 
 #: What ENGINE says in a configuration that this project trains; else it is Detectron2's own trainer that follows it.
 ENGINE = "detectron2"

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from momentum_transfer.boards import Board, boards
-from momentum_transfer.checkpoint_folder import CheckpointFolder, read_archive
-from momentum_transfer.distributed import any_rank, barrier, is_main, rank
-from momentum_transfer.errors import InputError
-from momentum_transfer.samplers import signals_held
-from momentum_transfer.stopping import Stopped, StopSignal, stop_signals
-from transfer.any_backbone import group_rules
-from transfer.detectron2_engine.data import training_loader
-from transfer.detectron2_engine.models import load_initial, register
-from transfer.engine import Finetuned
-from transfer.initial_weights import InitialWeights
-from transfer.torchvision_engine import solver
-from transfer.torchvision_engine.solver import GradientWatch
+from momentum_transfer.core.boards import Board, boards
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, read_archive
+from momentum_transfer.core.distributed import any_rank, barrier, is_main, rank
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.samplers import signals_held
+from momentum_transfer.core.stopping import Stopped, StopSignal, stop_signals
+from momentum_transfer.transfer.any_backbone import group_rules
+from momentum_transfer.transfer.detectron2_engine.data import training_loader
+from momentum_transfer.transfer.detectron2_engine.models import load_initial, register
+from momentum_transfer.transfer.engine import Finetuned
+from momentum_transfer.transfer.initial_weights import InitialWeights
+from momentum_transfer.transfer.torchvision_engine import solver
+from momentum_transfer.transfer.torchvision_engine.solver import GradientWatch
 
 Evaluate = Callable[[nn.Module], float]
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.files import write_text
-from transfer.error_analysis import images as at_thresholds
-from transfer.error_analysis.classes import Calibration, Operating, calibration, operating_points
-from transfer.error_analysis.judged import Judged, judge
-from transfer.error_analysis.kinds import KINDS, Kinds, find_kinds
-from transfer.scores import lvis
-from transfer.scores.coco import Results, Source
-from transfer.scores.inputs import IouType, load_detections, load_ground_truth
-from transfer.scores.precision import Inputs
+from momentum_transfer.core.files import write_text
+from momentum_transfer.transfer.error_analysis import images as at_thresholds
+from momentum_transfer.transfer.error_analysis.classes import Calibration, Operating, calibration, operating_points
+from momentum_transfer.transfer.error_analysis.judged import Judged, judge
+from momentum_transfer.transfer.error_analysis.kinds import KINDS, Kinds, find_kinds
+from momentum_transfer.transfer.scores import lvis
+from momentum_transfer.transfer.scores.coco import Results, Source
+from momentum_transfer.transfer.scores.inputs import IouType, load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.precision import Inputs
 
 #: Raised when the meaning of a key changes.
 FORMAT = 1

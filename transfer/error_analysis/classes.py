@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer.error_analysis.judged import Judged
-from transfer.error_analysis.kinds import precision_at_levels
+from momentum_transfer.transfer.error_analysis.judged import Judged
+from momentum_transfer.transfer.error_analysis.kinds import precision_at_levels
 
 #: Bins of the score in which calibration is told.
 BINS = 10

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer.error_analysis.classes import Operating
-from transfer.error_analysis.judged import FOREGROUND, Judged
+from momentum_transfer.transfer.error_analysis.classes import Operating
+from momentum_transfer.transfer.error_analysis.judged import FOREGROUND, Judged
 
 
 def shown(judged: Judged, points: Sequence[Operating]) -> np.ndarray:

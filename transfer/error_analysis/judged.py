@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer.scores.inputs import Detections, GroundTruth
-from transfer.scores.overlaps import Pairs, box_pairs, mask_pairs
-from transfer.scores.precision import Inputs
+from momentum_transfer.transfer.scores.inputs import Detections, GroundTruth
+from momentum_transfer.transfer.scores.overlaps import Pairs, box_pairs, mask_pairs
+from momentum_transfer.transfer.scores.precision import Inputs
 
 #: IoU from which a detection is right (TIDE's t_f), and below which it lies on background (t_b).
 FOREGROUND, BACKGROUND = 0.5, 0.1

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer.error_analysis.judged import BACKGROUND, FOREGROUND, Judged, best_overlap
-from transfer.scores.matching import RECALL_THRESHOLDS
+from momentum_transfer.transfer.error_analysis.judged import BACKGROUND, FOREGROUND, Judged, best_overlap
+from momentum_transfer.transfer.scores.matching import RECALL_THRESHOLDS
 
 CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, ON_BACKGROUND, MISSED = KINDS = (
     "classification", "localisation", "both", "duplicate", "background", "missed",

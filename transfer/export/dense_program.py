@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import nms
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.dense import DenseHeads, RetinaNet
-from transfer.torchvision_engine.detectors import OneStage
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.dense import DenseHeads, RetinaNet
+from momentum_transfer.transfer.torchvision_engine.detectors import OneStage
 
 
 class DenseProgram(nn.Module):

@@ -14,20 +14,20 @@ import numpy as np
 import torch
 import torch.fx.experimental._config
 
-from momentum_transfer.console import say, track, waiting, warn
-from momentum_transfer.errors import InputError, counted
-from momentum_transfer.extras import extra
-from momentum_transfer.files import atomic_path
-from transfer.detector_run import DetectorRun
-from transfer.export import onnx_seal
-from transfer.export.dense_program import DenseProgram
-from transfer.export.exported import ExportedDetector, Wants, load_exported
-from transfer.export.pt2_archive import KEY
-from transfer.prediction.photographs import as_pixels
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.dense import RetinaNet
-from transfer.torchvision_engine.detectors import OneStage
-from transfer.torchvision_engine.structures import Detections, Sample
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.extras import extra
+from momentum_transfer.core.files import atomic_path
+from momentum_transfer.core.log import say, track, waiting, warn
+from momentum_transfer.transfer.detector_run import DetectorRun
+from momentum_transfer.transfer.export import onnx_seal
+from momentum_transfer.transfer.export.dense_program import DenseProgram
+from momentum_transfer.transfer.export.exported import ExportedDetector, Wants, load_exported
+from momentum_transfer.transfer.export.pt2_archive import KEY
+from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet
+from momentum_transfer.transfer.torchvision_engine.detectors import OneStage
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 
 FORMATS = ("onnx", "pt2")
 #: Largest difference of boxes (pixels, for each 100 pixels of the longer side, or of the largest anchor, whose offsets

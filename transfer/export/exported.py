@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from momentum_transfer.errors import InputError, first_line, one_line
-from momentum_transfer.extras import extra
-from transfer.export.onnx_seal import check_seal
-from transfer.export.pt2_archive import KEY, read_archive
-from transfer.prediction.photographs import as_pixels
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.data import output_size, resize
+from momentum_transfer.core.errors import InputError, first_line, one_line
+from momentum_transfer.core.extras import extra
+from momentum_transfer.transfer.export.onnx_seal import check_seal
+from momentum_transfer.transfer.export.pt2_archive import KEY, read_archive
+from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.data import output_size, resize
 
 #: Pixels of a side, at most.
 MOST = 1 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: Key of the metadata, and its value while the digest is computed.
 KEY, BLANK = "momentum-transfer-sha256", "0" * 64

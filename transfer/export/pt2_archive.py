@@ -20,8 +20,8 @@ from typing import Any, TypeGuard
 import torch
 import torchvision  # noqa: F401, registers its operators
 
-from momentum_transfer.digests import verify_records
-from momentum_transfer.errors import InputError, one_line, shown
+from momentum_transfer.core.digests import verify_records
+from momentum_transfer.core.errors import InputError, one_line, shown
 
 #: The extra record with the input specification.
 KEY = "momentum-transfer"

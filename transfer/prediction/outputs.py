@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.files import atomic_path, write_text
-from transfer.data.run_lengths import encode_mask
-from transfer.detector_run import DetectorRun, Found
-from transfer.prediction.store import Done
+from momentum_transfer.core.files import atomic_path, write_text
+from momentum_transfer.transfer.data.run_lengths import encode_mask
+from momentum_transfer.transfer.detector_run import DetectorRun, Found
+from momentum_transfer.transfer.prediction.store import Done
 
 Rows = list[Sequence[object]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from momentum_transfer.errors import InputError, printable
+from momentum_transfer.core.errors import InputError, printable
 from momentum_transfer.images.reading import SUFFIXES, UnreadableImage, as_rgb, read_rgb, upright_size
 
 _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")

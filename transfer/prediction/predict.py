@@ -11,23 +11,23 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from momentum_transfer.console import ProgressLine, say, table, warn
-from momentum_transfer.errors import InputError, counted, one_line
-from momentum_transfer.files import atomic_path
-from momentum_transfer.run_lock import alone
-from momentum_transfer.text_files import read_json
-from transfer.data.semantic_overview import tinted
-from transfer.detector_run import DetectorRun, Found
-from transfer.prediction import outputs
-from transfer.prediction.photographs import (
+from momentum_transfer.core.errors import InputError, counted, one_line
+from momentum_transfer.core.files import atomic_path
+from momentum_transfer.core.log import ProgressLine, say, table, warn
+from momentum_transfer.core.run_lock import alone
+from momentum_transfer.core.text_files import read_json
+from momentum_transfer.transfer.data.semantic_overview import tinted
+from momentum_transfer.transfer.detector_run import DetectorRun, Found
+from momentum_transfer.transfer.prediction import outputs
+from momentum_transfer.transfer.prediction.photographs import (
     Photograph,
     find_photographs,
     read_photograph,
     refuse_unreadable,
     unreadable,
 )
-from transfer.prediction.store import Store
-from transfer.visuals import MIN_SCORE, draw
+from momentum_transfer.transfer.prediction.store import Store
+from momentum_transfer.transfer.visuals import MIN_SCORE, draw
 
 #: Images that are read while the detector is busy with others.
 AHEAD = 4

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
-from transfer.prediction.photographs import Photograph
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
+from momentum_transfer.transfer.prediction.photographs import Photograph
 
 #: One line an image; and by what it was made.
 LINES, ORIGIN = "predictions.jsonl", "predict.json"

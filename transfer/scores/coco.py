@@ -1,6 +1,6 @@
 """COCO box and mask AP: every entry of pycocotools' precision and recall, bit for bit, many times faster.
 
-Other evaluators were measured beside it (``python tools/benchmark.py scores boxes``). faster-coco-eval takes ten
+Other evaluators were measured beside it (``python benchmarks/scores.py boxes``). faster-coco-eval takes ten
 times as long and differs in the last bit. The Rust evaluators hotcoco and ultrafast-pycocotools are faster (README has
 the figures) and exact on such files, but not on annotation id 0 or on ``ignore``. Handing them the files without these
 would not pay: to know that, a file has to be read here first, and that and their own total add up to more than ours. So
@@ -28,13 +28,19 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores.inputs import (
+    AreaFrom,
+    IouType,
+    check_iou_type,
+    load_detections,
+    load_ground_truth,
+)
+from momentum_transfer.transfer.scores.matching import AREA_NAMES, AREAS, THRESHOLDS
+from momentum_transfer.transfer.scores.outcomes import Outcomes
+from momentum_transfer.transfer.scores.precision import Inputs, tabulate
 from momentum_transfer.verdicts.ap_metrics import coco_metrics
 from momentum_transfer.verdicts.ranked import Ranked
-from transfer.scores.inputs import AreaFrom, IouType, check_iou_type, load_detections, load_ground_truth
-from transfer.scores.matching import AREA_NAMES, AREAS, THRESHOLDS
-from transfer.scores.outcomes import Outcomes
-from transfer.scores.precision import Inputs, tabulate
 
 Source = str | Path | dict[str, Any]
 Results = str | Path | list[dict[str, Any]]

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
-from transfer.scores import masks
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores import masks
 
 _NUMBERS = (int, float, np.number)
 _FLAGS = (*_NUMBERS, np.bool_)

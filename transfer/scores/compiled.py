@@ -5,9 +5,9 @@ import sys
 from functools import cache
 from types import ModuleType
 
-from momentum_transfer.console import warn
+from momentum_transfer.core.log import warn
 
-_NAME = "transfer.scores.kernels"
+_NAME = "momentum_transfer.transfer.scores.kernels"
 _WORTH = 1 << 25  # characters of codes: to score them without the kernels takes as long more as importing numba
 
 

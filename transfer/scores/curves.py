@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from transfer.scores.matching import AREAS, RECALL_THRESHOLDS, RUNS, THRESHOLDS
+from momentum_transfer.transfer.scores.matching import AREAS, RECALL_THRESHOLDS, RUNS, THRESHOLDS
 
 
 def unpack(words: np.ndarray) -> np.ndarray:

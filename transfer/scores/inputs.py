@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from momentum_transfer.console import warn
-from momentum_transfer.errors import InputError
-from momentum_transfer.text_files import read_json
-from transfer.data.annotations import in_fractions, refuse_fractions
-from transfer.scores import masks, plain
-from transfer.scores.collector import paused_collector
-from transfer.scores.columns import Columns
-from transfer.scores.plain import Plain
-from transfer.scores.positions import Positions
-from transfer.scores.typed import Unusual
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import warn
+from momentum_transfer.core.text_files import read_json
+from momentum_transfer.transfer.data.annotations import in_fractions, refuse_fractions
+from momentum_transfer.transfer.scores import masks, plain
+from momentum_transfer.transfer.scores.collector import paused_collector
+from momentum_transfer.transfer.scores.columns import Columns
+from momentum_transfer.transfer.scores.plain import Plain
+from momentum_transfer.transfer.scores.positions import Positions
+from momentum_transfer.transfer.scores.typed import Unusual
 
 IouType = Literal["bbox", "segm"]
 AreaFrom = Literal["file", "mask"]

@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.verdicts.ap_metrics import lvis_metrics
-from momentum_transfer.verdicts.ranked import Ranked
-from transfer.scores.coco import Results, Source, per_class
-from transfer.scores.inputs import (
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores.coco import Results, Source, per_class
+from momentum_transfer.transfer.scores.inputs import (
     AreaFrom,
     Detections,
     GroundTruth,
@@ -28,9 +26,11 @@ from transfer.scores.inputs import (
     load_detections,
     load_ground_truth,
 )
-from transfer.scores.matching import AREAS, THRESHOLDS
-from transfer.scores.outcomes import Outcomes
-from transfer.scores.precision import Inputs, tabulate
+from momentum_transfer.transfer.scores.matching import AREAS, THRESHOLDS
+from momentum_transfer.transfer.scores.outcomes import Outcomes
+from momentum_transfer.transfer.scores.precision import Inputs, tabulate
+from momentum_transfer.verdicts.ap_metrics import lvis_metrics
+from momentum_transfer.verdicts.ranked import Ranked
 
 FREQUENCIES = ("r", "c", "f")
 #: Entries of a table of images x categories, a byte each, that is still made.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from transfer.scores.compiled import kernels
+from momentum_transfer.transfer.scores.compiled import kernels
 
 Size = list[int]  # height, width
 Fail = Callable[[int, str, str], None]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer.scores.overlaps import Pairs
+from momentum_transfer.transfer.scores.overlaps import Pairs
 
 #: IoU .50 : .05 : .95 and recall 0 : .01 : 1, as the references build them (linspace, not arange: other bits).
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from momentum_transfer.transfer.scores.inputs import GroundTruth
+from momentum_transfer.transfer.scores.matching import Matches
 from momentum_transfer.verdicts.ranked import Ranked
-from transfer.scores.inputs import GroundTruth
-from transfer.scores.matching import Matches
 
 
 class Outcomes:

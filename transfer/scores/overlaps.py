@@ -12,8 +12,8 @@ from types import ModuleType
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from transfer.scores.compiled import kernels
-from transfer.scores.masks import Rles, compressed
+from momentum_transfer.transfer.scores.compiled import kernels
+from momentum_transfer.transfer.scores.masks import Rles, compressed
 
 _BLOCK_PAIRS = 1 << 17  # pairs whose overlap is computed at a time
 _BLOCK_MASKS = 1 << 14  # of masks: their codes are copied, those of large images have thousands of characters

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from transfer.scores import masks, typed
-from transfer.scores.columns import Columns
-from transfer.scores.compiled import kernels
-from transfer.scores.positions import Positions
-from transfer.scores.typed import Unusual
+from momentum_transfer.transfer.scores import masks, typed
+from momentum_transfer.transfer.scores.columns import Columns
+from momentum_transfer.transfer.scores.compiled import kernels
+from momentum_transfer.transfer.scores.positions import Positions
+from momentum_transfer.transfer.scores.typed import Unusual
 
 _NUMBERS = ("image_id", "category_id", "score")  # of a detection
 _MASKS = 4096  # of the ground truth, whose polygons are objects of their own at a time

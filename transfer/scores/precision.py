@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from transfer.scores.curves import curve, unpack
-from transfer.scores.inputs import Detections, GroundTruth
-from transfer.scores.matching import (
+from momentum_transfer.transfer.scores.curves import curve, unpack
+from momentum_transfer.transfer.scores.inputs import Detections, GroundTruth
+from momentum_transfer.transfer.scores.matching import (
     AREAS,
     IOU_THRESHOLDS,
     RECALL_THRESHOLDS,
@@ -21,8 +21,8 @@ from transfer.scores.matching import (
     in_area,
     match,
 )
-from transfer.scores.outcomes import Outcomes
-from transfer.scores.overlaps import box_pairs, mask_pairs
+from momentum_transfer.transfer.scores.outcomes import Outcomes
+from momentum_transfer.transfer.scores.overlaps import box_pairs, mask_pairs
 
 #: Detections worked on at a time, unless one category alone has more. Bounds the memory of the evaluation.
 CHUNK = 200_000

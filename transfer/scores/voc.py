@@ -15,13 +15,13 @@ from typing import Literal
 
 import numpy as np
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores.coco import Results, Source
+from momentum_transfer.transfer.scores.inputs import load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.matching import Matches
+from momentum_transfer.transfer.scores.outcomes import Outcomes
 from momentum_transfer.verdicts.ap_metrics import voc_metrics
 from momentum_transfer.verdicts.ranked import Ranked
-from transfer.scores.coco import Results, Source
-from transfer.scores.inputs import load_detections, load_ground_truth
-from transfer.scores.matching import Matches
-from transfer.scores.outcomes import Outcomes
 
 Interpolation = Literal["11-point", "area"]
 IOU_PERCENT = tuple(range(50, 100, 5))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.errors import InputError
-from transfer.config import task_name
-from transfer.data.annotations import DetectionData
-from transfer.data.datasets import get_dataset
-from transfer.data.semantic_datasets import get_semantic_dataset
-from transfer.tasks.detection import Detection
-from transfer.tasks.segmentation import Segmentation
-from transfer.tasks.task import Task
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.config import task_name
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
+from momentum_transfer.transfer.tasks.detection import Detection
+from momentum_transfer.transfer.tasks.segmentation import Segmentation
+from momentum_transfer.transfer.tasks.task import Task
 
 __all__ = ["Detection", "Segmentation", "Task", "open_task"]
 

@@ -8,19 +8,19 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.console import say, track, warn
-from momentum_transfer.distributed import is_main
-from momentum_transfer.errors import InputError, counted
+from momentum_transfer.core.distributed import is_main
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.log import say, track, warn
 from momentum_transfer.images.reading import UnreadableImage, verified_size
+from momentum_transfer.transfer.data.annotations import DetectionData, file_stem
+from momentum_transfer.transfer.data.check_annotations import NAMED, check
+from momentum_transfer.transfer.data.overview import write_overview
+from momentum_transfer.transfer.error_analysis.analysis import analyse
+from momentum_transfer.transfer.predictions import IouType, Predictions
+from momentum_transfer.transfer.scores import coco, lvis, voc
+from momentum_transfer.transfer.tasks.task import Task, check_count
+from momentum_transfer.transfer.visuals import draw_detections
 from momentum_transfer.verdicts.outcomes import Outcomes
-from transfer.data.annotations import DetectionData, file_stem
-from transfer.data.check_annotations import NAMED, check
-from transfer.data.overview import write_overview
-from transfer.engine import IouType, Predictions
-from transfer.error_analysis.analysis import analyse
-from transfer.scores import coco, lvis, voc
-from transfer.tasks.task import Task, check_count
-from transfer.visuals import draw_detections
 
 
 class Detection(Task[DetectionData]):

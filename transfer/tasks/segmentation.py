@@ -9,17 +9,17 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 
-from momentum_transfer.console import say
-from momentum_transfer.distributed import is_main
-from momentum_transfer.errors import InputError, counted
+from momentum_transfer.core.distributed import is_main
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.log import say
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData, write_truth
+from momentum_transfer.transfer.data.semantic_overview import draw_label_predictions, write_label_overview
+from momentum_transfer.transfer.predictions import Predictions
+from momentum_transfer.transfer.scores import semantic
+from momentum_transfer.transfer.tasks.task import Task, check_count
+from momentum_transfer.transfer.torchvision_engine.data import Picture, output_size
+from momentum_transfer.transfer.torchvision_engine.semantic_data import pictures_of
 from momentum_transfer.verdicts.outcomes import Outcomes
-from transfer.data.semantic_datasets import SemanticData, write_truth
-from transfer.data.semantic_overview import draw_label_predictions, write_label_overview
-from transfer.engine import Predictions
-from transfer.scores import semantic
-from transfer.tasks.task import Task, check_count
-from transfer.torchvision_engine.data import Picture, output_size
-from transfer.torchvision_engine.semantic_data import pictures_of
 
 
 class Segmentation(Task[SemanticData]):

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.distributed import is_main
-from momentum_transfer.errors import InputError, counted
+from momentum_transfer.core.distributed import is_main
+from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.images.content import report_overlap, shared_files
+from momentum_transfer.transfer.config import num_classes
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData
+from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.verdicts.outcomes import Outcomes
-from transfer.config import num_classes
-from transfer.data.annotations import DetectionData
-from transfer.data.semantic_datasets import SemanticData
-from transfer.engine import Predictions
 
 Data = TypeVar("Data", bound=DetectionData | SemanticData)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import ResNet
-from transfer.torchvision_engine.layers import ConvNorm, FrozenBatchNorm2d, xavier_fill
+from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, FrozenBatchNorm2d, xavier_fill
 
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
 

@@ -9,14 +9,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from momentum_transfer.console import say
-from momentum_transfer.distributed import barrier, is_main
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import write_text
-from transfer.engine import Predictions, Score
-from transfer.torchvision_engine import training_state
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.training_state import Position
+from momentum_transfer.core.distributed import barrier, is_main
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.log import say
+from momentum_transfer.transfer.predictions import Predictions, Score
+from momentum_transfer.transfer.torchvision_engine import training_state
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.training_state import Position
 
 NAME = "model_best.pth"
 

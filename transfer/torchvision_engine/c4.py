@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss
-from transfer.torchvision_engine.layers import NormLayer
-from transfer.torchvision_engine.pooler import RoIPooler
-from transfer.torchvision_engine.roi_heads import ProposalSampler, attach_masks, mask_targets
-from transfer.torchvision_engine.structures import Detections, Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss
+from momentum_transfer.transfer.torchvision_engine.layers import NormLayer
+from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, attach_masks, mask_targets
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Target
 
 
 def res5_head(res5: nn.Sequential, channels: int, extra_norm: NormLayer | None) -> nn.Sequential:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.resnet import DEPTHS
-from momentum_transfer.devices import runs_on_cpu
-from momentum_transfer.settings import value_of
-from transfer.config import synchronises_on_cpu, task_name
-from transfer.torchvision_engine import semantic_run
+from momentum_transfer.core.devices import runs_on_cpu
+from momentum_transfer.core.settings import value_of
+from momentum_transfer.transfer.config import synchronises_on_cpu, task_name
+from momentum_transfer.transfer.torchvision_engine import semantic_run
 
 C4_HEADS = ("Res5ROIHeads", "Res5ROIHeadsExtraNorm")
 _BOX_LOSSES = ("smooth_l1", "giou")

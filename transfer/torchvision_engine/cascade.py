@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.heads import BoxPredictor, MaskHead
-from transfer.torchvision_engine.layers import ScaleGradient
-from transfer.torchvision_engine.pooler import RoIPooler
-from transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads, label_proposals
-from transfer.torchvision_engine.structures import Detections, Proposals, Target
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead
+from momentum_transfer.transfer.torchvision_engine.layers import ScaleGradient
+from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads, label_proposals
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Target
 
 
 class CascadeRoIHeads(StandardRoIHeads):

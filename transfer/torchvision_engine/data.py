@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.samplers import Place
 from momentum_transfer.images.reading import read_rgb
-from momentum_transfer.samplers import Place
-from transfer.data.annotations import DetectionData
-from transfer.data.run_lengths import decode_mask
-from transfer.torchvision_engine.boxes import nonempty
-from transfer.torchvision_engine.masks import BitMasks, PolygonMasks, polygons_to_bitmap
-from transfer.torchvision_engine.structures import Sample, Target
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.run_lengths import decode_mask
+from momentum_transfer.transfer.torchvision_engine.boxes import nonempty
+from momentum_transfer.transfer.torchvision_engine.masks import BitMasks, PolygonMasks, polygons_to_bitmap
+from momentum_transfer.transfer.torchvision_engine.structures import Sample, Target
 
 
 @dataclass(frozen=True)

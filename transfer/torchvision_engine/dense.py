@@ -11,10 +11,10 @@ from fvcore.nn import giou_loss, sigmoid_focal_loss, smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.anchors import AnchorGenerator
-from transfer.torchvision_engine.layers import norm_layer, normal_fill
-from transfer.torchvision_engine.structures import Detections, Target
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.layers import norm_layer, normal_fill
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Target
 
 
 class PerLevelNorm(nn.ModuleList):

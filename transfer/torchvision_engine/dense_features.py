@@ -13,14 +13,14 @@ from fvcore.common.config import CfgNode
 from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset
 
-from momentum_transfer.console import say, track
-from momentum_transfer.distributed import barrier, rank, world_size
-from momentum_transfer.files import atomic_path, sha256_of_text
-from momentum_transfer.samplers import Place
-from transfer.data.semantic_datasets import SemanticData
-from transfer.torchvision_engine.linear_segmentation import LinearSegmentor
-from transfer.torchvision_engine.semantic_data import SemanticMapper, pictures_of
-from transfer.torchvision_engine.structures import Sample
+from momentum_transfer.core.distributed import barrier, rank, world_size
+from momentum_transfer.core.files import atomic_path, sha256_of_text
+from momentum_transfer.core.log import say, track
+from momentum_transfer.core.samplers import Place
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData
+from momentum_transfer.transfer.torchvision_engine.linear_segmentation import LinearSegmentor
+from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper, pictures_of
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 
 def repeats_itself(cfg: CfgNode) -> bool:

@@ -10,18 +10,18 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
-from momentum_transfer import samplers
-from momentum_transfer.console import say
-from momentum_transfer.distributed import rank, world_size
-from momentum_transfer.errors import InputError
-from momentum_transfer.samplers import Batches, RepeatedPasses
-from transfer.data.annotations import DetectionData
-from transfer.engine import IouType, results_path
-from transfer.torchvision_engine.data import Mapper, TrainingSamples, read_pictures, with_objects
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.predict import predict as predict_boxes
-from transfer.torchvision_engine.sampling import repeat_factors
+from momentum_transfer.core import samplers
+from momentum_transfer.core.distributed import rank, world_size
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.core.samplers import Batches, RepeatedPasses
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.predictions import IouType, results_path
+from momentum_transfer.transfer.torchvision_engine.data import Mapper, TrainingSamples, read_pictures, with_objects
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.predict import predict as predict_boxes
+from momentum_transfer.transfer.torchvision_engine.sampling import repeat_factors
 
 
 def build(cfg: CfgNode) -> Detector:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer.errors import InputError
-from transfer.torchvision_engine import masks
-from transfer.torchvision_engine.backbone import FPN, SingleScale
-from transfer.torchvision_engine.dense import RetinaNet
-from transfer.torchvision_engine.fcos import FCOS
-from transfer.torchvision_engine.rpn import RPN
-from transfer.torchvision_engine.simple_pyramid import SimplePyramid
-from transfer.torchvision_engine.structures import Detections, Sample, Target
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.torchvision_engine import masks
+from momentum_transfer.transfer.torchvision_engine.backbone import FPN, SingleScale
+from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet
+from momentum_transfer.transfer.torchvision_engine.fcos import FCOS
+from momentum_transfer.transfer.torchvision_engine.rpn import RPN
+from momentum_transfer.transfer.torchvision_engine.simple_pyramid import SimplePyramid
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample, Target
 
 
 class Detector(nn.Module):

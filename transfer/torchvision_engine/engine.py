@@ -9,26 +9,27 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
-from momentum_transfer.console import say
-from momentum_transfer.devices import choose_device
-from momentum_transfer.distributed import barrier, is_main, process_group, rank, world_size
-from momentum_transfer.errors import InputError
-from momentum_transfer.schedules import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
-from transfer.any_backbone import group_rules
-from transfer.config import task_name
-from transfer.data.annotations import DetectionData
-from transfer.data.semantic_datasets import SemanticData
-from transfer.engine import Finetuned, IouType, Predictions, Score
-from transfer.initial_weights import InitialWeights
-from transfer.tasks.task import Task
-from transfer.torchvision_engine import detection_run, semantic_run, solver, training_state
-from transfer.torchvision_engine.best import BestKeeper
-from transfer.torchvision_engine.capabilities import unsupported
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.predictor import TorchvisionPredictor
-from transfer.torchvision_engine.train import Training, train
-from transfer.torchvision_engine.training_state import Position
-from transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.distributed import barrier, is_main, process_group, rank, world_size
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import say
+from momentum_transfer.core.schedules import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
+from momentum_transfer.transfer.any_backbone import group_rules
+from momentum_transfer.transfer.config import task_name
+from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData
+from momentum_transfer.transfer.engine import Finetuned
+from momentum_transfer.transfer.initial_weights import InitialWeights
+from momentum_transfer.transfer.predictions import IouType, Predictions, Score
+from momentum_transfer.transfer.tasks.task import Task
+from momentum_transfer.transfer.torchvision_engine import detection_run, semantic_run, solver, training_state
+from momentum_transfer.transfer.torchvision_engine.best import BestKeeper
+from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.predictor import TorchvisionPredictor
+from momentum_transfer.transfer.torchvision_engine.train import Training, train
+from momentum_transfer.transfer.torchvision_engine.training_state import Position
+from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 
 
 class TorchvisionEngine:

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from fvcore.nn import giou_loss, sigmoid_focal_loss
 from torch import Tensor, nn
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.anchors import AnchorGenerator
-from transfer.torchvision_engine.dense import DenseHeads, MovingCount, RetinaNetHead, flatten_cells
-from transfer.torchvision_engine.layers import normal_fill
-from transfer.torchvision_engine.structures import Detections, Target
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.dense import DenseHeads, MovingCount, RetinaNetHead, flatten_cells
+from momentum_transfer.transfer.torchvision_engine.layers import normal_fill
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Target
 
 
 class FCOSHead(RetinaNetHead):

@@ -10,9 +10,9 @@ from fvcore.nn import giou_loss, smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.layers import ConvNorm, msra_fill, normal_fill, xavier_fill
-from transfer.torchvision_engine.structures import Detections, Proposals
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, msra_fill, normal_fill, xavier_fill
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals
 
 
 class BoxHead(nn.Sequential):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops.misc import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 NormLayer = Callable[[int], nn.Module]
 

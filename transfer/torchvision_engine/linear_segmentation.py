@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer.torchvision_engine.backbone import SingleScale
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.layers import normal_fill
-from transfer.torchvision_engine.structures import Sample
+from momentum_transfer.transfer.torchvision_engine.backbone import SingleScale
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.layers import normal_fill
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 #: Stands for the last map of any network in MODEL.SEM_SEG_HEAD.IN_FEATURES.
 LAST_MAP = "last"

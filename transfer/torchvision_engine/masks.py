@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import roi_align
 
-from transfer.data.run_lengths import decode_mask
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.structures import Detections
+from momentum_transfer.transfer.data.run_lengths import decode_mask
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 
 def polygons_to_bitmap(polygons: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:

@@ -9,21 +9,21 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from transfer import any_backbone
-from transfer.torchvision_engine.anchors import AnchorGenerator
-from transfer.torchvision_engine.backbone import FPN, BottomUp, ConvP6P7, MaxPoolP6, SingleScale
-from transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
-from transfer.torchvision_engine.cascade import CascadeRoIHeads
-from transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
-from transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
-from transfer.torchvision_engine.fcos import FCOS, FCOSHead
-from transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
-from transfer.torchvision_engine.layers import norm_layer
-from transfer.torchvision_engine.pooler import RoIPooler
-from transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads
-from transfer.torchvision_engine.rpn import RPN
-from transfer.torchvision_engine.simple_pyramid import SimplePyramid
-from transfer.torchvision_engine.vit import LAST, ViT
+from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.backbone import FPN, BottomUp, ConvP6P7, MaxPoolP6, SingleScale
+from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
+from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
+from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
+from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
+from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead
+from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
+from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
+from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads
+from momentum_transfer.transfer.torchvision_engine.rpn import RPN
+from momentum_transfer.transfer.torchvision_engine.simple_pyramid import SimplePyramid
+from momentum_transfer.transfer.torchvision_engine.vit import LAST, ViT
 
 
 def architecture_of(cfg: CfgNode) -> Architecture:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
-from transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 
 
 def assign_levels(boxes: Tensor, min_level: int, max_level: int, size: int = 224, level: int = 4) -> Tensor:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from momentum_transfer.console import ProgressLine
-from momentum_transfer.distributed import barrier, is_main, rank, world_size
-from momentum_transfer.files import write_text
-from momentum_transfer.samplers import ordered_loader
-from transfer.data.run_lengths import encode_mask
-from transfer.torchvision_engine.data import Mapper, PictureList, TestSamples
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.structures import Detections
+from momentum_transfer.core.distributed import barrier, is_main, rank, world_size
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.log import ProgressLine
+from momentum_transfer.core.samplers import ordered_loader
+from momentum_transfer.transfer.data.run_lengths import encode_mask
+from momentum_transfer.transfer.torchvision_engine.data import Mapper, PictureList, TestSamples
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 
 def predict(detector: Detector, data: PictureList, mapper: Mapper, path: Path, workers: int) -> float:

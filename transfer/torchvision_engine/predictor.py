@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transfer.torchvision_engine.data import Mapper, Picture, output_size, resize
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.structures import Detections, Sample
+from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture, output_size, resize
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 
 _UNNAMED = Path()
 

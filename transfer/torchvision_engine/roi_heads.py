@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss, mask_probabilities
-from transfer.torchvision_engine.pooler import RoIPooler
-from transfer.torchvision_engine.structures import Detections, Proposals, Target
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss, mask_probabilities
+from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Target
 
 
 class ProposalSampler:

@@ -12,10 +12,10 @@ from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.anchors import AnchorGenerator
-from transfer.torchvision_engine.layers import ConvNorm, normal_fill
-from transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, normal_fill
+from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
 
 
 class RPNHead(nn.Module):

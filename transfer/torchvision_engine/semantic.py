@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentum_transfer.errors import InputError
-from transfer.torchvision_engine.backbone import SingleScale
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.layers import ConvNorm, normal_fill, xavier_fill
-from transfer.torchvision_engine.structures import Sample
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.torchvision_engine.backbone import SingleScale
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, normal_fill, xavier_fill
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 #: Share of the pixels, the hardest ones, that hard pixel mining trains on.
 HARD_PIXELS = 0.2

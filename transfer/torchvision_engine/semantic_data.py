@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from momentum_transfer.console import ProgressLine
-from momentum_transfer.distributed import barrier, rank, world_size
-from momentum_transfer.files import atomic_path
+from momentum_transfer.core.distributed import barrier, rank, world_size
+from momentum_transfer.core.files import atomic_path
+from momentum_transfer.core.log import ProgressLine
+from momentum_transfer.core.samplers import Place, ordered_loader
 from momentum_transfer.images.reading import upright_size
-from momentum_transfer.samplers import Place, ordered_loader
-from transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
-from transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.structures import Sample
+from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
+from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 #: How often a crop is drawn again because one class fills too much of it.
 CROP_TRIES = 10

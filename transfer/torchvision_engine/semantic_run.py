@@ -10,23 +10,27 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from momentum_transfer import samplers
 from momentum_transfer.backbones.resnet import build_backbone
-from momentum_transfer.distributed import rank, world_size
-from momentum_transfer.samplers import Batches, Place, RepeatedPasses
-from transfer import any_backbone
-from transfer.data.semantic_datasets import IGNORE, SemanticData
-from transfer.engine import results_path
-from transfer.torchvision_engine import dense_features
-from transfer.torchvision_engine.backbone import BottomUp, SingleScale, dilate
-from transfer.torchvision_engine.detection_run import mapper_of
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.layers import norm_layer
-from transfer.torchvision_engine.linear_segmentation import LAST_MAP, LinearHead, LinearSegmentor
-from transfer.torchvision_engine.models import architecture_of, freeze_at
-from transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
-from transfer.torchvision_engine.semantic_data import SemanticMapper, SemanticTrainingSamples, predict_labels
-from transfer.torchvision_engine.structures import Sample
+from momentum_transfer.core import samplers
+from momentum_transfer.core.distributed import rank, world_size
+from momentum_transfer.core.samplers import Batches, Place, RepeatedPasses
+from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData
+from momentum_transfer.transfer.predictions import results_path
+from momentum_transfer.transfer.torchvision_engine import dense_features
+from momentum_transfer.transfer.torchvision_engine.backbone import BottomUp, SingleScale, dilate
+from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
+from momentum_transfer.transfer.torchvision_engine.linear_segmentation import LAST_MAP, LinearHead, LinearSegmentor
+from momentum_transfer.transfer.torchvision_engine.models import architecture_of, freeze_at
+from momentum_transfer.transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
+from momentum_transfer.transfer.torchvision_engine.semantic_data import (
+    SemanticMapper,
+    SemanticTrainingSamples,
+    predict_labels,
+)
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 
 def unsupported(cfg: CfgNode) -> str | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from transfer.torchvision_engine.backbone import ConvP6P7, MaxPoolP6
-from transfer.torchvision_engine.layers import ConvNorm, norm_layer
+from momentum_transfer.transfer.torchvision_engine.backbone import ConvP6P7, MaxPoolP6
+from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, norm_layer
 
 
 class SimplePyramid(nn.Module):

@@ -10,8 +10,8 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from momentum_transfer.console import warn
-from transfer.torchvision_engine.layers import NORM_TYPES
+from momentum_transfer.core.log import warn
+from momentum_transfer.transfer.torchvision_engine.layers import NORM_TYPES
 
 #: Largest absolute gradient that is believed: trainings that end well stay far below (docs/backbones.md).
 LARGEST_GRADIENT = 1e5

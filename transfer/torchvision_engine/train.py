@@ -16,16 +16,16 @@ from fvcore.nn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from momentum_transfer.console import ProgressLine, say
-from momentum_transfer.distributed import any_rank, is_distributed
-from momentum_transfer.errors import InputError
-from momentum_transfer.metrics import Metrics
-from momentum_transfer.stopping import Stopped, stop_signals
-from transfer.torchvision_engine import training_state
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.solver import GradientClipper, GradientWatch
-from transfer.torchvision_engine.structures import Sample
-from transfer.torchvision_engine.training_state import Position
+from momentum_transfer.core.distributed import any_rank, is_distributed
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.log import ProgressLine, say
+from momentum_transfer.core.metrics import Metrics
+from momentum_transfer.core.stopping import Stopped, stop_signals
+from momentum_transfer.transfer.torchvision_engine import training_state
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.solver import GradientClipper, GradientWatch
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
+from momentum_transfer.transfer.torchvision_engine.training_state import Position
 
 #: Iterations between two lines of metrics.jsonl, as in Detectron2.
 METRICS_PERIOD = 20

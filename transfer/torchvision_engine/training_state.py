@@ -11,12 +11,12 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from momentum_transfer.checkpoint_folder import CheckpointFolder, read_own, write_archive
-from momentum_transfer.console import say
-from momentum_transfer.distributed import all_gather_tensor, barrier, is_main, rank, world_size
-from momentum_transfer.errors import InputError, one_line, shown
-from momentum_transfer.files import atomic_path
-from momentum_transfer.resumed_state import (
+from momentum_transfer.core.checkpoint_folder import CheckpointFolder, read_own, write_archive
+from momentum_transfer.core.distributed import all_gather_tensor, barrier, is_main, rank, world_size
+from momentum_transfer.core.errors import InputError, one_line, shown
+from momentum_transfer.core.files import atomic_path
+from momentum_transfer.core.log import say
+from momentum_transfer.core.resumed_state import (
     check_generator,
     check_numbers,
     check_parts,
@@ -24,11 +24,11 @@ from momentum_transfer.resumed_state import (
     fitting,
     load_optimizer,
 )
-from momentum_transfer.settings import differences, dump
-from momentum_transfer.yaml_files import parse_mapping
-from transfer.decisive import decisive
-from transfer.torchvision_engine.detectors import Detector
-from transfer.torchvision_engine.weights import export_state, load_detector, own_state
+from momentum_transfer.core.settings import differences, dump
+from momentum_transfer.core.yaml_files import parse_mapping
+from momentum_transfer.transfer.decisive import decisive
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_detector, own_state
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from momentum_transfer.backbones.read import detectron2_names
-from transfer.initial_weights import match_backbone, match_detector
-from transfer.torchvision_engine.backbone import BottomUp
-from transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.initial_weights import match_backbone, match_detector
+from momentum_transfer.transfer.torchvision_engine.backbone import BottomUp
+from momentum_transfer.transfer.torchvision_engine.detectors import Detector
 
 #: State of a training that Detectron2's files do not hold.
 _OWN = ("loss_normalizer.value",)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 
 class Description:

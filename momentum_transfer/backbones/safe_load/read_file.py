@@ -21,8 +21,8 @@ from torch import Tensor
 
 from momentum_transfer.backbones.safe_load.lazy_values import FileStorage, resolve
 from momentum_transfer.backbones.safe_load.unpickler import RestrictedUnpickler, plain_key
-from momentum_transfer.digests import verify, verify_records, verify_safetensors
-from momentum_transfer.errors import InputError, one_line
+from momentum_transfer.core.digests import verify, verify_records, verify_safetensors
+from momentum_transfer.core.errors import InputError, one_line
 
 #: torch's legacy streams start with this number, pickled (torch.serialization.MAGIC_NUMBER).
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C

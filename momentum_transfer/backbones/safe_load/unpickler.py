@@ -30,7 +30,7 @@ from momentum_transfer.backbones.safe_load.lazy_values import (
     Shell,
     array_of,
 )
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 
 #: JAX and Haiku names: BYOL's published weights.
 _JAX_MODULES = ("jax", "jaxlib", "haiku", "optax", "byol", "dm_haiku")

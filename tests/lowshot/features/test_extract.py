@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from lowshot.features.cache import About
-from lowshot.features.extract import Pixels, Source, data_hash, extract
-from lowshot.features.pooling import LAYERS, StageFeatures
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.views import eval_transform
+from momentum_transfer.lowshot.features.cache import About
+from momentum_transfer.lowshot.features.extract import Pixels, Source, data_hash, extract
+from momentum_transfer.lowshot.features.pooling import LAYERS, StageFeatures
 from tests.two_processes import in_two_processes
 
 GENERATOR = np.random.default_rng(0)

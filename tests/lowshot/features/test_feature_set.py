@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from lowshot.features.feature_set import FeatureSet, check, check_pair, read_npz
-from momentum_transfer.errors import InputError
-from momentum_transfer.neighbours import normalized
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.neighbours import normalized
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, read_npz
 
 
 def feature_set(labels, dim=3, name="train"):

@@ -1,8 +1,8 @@
 import torch
 from torch import nn
 
-from pretrain.norms import Norm
-from pretrain.norms.batch_norm import SyncBatchNorm, use_fused_sync
+from momentum_transfer.pretrain.norms import Norm
+from momentum_transfer.pretrain.norms.batch_norm import SyncBatchNorm, use_fused_sync
 
 
 def test_torchs_sync_bn_takes_the_place_of_ours_with_its_tensors_names_and_freezing():

@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.errors import InputError
-from pretrain.methods import build_method
-from pretrain.norms import Norm, commit_pair, pair_norms, set_alpha
-from pretrain.teacher import copy_student, move_statistics, shuffled_forward
-from pretrain.train import train
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.norms import Norm, commit_pair, pair_norms, set_alpha
+from momentum_transfer.pretrain.teacher import copy_student, move_statistics, shuffled_forward
+from momentum_transfer.pretrain.train import train
 
 GROUPED = ("BN", "ShuffleBN", "MomentumBN", "TeacherPN", "EMAN", "StudentPN")
 G = 4

@@ -3,7 +3,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pretrain.norms.momentum_batch_norm import MomentumBatchNorm, TeacherProxyBatchNorm, commit_pair, set_alpha
+from momentum_transfer.pretrain.norms.momentum_batch_norm import (
+    MomentumBatchNorm,
+    TeacherProxyBatchNorm,
+    commit_pair,
+    set_alpha,
+)
 
 EPS = 1e-5
 

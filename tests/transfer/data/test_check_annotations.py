@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.errors import InputError
-from transfer.data.check_annotations import FATAL, NAMED, check, find_problems
-from transfer.data.datasets import get_dataset
-from transfer.data.digit_scenes import RECIPES
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data.check_annotations import FATAL, NAMED, check, find_problems
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.digit_scenes import RECIPES
 
 SQUARE = np.zeros((40, 60), np.uint8)
 SQUARE[10:20, 5:25] = 1

@@ -4,9 +4,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from momentum_transfer.errors import InputError
-from transfer.data.annotations import open_dataset
-from transfer.data.crops import MARGIN, MOST_SIDE, crop, write_crops
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data.annotations import open_dataset
+from momentum_transfer.transfer.data.crops import MARGIN, MOST_SIDE, crop, write_crops
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.errors import InputError
-from transfer.data import datasets
-from transfer.data.datasets import dataset_names, get_dataset, register_coco
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data import datasets
+from momentum_transfer.transfer.data.datasets import dataset_names, get_dataset, register_coco
 
 
 def write_coco(file: Path, *, file_name: str = "1.jpg") -> Path:

@@ -10,8 +10,15 @@ import pytest
 from pycocotools.coco import COCO
 
 from momentum_transfer.images.digits import load_glyphs
-from transfer.data import digit_scenes
-from transfer.data.digit_scenes import RECIPES, Scene, SceneRecipe, draw_scene, ensure_scenes, write_scenes
+from momentum_transfer.transfer.data import digit_scenes
+from momentum_transfer.transfer.data.digit_scenes import (
+    RECIPES,
+    Scene,
+    SceneRecipe,
+    draw_scene,
+    ensure_scenes,
+    write_scenes,
+)
 
 # pycocotools' own decode is the reference here; under NumPy 2 it makes its array by a protocol that NumPy will drop.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transfer.data.digit_scenes import RECIPES, ensure_scenes
+from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
 
 SMALL_TAIL = replace(RECIPES["digit_scenes_lt"], images=(60, 12))
 

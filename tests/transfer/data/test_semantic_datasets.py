@@ -9,10 +9,16 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from momentum_transfer.errors import InputError
-from transfer.data.digit_scenes import RECIPES
-from transfer.data.semantic_datasets import CITYSCAPES, IGNORE, get_semantic_dataset, label_folder, stored_labels
-from transfer.scores import semantic
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data.digit_scenes import RECIPES
+from momentum_transfer.transfer.data.semantic_datasets import (
+    CITYSCAPES,
+    IGNORE,
+    get_semantic_dataset,
+    label_folder,
+    stored_labels,
+)
+from momentum_transfer.transfer.scores import semantic
 
 
 def save(path: Path, values: np.ndarray) -> Path:

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.error_analysis.analysis import analyse, write_analysis
+from momentum_transfer.transfer.scores import coco
 from tests.transfer.error_analysis import naive_tide
 from tests.transfer.scores.random_sets import HEIGHT, WIDTH, rectangle
-from transfer.error_analysis.analysis import analyse, write_analysis
-from transfer.scores import coco
 
 FALSE_POSITIVES = ("classification", "localisation", "both", "duplicate", "background")
 

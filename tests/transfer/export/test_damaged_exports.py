@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.export import export as exporting
+from momentum_transfer.transfer.export import pt2_archive
+from momentum_transfer.transfer.export.exported import Wants, load_exported
+from momentum_transfer.transfer.export.onnx_seal import BLANK, KEY, check_seal, seal
 from tests.attacks.outcome import DONE, LINE, outcome_of
-from transfer.export import export as exporting
-from transfer.export import pt2_archive
-from transfer.export.exported import Wants, load_exported
-from transfer.export.onnx_seal import BLANK, KEY, check_seal, seal
 
 WANTS = Wants(("a",), (1,), 64, 96, 32, (1.0, 2.0, 3.0), (64, 96))
 SMALL = Wants(("a",), (1,), 32, 32, 32, (1.0, 2.0, 3.0), (32, 32))

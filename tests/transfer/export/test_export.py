@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from momentum_transfer import extras
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import extras
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.detector_run import load_run
+from momentum_transfer.transfer.export import export as exporting
+from momentum_transfer.transfer.export.dense_program import DenseProgram
+from momentum_transfer.transfer.export.export import export
+from momentum_transfer.transfer.export.exported import load_exported
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from tests.tools.in_process import run_tool
 from tests.transfer.test_detector_run import write_run
-from transfer.detector_run import load_run
-from transfer.export import export as exporting
-from transfer.export.dense_program import DenseProgram
-from transfer.export.export import export
-from transfer.export.exported import load_exported
-from transfer.torchvision_engine.structures import Sample
 
 #: A score that an untrained head gives to many boxes.
 LOW = (

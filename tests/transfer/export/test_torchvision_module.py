@@ -14,10 +14,10 @@ from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 
+from momentum_transfer.transfer.detector_run import load_run
+from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from tests.transfer.export.test_export import LOW
 from tests.transfer.test_detector_run import write_run
-from transfer.detector_run import load_run
-from transfer.torchvision_engine.structures import Sample
 
 
 class _Maps(nn.Module):

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.detector_run import load_run
+from momentum_transfer.transfer.prediction import predict as prediction
+from momentum_transfer.transfer.prediction.photographs import find_photographs, natural_order
+from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict
+from momentum_transfer.transfer.scores import coco
 from tests.tools.in_process import run_tool
 from tests.transfer.test_detector_run import write_run
 from tests.transfer.torchvision_engine.tiny import write_shapes
-from transfer.detector_run import load_run
-from transfer.prediction import predict as prediction
-from transfer.prediction.photographs import find_photographs, natural_order
-from transfer.prediction.predict import Wanted, ids_of, predict
-from transfer.scores import coco
 
 
 @pytest.fixture(scope="module")

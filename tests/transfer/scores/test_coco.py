@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores import coco, voc
 from tests.transfer.scores.random_sets import coco_set, rectangle, small_coco_set
 from tests.transfer.scores.references import largest_difference, pycocotools_eval
-from transfer.scores import coco, voc
 
 SEEDS = range(80)
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")

@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from transfer.scores import compiled
+from momentum_transfer.transfer.scores import compiled
 
 
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, "transfer.scores.kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "momentum_transfer.transfer.scores.kernels", raising=False)
     compiled._kernels.cache_clear()
     yield
     compiled._kernels.cache_clear()
@@ -43,9 +43,9 @@ def test_where_numba_fails_there_are_no_kernels_and_it_is_said(error: Exception,
 
 def test_a_few_characters_are_not_worth_an_import():
     assert compiled.kernels(1 << 20) is None
-    assert "transfer.scores.kernels" not in sys.modules
+    assert "momentum_transfer.transfer.scores.kernels" not in sys.modules
 
 
 def test_kernels_that_are_there_are_used_for_a_few_too(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transfer.scores.kernels", sys)
+    monkeypatch.setitem(sys.modules, "momentum_transfer.transfer.scores.kernels", sys)
     assert compiled.kernels() is sys

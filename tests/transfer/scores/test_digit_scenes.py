@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.scores import coco, lvis
 from tests.transfer.scores.references import largest_difference, lvis_eval, pycocotools_eval
-from transfer.data.datasets import get_dataset
-from transfer.scores import coco, lvis
 
 
 def truth_and_detections(name: str, iou_type: str):

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores import coco
+from momentum_transfer.transfer.scores.inputs import load_detections, load_ground_truth
 from tests.transfer.scores.random_sets import coco_set
-from transfer.scores import coco
-from transfer.scores.inputs import load_detections, load_ground_truth
 
 NAN, INFINITY = float("nan"), float("inf")
 

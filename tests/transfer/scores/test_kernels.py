@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
+from momentum_transfer.transfer.scores import coco, compiled, masks, overlaps
 from tests.transfer.scores.random_sets import coco_set
-from transfer.scores import coco, compiled, masks, overlaps
 
 pytest.importorskip("numba")
 
-from transfer.scores import kernels
+from momentum_transfer.transfer.scores import kernels
 
 ALPHABET = "".join(map(chr, range(48, 112)))
 
@@ -73,7 +73,7 @@ def test_a_large_file_is_scored_with_the_kernels(monkeypatch, tmp_path):
     truth, results = coco_set(1, segm=True)
     (tmp_path / "results.json").write_text(json.dumps(results))
     asked = []
-    monkeypatch.setattr("transfer.scores.plain.kernels", asked.append)
+    monkeypatch.setattr("momentum_transfer.transfer.scores.plain.kernels", asked.append)
     coco.evaluate(truth, tmp_path / "results.json", "segm")
     assert asked == [(tmp_path / "results.json").stat().st_size]
     assert compiled.kernels(1 << 30) is kernels

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores import coco, lvis
 from tests.transfer.scores.random_sets import coco_set, federated, small_lvis_set
 from tests.transfer.scores.references import largest_difference, lvis_eval
-from transfer.scores import coco, lvis
 
 SEEDS = range(60)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pycocotools import mask as coco_mask
 
-from transfer.scores import masks
+from momentum_transfer.transfer.scores import masks
 
 # pycocotools' own decode is the reference here; under NumPy 2 it makes its array by a protocol that NumPy will drop.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer.scores import matching
-from transfer.scores.overlaps import Pairs
+from momentum_transfer.transfer.scores import matching
+from momentum_transfer.transfer.scores.overlaps import Pairs
 
 
 @st.composite

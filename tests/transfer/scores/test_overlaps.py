@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
+from momentum_transfer.transfer.scores import masks, overlaps
 from tests.transfer.scores.random_sets import HEIGHT, WIDTH, rectangle
-from transfer.scores import masks, overlaps
 
 side = st.one_of(st.floats(0, 300), st.integers(0, 5).map(float), st.just(1e-200))
 box = st.tuples(st.floats(-50, 300), st.floats(-50, 300), side, side)
@@ -91,7 +91,7 @@ without_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, re
 def test_masks_with_empty_runs_overlap_as_pycocotools_says(compiled: bool, numbers: list[list[int]], crowd: bool):
     size, flags = [4, 6], np.full(3, crowd)
     codes = [coco_mask.frPyObjects({"size": size, "counts": runs_of(24, some)}, *size) for some in numbers]
-    kernels = importlib.import_module("transfer.scores.kernels") if compiled else None
+    kernels = importlib.import_module("momentum_transfer.transfer.scores.kernels") if compiled else None
     with pytest.MonkeyPatch.context() as patch:
         for module in (masks, overlaps):
             patch.setattr(module, "kernels", lambda *_: kernels)

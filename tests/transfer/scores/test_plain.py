@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores import coco, inputs, masks, plain, typed
 from tests.transfer.scores.random_sets import coco_set
-from transfer.scores import coco, inputs, masks, plain, typed
 
 pytest.importorskip("msgspec")
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from momentum_transfer.transfer.scores import coco, lvis, precision
 from tests.transfer.scores.random_sets import coco_set, federated
-from transfer.scores import coco, lvis, precision
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 200])

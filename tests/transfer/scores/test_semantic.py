@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from momentum_transfer.errors import InputError
-from transfer.scores import semantic
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores import semantic
 
 
 def write(path: Path, labels) -> Path:

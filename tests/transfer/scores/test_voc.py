@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from momentum_transfer.errors import InputError
-from transfer.scores import voc
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.scores import voc
 
 CLASSES = ("dog", "cat", "cow")
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.ops import box_iou
 
-from transfer.torchvision_engine import boxes
+from momentum_transfer.transfer.torchvision_engine import boxes
 
 
 def random_boxes(count: int, seed: int = 0) -> torch.Tensor:

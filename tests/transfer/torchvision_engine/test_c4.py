@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
+from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss
+from momentum_transfer.transfer.torchvision_engine.masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler
+from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
 from tests.transfer.torchvision_engine.tiny import tiny_config
-from transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
-from transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss
-from transfer.torchvision_engine.masks import BitMasks
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.pooler import RoIPooler
-from transfer.torchvision_engine.roi_heads import ProposalSampler
-from transfer.torchvision_engine.structures import Proposals, Target
 
 
 def test_the_extra_norm_runs_on_what_res5_gives():

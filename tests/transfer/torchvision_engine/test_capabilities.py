@@ -9,16 +9,16 @@ import pytest
 import torch
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.config import get_cfg
+from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.torchvision_engine.capabilities import WORDS, unsupported
+from momentum_transfer.transfer.torchvision_engine.engine import _predict, build, build_training, training_loader
+from momentum_transfer.transfer.torchvision_engine.train import train
+from momentum_transfer.transfer.torchvision_engine.training_state import Position
 from tests.transfer.test_any_backbone import VIT, WINDOWS
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, check_data, shapes_config, tiny_config
-from transfer.config import get_cfg
-from transfer.tasks import open_task
-from transfer.torchvision_engine.capabilities import WORDS, unsupported
-from transfer.torchvision_engine.engine import _predict, build, build_training, training_loader
-from transfer.torchvision_engine.train import train
-from transfer.torchvision_engine.training_state import Position
 
 
 class Recorder(CfgNode):

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from transfer.torchvision_engine import boxes as box_ops
-from transfer.torchvision_engine.cascade import CascadeRoIHeads
-from transfer.torchvision_engine.heads import BoxHead, BoxPredictor
-from transfer.torchvision_engine.pooler import RoIPooler
-from transfer.torchvision_engine.roi_heads import ProposalSampler, label_proposals
-from transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
+from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
+from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor
+from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, label_proposals
+from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
 
 CLASSES, SIZE, THRESHOLDS = 2, (64, 64), [0.5, 0.6, 0.7]
 

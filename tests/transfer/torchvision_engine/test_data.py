@@ -6,10 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from momentum_transfer.errors import InputError
-from tests.transfer.torchvision_engine.tiny import write_shapes
-from transfer.data.datasets import get_dataset
-from transfer.torchvision_engine.data import (
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.torchvision_engine.data import (
     Annotation,
     Mapper,
     Picture,
@@ -19,6 +18,7 @@ from transfer.torchvision_engine.data import (
     read_pictures,
     with_objects,
 )
+from tests.transfer.torchvision_engine.tiny import write_shapes
 
 
 def mapper(**changes):

@@ -3,10 +3,16 @@ import math
 import pytest
 import torch
 
-from transfer.torchvision_engine.anchors import AnchorGenerator
-from transfer.torchvision_engine.dense import MovingCount, PerLevelNorm, RetinaNet, RetinaNetHead, flatten_cells
-from transfer.torchvision_engine.fcos import FCOS, FCOSHead, centreness_targets
-from transfer.torchvision_engine.structures import Target
+from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.dense import (
+    MovingCount,
+    PerLevelNorm,
+    RetinaNet,
+    RetinaNetHead,
+    flatten_cells,
+)
+from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead, centreness_targets
+from momentum_transfer.transfer.torchvision_engine.structures import Target
 
 INFERENCE = {"score_threshold": 0.05, "candidates": 20, "nms_threshold": 0.5, "detections": 5}
 LEVELS = ["p3", "p4"]
@@ -153,8 +159,8 @@ def test_each_level_has_statistics_of_its_own():
 def test_gn_is_torchs_and_a_group_of_one_value_is_told():
     from torch import nn
 
-    from momentum_transfer.errors import InputError
-    from transfer.torchvision_engine.layers import norm_layer
+    from momentum_transfer.core.errors import InputError
+    from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
 
     norm, images = norm_layer("GN")(64), torch.randn(2, 64, 3, 3)
     assert torch.equal(norm(images), nn.GroupNorm(32, 64)(images))

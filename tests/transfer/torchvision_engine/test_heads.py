@@ -4,9 +4,15 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
-from transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead, mask_loss, mask_probabilities
-from transfer.torchvision_engine.layers import FrozenBatchNorm2d, norm_layer
-from transfer.torchvision_engine.structures import Proposals
+from momentum_transfer.transfer.torchvision_engine.heads import (
+    BoxHead,
+    BoxPredictor,
+    MaskHead,
+    mask_loss,
+    mask_probabilities,
+)
+from momentum_transfer.transfer.torchvision_engine.layers import FrozenBatchNorm2d, norm_layer
+from momentum_transfer.transfer.torchvision_engine.structures import Proposals
 
 SETTINGS = {
     "coder_weights": (10.0, 10.0, 5.0, 5.0), "box_loss": "smooth_l1", "smooth_l1_beta": 0.0, "box_loss_weight": 1.0,
@@ -145,7 +151,7 @@ def test_frozen_norm_equals_batch_norm_in_evaluation_with_and_without_gradient()
 
 
 def test_an_unknown_norm_is_named():
-    from momentum_transfer.errors import InputError
+    from momentum_transfer.core.errors import InputError
 
     with pytest.raises(InputError, match=r"BN, SyncBN, FrozenBN, GN, LN .* found 'XN'"):
         norm_layer("XN")

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from momentum_transfer.transfer.torchvision_engine import dense_features
+from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine, build
+from momentum_transfer.transfer.torchvision_engine.linear_segmentation import LinearHead, LinearSegmentor
 from tests.transfer.torchvision_engine.test_capabilities import LINEAR
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import predict_tiny, tiny_samples, train_tiny
-from transfer.torchvision_engine import dense_features
-from transfer.torchvision_engine.capabilities import unsupported
-from transfer.torchvision_engine.engine import TorchvisionEngine, build
-from transfer.torchvision_engine.linear_segmentation import LinearHead, LinearSegmentor
 
 SHORT = ["SOLVER.MAX_ITER", "3", "SOLVER.STEPS", "()", "SOLVER.CHECKPOINT_PERIOD", "9", "SOLVER.OPTIMIZER", "AdamW"]
 
@@ -72,7 +72,7 @@ def test_only_the_head_learns_and_cached_features_give_the_same_bits(tmp_path, m
 
 
 def test_features_are_another_entry_where_backbone_or_size_differ(tmp_path):
-    from transfer.tasks import open_task
+    from momentum_transfer.transfer.tasks import open_task
 
     cfg = labels_config("stride16", tmp_path, *LINEAR)
     data, network = open_task(cfg).train[0], build(cfg)

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
+from momentum_transfer.transfer.torchvision_engine.engine import build_training
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.training_state import Position
 from tests.transfer.torchvision_engine.tiny import DETECTORS, tiny_config, tiny_samples
-from transfer.torchvision_engine.engine import build_training
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.training_state import Position
 
 LOSSES = {
     "mask_rcnn": {"loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg", "loss_mask"},

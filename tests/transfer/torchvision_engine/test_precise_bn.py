@@ -8,13 +8,13 @@ import torch
 from fvcore.nn import update_bn_stats
 from torch import nn
 
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.torchvision_engine.data import read_image, read_pictures
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.train import _normalising
+from momentum_transfer.transfer.torchvision_engine.weights import load_detector
 from tests.transfer.torchvision_engine.tiny import shapes_config, tiny_config, tiny_samples, train_tiny
-from transfer.data.datasets import get_dataset
-from transfer.torchvision_engine.data import read_image, read_pictures
-from transfer.torchvision_engine.engine import TorchvisionEngine
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.train import _normalising
-from transfer.torchvision_engine.weights import load_detector
 
 SETTINGS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]
 SETTINGS += ["SOLVER.IMS_PER_BATCH", "4", "TEST.PRECISE_BN.NUM_ITER", "3"]

@@ -3,9 +3,14 @@
 import pytest
 import torch
 
-from transfer.torchvision_engine.masks import BitMasks
-from transfer.torchvision_engine.roi_heads import ProposalSampler, foreground, label_proposals, mask_targets
-from transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.roi_heads import (
+    ProposalSampler,
+    foreground,
+    label_proposals,
+    mask_targets,
+)
+from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
 
 BACKGROUND = 3
 TARGET = Target(torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 40.0, 30.0]]), torch.tensor([2, 0]))

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from transfer.torchvision_engine.anchors import AnchorGenerator
-from transfer.torchvision_engine.rpn import RPN
-from transfer.torchvision_engine.structures import Target
+from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.rpn import RPN
+from momentum_transfer.transfer.torchvision_engine.structures import Target
 
 LEVELS, SIZE = ["p3", "p4"], (64, 64)
 

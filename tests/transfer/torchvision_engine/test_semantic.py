@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from momentum_transfer import records as results
-from momentum_transfer.errors import InputError
+from momentum_transfer.core import records as results
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.torchvision_engine.backbone import dilate
+from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
+from momentum_transfer.transfer.torchvision_engine.semantic import ASPP, DeepLabHead
+from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper
+from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
+from momentum_transfer.transfer.torchvision_engine.semantic_run import unsupported
 from tests.transfer.torchvision_engine.tiny import SEGMENTORS, tiny_config, tiny_samples, train_tiny
-from transfer.run import Request, run
-from transfer.torchvision_engine.backbone import dilate
-from transfer.torchvision_engine.data import Mapper, Picture
-from transfer.torchvision_engine.engine import TorchvisionEngine
-from transfer.torchvision_engine.semantic import ASPP, DeepLabHead
-from transfer.torchvision_engine.semantic_data import SemanticMapper
-from transfer.torchvision_engine.semantic_run import build as build_segmentor
-from transfer.torchvision_engine.semantic_run import unsupported
 
 SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.WARMUP_ITERS", "1", "SOLVER.BASE_LR", "0.05", "TEST.VISUALS", "0"]
 

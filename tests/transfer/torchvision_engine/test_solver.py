@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.settings import load_config
-from transfer.config import get_cfg
-from transfer.torchvision_engine import solver
-from transfer.torchvision_engine.engine import schedule_of
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.transfer.config import get_cfg
+from momentum_transfer.transfer.torchvision_engine import solver
+from momentum_transfer.transfer.torchvision_engine.engine import schedule_of
 
 
 def test_norms_take_their_own_weight_decay_and_frozen_parameters_none():

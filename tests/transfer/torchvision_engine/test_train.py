@@ -5,15 +5,15 @@ import signal
 import pytest
 import torch
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.stopping import Stopped
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.transfer.initial_weights import read_initial
+from momentum_transfer.transfer.scores import coco
+from momentum_transfer.transfer.torchvision_engine import train
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, predict_tiny, shapes_config, train_tiny
-from transfer.initial_weights import read_initial
-from transfer.scores import coco
-from transfer.torchvision_engine import train
-from transfer.torchvision_engine.engine import TorchvisionEngine
 
 SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(3,)", "SOLVER.WARMUP_ITERS", "2", "SOLVER.BASE_LR", "0.01"]
 PRECISE = ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"]

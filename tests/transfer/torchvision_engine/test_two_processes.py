@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from momentum_transfer import records as results
-from momentum_transfer.samplers import RepeatedPasses
+from momentum_transfer.core import records as results
+from momentum_transfer.core.samplers import RepeatedPasses
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.torchvision_engine.data import read_pictures
+from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.test_semantic import labels_config, write_labels
 from tests.transfer.torchvision_engine.tiny import predict_tiny, shapes_config, train_tiny, write_shapes
 from tests.transfer.torchvision_engine.two_processes import FROZEN, RESUMED, STEPS, main
 from tests.two_processes import as_torchrun
-from transfer.data.datasets import get_dataset
-from transfer.torchvision_engine.data import read_pictures
-from transfer.torchvision_engine.detection_run import mapper_of
-from transfer.torchvision_engine.engine import TorchvisionEngine
-from transfer.torchvision_engine.models import build_detector
-from transfer.torchvision_engine.weights import export_state
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ import torch
 from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
-from transfer import config
-from transfer.engine import Engine, Finetuned, Predictions
-from transfer.initial_weights import InitialWeights, read_trained
-from transfer.tasks import open_task
-from transfer.torchvision_engine.masks import BitMasks
-from transfer.torchvision_engine.structures import Sample, Target
+from momentum_transfer.transfer import config
+from momentum_transfer.transfer.engine import Engine, Finetuned
+from momentum_transfer.transfer.initial_weights import InitialWeights, read_trained
+from momentum_transfer.transfer.predictions import Predictions
+from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.torchvision_engine.masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.structures import Sample, Target
 
 CLASSES = 3
 

@@ -5,13 +5,13 @@ import os
 import signal
 from pathlib import Path
 
-from momentum_transfer import distributed
-from momentum_transfer.stopping import Stopped
+from momentum_transfer.core import distributed
+from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.torchvision_engine import train
+from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import shapes_config, train_tiny
-from transfer.run import Request, run
-from transfer.torchvision_engine import train
-from transfer.torchvision_engine.engine import TorchvisionEngine
 
 #: Settings of the trainings that the test repeats in one process.
 STEPS = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.01"]

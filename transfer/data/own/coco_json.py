@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.text_files import read_json
-from transfer.data.annotations import read_annotations, refuse_fractions
-from transfer.data.own.labelled import (
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.text_files import read_json
+from momentum_transfer.transfer.data.annotations import read_annotations, refuse_fractions
+from momentum_transfer.transfer.data.own.labelled import (
     SPLITS,
     Box,
     ImageIndex,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.files import part_title
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import part_title
+from momentum_transfer.core.text_files import read_lines
 from momentum_transfer.images.reading import image_files
-from momentum_transfer.text_files import read_lines
-from transfer.data.own.labelled import check_names
-from transfer.data.semantic_datasets import IGNORE, stored_labels
+from momentum_transfer.transfer.data.own.labelled import check_names
+from momentum_transfer.transfer.data.semantic_datasets import IGNORE, stored_labels
 
 _IMAGES = ("images", "JPEGImages", "img")
 _LABELS = ("masks", "labels", "annotations", "SegmentationClass", "labelsTr", "gt")

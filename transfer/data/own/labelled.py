@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, counted, shown
+from momentum_transfer.core.errors import InputError, counted, shown
 from momentum_transfer.images.reading import image_files, stored_orientation, upright_size
 
 #: Folder names that say what the images below them are for.

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.errors import InputError, counted
-from transfer.data.own.labelled import Box, LabelledImage, LabelledSet
-from transfer.data.run_lengths import decode_mask, encode_mask
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.transfer.data.own.labelled import Box, LabelledImage, LabelledSet
+from momentum_transfer.transfer.data.run_lengths import decode_mask, encode_mask
 
 Point = tuple[float, float]
 #: EXIF's orientation -> where the point (x, y) of a stored image of w x h comes to lie.

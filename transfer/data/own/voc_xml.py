@@ -6,9 +6,9 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from momentum_transfer.errors import InputError, shown
-from momentum_transfer.text_files import read_lines
-from transfer.data.own.labelled import (
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.text_files import read_lines
+from momentum_transfer.transfer.data.own.labelled import (
     Box,
     ImageIndex,
     LabelledImage,
@@ -18,7 +18,7 @@ from transfer.data.own.labelled import (
     left_out,
     split_by_folders,
 )
-from transfer.data.own.xml_lines import Node, read_xml
+from momentum_transfer.transfer.data.own.xml_lines import Node, read_xml
 
 FORM = "VOC XML"
 

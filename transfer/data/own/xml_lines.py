@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from xml.parsers import expat
 
-from momentum_transfer.errors import InputError
-from momentum_transfer.text_files import read_regular
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.text_files import read_regular
 
 #: Bytes of the longest annotation of one image; a gigabyte of elements would fit into what other texts may have.
 MOST = 16 << 20

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.errors import InputError, shown
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.text_files import read_lines
+from momentum_transfer.core.yaml_files import read_mapping
 from momentum_transfer.images.reading import image_files, upright_size
-from momentum_transfer.text_files import read_lines
-from momentum_transfer.yaml_files import read_mapping
-from transfer.data.own.labelled import (
+from momentum_transfer.transfer.data.own.labelled import (
     SPLITS,
     Box,
     LabelledImage,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from momentum_transfer.errors import InputError
-from transfer.data.own import coco_json, label_pngs, voc_xml, yolo
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data.own import coco_json, label_pngs, voc_xml, yolo
 
 BOX = "<object><name>a</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>"
 XML = f"<annotation><size><width>20</width><height>10</height></size>{BOX}</annotation>"

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from momentum_transfer.errors import InputError
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.own.open import open_own
+from momentum_transfer.transfer.data.run_lengths import decode_mask, encode_mask
 from tests.transfer import own_set
-from transfer.data.datasets import get_dataset
-from transfer.data.own.open import open_own
-from transfer.data.run_lengths import decode_mask, encode_mask
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, log, files, settings, records, devices, processes, checkpoints, runs."""

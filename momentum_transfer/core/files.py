@@ -1,0 +1,258 @@
+"""Atomic file writes, file hashes, and the names that results give to weights."""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from momentum_transfer.core.errors import InputError
+
+#: Before a checkpoint: a network of its architecture at random, in its place.
+RANDOM_OF = "random-of:"
+#: Names that our tools give to every run's files, and so say nothing about which run it is.
+_GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
+#: Temporary files of ``atomic_path``. Before 2026-11-22 they had no ``.tmp``: of those only our own names count.
+_LEFTOVER = re.compile(
+    r"\..+\.[a-z0-9_]{8}\.tmp(\.\w+)?"
+    r"|\.(metrics|last|step_\d+|backbone|model_final|model_best|training|config|about|quickstart|results_\w+|\d+"
+    r"|\w+_classes|\w+_example_\d+)\.[a-z0-9_]{4,8}(\.\w+)?"
+)
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; put it in the place of ``path`` only if the block ends well.
+
+    The data is flushed to disk before the rename, so that a crash, a full disk or a kill leaves either the previous
+    file or the new one, never a part. The temporary file keeps the suffix of ``path``, because writers such as
+    ``numpy.save`` and Pillow read the format from it. It is locked, so that ``remove_leftovers`` spares it.
+
+    Raises:
+        OSError: what the system refused, with the file that was meant; libraries hide it behind errors of their own.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:80]}.", suffix=f".tmp{path.suffix}")
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    temporary = Path(name)
+    try:
+        _locked(handle)
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; results are to be shared
+        os.replace(temporary, path)
+    except Exception as error:
+        refused = refused_by_system(error, temporary.parent)
+        if refused is None or (isinstance(error, OSError) and error.filename not in (None, name)):
+            raise
+        raise OSError(refused, os.strerror(refused), str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def refused_by_system(error: BaseException, folder: Path) -> int | None:
+    """The system's error number behind ``error``, raised while a file was written in ``folder``; None: another error.
+
+    numpy, Pillow, torch and safetensors report a full disk each in its own way.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return cause.errno
+        if found := re.search(r"(?:os error|Os \{ code:) (\d+)", str(cause)):  # Rust's words, in safetensors
+            return int(found[1])
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):  # numpy's
+        return errno.ENOSPC
+    full = shutil.disk_usage(folder).free < 1 << 20
+    return errno.ENOSPC if full and isinstance(error, (OSError, RuntimeError)) else None
+
+
+def _locked(handle: int) -> bool | None:
+    """Whether this process has the lock on an open file now; None where the file system knows no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def remove_leftovers(folder: str | Path, *, below: bool = True) -> int:
+    """Remove the temporary files of writers that were killed, in ``folder`` and ``below`` it; how many they were.
+
+    A file that a process is writing is locked, and stays.
+    """
+    removed = 0
+    for place, folders, names in os.walk(folder):
+        if not below:
+            folders.clear()
+        for name in filter(_LEFTOVER.fullmatch, names):
+            with contextlib.suppress(OSError):
+                removed += _remove_unlocked(os.path.join(place, name))
+    return removed
+
+
+def _remove_unlocked(file: str) -> bool:
+    handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        if not _locked(handle):
+            return False
+        os.unlink(file)
+    finally:
+        os.close(handle)
+    return True
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """An OSError of the block that names no file gets ``path``: what was to be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def append_whole(stream: Any, content: bytes, path: Path) -> None:
+    """Append to an unbuffered binary file that nobody else writes, all of ``content`` or (on a full disk) nothing.
+
+    Raises:
+        OSError: naming ``path``.
+    """
+    before = os.fstat(stream.fileno()).st_size
+    try:
+        with naming(path):
+            rest = memoryview(content)
+            while rest:
+                rest = rest[stream.write(rest) :]
+    except OSError:
+        os.ftruncate(stream.fileno(), before)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` (UTF-8) to ``path`` atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_once(path: str | Path, text: str) -> None:
+    """Write ``text`` unless ``path`` is there: of several processes that do so at once, the first one's stays."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
+        whole = Path(folder) / path.name
+        whole.write_text(text, encoding="utf-8")
+        try:
+            os.link(whole, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            os.replace(whole, path)
+
+
+def sha256_of(path: str | Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_of_text(text: str) -> str:
+    """Hex SHA-256 of a string's UTF-8 bytes."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def is_made(weights: str | Path) -> bool:
+    """Whether the words name weights that are no file of anyone's choice: timm's, or those of a module of one's own."""
+    return str(weights).startswith(("timm:", "module:"))
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a report asks for the name of every record
+def weights_name(path: str | Path) -> str:
+    """What results call the weights at ``path``: the run's folder, or the stem of a file that has a name of its own.
+
+    ``outputs/momentum2/checkpoints/step_0000999.pt`` and ``outputs/momentum2/backbone.pkl`` are both ``momentum2``;
+    ``downloads/moco_v2_800ep.pth.tar`` is ``moco_v2_800ep``; ``hf:org/moco@v2`` is ``moco@v2`` and
+    ``hf:org/moco:v1.pth`` is ``v1``; ``timm:resnet50.a1_in1k`` is ``resnet50.a1_in1k``, and
+    ``random-of:outputs/momentum2`` is ``random-of-momentum2``. So the evaluations of one backbone share a column.
+    """
+    if str(path).startswith(RANDOM_OF):
+        return f"random-of-{weights_name(str(path).removeprefix(RANDOM_OF))}"
+    if is_made(text := str(path)):
+        return text.partition(":")[2].replace("/", "-")
+    if text.startswith("hf:"):  # a file of the Hub: its repository stands where a run's folder does
+        name, _, file = text.removeprefix("hf:").partition(":")
+        repository, _, revision = name.partition("@")
+        path = "/".join(filter(None, (f"{repository}@{revision.replace('/', '-')}".rstrip("@"), file)))
+    parts = list(Path(path).parts)
+    while len(parts) > 1 and _GENERIC.fullmatch(parts[-1]):
+        parts.pop()
+    return re.sub(r"(\.(pt|pth|tar|pkl|safetensors|npz))+$", "", parts[-1]) if parts else str(path)
+
+
+#: Names of folders and files that say what part of a set they hold, and nothing about which set it is.
+_PART = re.compile(r"[\W_]*((train|training|val|valid|validation|test|images?|img|labels?|masks?|annotations?|data|"
+                   r"datasets?|coco|voc|yolo|jpegimages|exports?|instances|results?|default|classes|crops|obj)[\W_]*)+",
+                   re.IGNORECASE)  # fmt: skip
+_SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.IGNORECASE)
+
+
+def set_title(path: str | Path) -> str:
+    """A short name for a set of images: of the nearest folder or file whose name says which set it is.
+
+    ``/home/me/blood/valid/images`` and ``blood/annotations/instances_val.json`` are both ``blood``.
+    """
+    whole = Path(path).expanduser().resolve()
+    for name in (whole.stem if whole.suffix else whole.name, *(parent.name for parent in whole.parents)):
+        if name and not _PART.fullmatch(name):
+            return re.sub(r"[^\w.-]+", "_", name)
+    return "own"
+
+
+def part_title(path: str | Path) -> str:
+    """`set_title` and which part of the set it is: ``blood_val``."""
+    whole, title = Path(path).expanduser().resolve(), set_title(path)
+    names = (whole.stem if whole.suffix else whole.name, *(parent.name for parent in whole.parents))
+    for name in names:
+        if name == title:
+            break
+        if found := _SPLIT.search(name):
+            return f"{title}_{found[1].lower()}"
+    return title
+
+
+def cache_root() -> Path:
+    """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``.
+
+    Raises:
+        InputError: the first is not set, and there is no home folder.
+    """
+    chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE") or "~/.cache/momentum-transfer"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise InputError(
+            f"expected a folder for embedded data and features, found no home folder for {chosen}; set "
+            "MOMENTUM_TRANSFER_CACHE"
+        ) from error

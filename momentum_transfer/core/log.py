@@ -1,0 +1,227 @@
+"""Terminal output of all tools: lines, progress, tables.
+
+What is said may hold names of untrusted files: it passes through ``errors.printable``.
+
+All of it goes through the logger ``momentum_transfer``: silent for callers of the library (``logging.basicConfig`` with
+level INFO shows it, raising the logger's level silences it), printed by ``tool_run.run_tool``, which speaks for the
+tools.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from momentum_transfer.core.errors import printable
+from momentum_transfer.core.shipped import as_typed
+
+if TYPE_CHECKING:  # rich takes a tenth of a second, and only tables and bars need it
+    from rich.console import Console
+    from rich.progress import Progress
+
+Item = TypeVar("Item")
+
+#: Plain progress lines (no terminal) come at most this often, in seconds.
+PLAIN_INTERVAL = 10.0
+
+#: Longer tables are lines without a frame: rich takes a millisecond a row.
+DRAWN = 1000
+
+_LOGGER = logging.getLogger("momentum_transfer")
+_LOGGER.addHandler(logging.NullHandler())  # without it, logging prints the warnings of silent libraries itself
+
+
+class _Terminal(logging.Handler):
+    """Lines to standard output as they are, warnings to standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The streams are looked up at each use, because tests and callers may replace them.
+        if record.levelno >= logging.WARNING:
+            with contextlib.suppress(OSError):  # a full standard error ends no run
+                print(f"warning: {as_typed(record.getMessage())}", file=sys.stderr, flush=True)
+        else:
+            print(record.getMessage(), flush=True)
+
+
+@contextlib.contextmanager
+def speaking(*, quiet: bool = False) -> Iterator[None]:
+    """Print what is said within the block, as the tools do; ``quiet``: warnings and errors only."""
+    level, propagate = _LOGGER.level, _LOGGER.propagate
+    handler = None if _speaks() else _Terminal()
+    if handler is not None:
+        _LOGGER.addHandler(handler)
+        _LOGGER.propagate = False  # or a handler of the root logger would say everything twice
+    if quiet:
+        _LOGGER.setLevel(logging.WARNING)
+    elif level == logging.NOTSET:
+        _LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _LOGGER.setLevel(level)
+        _LOGGER.propagate = propagate
+        if handler is not None:
+            _LOGGER.removeHandler(handler)
+
+
+def _speaks() -> bool:
+    return any(isinstance(handler, _Terminal) for handler in _LOGGER.handlers)
+
+
+def _is_main() -> bool:
+    """Only the first process of a torchrun job talks. Read from the environment: importing torch takes seconds."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # Made at each use, like the handler's streams. Off a terminal rich assumes 80 columns and would fold numbers.
+    if sys.stdout.isatty():
+        return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    return Console(file=sys.stdout, highlight=False, width=140)
+
+
+def say(text: str = "") -> None:
+    """Log one line at level INFO (first process only); tools print it at once."""
+    _log(printable(text))
+
+
+def warn(text: str) -> None:
+    """Log one warning (first process only); tools print it to standard error."""
+    if _is_main():
+        _LOGGER.warning("%s", printable(text))
+
+
+def _log(text: str) -> None:
+    if _is_main():
+        _LOGGER.info("%s", text)
+
+
+class ProgressLine:
+    """Progress of a long job: a rich bar on a terminal, otherwise a plain line every ten seconds and at the end."""
+
+    def __init__(self, description: str, total: int, start: int = 0) -> None:
+        self.description, self.total, self.done, self.note = description, total, start, ""
+        self._begun = self._printed = time.monotonic()
+        self._first = start
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "ProgressLine":
+        if _is_main() and _speaks() and _LOGGER.isEnabledFor(logging.INFO) and sys.stdout.isatty():
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            # Without markup: names may hold brackets.
+            title, note = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[note]}"))
+            columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), note)
+            self._bar = Progress(*columns, console=_console())
+            self._bar.start()
+            self._task = self._bar.add_task(printable(self.description), total=self.total, completed=self.done, note="")
+        return self
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count ``count`` more items done; ``note`` (a loss, say) stands at the end of the line."""
+        self.done += count
+        self.note = note or self.note
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, note=printable(self.note))
+        elif time.monotonic() - self._printed >= PLAIN_INTERVAL:
+            self._print()
+
+    def _print(self) -> None:
+        self._printed = time.monotonic()
+        elapsed = self._printed - self._begun
+        left = ""
+        if self._first < self.done < self.total:
+            left = f", about {duration(elapsed * (self.total - self.done) / (self.done - self._first))} left"
+        say(f"{self.description}: {self.done}/{self.total} in {elapsed:.0f} s{left}  {self.note}".rstrip())
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            self._print()
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say ``what`` begins, and every ten seconds that it goes on: for one call of a library that counts nothing."""
+    ended, begun = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not ended.wait(PLAIN_INTERVAL):
+            say(f"{what}: {time.monotonic() - begun:.0f} s so far")
+
+    say(what)
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it: ``40 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
+    """Iterate over ``iterable`` and show progress. ``total`` is its length where ``len()`` does not tell."""
+    count = total if total is not None else len(iterable)  # type: ignore[arg-type]  # without a total it has a length
+    with ProgressLine(description, count) as line:
+        for item in iterable:
+            yield item
+            line.advance()
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; the first column is left-aligned, the others right-aligned. Over ``DRAWN`` rows have no frame."""
+    if not (_is_main() and _LOGGER.isEnabledFor(logging.INFO)):
+        return
+    title, heads = printable(title), list(map(printable, columns))
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    if len(cells) > DRAWN:
+        _log("\n".join([title, *_aligned([heads, *cells])]))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=Text(title), title_justify="left")
+    for index, column in enumerate(heads):
+        drawn.add_column(Text(column), justify="left" if index == 0 else "right", overflow="fold")
+    for row in cells:
+        drawn.add_row(*map(Text, row))  # Text: names may hold brackets, rich's markup
+    console = _console()
+    with console.capture() as captured:
+        console.print(drawn)
+    _log(captured.get().rstrip("\n"))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line a row, the cells of each column equally wide."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        spaces = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
+        aligned = [row[0] + spaces[0], *(space + cell for space, cell in zip(spaces[1:], row[1:], strict=True))]
+        yield "  ".join(aligned).rstrip()

@@ -1,0 +1,267 @@
+"""Records: one JSON object a line, each a number with where it came from.
+
+Every score of every evaluator ends here; the report is a pure function of these lines. A line is appended with one
+write, so a killed run leaves whole lines only.
+"""
+
+import contextlib
+import fcntl
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from momentum_transfer.core.errors import InputError, one_line
+from momentum_transfer.core.files import append_whole
+from momentum_transfer.core.shipped import typed
+
+#: Raised when the meaning of a key changes; the report lists records of other versions apart.
+FORMAT = 1
+
+#: Keys that every record holds.
+REQUIRED = ("task", "metric", "value", "checkpoint")
+
+#: Environment variable: seconds that a suite's earlier attempts at this task took.
+SPENT = "MOMENTUM_TRANSFER_SPENT"
+
+_BEGAN = time.monotonic()  # tools import this as they start
+
+#: Characters of an unreadable line that its problem repeats.
+_EXCERPT = 240
+
+_PACKAGES = ("momentum-transfer", "torch", "torchvision", "scikit-learn", "scipy", "pycocotools", "detectron2")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that make numbers; absent ones are left out."""
+    return dict(_versions())
+
+
+@functools.cache  # looking up six packages takes milliseconds, and a sweep writes thousands of records
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def make_record(
+    task: str,
+    metric: str,
+    value: float,
+    *,
+    checkpoint: Mapping[str, str],
+    network: str = "",
+    trial: int = 0,
+    seed: int | None = None,
+    protocol: str = "",
+    config: str = "",
+    engine: str = "",
+    dataset: str = "",
+    **details: Any,
+) -> dict[str, Any]:
+    """One record.
+
+    Args:
+        task: what was asked, for example ``coco/bbox``, ``knn/k=20``, ``svm/k=4``.
+        metric: ``AP``, ``top1``, … as the field calls it. Fractions are given as percent.
+        value: the number; NaN is stored as null, because JSON has no NaN.
+        checkpoint: ``{"name": …, "sha256": …}`` of the weights, their ``method`` where their metadata name it, and the
+            ``random_seed`` of a network at random.
+        network: which network of the checkpoint, ``teacher`` or ``student``; where training makes both anew (FixMatch),
+            which of these was scored, and ``start_network`` in the details is the checkpoint's.
+        trial, seed: which repetition, and its seed.
+        protocol: name of the preset, so that numbers of different protocols are never compared in silence.
+        config: hash of the configuration (``momentum_transfer.core.settings.config_hash``).
+        engine: ``torchvision``, ``detectron2``, ``scikit-learn``, …
+        details: further keys, such as ``k`` or ``cost``, or ``data``: numbers of ``images`` and ``classes`` that test.
+    """
+    return {
+        "format": FORMAT,
+        "task": task,
+        "metric": metric,
+        "value": None if math.isnan(value) else float(value),
+        "trial": int(trial),
+        "seed": seed,
+        "protocol": protocol,
+        "checkpoint": {
+            "name": checkpoint.get("name", ""),
+            "sha256": checkpoint.get("sha256", ""),
+            **{key: checkpoint[key] for key in ("method", "random_seed") if checkpoint.get(key)},
+        },
+        "network": network,
+        "dataset": dataset,
+        "config": config,
+        "engine": engine,
+        "versions": versions(),
+        "command": typed(sys.argv),
+        **_spent(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **details,
+    }
+
+
+def _spent() -> dict[str, float]:
+    """``hours`` of this process until now, with those of the suite's earlier attempts, and ``gpu_hours``.
+
+    GPU hours are hours times the processes of the job, where they use CUDA; 0 on the CPU.
+    """
+    earlier = os.environ.get(SPENT, "")
+    hours = (time.monotonic() - _BEGAN + (float(earlier) if re.fullmatch(r"\d+(\.\d*)?", earlier) else 0.0)) / 3600
+    torch = sys.modules.get("torch")  # not imported for this
+    cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    gpus = int(os.environ.get("WORLD_SIZE", "1")) if cuda else 0
+    return {"hours": round(hours, 6), "gpu_hours": round(hours * gpus, 6)}
+
+
+def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append ``records`` to a results file, all of them in one write; on a full disk none of them.
+
+    Writers take turns by a lock on the file. A half line that a power cut left is closed first, so that it damages no
+    new record.
+
+    Raises:
+        OSError: no space, or another refusal of the system; it names ``path``.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records)
+    with open(path, "ab+", buffering=0) as stream:
+        with contextlib.suppress(OSError):  # a file system without locks: appending is one write all the same
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.seek(0, os.SEEK_END)
+        if stream.tell() and _last_byte(stream) != b"\n":
+            text = "\n" + text
+        append_whole(stream, text.encode("utf-8"), path)
+        os.fsync(stream.fileno())
+
+
+def _last_byte(stream: Any) -> bytes:
+    stream.seek(-1, os.SEEK_END)
+    last: bytes = stream.read(1)
+    stream.seek(0, os.SEEK_END)
+    return last
+
+
+def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """All records of a file, and a list of what is wrong with it (a line each), so that nothing is dropped in silence.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"results file not found: {path}; every evaluating tool writes one (--results FILE)")
+    records: list[dict[str, Any]] = []
+    problems: list[str] = []
+    known: dict[Any, Any] = {}
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            record, problem = _parsed(line)
+            if problem:
+                text = line.decode("utf-8", "replace")
+                problems.append(f"{path}:{number}: {problem}: {_begun(text)}")
+            elif record is not None:
+                records.append(_shared(record, known))
+    return records, problems
+
+
+def _parsed(line: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """(record, what is wrong) of a line; neither for an empty one."""
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # NaN, half characters, garbage: by json's rules
+        if not line.strip():
+            return None, None
+        try:
+            text = line.decode("utf-8", "replace")
+            record = json.loads(text)
+            if "\\u" in text:
+                content_is_text(record)
+        except (ValueError, RecursionError) as error:
+            return None, f"not JSON ({_reason(error)})"
+    return record, _problem(record)
+
+
+def _shared(record: dict[str, Any], known: dict[Any, Any]) -> dict[str, Any]:
+    """The record with its texts, checkpoint and versions shared with those read before: a million of them fit."""
+    for key, value in record.items():
+        if type(value) is str:
+            record[key] = known.setdefault(value, value)
+        elif key in ("checkpoint", "versions") and type(value) is dict:
+            with contextlib.suppress(TypeError):  # holds lists
+                record[key] = known.setdefault((key, *value.items()), value)
+    return record
+
+
+def content_is_text(content: Any) -> None:
+    """Raise ValueError where a text in parsed JSON is none: half of a surrogate pair, which no file takes.
+
+    Raises:
+        ValueError: it is. RecursionError: it is nested too deeply to look at.
+    """
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a character (a lone surrogate)") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "a number of too many digits" if "digits" in str(error) else one_line(error)
+
+
+def _begun(line: str) -> str:
+    """A line as it stands in the file, shortened: what cannot be read is shown, not dropped."""
+    return line.strip() if len(line.strip()) <= _EXCERPT else f"{line.strip()[:_EXCERPT]}…"
+
+
+def _problem(record: Any) -> str | None:
+    if not isinstance(record, dict):
+        return f"expected an object, found {type(record).__name__}"
+    missing = [key for key in REQUIRED if key not in record]
+    if missing:
+        return f"keys missing: {', '.join(missing)}"
+    if not isinstance(record["checkpoint"], dict):
+        return "checkpoint is not an object with name and sha256"
+    value = record["value"]
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return f"value is {value!r}, not a number"
+    if record.get("format", FORMAT) != FORMAT:
+        return f"written in format {record['format']}, this version reads format {FORMAT}"
+    return None
+
+
+def done(path: str | Path, **wanted: Any) -> bool:
+    """Whether ``path`` already holds a record whose keys equal ``wanted``; ``sha256=…`` looks into the checkpoint."""
+    if not Path(path).is_file():
+        return False
+    marker = str(wanted.get("sha256") or "").encode()  # lines of other weights need not be parsed
+    with open(path, "rb") as stream:
+        own = (_parsed(line) for line in stream if marker in line)
+        return any(record is not None and not problem and _matches(record, wanted) for record, problem in own)
+
+
+def _matches(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    for key, value in wanted.items():
+        found = record["checkpoint"].get("sha256") if key == "sha256" else record.get(key)
+        if found != value:
+            return False
+    return True

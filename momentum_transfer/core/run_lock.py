@@ -1,0 +1,250 @@
+"""One run at a time in an output folder.
+
+The run holds ``OUTPUT_DIR/.lock``, in which its process number and machine stand. Three things tell a living run from
+the rest of a killed one: the system's lock on the file (gone with its last process, however that ended), the process
+number where it is this machine's, and the file's time, which the run renews every ten seconds. So it works where file
+locks reach other machines, where they end at the machine (some network file systems), and where there are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import remove_leftovers
+from momentum_transfer.core.log import say
+
+NAME = ".lock"
+#: Seconds between two signs of life, and after how many without one a run elsewhere counts as ended.
+BEAT, SILENCE = 10.0, 35.0
+#: How long a run waits for children of a killed one: loader workers notice the end of their parent within seconds.
+PATIENCE = 30.0
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+#: Descriptors that forked children (loader workers) give back at once, so that they never hold a lock.
+_private: set[int] = set()
+
+
+def _leave_to_the_parent() -> None:
+    for descriptor in _private:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _private.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """Who wrote the lock file. began: start of the process by the system's clock ticks, "" where unknown."""
+
+    process: int
+    host: str
+    began: str = ""
+
+    @property
+    def here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    def lives(self) -> bool:
+        """Whether that process of this machine is there, and the same: numbers are given out again."""
+        try:
+            os.kill(self.process, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass
+        state, began = _state_of(self.process)
+        return state != "Z" and (not self.began or not began or self.began == began)
+
+    def __str__(self) -> str:
+        return f"process {self.process}" + ("" if self.here else f" of {self.host}")
+
+
+def _state_of(process: int) -> tuple[str, str]:
+    """(state letter, start in clock ticks) of a process; empty where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""
+
+
+def _owner_in(text: str) -> _Owner | None:
+    process, _, rest = text.strip().partition(" ")
+    host, _, began = rest.partition(" ")
+    return _Owner(int(process), host, began) if process.isdecimal() and len(process) < 12 and host else None
+
+
+@contextlib.contextmanager
+def alone(
+    folder: str | Path, *, patience: float = PATIENCE, for_children: bool = False, name: str = NAME
+) -> Iterator[int]:
+    """Hold the lock of ``folder`` within the block; yields its descriptor.
+
+    What a killed run left half written is removed from the folder. Folders that this made, and in which nothing was
+    written after all, are removed at the end.
+
+    Args:
+        patience: seconds to wait for children of a killed run that still hold the lock.
+        name: of the lock's file, for a second lock in one folder.
+        for_children: processes started with the descriptor (``Popen(pass_fds=…)``) keep the lock until they end too.
+
+    Raises:
+        InputError: another run is at work there; it is named.
+    """
+    folder = Path(folder)
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    descriptor, locked = _taken(path, patience)
+    ended, signed = threading.Event(), False
+    try:
+        if not for_children:
+            _private.add(descriptor)
+        _sign(path, descriptor, locked)
+        signed = True
+        threading.Thread(target=_beat, args=(path, ended), daemon=True).start()
+        remove_leftovers(folder)
+        yield descriptor
+    finally:
+        ended.set()
+        _private.discard(descriptor)
+        if signed and not for_children:
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+        with contextlib.suppress(OSError):  # not empty
+            for one in made:
+                one.rmdir()
+
+
+@contextlib.contextmanager
+def alone_in(folder: str | Path) -> Iterator[None]:
+    """``alone`` for a run of one or several processes: the first one holds the lock.
+
+    Raises:
+        InputError: another run is at work there; torchrun ends the other processes.
+    """
+    from momentum_transfer.core.distributed import is_main  # here, because it imports torch, which takes seconds
+
+    if is_main():
+        with alone(folder):
+            yield
+    else:
+        yield
+
+
+def _taken(path: Path, patience: float) -> tuple[int, bool]:
+    """The open lock file, and whether the system's lock is on it (else there are none on this file system)."""
+    deadline, told = time.monotonic() + patience, False
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            locked = _lock(descriptor)
+            owner = _owner_in(os.pread(descriptor, 400, 0).decode("utf-8", "replace"))
+            if locked is not False:
+                if locked and not _same_file(descriptor, path):  # its owner has removed it meanwhile
+                    os.close(descriptor)
+                    continue
+                _refuse_signs_of_life(path, owner, locked=bool(locked))
+                return descriptor, bool(locked)
+            if owner is not None and (not owner.here or owner.lives()):
+                raise _occupied(path, owner)
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"a task of a killed run still holds {path} after {patience:.0f} s; end it (fuser {path} tells "
+                    "its number) and run the same command again"
+                )
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if owner is not None and not told:
+            say(f"{path.parent}: a task of a killed run is still going; waiting until it has ended")
+            told = True
+        time.sleep(0.1)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """True: taken; False: another process has it; None: this file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return None
+        raise
+    return True
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _refuse_signs_of_life(path: Path, owner: _Owner | None, *, locked: bool) -> None:
+    """An InputError where the owner lives although the lock could be taken: it does not reach the owner's machine."""
+    if owner is None:
+        return
+    if owner.here:
+        if not locked and owner.lives():
+            raise _occupied(path, owner)
+        return
+    seen = _time_of(path)
+    say(f"{path.parent}: {owner} was at work here; waiting up to {SILENCE:.0f} s for a sign of life")
+    deadline = time.monotonic() + SILENCE
+    while time.monotonic() < deadline:
+        if not path.exists():  # it has just ended
+            return
+        if _time_of(path) != seen:
+            raise _occupied(path, owner)
+        time.sleep(0.2)
+
+
+def _time_of(path: Path) -> int:
+    """When the lock file was last renewed; opened anew, because network file systems answer from memory."""
+    try:
+        with open(path, "rb") as stream:
+            return os.fstat(stream.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _occupied(path: Path, owner: _Owner) -> InputError:
+    return InputError(
+        f"expected to be alone in {path.parent}, found {owner} at work there; wait for its end, or choose another "
+        "output folder"
+    )
+
+
+def _sign(path: Path, descriptor: int, locked: bool) -> None:
+    """Write who holds the lock. Without the system's lock the last of several that come at once is the owner."""
+    text = f"{os.getpid()} {socket.gethostname()} {_state_of(os.getpid())[1]}".encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text, 0)
+    if locked:
+        return
+    time.sleep(0.3)
+    found = path.read_bytes()
+    if found != text and (owner := _owner_in(found.decode("utf-8", "replace"))) is not None:
+        raise _occupied(path, owner)
+
+
+def _beat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        with contextlib.suppress(OSError):
+            os.utime(path)

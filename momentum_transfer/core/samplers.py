@@ -1,0 +1,257 @@
+"""Resumable sampler: batch s of a training is a pure function of (seed, s), in every loop of the project.
+
+An ``Order`` is an endless sequence of images; ``Batches`` cuts it into one process's batches, from any batch on;
+``training_loader`` reads them in worker processes. Resuming needs nothing but the number of steps that are done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.worker_count import within_cores
+
+Place = tuple[int, int]
+"""(epoch, or position in the sequence; index of an image): what the image's random view is drawn from."""
+
+
+class Order(Protocol):
+    """An endless sequence of images, fixed by its seed."""
+
+    def places(self, first: int) -> Iterator[Place]:
+        """The sequence from position ``first`` on."""
+        ...
+
+
+class Epochs:
+    """Epoch after epoch, each a permutation of its own; places are (epoch, index).
+
+    Args:
+        length: images of an epoch; those that a permutation has beyond them are left out.
+        permutation: epoch -> indices, at least ``length``.
+    """
+
+    def __init__(self, length: int, permutation: Callable[[int], Tensor | np.ndarray]) -> None:
+        self.length, self.permutation = length, permutation
+
+    def places(self, first: int) -> Iterator[Place]:
+        epoch, offset = divmod(first, self.length)
+        while True:
+            for index in self.permutation(epoch)[offset : self.length].tolist():
+                yield epoch, index
+            epoch, offset = epoch + 1, 0
+
+
+def whole_steps(images: int, step: int, seed: int) -> Epochs:
+    """Shuffled epochs of as many images as fill whole steps: pretraining's order.
+
+    Args:
+        images: number N of images.
+        step: images of one optimizer step, on all processes together and in all its micro-batches.
+
+    Raises:
+        InputError: fewer images than one step takes.
+    """
+    if images < step:
+        raise InputError(
+            f"expected at least one batch of {step} images, found {images} images; "
+            "lower SOLVER.BATCH_SIZE or give more data"
+        )
+
+    def permutation(epoch: int) -> Tensor:
+        return torch.randperm(images, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+    return Epochs(images // step * step, permutation)
+
+
+def shuffled_rows(rows: np.ndarray, seed: int) -> Epochs:
+    """Shuffled epochs of all the rows [n]; a batch may run across the end of an epoch: few labels' order.
+
+    Raises:
+        InputError: no rows.
+    """
+    if not len(rows):
+        raise InputError("expected at least one image to train on, found none")
+    return Epochs(len(rows), lambda epoch: np.random.default_rng([seed, 4, epoch]).permutation(rows))
+
+
+class RepeatedPasses:
+    """Detectron2's TrainingSampler and RepeatFactorTrainingSampler: shuffled passes; places are (position, index).
+
+    Args:
+        factors: [N] how often each image comes in a pass. A fraction is rounded at random, anew in each pass.
+    """
+
+    def __init__(self, factors: Tensor, seed: int) -> None:
+        self.factors, self.seed = factors, seed
+
+    def places(self, first: int) -> Iterator[Place]:
+        begin = 0
+        for order in self._passes():
+            if first < begin + len(order):
+                yield from enumerate(order[max(first - begin, 0) :].tolist(), start=max(first, begin))
+            begin += len(order)
+
+    def _passes(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        whole = torch.trunc(self.factors)
+        fraction = self.factors - whole
+        while True:
+            extra = torch.zeros_like(whole)
+            if bool((fraction > 0).any()):
+                extra = (torch.rand(len(whole), generator=generator) < fraction).float()
+            indices = torch.repeat_interleave(torch.arange(len(whole)), (whole + extra).long())
+            yield indices[torch.randperm(len(indices), generator=generator)]
+
+
+class Batches(Sampler[list[Place]]):
+    """One process's batches of an order: of every ``world`` places it takes the one of its rank.
+
+    Args:
+        batch: images of a batch on one process.
+        start: the first batch to give.
+        stop: batches of the whole run; None for no end.
+        groups: group of each image of the data set, where a batch is to hold images of one group only (of one
+            orientation, which saves padding); a batch is given when its group has filled it.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        batch: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        start: int = 0,
+        stop: int | None = None,
+        groups: Sequence[Hashable] | None = None,
+    ) -> None:
+        self.order, self.batch, self.rank, self.world = order, batch, rank, world
+        self.start, self.stop, self.groups = start, stop, groups
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        if self.groups is None:
+            batches, first = self._plain(), 0
+        else:  # which batch is full when depends on all that came before
+            batches, first = self._grouped(self.groups), self.start
+        return itertools.islice(batches, first, None if self.stop is None else first + self.stop - self.start)
+
+    def _own(self, first: int) -> Iterator[Place]:
+        return itertools.islice(self.order.places(first), self.rank, None, self.world)
+
+    def _plain(self) -> Iterator[list[Place]]:
+        places = self._own(self.start * self.batch * self.world)
+        while True:
+            yield list(itertools.islice(places, self.batch))
+
+    def _grouped(self, groups: Sequence[Hashable]) -> Iterator[list[Place]]:
+        waiting: dict[Hashable, list[Place]] = {}
+        for place in self._own(0):
+            bucket = waiting.setdefault(groups[place[1]], [])
+            bucket.append(place)
+            if len(bucket) == self.batch:
+                yield list(bucket)
+                bucket.clear()
+
+
+def leave_signals_to_the_loop(worker: int = 0) -> None:
+    """Has a worker process hold off SIGINT and SIGTERM, except its parent's own SIGTERM; a ``worker_init_fn``.
+
+    A signal to the whole process group (Ctrl-C, a scheduler's SIGTERM) must not end the workers: the loop, which gets
+    it too, still takes its step's images from them before it saves. At its own exit the parent terminates them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # this thread; _Loader: the others too
+        threading.Thread(target=_end_when_the_parent_says, daemon=True).start()
+    else:  # macOS
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _end_when_the_parent_says() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """SIGTERM waits until the end of the block, in this thread and in the processes and threads that start in it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+class _Loader(DataLoader[Any]):
+    """Starts its workers with SIGTERM blocked, so that all their threads inherit that.
+
+    torch has started one before ``worker_init_fn``; a signal to the process would go to any thread that takes it.
+    """
+
+    def __iter__(self) -> Any:
+        with signals_held():
+            return super().__iter__()
+
+
+def training_loader(
+    dataset: Dataset[Any],
+    batches: Batches,
+    *,
+    workers: int,
+    seed: int = 0,
+    collate: Callable[[list[Any]], Any] | None = None,
+    pin_memory: bool = False,
+) -> DataLoader[Any]:
+    """The items of the data set at the batches' places, in order.
+
+    Args:
+        dataset: ``dataset[place]`` is a pure function of the place.
+        workers: processes, at most one for each core; 0 reads in this one.
+        seed: of the workers' own generators.
+        collate: items -> batch; None stacks tensors.
+        pin_memory: for copies to a CUDA device.
+    """
+    workers = within_cores(workers)
+    return _Loader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        prefetch_factor=4 if workers else None,
+        collate_fn=collate,
+        worker_init_fn=leave_signals_to_the_loop,
+        generator=torch.Generator().manual_seed(seed),  # else making an iterator draws from the global one
+    )
+
+
+def ordered_loader(
+    dataset: Dataset[Any],
+    batch: int,
+    *,
+    workers: int,
+    collate: Callable[[list[Any]], Any] | None = None,
+    pin_memory: bool = False,
+) -> DataLoader[Any]:
+    """Every item of the data set once, in order; a loop that evaluates draws no random number by it."""
+    return _Loader(
+        dataset,
+        batch,
+        num_workers=within_cores(workers),
+        pin_memory=pin_memory,
+        collate_fn=collate,
+        worker_init_fn=leave_signals_to_the_loop,
+        generator=torch.Generator(),
+    )

@@ -1,0 +1,41 @@
+"""The oldest Python and torch that this project runs on, checked before they fail in their own words.
+
+Written so that Python 3.6 can parse it: an old one is told that it is too old.
+"""
+
+import sys
+
+PYTHON = (3, 10)
+TORCH = (2, 4)  # as in pyproject.toml
+
+
+def check_python():
+    """Leave with one line where Python is too old: nothing of the project could be imported."""
+    if sys.version_info[:2] < PYTHON:
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        raise SystemExit(
+            f"error: expected Python {PYTHON[0]}.{PYTHON[1]} or newer, found {found} ({sys.executable}); "
+            "install a newer one, and momentum-transfer into it"
+        )
+
+
+def check_torch():
+    """Raise where the torch that is installed is too old. It is not imported, which takes seconds.
+
+    Raises:
+        InputError: with the version found and what to install. Without torch its import says so.
+    """
+    import importlib.metadata
+
+    from momentum_transfer.core.errors import InputError
+
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    numbers = found.split("+")[0].split(".")[:2]
+    if len(numbers) == 2 and all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) < TORCH:
+        wanted = f"{TORCH[0]}.{TORCH[1]}"
+        raise InputError(
+            f"expected torch {wanted} or newer, found {found}; pip install --upgrade 'torch>={wanted}' torchvision"
+        )

@@ -1,1 +1,0 @@
-"""Weights and scores on the Hugging Face Hub: names ``hf:org/name``, files pulled and pushed, cards."""

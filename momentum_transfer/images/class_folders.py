@@ -1,0 +1,134 @@
+"""Classification sets of one's own: a folder of images for each class, split where it has no split of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import write_text
+from momentum_transfer.core.log import say
+from momentum_transfer.images.splits import stratified_split
+
+#: Names of folders that hold the part that trains, and the part that tests.
+_TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "test")
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Image files with one class each. labels: numbers into ``classes``."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def counts(self) -> list[int]:
+        """Images of every class."""
+        return np.bincount(self.labels, minlength=len(self.classes)).tolist() if self.labels else []
+
+
+def is_class_folders(folder: Path) -> bool:
+    """Whether a folder holds nothing but class folders with images, or such folders under train/ and val/."""
+    return folder.is_dir() and (_own_split(folder) is not None or _only_classes(folder))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def title_of(train: Path) -> str:
+    """A set's name: of its folder, which is the one above a folder ``train``."""
+    train = train.resolve()
+    root = train.parent if train.name.lower() in _TRAIN else train
+    return re.sub(r"[^\w.-]+", "_", root.name) or "own"
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS)
+
+
+def _only_classes(folder: Path) -> bool:
+    """At least two folders, each with images, and no labels beside or in them."""
+    found = _folders(folder)
+    labels = any(path.suffix.lower() in (".json", ".xml", ".txt") and (path.parent != folder or path.suffix == ".json")
+                 for path in folder.rglob("*"))  # fmt: skip
+    return len(found) > 1 and not labels and all(_images(path) for path in found)
+
+
+def _own_split(folder: Path) -> tuple[Path, Path] | None:
+    names = {path.name.lower(): path for path in _folders(folder)}
+    train = next((names[name] for name in _TRAIN if name in names), None)
+    val = next((names[name] for name in _VAL if name in names), None)
+    return (train, val) if train and val and _only_classes(train) and _only_classes(val) else None
+
+
+def read_class_folders(folder: Path) -> LabelledFiles:
+    """Every image below its class's folder; classes in the order of their names."""
+    classes = _folders(folder)
+    files = [(path, label) for label, each in enumerate(classes) for path in _images(each)]
+    return LabelledFiles(
+        tuple(path for path, _ in files), tuple(label for _, label in files), tuple(path.name for path in classes)
+    )
+
+
+def open_class_folders(
+    train: Path, val: Path | None, split: float | None, seed: int
+) -> tuple[LabelledFiles, LabelledFiles]:
+    """The part that trains and the part that tests.
+
+    Args:
+        val: the part that tests; or split: the share of ``train`` that trains, stratified and seeded. Without both the
+            folder's own train/ and val/.
+
+    Raises:
+        InputError: no split, both kinds of split, or classes of the one part that the other lacks.
+    """
+    if val is not None and split is not None:
+        raise InputError("expected --val or --split, found both; leave one out")
+    own = _own_split(train)
+    if val is None and split is None and own is None:
+        raise InputError(f"expected --val FOLDER or --split 0.8 with {train}, which has no train/ and val/; add one")
+    if own is not None and split is not None:
+        raise InputError(f"expected no --split with {train}, which has its own train/ and val/; leave it out")
+    if split is not None:
+        return _divided(read_class_folders(train), split, seed)
+    if val is not None and not _only_classes(val):
+        raise InputError(f"expected a folder for each class in {val}, found another form; give --val as --train is")
+    parts = (own[0] if own else train, val) if val is not None else own
+    assert parts is not None
+    others = [path for path in _folders(train) if path.name.lower() in _VAL and path not in parts] if own else []
+    for other in others:
+        say(f"left out: {counted(len(_images(other)), 'image')} of {other}, which neither trains nor tests")
+    first, second = read_class_folders(parts[0]), read_class_folders(parts[1])
+    if first.classes != second.classes:
+        odd = sorted(set(first.classes) ^ set(second.classes))
+        raise InputError(
+            f"expected the same classes in {parts[0]} and {parts[1]}, found {odd[0]!r} in only one of them"
+        )
+    return first, second
+
+
+def _divided(whole: LabelledFiles, share: float, seed: int) -> tuple[LabelledFiles, LabelledFiles]:
+    trains = stratified_split([[label] for label in whole.labels], share, seed)
+    first, second = (
+        LabelledFiles(
+            tuple(path for path, mine in zip(whole.paths, trains, strict=True) if mine == side),
+            tuple(label for label, mine in zip(whole.labels, trains, strict=True) if mine == side),
+            whole.classes,
+        )
+        for side in (True, False)
+    )
+    return first, second
+
+
+def write_list(file: Path, data: LabelledFiles) -> None:
+    """An index file of ``path label`` lines, for the reader ``filelist``; labels are numbers."""
+    lines = [f"{path.resolve()} {label}" for path, label in zip(data.paths, data.labels, strict=True)]
+    write_text(file, "\n".join(lines) + "\n")

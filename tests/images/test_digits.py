@@ -1,0 +1,143 @@
+"""The drawn digits are what their variant says."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.images.digits import (
+    VARIANTS,
+    DigitImages,
+    digit_variant,
+    draw_strokes,
+    load_glyphs,
+    place_glyphs,
+    render_digits,
+    split_indices,
+    uneven_backgrounds,
+)
+
+
+def test_splits_are_disjoint_complete_and_stratified():
+    train, val = split_indices("train"), split_indices("val")
+    assert sorted([*train, *val]) == list(range(1797))
+    target = load_digits().target
+    share = np.bincount(target[val]) / np.bincount(target)
+    assert np.abs(share - 0.3).max() < 0.01
+
+
+def test_glyphs_are_the_digits_of_their_split():
+    glyphs, labels = load_glyphs("val")
+    bundle, chosen = load_digits(), split_indices("val")
+    np.testing.assert_array_equal(glyphs * 16, bundle.images[chosen])
+    np.testing.assert_array_equal(labels, bundle.target[chosen])
+
+
+def test_placed_glyph_covers_its_square_and_nothing_else():
+    coverage = place_glyphs(
+        np.ones((1, 8, 8), np.float32), *(np.array([v], np.float32) for v in (4, 10, 16, 16)), size=32
+    )
+    inside = np.zeros((32, 32), bool)
+    inside[4:20, 10:26] = True
+    assert (coverage[0][inside] > 0).mean() > 0.9  # the enlarged corners fade
+    # The fading edge reaches half a source pixel (one pixel here) beyond the square.
+    grown = np.zeros((32, 32), bool)
+    grown[3:21, 9:27] = True
+    assert coverage[0][~grown].max() == 0
+    assert coverage[0][8:16, 14:22].min() == 1
+
+
+@pytest.mark.parametrize("slant", [None, 0.0, 0.4, -0.3])
+def test_placement_interpolates_as_a_naive_loop_does(slant: float | None):
+    rng = np.random.default_rng(0)
+    glyph = rng.random((8, 8), dtype=np.float32)
+    top, left, height, width, size = 2.3, 5.1, 20.7, 17.2, 32
+    naive = np.zeros((size, size))
+    for y in range(size):
+        for x in range(size):
+            shifted = left + (slant or 0) * (top + height / 2 - y - 0.5)
+            v, u = (y + 0.5 - top) * 8 / height - 0.5, (x + 0.5 - shifted) * 8 / width - 0.5
+            for j in range(8):
+                for i in range(8):
+                    naive[y, x] += max(0, 1 - abs(v - j)) * max(0, 1 - abs(u - i)) * glyph[j, i]
+    naive = np.clip(naive * 1.6 - 0.2, 0, 1)
+    place = [np.array([value], np.float32) for value in (top, left, height, width)]
+    leaning = None if slant is None else np.array([slant], np.float32)
+    placed = place_glyphs(glyph[None], *place, size, leaning, thinning=0.2)
+    np.testing.assert_allclose(placed[0], naive, atol=2e-5)
+
+
+def test_backgrounds_have_the_asked_level_and_unevenness():
+    level = np.full(400, 0.3, np.float32)
+    drawn = uneven_backgrounds(level, 0.05, 32, np.random.default_rng(0))
+    assert drawn.mean() == pytest.approx(0.3, abs=0.005)
+    assert drawn[:, 0, 0].std() == pytest.approx(0.05, rel=0.15)  # a corner is a node of the grid
+
+
+def test_strokes_cover_their_length_times_width():
+    canvas = np.zeros((300, 64, 64), np.float32)
+    draw_strokes(canvas, np.ones((300, 1), np.float32), 3.0, (12.0, 12.0), np.random.default_rng(0))
+    whole = [
+        drawn.sum()
+        for drawn in canvas
+        if not (drawn[0].any() or drawn[-1].any() or drawn[:, 0].any() or drawn[:, -1].any())
+    ]
+    # A capsule: the rectangle and two half discs.
+    assert np.mean(whole) == pytest.approx(12 * 3 + np.pi * 1.5**2, rel=0.05)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_digits_are_lighter_than_their_background_by_the_contrast(name: str):
+    variant = VARIANTS[name]
+    glyphs = load_glyphs("train")[0][:200]
+    drawn = render_digits(glyphs, 64, variant, np.random.default_rng(0)) / 255
+    for image in drawn:
+        background = np.median(image)
+        assert variant.background[0] - 0.15 < background < variant.background[1] + 0.15
+        assert np.quantile(image, 0.98) - background > variant.contrast - 0.2
+
+
+def test_rendering_depends_on_the_generator_alone():
+    glyphs = load_glyphs("train")[0][:3]
+    first, second, other = (render_digits(glyphs, 32, VARIANTS["placed"], np.random.default_rng(s)) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first, second)
+    assert (first != other).mean() > 0.5
+
+
+def test_evaluation_image_depends_on_seed_split_and_index_alone():
+    one, two = DigitImages("val", seed=3), DigitImages("val", seed=3)
+    _ = one[5], one[1]
+    image, label = one[7]
+    assert np.array_equal(np.asarray(image), np.asarray(two[7][0]))
+    assert image.size == (32, 32)
+    assert image.mode == "RGB"
+    assert label == one.labels[7]
+    assert not np.array_equal(np.asarray(image), np.asarray(DigitImages("val", seed=4)[7][0]))
+
+
+def test_indexing_beyond_the_end_raises_so_that_iteration_stops():
+    data = DigitImages("val")
+    with pytest.raises(IndexError):
+        data[len(data)]
+    assert np.array_equal(np.asarray(data[-1][0]), np.asarray(data[len(data) - 1][0]))
+
+
+def test_unknown_split_and_variant_are_named():
+    with pytest.raises(InputError, match="split among train, val, found 'test'"):
+        split_indices("test")
+    with pytest.raises(InputError, match="variant among placed, written, strokes, found 'plain'"):
+        digit_variant("plain")
+
+
+def test_several_drawings_begin_with_the_only_one_and_are_all_different():
+    one, three = DigitImages("val", 16, seed=3), DigitImages("val", 16, seed=3, drawings=3)
+    assert len(three) == 3 * len(one)
+    assert three.labels.tolist() == 3 * one.labels.tolist()
+    for index in (0, 7, len(one) - 1):
+        drawn = [np.asarray(three[index + len(one) * again][0]) for again in range(3)]
+        assert np.array_equal(drawn[0], np.asarray(one[index][0]))
+        assert not np.array_equal(drawn[0], drawn[1])
+        assert not np.array_equal(drawn[1], drawn[2])
+        assert three[index + len(one)][1] == one[index][1]
+    again = three[5][0]
+    assert np.array_equal(np.asarray(again), np.asarray(three[5][0])), "a drawing that was kept is the same drawing"

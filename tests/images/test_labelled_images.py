@@ -1,0 +1,85 @@
+"""Unreadable images are replaced, named and counted, up to a limit."""
+
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.images.labelled_images import FileImages
+
+
+def picture(path: Path, value: int, side: int = 8) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.new("RGB", (side, side), (value, 0, 0)).save(path)
+    return path
+
+
+def red(sample: tuple[PIL.Image.Image, int]) -> int:
+    return int(np.asarray(sample[0])[0, 0, 0])
+
+
+def damaged(tmp_path: Path, broken: list[int], limit: int = 100) -> FileImages:
+    paths = [picture(tmp_path / f"{k}.png", 10 * k, side=64) for k in range(8)]
+    for k in broken:
+        paths[k].write_bytes(paths[k].read_bytes()[:60])
+    return FileImages(paths, [k % 2 for k in range(8)], ["even", "odd"], limit)
+
+
+def test_unreadable_image_is_replaced_by_the_next_of_its_class_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = damaged(tmp_path, broken=[2, 7])
+    assert red(data[2]) == 40
+    assert red(data[7]) == 10  # cyclically
+    assert data[7][1] == 1
+    assert data.unreadable == [str(tmp_path / "2.png"), str(tmp_path / "7.png")]
+    _ = data[2]
+    assert capsys.readouterr().err.count("2.png") == 1  # named once
+
+
+def test_replacement_does_not_depend_on_what_was_read_before(tmp_path: Path):
+    forwards, backwards = damaged(tmp_path, [2, 3, 4]), damaged(tmp_path, [2, 3, 4])
+    first = [red(forwards[k]) for k in range(8)]
+    second = [red(backwards[k]) for k in reversed(range(8))][::-1]
+    assert first == second == [0, 10, 60, 50, 60, 50, 60, 70]
+
+
+def test_more_unreadable_images_than_the_limit_are_an_error(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 1, 2], limit=2)
+    _ = data[0]
+    with pytest.raises(InputError, match=r"at most 2 unreadable images, found 3: .*0\.png.*1\.png.*2\.png"):
+        _ = [data[k] for k in range(8)]
+
+
+def test_a_class_without_any_readable_image_is_an_error(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 2, 4, 6])
+    with pytest.raises(InputError, match="readable image of class 'even', found none"):
+        _ = data[4]
+
+
+def test_missing_file_counts_as_unreadable(tmp_path: Path):
+    data = damaged(tmp_path, broken=[])
+    (tmp_path / "5.png").unlink()
+    assert red(data[5]) == 70
+    assert data.unreadable == [str(tmp_path / "5.png")]
+
+
+def test_workers_share_the_count_of_unreadable_images(tmp_path: Path):
+    data = damaged(tmp_path, broken=[1, 6])
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=2, num_workers=2, collate_fn=lambda batch: [red(s) for s in batch]
+    )
+    values = [value for batch in loader for value in batch]
+    assert values == [0, 30, 20, 30, 40, 50, 0, 70]
+    assert len(data.unreadable) == 2
+
+
+def test_too_many_unreadable_images_in_a_worker_are_one_line(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 1, 2], limit=1)
+    loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=1, collate_fn=len)
+    with pytest.raises(InputError, match=r"^expected at most 1 unreadable images, found 2: \S*0\.png") as caught:
+        list(loader)
+    assert "\n" not in str(caught.value)

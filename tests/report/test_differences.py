@@ -1,0 +1,174 @@
+"""Differences by the rule: paired or not, one trial, other settings, outcomes per test item, Holm, strangers' files."""
+
+import math
+
+import numpy as np
+import pytest
+from fvcore.common.config import CfgNode
+from scipy import stats
+
+from momentum_transfer.core import items
+from momentum_transfer.core import records as records_file
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.settings import config_hash, keep
+from momentum_transfer.report.aggregate import Measure, aggregate
+from momentum_transfer.report.differences import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL, Comparisons
+from momentum_transfer.report.page import build, make_report, render_html
+from momentum_transfer.verdicts.bootstrap import multinomial_weights
+from momentum_transfer.verdicts.hits import PerItem, label_hash
+from tests.report.report_records import record
+
+SVM4 = Measure("svm/k=4", "top1", "digits", "imagenet/heldout", "scikit-learn")
+LABELS = np.arange(400) % 10
+
+
+def trials_of(name: str, values, first: int = 0, **more) -> list[dict]:
+    return [record(name, "svm/k=4", "top1", value, trial=i, **more) for i, value in enumerate(values, first)]
+
+
+def hits(folder, name, share, trial=0, seed=0, labels=LABELS, shared=None, **more):
+    """A record whose outcomes are random hits with that chance; ``shared`` makes them depend on one another."""
+    random = np.random.default_rng(seed)
+    found = (shared if shared is not None else random.random(len(labels))) < share
+    kept = items.write(folder, name, PerItem(label_hash(labels), {"top1": found}))
+    return record(
+        name, "svm/k=4", "top1", 100 * found.mean(), trial=trial, items={**kept, "folder": str(folder)}, **more
+    )
+
+
+def test_shared_trials_are_students_paired_t():
+    a, b = [50.0, 60.0, 58.0], [40.0, 52.0, 51.0]
+    found = Comparisons(aggregate(trials_of("a", a) + trials_of("random", b))).of(SVM4, "a", "random")
+    theirs = stats.ttest_rel(a, b)
+    assert (found.paired, found.source, found.n) == (True, "trials", (3, 3))
+    interval = theirs.confidence_interval()
+    assert (found.p, found.low, found.high) == pytest.approx((theirs.pvalue, interval.low, interval.high))
+
+
+@pytest.mark.parametrize("other", [{"first": 1}, {"seed": 7}])
+def test_other_trials_or_other_seeds_are_welchs(other):
+    a, b = [50.0, 60.0, 58.0], [40.0, 52.0, 51.0]
+    records = trials_of("a", a, seed=1) + trials_of("random", b, **{"seed": 1, **other})
+    found = Comparisons(aggregate(records)).of(SVM4, "a", "random")
+    assert not found.paired
+    assert found.p == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def test_words_are_by_rule_after_holm():
+    comparisons = Comparisons(
+        aggregate(
+            trials_of("a", [50, 51, 52]) + trials_of("random", [40, 42, 41])
+            + [record("a", "knn/k=20", "top1", 1.0), record("random", "knn/k=20", "top1", 2.0)]
+            + [record(n, "linear", "top1", v, trial=t, config=n) for n in ("a", "random") for t, v in enumerate((1, 9))]
+            + [record("a", "svm/k=8", "top1", v, trial=t) for t, v in enumerate((50, 60, 70))]
+            + [record("random", "svm/k=8", "top1", v, trial=t) for t, v in enumerate((51, 59, 71))]
+            + [record("a", "svm/k=2", "top1", v, trial=t) for t, v in enumerate((10, 20, 30))]
+            + [record("random", "svm/k=2", "top1", v, trial=t) for t, v in enumerate((50.0, 60.1, 70.2))]
+        )
+    )  # fmt: skip
+    words = {measure.task: word for measure, word in comparisons.words("a", "random").items()}
+    expected = {"svm/k=4": AHEAD, "knn/k=20": ONE_TRIAL, "linear": NOT_COMPARED, "svm/k=8": LEVEL, "svm/k=2": BEHIND}
+    assert words == expected
+
+
+def test_holm_takes_back_what_one_test_alone_would_tell():
+    def records(tasks):
+        values = {"a": (50.0, 51.0, 52.4), "random": (48.0, 48.2, 50.9)}
+        return [record(n, task, "top1", v, trial=t) for task in tasks for n in values for t, v in enumerate(values[n])]
+
+    alone = Comparisons(aggregate(records(["svm/k=4"]))).words("a", "random")
+    many = Comparisons(aggregate(records([f"svm/k={k}" for k in range(1, 9)]))).words("a", "random")
+    assert set(alone.values()) == {AHEAD}
+    assert set(many.values()) == {LEVEL}
+
+
+def test_one_trial_with_outcomes_is_judged_by_mcnemar_and_the_items(tmp_path):
+    a, b = hits(tmp_path, "a", 0.8, seed=1), hits(tmp_path, "random", 0.6, seed=2)
+    found = Comparisons(aggregate([a, b])).of(SVM4, "a", "random")
+    outcomes = [items.read(tmp_path, each["items"]).values["top1"] for each in (a, b)]
+    only = [int((outcomes[0] & ~outcomes[1]).sum()), int((outcomes[1] & ~outcomes[0]).sum())]
+    assert found.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue)
+    assert (found.source, found.items, found.n) == ("items", 400, (1, 1))
+    weights = multinomial_weights(400, 1000)
+    spread = (100 * weights @ (outcomes[0] * 1.0 - outcomes[1]) / 400).std(ddof=1) * (400 / 399) ** 0.5
+    assert found.se == pytest.approx(spread)
+    assert found.low < found.value < found.high
+    assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.15)
+
+
+def test_trials_and_items_add_their_variances(tmp_path):
+    shared = np.random.default_rng(0).random(400)
+    records = [hits(tmp_path, name, share + 0.01 * t, t, shared=np.roll(shared, 7 * (name == "a")))
+               for name, share in (("a", 0.7), ("random", 0.5)) for t in range(3)]  # fmt: skip
+    both = Comparisons(aggregate(records)).of(SVM4, "a", "random")
+    trials = Comparisons(aggregate(records), resamples=0).of(SVM4, "a", "random")
+    assert (both.source, trials.source) == ("trials and items", "trials")
+    assert both.se == pytest.approx(math.hypot(trials.se, both.floor))
+    assert both.item_share == pytest.approx(both.floor**2 / both.se**2)
+    assert 0 < both.floor < 100 * (0.5 / 400) ** 0.5
+
+
+def test_unlike_test_sets_are_not_paired_and_both_are_named(tmp_path):
+    records = [hits(tmp_path, "a", 0.8), hits(tmp_path, "random", 0.5, labels=LABELS[::-1])]
+    report = build(records)
+    (notice,) = [notice for notice in report.notices if "same test items" in notice]
+    assert "svm/k=4 of a" in notice
+    assert "svm/k=4 of random" in notice
+    assert ONE_TRIAL in report.verdicts[0]
+
+
+def test_a_lost_items_file_is_told_and_trials_still_judge(tmp_path):
+    records = [
+        hits(tmp_path, name, share, t, seed=t) for name, share in (("a", 0.9), ("random", 0.2)) for t in range(3)
+    ]
+    (tmp_path / records[0]["items"]["file"]).unlink()
+    report = build(records)
+    assert any("items file not found" in notice for notice in report.notices)
+    assert "ahead on 1 of 1 measure." in report.verdicts[0]
+
+
+def test_files_of_strangers_with_other_settings_are_refused(tmp_path):
+    for name, config in (("mine", "c1"), ("theirs", "c2"), ("same", "c1")):
+        records_file.append(tmp_path / f"{name}.jsonl", trials_of(name, [1.0, 2.0], config=config))
+    with pytest.raises(InputError, match=r"expected one protocol in a row.*mine\.jsonl.*theirs\.jsonl"):
+        make_report([tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl"])
+    assert make_report([tmp_path / "mine.jsonl", tmp_path / "same.jsonl"]).results.checkpoints == ["mine", "same"]
+
+
+def test_a_refusal_names_the_settings_that_differ_where_they_lie_beside_the_records(tmp_path):
+    hashes = []
+    for name, steps in (("mine", 34), ("theirs", 300)):
+        cfg = CfgNode({"SOLVER": {"MAX_ITER": steps, "BASE_LR": 0.1}})
+        hashes.append(config_hash(cfg))
+        keep(tmp_path / name, hashes[-1], cfg)
+        records_file.append(tmp_path / name / "results.jsonl", trials_of(name, [1.0, 2.0], config=hashes[-1]))
+    files = [tmp_path / name / "results.jsonl" for name in ("mine", "theirs")]
+    with pytest.raises(InputError, match=r"with other settings: SOLVER\.MAX_ITER 34 and 300; evaluate both alike"):
+        make_report(files)
+    kept = tmp_path / "mine" / "settings" / f"{hashes[0]}.yaml"
+    kept.write_text("[damaged")
+    with pytest.raises(InputError, match=f"config hash {hashes[0]} and {hashes[1]}"):
+        make_report(files)
+    report = make_report(files[:1])
+    assert any(str(kept) in notice for notice in report.notices)
+
+
+def test_page_tells_ranks_evidence_and_which_measure_predicts_which():
+    random = np.random.default_rng(0)
+    names = ["random", *(f"m{n}" for n in range(5))]
+    records = [
+        record(name, task, "top1", 10 * n + random.normal(), trial=t)
+        for n, name in enumerate(names) for task in ("svm/k=4", "finetune/10%", "knn/k=20") for t in range(3)
+    ]  # fmt: skip
+    report = build(records)
+    assert "ranks differ (Friedman p = 0.01" in report.verdicts[0]
+    assert "Nemenyi" in report.verdicts[0]
+    overall, agreements = report.overall
+    assert overall.columns == ("mean rank", "interquartile mean, %", "chance to beat random, %")
+    assert [cell.main for cell in overall.rows[-2].cells] == ["1.0", overall.rows[-2].cells[1].main, "100.0"]
+    assert agreements.rows[0].cells[0].main == "1.00"
+    assert agreements.rows[0].note == "cheap → costly"
+    assert "Which measure predicts which" in [plot.title for plot in report.plots]
+    page = render_html(report)
+    assert "Evidence and power of every verdict" in page
+    assert "3, in pairs" in page

@@ -1,0 +1,45 @@
+"""Pretrainings of a method as its trials."""
+
+import pytest
+from scipy import stats
+
+from momentum_transfer.core import records as records_file
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.report import methods
+from momentum_transfer.report.page import make_report
+from tests.report.report_records import record
+
+VALUES = {"a0": (60.0, 62.0), "a1": (64.0, 66.0), "a2": (70.0, 71.0), "random0": (20.0, 22.0), "random1": (30.0, 31.0)}
+
+
+@pytest.fixture
+def results(tmp_path):
+    path = tmp_path / "results.jsonl"
+    made = [record(n, "svm/k=4", "top1", v, trial=t) for n, values in VALUES.items() for t, v in enumerate(values)]
+    records_file.append(path, made)
+    return path
+
+
+def test_each_pretraining_is_a_trial_and_welch_judges_the_methods(results):
+    report = make_report([results], methods=methods.parse(["a=a0,a1,a2", "random=random0,random1"]))
+    (row,) = report.results.cells.values()
+    assert row["a"].values == {0: 61.0, 1: 65.0, 2: 70.5}
+    assert row["random"].values == {0: 21.0, 1: 30.5}
+    interval = stats.ttest_ind([61.0, 65.0, 70.5], [21.0, 30.5], equal_var=False).confidence_interval()
+    (cell,) = [row.cells[-1] for row in report.summary.rows if row.label == "svm/k=4 top1"]
+    assert cell.spread == f"[{interval.low:.1f}, {interval.high:.1f}]"
+    assert "a (3 pretrainings), random (2 pretrainings)" in report.rule
+    assert "another seed of pretraining" in make_report([results]).rule
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a=a0"], "two or more pretrainings, found 'a=a0'"),
+        (["a=a0,a1", "b=a1,a2"], "found a1 more often"),
+        (["a=a0,a9"], "expected records of a9, which --method names"),
+    ],
+)
+def test_methods_that_cannot_be_are_refused(results, words, message):
+    with pytest.raises(InputError, match=message):
+        make_report([results], methods=methods.parse(words))

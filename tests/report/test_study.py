@@ -1,0 +1,133 @@
+"""A study's answer against scipy's paired and Welch tests and a Holm correction by hand."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from momentum_transfer.core import items
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.records import make_record
+from momentum_transfer.report.study import answers, difference_figure, line_figure, table_markdown
+from momentum_transfer.suites.study import read_study
+from momentum_transfer.verdicts.hits import PerItem
+
+A, B = [81.0, 88.0, 85.0, 84.0, 86.0], [61.0, 85.0, 60.0, 80.0, 83.0]
+
+
+def record(name, value, task="knn", trial=0, **more):
+    return make_record(task, "top1", value, checkpoint={"name": name, "sha256": ""}, trial=trial, seed=trial, **more)
+
+
+def study_of(*compare, **more):
+    settings = dict.fromkeys(("NORM.TEACHER", "SEED"))
+    return read_study({"claim": "why?", "compare": list(compare), **more}, "suite", settings)
+
+
+def between(first, second, name="one", y="knn top1"):
+    return {"name": name, "y": y, "first": first, "second": second, "expected": "ahead"}
+
+
+def sweep():
+    """Records and runs of two arms; seeds stand in another order in each, and every checkpoint has two trials."""
+    values = {"eman": dict(enumerate(A)), "bn": dict(reversed(list(enumerate(B))))}
+    found = [
+        record(f"{arm}_seed{seed}", value + shift, trial=trial)
+        for arm, seeds in values.items()
+        for seed, value in seeds.items()
+        for trial, shift in enumerate((-1.0, 1.0))
+    ]
+    runs = {
+        f"{arm}_seed{seed}": {"arm": arm, "settings": {"NORM.TEACHER": arm.upper()}, "seed": seed}
+        for arm in values
+        for seed in range(5)
+    }
+    return found, runs
+
+
+def test_arms_of_pretrainings_are_paired_by_seed():
+    records, runs = sweep()
+    (answer,) = answers(study_of(between({"arm": "eman"}, {"NORM.TEACHER": "BN"})), records, runs)
+    expected = stats.ttest_rel(A, B)
+    low, high = expected.confidence_interval()
+    assert (answer.found.low, answer.found.high, answer.p) == pytest.approx((low, high, expected.pvalue))
+    assert answer.found.value == pytest.approx(np.mean(A) - np.mean(B))
+    assert list(answer.first.values()) == pytest.approx(A)
+
+
+def test_trials_of_protocols_are_paired_and_comparisons_judged_together():
+    records = [record("scratch", value, trial=t, protocol="a") for t, value in enumerate(A)]
+    records += [record("scratch", value, trial=t, protocol="b") for t, value in enumerate(B)]
+    records += [record("scratch", value + 3, "svm", t, protocol="b") for t, value in enumerate(B)]
+    sides = {"protocol": "a"}, {"protocol": "b"}
+    second = between({"y": "svm top1", "protocol": "b"}, {"protocol": "b"}, "two")
+    found = answers(study_of(between(*sides), second), records, {})
+    p = stats.ttest_rel(A, B).pvalue
+    assert [answer.word for answer in found] == ["not told apart" if max(p, 0) > 0.05 else "ahead", "ahead"]
+    assert found[0].p == pytest.approx(p)  # the other p is 0, so that Holm leaves this one alone
+    records += [record("scratch", value, "fixmatch", t, protocol="b") for t, value in enumerate(A[::-1])]
+    third = between({"y": "fixmatch top1", "protocol": "b"}, {"protocol": "b"}, "three")
+    found = answers(study_of(between(*sides), third), records, {})
+    pvalues = sorted([p, stats.ttest_rel(A[::-1], B).pvalue])
+    assert sorted(answer.p for answer in found) == pytest.approx(
+        [min(1, 2 * pvalues[0]), max(min(1, 2 * pvalues[0]), pvalues[1])]
+    )
+
+
+def test_a_star_pairs_by_what_it_stands_for_and_a_missing_partner_is_left_out():
+    records = [record(f"conv10_s{n}", value) for n, value in enumerate(A)]
+    records += [record(f"plain_s{n}", value) for n, value in enumerate(B[:4])]
+    (answer,) = answers(study_of(between({"checkpoint": "conv10_*"}, {"checkpoint": "plain_*"})), records, {})
+    assert answer.found.paired
+    assert answer.found.n == (4, 4)
+    assert answer.found.p == pytest.approx(stats.ttest_rel(A[:4], B[:4]).pvalue)
+
+
+def test_sides_without_a_common_key_are_judged_by_welch():
+    records = [record(f"{name}{n}", v) for name, side in (("a_x", A), ("b_y", B)) for n, v in enumerate(side)]
+    (answer,) = answers(study_of(between({"checkpoint": "a_*"}, {"checkpoint": "b_*"})), records, {})
+    assert not answer.found.paired
+    assert answer.found.p == pytest.approx(stats.ttest_ind(A, B, equal_var=False).pvalue)
+
+
+def test_test_images_count_where_every_trial_kept_them(tmp_path):
+    rng = np.random.default_rng(0)
+    records = []
+    for protocol, share in (("a", 0.9), ("b", 0.6)):
+        for trial in range(4):
+            hits = rng.random(200) < share
+            kept = items.write(tmp_path, f"{protocol}{trial}", PerItem("digits", {"top1": hits}))
+            made = record("scratch", 100 * hits.mean(), trial=trial, protocol=protocol, items=kept)
+            made["items"] = {**made["items"], "folder": str(tmp_path)}
+            records.append(made)
+    (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), records, {})
+    assert answer.found.source == "trials and items"
+    assert answer.found.items == 200
+    assert answer.word == "ahead"
+
+
+def test_a_selection_of_several_scores_is_refused():
+    records = [record("scratch", 1.0, network=network) for network in ("student", "teacher")]
+    with pytest.raises(InputError, match=r"one score a seed or trial for comparison one.*student.*teacher"):
+        answers(study_of(between({}, {})), records, {})
+
+
+def test_missing_scores_and_single_trials_give_no_verdict():
+    records = [record("scratch", 1.0, protocol="a")]
+    study = study_of(between({"protocol": "a"}, {"protocol": "b"}))
+    assert answers(study, records, {})[0].word == "no scores yet"
+    assert difference_figure(answers(study, records, {}), "t").svg == ""
+    records.append(record("scratch", 2.0, protocol="b"))
+    (answer,) = answers(study, records, {})
+    assert (answer.word, answer.p) == ("one trial: no verdict", None)
+
+
+def test_table_and_plots_show_what_was_found():
+    records, runs = sweep()
+    lines = {"title": "t", "x": [1, 2], "axis": "n", "label": "%", "of": {"eman": {"y": "knn top1", "arm": "eman"}}}
+    study = study_of(between({"arm": "eman"}, {"arm": "bn"}), lines=[lines])
+    table = table_markdown(answers(study, records, runs)).splitlines()
+    assert table[0].startswith("| comparison | first | second | difference [95 %] |")
+    assert table[2].startswith("| one | 84.8 ± 2.59 (n 5) | 73.8 ± 12.3 (n 5) | +11.0 [")
+    assert table[2].endswith("| ahead |")
+    assert difference_figure(answers(study, records, runs), "t").svg.startswith("<svg")
+    assert "n" in line_figure(study.lines[0], records, runs).svg
