@@ -24,7 +24,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.ranges import Choice
-from momentum_transfer.lowshot.evaluate import evaluate
+from momentum_transfer.lowshot.library import evaluate
 
 #: what it is -> the smallest of its kind in timm, or one at few pixels
 NETWORKS = {

@@ -31,7 +31,7 @@ from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import read_pictures
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
-from momentum_transfer.transfer.torchvision_engine.masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from momentum_transfer.transfer.torchvision_engine.weights import export_state

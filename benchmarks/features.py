@@ -22,8 +22,7 @@ from momentum_transfer.backbones.resnet import DEPTHS, Architecture, build_backb
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.log import say, table
-from momentum_transfer.lowshot.features.extract import compute
-from momentum_transfer.lowshot.features.pooling import StageFeatures
+from momentum_transfer.lowshot.features.extract import StageFeatures, compute
 
 #: CPU seconds of this process, which other processes on a busy machine do not lengthen.
 clock = time.perf_counter if choose_device().type == "cuda" else time.process_time

@@ -30,7 +30,8 @@ from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.neighbours import normalized, search
-from momentum_transfer.lowshot import knn, retrieval
+from momentum_transfer.lowshot import knn
+from momentum_transfer.lowshot import knn as retrieval
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 TOP, K = 1000, 20
@@ -57,8 +58,8 @@ def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 def together(database: FeatureSet, queries: FeatureSet, precision: str) -> tuple[float, float]:
     """(top1, mAP) in percent, from one search."""
     found = search(database.features, queries.features, TOP, precision=precision, device=choose_device())
-    (first,) = knn.scores(found, database, queries, ["eman"])
-    return first[0].value, retrieval.scores(found, database, queries, TOP)[0].value
+    (first,) = knn.knn_scores(found, database, queries, ["eman"])
+    return first[0].value, retrieval.retrieval_scores(found, database, queries, TOP)[0].value
 
 
 def apart(database: FeatureSet, queries: FeatureSet) -> tuple[float, float]:

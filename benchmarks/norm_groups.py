@@ -20,9 +20,9 @@ from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.command import run_tool
-from momentum_transfer.core.cpu_memory import keep_freed_memory
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, table
+from momentum_transfer.core.machine import keep_freed_memory
 from momentum_transfer.pretrain.norms import Norm, commit_pair, pair_norms
 
 #: architecture -> image side, batch on the CPU, batch on a GPU

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.command import run_tool
-from momentum_transfer.core.cpu_memory import keep_freed_memory
 from momentum_transfer.core.log import say, table
+from momentum_transfer.core.machine import keep_freed_memory
 from momentum_transfer.pretrain.heads import mlp
+from momentum_transfer.pretrain.methods.method import Branch, TeacherRule
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
-from momentum_transfer.pretrain.methods.student_teacher import Branch, TeacherRule
 from momentum_transfer.pretrain.norms import Norm
 from momentum_transfer.pretrain.optimizers import build_optimizer
 from momentum_transfer.pretrain.teacher import move_parameters

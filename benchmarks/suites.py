@@ -21,8 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from momentum_transfer.core.arguments import at_least
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import at_least, run_tool
 from momentum_transfer.core.log import say
 from momentum_transfer.core.records import make_record
 

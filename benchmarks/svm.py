@@ -27,8 +27,7 @@ from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.neighbours import normalized
 from momentum_transfer.lowshot.svm.batched import fit_batched, share
-from momentum_transfer.lowshot.svm.liblinear import fit_liblinear
-from momentum_transfer.lowshot.svm.problem import LinearClassifiers, objectives, signed_targets
+from momentum_transfer.lowshot.svm.problem import LinearClassifiers, fit_liblinear, objectives, signed_targets
 from momentum_transfer.lowshot.svm.scoring import evaluate
 
 COSTS = [2.0**power for power in range(-5, 6)]

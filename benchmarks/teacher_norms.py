@@ -20,7 +20,7 @@ import torch
 
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
-from momentum_transfer.core.metrics import read
+from momentum_transfer.core.loggers import read
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.train import train

@@ -97,7 +97,7 @@ def _fixmatch() -> CfgNode:
     node.TEACHER_NORM = ""  # instead of the preset's: a teacher's normalisation of pretrain/norms/__init__.py
     node.TEACHER_GROUP = 0  # weak views of one virtual process, with BN statistics of its own; 0: all of a process
     node.WEAK_BATCHES = []  # sizes n: held-out weak views labelled with the statistics of batches of n, at the end
-    node.STRONG_LEVELS = ""  # instead of the preset's: eman, uniform (lowshot/rand_augment.py)
+    node.STRONG_LEVELS = ""  # instead of the preset's: eman, uniform (lowshot/augment.py)
     node.STEPS = 0  # instead of the schedule's epochs
     node.EVAL_EVERY = 0  # steps between accuracies on the test set in metrics.jsonl; 0: at the end only
     # 0 means the preset's in the next five, and -1 in the last

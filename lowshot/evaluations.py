@@ -11,7 +11,8 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.neighbours import search
-from momentum_transfer.lowshot import diagnostics, knn, retrieval
+from momentum_transfer.lowshot import diagnostics, knn
+from momentum_transfer.lowshot import knn as retrieval
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
 from momentum_transfer.lowshot.score import Score
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
@@ -86,9 +87,9 @@ def _from_neighbours(
         database_chunk=cfg.SEARCH.DATABASE_CHUNK,
         device=choose_device(),
     )
-    yield from knn.scores(found, train, test, presets)
+    yield from knn.knn_scores(found, train, test, presets)
     if retrieve:
-        yield retrieval.scores(found, train, test, min(cfg.RETRIEVAL.TOP, len(train)))
+        yield retrieval.retrieval_scores(found, train, test, min(cfg.RETRIEVAL.TOP, len(train)))
 
 
 def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:

@@ -18,10 +18,8 @@ from torch.nn.functional import cross_entropy
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.core import distributed
 from momentum_transfer.core.log import say
-from momentum_transfer.lowshot.classifier import Classifier, accuracy, in_order
-from momentum_transfer.lowshot.fitting import Run, fit, shared_over_processes
-from momentum_transfer.lowshot.labelled_data import LabelledData, search_split
-from momentum_transfer.lowshot.labelled_stream import Stream, steps_of
+from momentum_transfer.lowshot.classifier import Classifier, Run, accuracy, fit, in_order, shared_over_processes
+from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, search_split, steps_of
 from momentum_transfer.lowshot.presets import FinetunePreset
 
 #: Batches over which the BN statistics are computed again, at most.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from momentum_transfer.backbones.batch_norm import has_batch_norm
+from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.build import Backbone, build_backbone
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError

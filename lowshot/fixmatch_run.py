@@ -1,24 +1,74 @@
-"""A whole FixMatch training: streams of labelled and unlabelled images, schedule, log, score."""
+"""A whole FixMatch training: streams of labelled and unlabelled images, schedule, log, score.
 
-from collections.abc import Callable, Iterable
+How a student labels weak views of held-out images: with its running statistics, or with those of each batch.
+
+A student that trains on labelled and strong views together has running statistics of that mixture. A teacher that
+normalises weak views with the statistics of its own batch stands in another world than the weights it was given (EMAN,
+arXiv 2101.08482, section 4, and its table 1: SyncBN's teacher is behind BN's). Here the weights are the same, and only
+the statistics differ.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.metrics import read
+from momentum_transfer.core.loggers import read
 from momentum_transfer.images.views import sample_seed
-from momentum_transfer.lowshot.augment import WeakAndStrong
-from momentum_transfer.lowshot.classifier import accuracy, in_order
-from momentum_transfer.lowshot.fitting import Run, fit, shared_over_processes
+from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong
+from momentum_transfer.lowshot.classifier import Run, accuracy, fit, in_order, shared_over_processes
 from momentum_transfer.lowshot.fixmatch import FixMatch, build_method
-from momentum_transfer.lowshot.labelled_data import LabelledData
-from momentum_transfer.lowshot.labelled_stream import Stream, steps_of, training_batches
+from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, steps_of, training_batches
 from momentum_transfer.lowshot.presets import FixMatchPreset, Schedule
-from momentum_transfer.lowshot.weak_labels import weak_label_hits
+
+#: The way without batch statistics, and the name of those with them.
+RUNNING, BATCHES = "running", "n={}"
+
+
+def check_weak_batches(sizes: Sequence[int], images: int) -> None:
+    """Raise :class:`InputError` for a batch of more weak views than there are test images."""
+    if sizes and max(sizes) > images:
+        raise InputError(
+            f"expected FIXMATCH.WEAK_BATCHES of at most {images} (the images that test), found {max(sizes)}; lower it"
+        )
+
+
+def weak_label_hits(
+    student: nn.Module, data: LabelledData, sizes: Sequence[int], seed: int, device: torch.device
+) -> dict[str, np.ndarray]:
+    """Whether each weak view of the test images gets its image's label: {"running": [N], "n=8": [N], …} bool.
+
+    Args:
+        student: images [N, 3, H, W] -> logits; a copy of it is used.
+        sizes: images that share batch statistics; companions are drawn with ``seed``, the last batch is filled up with
+            the first images of the order.
+    """
+    view = SeededView(data.augment, seed)
+    views = torch.stack([view(data.test[index][0]) for index in range(len(data.test))]).to(device)
+    labels = torch.as_tensor(np.asarray(data.test.labels), device=device)
+    network = deepcopy(student)
+    order = torch.randperm(len(views), generator=torch.Generator().manual_seed(seed)).to(device)
+    found = {RUNNING: _labels(network.eval(), views, torch.arange(len(views), device=device), 256)}
+    for size in sizes:
+        found[BATCHES.format(size)] = _labels(network.train(), views, order, size)
+    return {way: (given == labels).cpu().numpy() for way, given in found.items()}
+
+
+@torch.no_grad()
+def _labels(network: nn.Module, views: Tensor, order: Tensor, size: int) -> Tensor:
+    """[N] labels of the views, which go through the network in batches of ``size`` in that order."""
+    given = torch.empty(len(views), dtype=torch.long, device=views.device)
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        filled = torch.cat([rows, order[: size - len(rows)]]) if network.training else rows
+        given[rows] = network(views[filled]).argmax(1)[: len(rows)]
+    return given
 
 
 @dataclass(frozen=True)
@@ -50,7 +100,7 @@ class FixMatchSetting:
         rate: learning rate for the preset's batch of labelled images.
         steps: instead of the schedule's epochs of unlabelled images, if not None.
         eval_every: steps between accuracies on the test set in metrics.jsonl (EMAN, figure 3 a); 0 for none.
-        weak_batches: sizes of ``momentum_transfer.lowshot.weak_labels``, for the student at the end.
+        weak_batches: sizes of ``momentum_transfer.lowshot.fixmatch_run``, for the student at the end.
     """
 
     preset: FixMatchPreset

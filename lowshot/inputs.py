@@ -20,17 +20,14 @@ from momentum_transfer.core.files import cache_root, part_title, sha256_of_text
 from momentum_transfer.core.log import warn
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.digits import digit_variant
-from momentum_transfer.images.labelled_images import LabelledImages
-from momentum_transfer.images.published_sets import published_counts
-from momentum_transfer.images.splits import stratified_split
-from momentum_transfer.images.subsets import Selected, select
+from momentum_transfer.images.labelled_images import LabelledImages, VocImages
+from momentum_transfer.images.published import published_counts
+from momentum_transfer.images.subsets import Selected, select, stratified_split
 from momentum_transfer.images.views import MEAN, STD, eval_transform
-from momentum_transfer.images.voc_images import VocImages
 from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong, weak_view
 from momentum_transfer.lowshot.features.cache import About
-from momentum_transfer.lowshot.features.extract import Pixels, Source, data_hash, extract
+from momentum_transfer.lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair, read_npz
-from momentum_transfer.lowshot.features.pooling import StageFeatures
 from momentum_transfer.lowshot.labelled_data import LabelledData, check_classes
 
 #: The weights that are no weights: the image's own grey values.
@@ -93,7 +90,7 @@ class Images:
         return weak_view(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, *self._statistics)
 
     def weak_and_strong(self, levels: str) -> WeakAndStrong:
-        """FixMatch's pairs of views; ``levels``: see :mod:`momentum_transfer.lowshot.rand_augment`."""
+        """FixMatch's pairs of views; ``levels``: see :mod:`momentum_transfer.lowshot.augment`."""
         return WeakAndStrong(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, levels, *self._statistics)
 
     @property

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.lowshot.classifier import accuracy, in_order, linear_head
+from momentum_transfer.lowshot.classifier import Run, accuracy, fit, in_order, linear_head, shared_over_processes
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.fitting import Run, fit, shared_over_processes
-from momentum_transfer.lowshot.labelled_data import LabelledData, search_split
-from momentum_transfer.lowshot.labelled_stream import Stream, steps_of
+from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, search_split, steps_of
 from momentum_transfer.lowshot.presets import LinearPreset
 
 

@@ -23,10 +23,9 @@ from momentum_transfer.core.ranges import (
 from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.lowshot import knn, presets
-from momentum_transfer.lowshot.features.extract import PRECISIONS
-from momentum_transfer.lowshot.features.pooling import LAYERS, POOL
+from momentum_transfer.lowshot.augment import LEVELS
+from momentum_transfer.lowshot.features.extract import LAYERS, POOL, PRECISIONS
 from momentum_transfer.lowshot.fixmatch import STUDENTS, TEACHERS
-from momentum_transfer.lowshot.rand_augment import LEVELS
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 
 _WORKERS = Number(0, 1024, whole=True, unit="processes")

@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.backbones.build import own_input
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import SourceBackbone
-from momentum_transfer.core import distributed, items
+from momentum_transfer.core import distributed, records
 from momentum_transfer.core import records as results
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError
@@ -30,11 +30,10 @@ from momentum_transfer.lowshot import inputs
 from momentum_transfer.lowshot.config import EVALUATIONS
 from momentum_transfer.lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.identity import Subject, decisive, settings_hash, subject_of
 from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
 from momentum_transfer.lowshot.ranges import check_settings
-from momentum_transfer.lowshot.score import Score
-from momentum_transfer.verdicts.hits import PerItem, per_item
+from momentum_transfer.lowshot.score import Score, Subject, decisive, settings_hash, subject_of
+from momentum_transfer.verdicts.outcomes import PerItem, per_item
 
 Evaluate = Callable[[Wanted], Iterator[list[Score]]]
 
@@ -239,7 +238,7 @@ def _write_items(scores: list[Score], folder: Path, subject: Subject) -> dict[tu
     for unit, values in units.items():
         task, protocol, trial, network = unit
         name = "-".join(filter(None, (task, protocol, subject.checkpoint["name"], network, f"t{trial}")))
-        written[unit] = items.write(folder, name, PerItem(test_sets[unit], values))
+        written[unit] = records.write_items(folder, name, PerItem(test_sets[unit], values))
     return written
 
 

@@ -19,18 +19,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _PUBLIC, which a test compares
     from momentum_transfer.backbones.build import build_backbone
     from momentum_transfer.backbones.convert_file import convert_file as convert
-    from momentum_transfer.backbones.load import load
     from momentum_transfer.backbones.norm_rescale import rescale_to_anchor as norm_rescale
-    from momentum_transfer.backbones.read import KeyReport, SourceBackbone, load_backbone
+    from momentum_transfer.backbones.read import KeyReport, SourceBackbone, load, load_backbone
     from momentum_transfer.core.errors import InputError
     from momentum_transfer.core.records import append as append_records
     from momentum_transfer.core.records import make_record
     from momentum_transfer.core.records import read as read_records
-    from momentum_transfer.lowshot.arrays import extract_features, knn, linear, svm
-    from momentum_transfer.lowshot.evaluate import evaluate
+    from momentum_transfer.lowshot.library import evaluate, extract_features, knn, linear, svm
     from momentum_transfer.pretrain.own_loop import build_method, train_step
-    from momentum_transfer.report.page import make_report
-    from momentum_transfer.report.write import write_report
+    from momentum_transfer.report.page import make_report, write_report
     from momentum_transfer.transfer.detector_run import load_run as load_detector
     from momentum_transfer.transfer.detectron2_engine.models import add_momentum_transfer_config
     from momentum_transfer.transfer.scores.coco import evaluate as score_coco
@@ -48,11 +45,11 @@ _PUBLIC = {
     "build_backbone": "momentum_transfer.backbones.build:build_backbone",
     "build_method": "momentum_transfer.pretrain.own_loop:build_method",
     "convert": "momentum_transfer.backbones.convert_file:convert_file",
-    "evaluate": "momentum_transfer.lowshot.evaluate:evaluate",
-    "extract_features": "momentum_transfer.lowshot.arrays:extract_features",
-    "knn": "momentum_transfer.lowshot.arrays:knn",
-    "linear": "momentum_transfer.lowshot.arrays:linear",
-    "load": "momentum_transfer.backbones.load:load",
+    "evaluate": "momentum_transfer.lowshot.library:evaluate",
+    "extract_features": "momentum_transfer.lowshot.library:extract_features",
+    "knn": "momentum_transfer.lowshot.library:knn",
+    "linear": "momentum_transfer.lowshot.library:linear",
+    "load": "momentum_transfer.backbones.read:load",
     "load_backbone": "momentum_transfer.backbones.read:load_backbone",
     "load_detector": "momentum_transfer.transfer.detector_run:load_run",
     "make_record": "momentum_transfer.core.records:make_record",
@@ -63,9 +60,9 @@ _PUBLIC = {
     "score_lvis": "momentum_transfer.transfer.scores.lvis:evaluate",
     "score_semantic": "momentum_transfer.transfer.scores.semantic:evaluate",
     "score_voc": "momentum_transfer.transfer.scores.voc:evaluate",
-    "svm": "momentum_transfer.lowshot.arrays:svm",
+    "svm": "momentum_transfer.lowshot.library:svm",
     "train_step": "momentum_transfer.pretrain.own_loop:train_step",
-    "write_report": "momentum_transfer.report.write:write_report",
+    "write_report": "momentum_transfer.report.page:write_report",
 }
 
 __all__ = [

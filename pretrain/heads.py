@@ -1,11 +1,15 @@
-"""Projectors and predictors: the MLPs behind the pooled features."""
+"""Projectors and predictors: the MLPs behind the pooled features.
+
+The losses of the methods: functions of embeddings, without parameters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 NormLayer = Callable[[int], nn.Module]
 
@@ -47,3 +51,48 @@ def without_affine(layer: nn.Module) -> nn.Module:
         layer.register_buffer(name, values, persistent=False)
     layer.affine = False  # type: ignore[assignment]  # torch types every attribute as a tensor or module
     return layer
+
+
+def cosine_regression(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean over the batch of 2 - 2 cos(prediction, target) (BYOL, arXiv 2006.07733, eq. 2).
+
+    Args:
+        prediction: [N, D], with gradient.
+        target: [N, D]; no gradient runs into it.
+    """
+    cosine = F.cosine_similarity(prediction.float(), target.detach().float(), dim=1)
+    return (2 - 2 * cosine).mean()
+
+
+def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean over the batch of -cos(prediction, stop-gradient(target)) (SimSiam, arXiv 2011.10566, eqs. 1 and 3)."""
+    return -F.cosine_similarity(prediction.float(), target.detach().float(), dim=1).mean()
+
+
+def info_nce(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """-log softmax of the positive among positive and negatives, mean over the batch (MoCo, arXiv 1911.05722, eq. 1).
+
+    Args:
+        query: [N, D], L2-normalised, with gradient.
+        key: [N, D], L2-normalised: the positive of each query.
+        negatives: [K, D], L2-normalised: the queue.
+        temperature: tau.
+    """
+    query, key = query.float(), key.float()
+    positive = (query * key).sum(dim=1, keepdim=True)  # Nx1
+    logits = torch.cat([positive, query @ negatives.float().T], dim=1) / temperature  # Nx(1+K)
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+
+
+@torch.no_grad()
+def embedding_std(embedding: Tensor) -> Tensor:
+    """Standard deviation over the batch of the L2-normalised embedding, mean over dimensions: the collapse monitor.
+
+    About 1/sqrt(D) for embeddings spread over the sphere, 0 when all images have the same one (SimSiam, figure 2).
+    Multiplied by sqrt(D), so that it reads 1 and 0 in any dimension.
+
+    Args:
+        embedding: [N, D].
+    """
+    normalised = F.normalize(embedding.float(), dim=1)
+    return normalised.std(dim=0, correction=0).mean() * embedding.shape[1] ** 0.5

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from momentum_transfer.core.lars import LARS
+from momentum_transfer.core.optimization import LARS
 from momentum_transfer.core.ranges import Choice
 
 OPTIMIZERS = ("sgd", "lars", "adamw")

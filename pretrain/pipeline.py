@@ -12,13 +12,13 @@ from torch.utils.data import Dataset
 
 from momentum_transfer.backbones.build import named_architecture, own_input
 from momentum_transfer.core import distributed
+from momentum_transfer.core.devices import MEASURED, candidates, measured_batches
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.core.samplers import Batches, Place, training_loader, whole_steps
-from momentum_transfer.core.worker_count import MEASURED, candidates, measured_batches
-from momentum_transfer.images.datasets import LabelledImages, build_dataset, unlabelled_folder
-from momentum_transfer.images.decoded import kept_in_memory
+from momentum_transfer.images.datasets import build_dataset, kept_in_memory, unlabelled_folder
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
+from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import select
 from momentum_transfer.images.views import MEAN, STD, TwoViewDataset, build_views, eval_transform
 from momentum_transfer.pretrain.monitor import EvaluationImages

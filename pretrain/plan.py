@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.schedules import learning_rate, scale_to_batch
+from momentum_transfer.core.optimization import learning_rate, scale_to_batch
 from momentum_transfer.images.subsets import stretched_epochs
 from momentum_transfer.pretrain.methods import scaled_teacher_momentum
 from momentum_transfer.pretrain.ranges import WITH_TEACHER, norms, norms_of_own_batch

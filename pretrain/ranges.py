@@ -12,6 +12,7 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.backbones.build import ArchitectureName
 from momentum_transfer.backbones.resnet import STEMS
 from momentum_transfer.core.devices import check_device
+from momentum_transfer.core.optimization import LR_SCHEDULES, MOMENTUM_SCHEDULES
 from momentum_transfer.core.ranges import (
     ANY_PATH,
     DEVICE,
@@ -29,7 +30,6 @@ from momentum_transfer.core.ranges import (
     check,
     refuse,
 )
-from momentum_transfer.core.schedules import LR_SCHEDULES, MOMENTUM_SCHEDULES
 from momentum_transfer.images.augmentations import RECIPES, REMOVALS
 from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS

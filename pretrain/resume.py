@@ -1,4 +1,7 @@
-"""Captures and restores the training state, bit-exact: 2 + 2 steps equal 4."""
+"""Captures and restores the training state, bit-exact: 2 + 2 steps equal 4.
+
+The whole network that a run of ours trained: backbone and projector, from its last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,24 @@ from torch.optim import Optimizer
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core import distributed
-from momentum_transfer.core.checkpoint_folder import FORMAT
-from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.core.learned_settings import learned_settings
-from momentum_transfer.core.log import warn
-from momentum_transfer.core.resumed_state import (
+from momentum_transfer.core.checkpoints import (
+    FORMAT,
+    CheckpointFolder,
     check_generator,
     check_numbers,
     check_parts,
     check_step,
     fitting,
+    learned_settings,
+    load,
     load_optimizer,
 )
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.log import warn
 from momentum_transfer.core.settings import dump
-from momentum_transfer.pretrain.methods import Method
+from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.methods import Method, build_method
+from momentum_transfer.pretrain.methods.method import Branch
 from momentum_transfer.pretrain.ranges import norms_of_own_batch
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
@@ -188,3 +195,36 @@ def _set_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def load_embedding(run: str | Path, network: str | None = None) -> Branch | None:
+    """Images [N, 3, H, W] -> embeddings [N, D] before the predictor, in evaluation mode.
+
+    Args:
+        run: OUTPUT_DIR of a pretraining.
+        network: "student" or "teacher"; None for the one that the paper evaluates.
+
+    Returns:
+        None where ``run`` is no folder with checkpoints of ours, or its method has no projector.
+
+    Raises:
+        InputError: the method has no such network, or the checkpoint is damaged.
+    """
+    file = CheckpointFolder(Path(run) / "checkpoints").last() if Path(run).is_dir() else None
+    if file is None:
+        return None
+    state = load(file)
+    cfg = get_cfg()
+    cfg.merge_from_other_cfg(CfgNode.load_cfg(state["config"]))
+    classes = state["model"].get("student.fc.weight", [[]] * 10)
+    method = build_method(cfg, len(classes))
+    method.load_state_dict(state["model"])
+    networks: dict[str, nn.Module] = method.networks()
+    chosen = network or method.network_default
+    if chosen not in networks:
+        raise InputError(f"expected a network of {', '.join(networks)} in {file}, found none called {chosen}")
+    branch = networks[chosen]
+    if not isinstance(branch, Branch):
+        return None
+    branch.predictor = None
+    return branch.eval()

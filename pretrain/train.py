@@ -13,28 +13,25 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from momentum_transfer.backbones.export import export_backbone
+from momentum_transfer.backbones.convert import export_backbone
 from momentum_transfer.core import distributed
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.checkpoints import CheckpointFolder, load, pretraining_hash
+from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
+from momentum_transfer.core.devices import choose_device, workers_without_measuring
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.learned_settings import pretraining_hash
 from momentum_transfer.core.log import ProgressLine, say
-from momentum_transfer.core.metrics import Metrics
+from momentum_transfer.core.loggers import Metrics
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.core.settings import dump
-from momentum_transfer.core.stopping import Stopped, StopSignal, stop_signals
-from momentum_transfer.core.worker_count import workers_without_measuring
 from momentum_transfer.pretrain import resume
-from momentum_transfer.pretrain.compiling import compile_errors
 from momentum_transfer.pretrain.methods.random import RandomBackbone
 from momentum_transfer.pretrain.monitor import non_finite_tensors, shuffled_subset
 from momentum_transfer.pretrain.optimizers import set_learning_rate
 from momentum_transfer.pretrain.pipeline import Batch, evaluation_images
 from momentum_transfer.pretrain.plan import learning_rate_at
 from momentum_transfer.pretrain.ranges import check_settings
-from momentum_transfer.pretrain.run import Run, distribute, prepare
+from momentum_transfer.pretrain.run import Run, compile_errors, distribute, prepare
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

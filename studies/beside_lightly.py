@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from momentum_transfer.backbones.build import Backbone
-from momentum_transfer.backbones.export import export_backbone
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder
+from momentum_transfer.backbones.convert import export_backbone
+from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.command import run_tool
-from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.extras import extra
+from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.log import ProgressLine, say
-from momentum_transfer.core.schedules import momentum_at
+from momentum_transfer.core.optimization import momentum_at
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot import config as lowshot_config
 from momentum_transfer.lowshot.run import Request

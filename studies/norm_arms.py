@@ -41,8 +41,9 @@ CONSTANT = 0.1
 
 def make_arms(weights: str, folder: Path, names: list[str]) -> dict[str, Path]:
     """Arm -> its file in ``folder``; the reading is that of ``momentum_transfer.backbones.read``."""
-    from momentum_transfer.backbones import norm_rescale, synthetic_lars
-    from momentum_transfer.backbones.convert import metadata_of, write
+    from momentum_transfer.backbones import norm_rescale
+    from momentum_transfer.backbones import norm_rescale as synthetic_lars
+    from momentum_transfer.backbones.convert import architecture_metadata, write
     from momentum_transfer.backbones.read import load_backbone
 
     original = load_backbone(weights)
@@ -50,13 +51,13 @@ def make_arms(weights: str, folder: Path, names: list[str]) -> dict[str, Path]:
     for name in names:
         factor, scope, then = ARMS[name]
         arm = replace(original, state=dict(original.state))
-        said = synthetic_lars.apply(arm, factor, scope)
+        said = synthetic_lars.apply_lars(arm, factor, scope)
         if then == "normrescale":
             arm.state = norm_rescale.rescale_to_anchor(arm.state, original.state, "all")
         elif then == "constant":
             arm.state = norm_rescale.rescale_by_constant(arm.state, CONSTANT)
         made[name] = folder / f"{name}.pkl"
-        write(made[name], arm.state, arm.architecture, metadata_of(arm) | {"scaled": f"{said}; {then}"})
+        write(made[name], arm.state, arm.architecture, architecture_metadata(arm) | {"scaled": f"{said}; {then}"})
         learned = {key: tensor for key, tensor in arm.state.items() if norm_rescale.in_scope(key, tensor, "conv+bn")}
         ratios = [float(tensor.norm() / original.state[key].norm()) for key, tensor in learned.items()]
         apart = max(float((t - original.state[key]).norm() / original.state[key].norm()) for key, t in learned.items())

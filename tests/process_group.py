@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.core.command import Stopped
 
 
 def signal_own_group() -> None:

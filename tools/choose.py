@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.arguments import resamples
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import resamples, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone
 from momentum_transfer.core.shipped import workplace
 
 if TYPE_CHECKING:
-    from momentum_transfer.suites.choose.plan import Question
+    from momentum_transfer.suites.choose.stages import Question
 
 
 def main(args: argparse.Namespace) -> None:
@@ -39,9 +38,9 @@ def main(args: argparse.Namespace) -> None:
     say(f"choosing between {', '.join(args.weights)} on {args.train}")
     from momentum_transfer.suites.chain import run_chain
     from momentum_transfer.suites.choose.candidates import read_candidates  # here, because torch takes seconds
-    from momentum_transfer.suites.choose.page import write_page
-    from momentum_transfer.suites.choose.plan import Question, image_steps, rows, training_steps
+    from momentum_transfer.suites.choose.recommend import write_page
     from momentum_transfer.suites.choose.run import keep_question, make_plan
+    from momentum_transfer.suites.choose.stages import Question, image_steps, rows, training_steps
 
     out = Path(os.path.abspath(args.out))
     candidates, sources, size, left_out = read_candidates(args.weights, args.image_size)
@@ -66,14 +65,14 @@ def main(args: argparse.Namespace) -> None:
 def open_data(args: argparse.Namespace, asked: "Question") -> tuple["Question", int]:
     """The question with its data, and the number of test images of one class."""
     from momentum_transfer.images.class_folders import is_class_folders, open_class_folders, title_of, write_list
-    from momentum_transfer.suites.choose.plan import CLASSIFICATION, DETECTION
+    from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION
 
     train, val = Path(args.train).expanduser(), Path(args.val).expanduser() if args.val else None
     for path in filter(None, (train, val)):
         if not path.exists():
             raise InputError(f"expected images at {path}, found nothing there; check --train and --val")
     if not is_class_folders(train):
-        from momentum_transfer.suites.choose.detection_data import open_detection
+        from momentum_transfer.suites.choose.candidates import open_detection
 
         found = open_detection(args.train, args.val, args.split, title=args.title, images=args.images,
                                seed=args.seed, out=asked.out, overrides=args.overrides)  # fmt: skip

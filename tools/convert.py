@@ -22,7 +22,7 @@ from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say
 
 if TYPE_CHECKING:
-    from momentum_transfer.backbones.key_report import KeyReport
+    from momentum_transfer.backbones.source import KeyReport
 
 #: ``norm_rescale.SCOPES`` and its default, written out because that module imports torch, which takes seconds.
 SCOPES, DEFAULT_SCOPE = ("conv", "bn", "conv+bn", "all"), "conv+bn"
@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> None:
     say(f"reading {args.checkpoint}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.convert import check_target
     from momentum_transfer.backbones.convert_file import convert_file
-    from momentum_transfer.backbones.key_report import CoverageError
+    from momentum_transfer.backbones.source import CoverageError
 
     if args.report:
         check_target(Path(args.report))

@@ -23,8 +23,10 @@ from momentum_transfer.core.log import say, table
 def main(args: argparse.Namespace) -> None:
     """Download or check each of the named sets; without a name, list them."""
     say(f"data sets in {args.root or 'the default folder'}")
-    from momentum_transfer.images.licensed import LICENSED  # here, because torchvision takes seconds
-    from momentum_transfer.images.published import PUBLISHED
+    from momentum_transfer.images.published import (
+        LICENSED,  # here, because torchvision takes seconds
+        PUBLISHED,
+    )
     from momentum_transfer.transfer.data.datasets import datasets_root
 
     root = datasets_root(args.root)
@@ -51,8 +53,7 @@ def _known(name: str, names: list[str]) -> str:
 
 
 def _list(root: Path) -> None:
-    from momentum_transfer.images.licensed import LICENSED
-    from momentum_transfer.images.published import PUBLISHED, size, there
+    from momentum_transfer.images.published import LICENSED, PUBLISHED, size, there
 
     rows = [(name, found.title, size(found.download), "there" if there(name, root) else "download")
             for name, found in PUBLISHED.items()]  # fmt: skip
@@ -85,7 +86,7 @@ def _ask(what: str) -> None:
 
 def _check(name: str, root: Path) -> bool:
     """Say what of a data set is there; whether that is all."""
-    from momentum_transfer.images.licensed import LICENSED, look
+    from momentum_transfer.images.published import LICENSED, look
 
     data = LICENSED[name]
     parts = look(name, root)

@@ -21,11 +21,10 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(HERE.parent)
 
 from momentum_transfer.core import records
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import Stopped, run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import typed
-from momentum_transfer.core.stopping import Stopped
 
 SHOTS = 4
 #: A network and batches small enough for a minute, in the place of the quickstart's.

@@ -26,24 +26,20 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.backbones.hub_names import is_hub_name
-from momentum_transfer.core.arguments import at_least
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.backbones.hub import is_hub_name
+from momentum_transfer.core.command import at_least, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.shipped import started, workplace
-from momentum_transfer.suites.costs import expected, read_measured
-from momentum_transfer.suites.job import Job
+from momentum_transfer.suites.attempt import alone
 from momentum_transfer.suites.local import Outcome, run_local
-from momentum_transfer.suites.lock import alone
-from momentum_transfer.suites.plan import plan
-from momentum_transfer.suites.plan_table import LISTED, show_plan
+from momentum_transfer.suites.plan import LISTED, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
-from momentum_transfer.suites.task import NO_FILES, PRETRAIN
+from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
 
 #: What a task may leave in its folder for the report to show.
 SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")

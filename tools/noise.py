@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.arguments import at_least
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import at_least, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, table
 
@@ -49,11 +48,11 @@ def main(args: argparse.Namespace) -> None:
     if bad := [alpha for alpha in args.alpha if not 0 <= alpha <= 1]:
         raise InputError(f"expected --alpha between 0 and 1, found {bad[0]:g}; correct it")
     say(f"noise of the batch statistics of {args.weights} on {cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
+    from momentum_transfer.backbones.batch_statistics import check_sizes
     from momentum_transfer.backbones.read import load_backbone
-    from momentum_transfer.backbones.statistics_noise import check_sizes
     from momentum_transfer.core.devices import choose_device
     from momentum_transfer.lowshot import inputs
-    from momentum_transfer.pretrain.embedding import load_embedding
+    from momentum_transfer.pretrain.resume import load_embedding
 
     source = load_backbone(args.weights, which=args.which, architecture=args.arch)
     network = load_embedding(args.weights, source.network)
@@ -84,7 +83,7 @@ def main(args: argparse.Namespace) -> None:
 
 def _measured(network: "Module", views: "Tensor", args: argparse.Namespace) -> dict[str, float]:
     """Task -> noise in % of the distance between images."""
-    from momentum_transfer.backbones.statistics_noise import statistics_noise
+    from momentum_transfer.backbones.batch_statistics import statistics_noise
 
     def percent(n: int, alpha: float) -> float:
         return 100 * statistics_noise(network, views, n, alpha, args.companions, args.seed).relative

@@ -15,8 +15,7 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.arguments import at_least
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import at_least, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
 

@@ -29,10 +29,8 @@ def main(args: argparse.Namespace) -> None:
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
     from momentum_transfer.report.aggregate import aggregate, check_strangers
-    from momentum_transfer.report.card import write_folder
-    from momentum_transfer.report.hub_scores import read_datasets, scores_of
+    from momentum_transfer.report.card import push, read_datasets, scores_of, target, write_folder
     from momentum_transfer.report.page import read_records
-    from momentum_transfer.report.push import push, target
 
     records, problems = read_records(args.results)
     check_strangers(records)

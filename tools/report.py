@@ -12,8 +12,7 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.arguments import resamples
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import resamples, run_tool
 from momentum_transfer.core.errors import counted
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import typed
@@ -23,8 +22,11 @@ def main(args: argparse.Namespace) -> None:
     """Read, build, write the three files."""
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.report.methods import parse
-    from momentum_transfer.report.page import make_report  # here, because matplotlib takes a second
-    from momentum_transfer.report.write import page_name, write_report
+    from momentum_transfer.report.page import (
+        make_report,  # here, because matplotlib takes a second
+        page_name,
+        write_report,
+    )
 
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     command = typed(["tools/report.py", *sys.argv[1:]])

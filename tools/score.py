@@ -18,13 +18,13 @@ from typing import Any
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core import items
+from momentum_transfer.core import records
 from momentum_transfer.core import records as results
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import sha256_of, sha256_of_text
 from momentum_transfer.core.log import say, table
-from momentum_transfer.core.text_files import read_lines
+from momentum_transfer.core.untrusted import read_lines
 
 #: The options of each task, with their defaults.
 _COCO = {"iou_type": "bbox", "area_from": "file", "max_dets": None}
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
     new = {name: value for name, value in scores.metrics.items() if not results.done(file, metric=name, **known)}
     if new:
         title = f"{task}-{origin['dataset']}-{origin['checkpoint']['name']}-t{args.trial}"
-        settings["items"] = items.write(file.parent, title, scores.items)
+        settings["items"] = records.write_items(file.parent, title, scores.items)
     results.append(file, [results.make_record(task, name, value, **origin, **settings) for name, value in new.items()])
     say(f"{counted(len(new), 'record')} appended to {file}" if new else f"these scores are in {file} already")
 

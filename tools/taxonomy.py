@@ -20,7 +20,7 @@ if not __package__:  # python tools/NAME.py
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, table
-from momentum_transfer.core.text_files import read_lines
+from momentum_transfer.core.untrusted import read_lines
 
 
 def main(args: argparse.Namespace) -> None:

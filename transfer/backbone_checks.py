@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.backbones.batch_norm import has_batch_norm
+from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.backbones.vitdet import describe
 from momentum_transfer.core.errors import InputError

@@ -1,8 +1,12 @@
-"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory."""
+"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory.
+
+``classes.json`` of a run: what a trained network's outputs are called, so that it can be used without its data.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,18 +16,80 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.files import sha256_of
+from momentum_transfer.core.files import sha256_of, write_text
 from momentum_transfer.core.log import say, warn
+from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
+from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.datasets import get_dataset
-from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData, get_semantic_dataset
 from momentum_transfer.transfer.engine import Engine, Predictor
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.prediction.photographs import as_pixels
-from momentum_transfer.transfer.run import CLAIM, has_checkpoint
-from momentum_transfer.transfer.run_classes import RunClasses, classes_of, read_classes
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
+
+FILE = "classes.json"
+#: Tells of which training a folder is.
+CLAIM = "training.json"
+
+
+@dataclass(frozen=True)
+class RunClasses:
+    """Output k of a network is the class ``names[k]``, whose id in result files is ``ids[k]``.
+
+    title: of the data that it was trained on. engine: which engine trained it; "" where that is not known.
+    """
+
+    names: tuple[str, ...]
+    ids: tuple[int, ...]
+    title: str = ""
+    engine: str = ""
+
+
+def classes_of(data: DetectionData | SemanticData, engine: str = "") -> RunClasses:
+    """The classes of a data set; those of label images are numbered from 0."""
+    ids = data.category_ids if isinstance(data, DetectionData) else tuple(range(len(data.classes)))
+    return RunClasses(tuple(data.classes), tuple(ids), getattr(data, "title", "") or data.name, engine)
+
+
+def write_classes(folder: Path, classes: RunClasses) -> None:
+    """Write ``classes.json`` into a run's folder."""
+    pairs = zip(classes.ids, classes.names, strict=True)
+    content = {
+        "title": classes.title,
+        "engine": classes.engine,
+        "classes": [{"id": identity, "name": name} for identity, name in pairs],
+    }
+    write_text(folder / FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_classes(folder: Path) -> RunClasses | None:
+    """What ``write_classes`` wrote; None where the folder has no such file (a run from before 2026-11-22).
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        content = read_json(file, "the classes of a run")
+        names = tuple(str(entry["name"]) for entry in content["classes"])
+        ids = tuple(int(entry["id"]) for entry in content["classes"])
+        return RunClasses(names, ids, str(content.get("title", "")), str(content.get("engine", "")))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"expected the classes of a run in {file}, found something else ({error}); it holds "
+            '{"title": …, "classes": [{"id": 1, "name": …}, …]}'
+        ) from error
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to go on with: a checkpoint of either engine, or the final weights."""
+    single = any((folder / name).is_file() for name in ("model_final.pth", "last_checkpoint"))
+    return single or any(folder.glob("checkpoints/step_*.pth"))
+
 
 WEIGHTS = "model_final.pth"
 CONFIG = "config.yaml"

@@ -11,13 +11,13 @@ from typing import Any
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from momentum_transfer.backbones import hub_pull
-from momentum_transfer.backbones.hub_names import is_hub_name
+from momentum_transfer.backbones import hub
+from momentum_transfer.backbones.containers import is_constant
+from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.backbones.read import detectron2_names, load_backbone
-from momentum_transfer.backbones.refusals import is_constant
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture
-from momentum_transfer.core.checkpoint_folder import read_archive
+from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, sha256_of, weights_name
 from momentum_transfer.transfer import any_backbone
@@ -80,7 +80,7 @@ def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
         )
     if weights.startswith((_TIMM, RANDOM_OF)):
         return _backbone(weights, cfg)
-    path = hub_pull.local_file(weights) if is_hub_name(weights) else Path(weights)
+    path = hub.local_file(weights) if is_hub_name(weights) else Path(weights)
     if not path.exists():
         raise InputError(
             f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "

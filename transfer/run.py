@@ -11,7 +11,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.core import items
+from momentum_transfer.core import records as items
 from momentum_transfer.core import records as results
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.distributed import any_rank, barrier, is_main, process_group, world_size
@@ -21,21 +21,17 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import dump, keep
 from momentum_transfer.transfer import any_backbone
-from momentum_transfer.transfer.cost import cost_of
+from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.decisive import decisive, identity
+from momentum_transfer.transfer.detector_run import CLAIM, classes_of, has_checkpoint, write_classes
 from momentum_transfer.transfer.engine import Engine
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
-from momentum_transfer.transfer.estimate import estimate
 from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.ranges import check_settings
-from momentum_transfer.transfer.run_classes import classes_of, write_classes
 from momentum_transfer.transfer.tasks import Task, open_task
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
-
-#: Tells of which training a folder is.
-CLAIM = "training.json"
 
 #: Iterations from which on a few timed steps are a small part of the run.
 WORTH_AN_ESTIMATE = 50
@@ -93,12 +89,6 @@ def _is_done(cfg: CfgNode, request: Request, engine: Engine, initial: InitialWei
 
 def _results(cfg: CfgNode, request: Request) -> Path:
     return request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to go on with: a checkpoint of either engine, or the final weights."""
-    single = any((folder / name).is_file() for name in ("model_final.pth", "last_checkpoint"))
-    return single or any(folder.glob("checkpoints/step_*.pth"))
 
 
 def _refuse_to_overwrite(folder: Path) -> None:
@@ -219,7 +209,7 @@ def _record(
     records = []
     checkpoint = {**initial.checkpoint, "name": weights_name(initial.name), "sha256": initial.sha256}
     for name, metrics, outcomes in task.scores(predictions):
-        kept = items.write(file.parent, f"{name}-{predictions.dataset}-{checkpoint['name']}-t{trial}", outcomes)
+        kept = items.write_items(file.parent, f"{name}-{predictions.dataset}-{checkpoint['name']}-t{trial}", outcomes)
         table(f"{predictions.dataset}, {name}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
         for metric, value in metrics.items():
             records.append(

@@ -12,7 +12,8 @@ from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.log import table
 from momentum_transfer.core.neighbours import search
-from momentum_transfer.lowshot import knn, retrieval
+from momentum_transfer.lowshot import knn
+from momentum_transfer.lowshot import knn as retrieval
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 TOP = 1000
@@ -43,8 +44,8 @@ def main(args: argparse.Namespace) -> None:
         begun = time.perf_counter()
         found = search(database.features, asked.features, min(TOP, size), precision=precision, device=device)
         searched = time.perf_counter() - begun
-        (top1,) = knn.scores(found, database, asked, ["eman"])
-        precision_of = retrieval.scores(found, database, asked, TOP)[0].value
+        (top1,) = knn.knn_scores(found, database, asked, ["eman"])
+        precision_of = retrieval.retrieval_scores(found, database, asked, TOP)[0].value
         whole = time.perf_counter() - begun
         gib = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

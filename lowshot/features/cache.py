@@ -24,7 +24,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import atomic_path, sha256_of, sha256_of_text, write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.core.neighbours import chunks
-from momentum_transfer.core.text_files import read_json
+from momentum_transfer.core.untrusted import read_json
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from momentum_transfer.core import npz
+from momentum_transfer.core import untrusted
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of
 from momentum_transfer.core.neighbours import chunks
@@ -51,15 +51,15 @@ def read_npz(path: str | Path) -> FeatureSet:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"feature file not found: {path}; expected an .npz with the arrays features and labels")
-    with npz.opened(path) as archive:
-        known = npz.names_of(archive)
+    with untrusted.opened(path) as archive:
+        known = untrusted.names_of(archive)
         missing = [key for key in ("features", "labels") if key not in known]
         if missing:
             raise InputError(
                 f"expected the arrays features [N, D] and labels in {path}, found {', '.join(known)}; "
                 f"missing: {', '.join(missing)}"
             )
-    features, labels = npz.read_arrays(path, ("features", "labels")).values()
+    features, labels = untrusted.read_arrays(path, ("features", "labels")).values()
     if features.dtype.kind != "f":
         raise InputError(f"features of {path} are {features.dtype}, expected floating-point numbers")
     if labels.dtype.kind not in "iub":

@@ -15,7 +15,7 @@ from momentum_transfer.backbones import resnet
 from momentum_transfer.backbones.module_network import ModuleArchitecture, ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture, NormLayer, ResNet
-from momentum_transfer.backbones.timm_names import TIMM, TimmArchitecture, check_name
+from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture, check_name
 from momentum_transfer.backbones.timm_network import TimmBackbone, build_timm
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.ranges import Choice

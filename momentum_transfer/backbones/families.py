@@ -1,23 +1,164 @@
-"""Checkpoint families: where each published project keeps its backbone, one rule a family, as data.
+"""What a checkpoint family is: where its files keep which network, and what else they hold.
+
+Checkpoint families: where each published project keeps its backbone, one rule a family, as data.
 
 Names are compared after wrapper components (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed.
 Families that write exactly the same names share one rule: a file cannot tell them apart, and nothing hangs on it.
 A family says where the tensors are; how they are named inside is told by layouts (``timm_layout_tables``), so that a
 MoCo v3 or DINO file may hold a ResNet or a ViT.
+
+Checkpoint families whose networks timm has: vision transformers, Swin, ConvNeXt.
 """
 
 from __future__ import annotations
 
-from momentum_transfer.backbones.families_of_timm import FAMILIES_OF_TIMM
-from momentum_transfer.backbones.family import ONLY, STUDENT, TEACHER, Family, Place, normalise, places
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-__all__ = ["BY_NAME", "FAMILIES", "ONLY", "STUDENT", "TEACHER", "Family", "Place", "normalise", "places"]
+Names = Mapping[str, str]
+
+STUDENT, TEACHER, ONLY = "student", "teacher", "backbone"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one network of a file may be.
+
+    Attributes:
+        container: dotted path of dict keys, "" for the top level.
+        prefix: of the network's tensors there.
+        evidence: the place counts only if this pattern matches a name in the container, or the family was asked for.
+    """
+
+    container: str
+    prefix: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family of checkpoints is laid out.
+
+    Attributes:
+        name: what ``--family`` takes.
+        title: the methods and code bases that write this layout.
+        networks: network -> the places where it may be; the first that holds tensors counts.
+        default: the network that the paper evaluates, used where the file holds it.
+        drops: pattern on the normalised name -> why it is no part of the backbone.
+        evidence: the rule competes only if one of these patterns matches a name in the file; empty: always.
+        needs: the rule competes only if the file holds this network.
+        layout: how backbone tensors may be named: names of ``timm_layout_tables``, "numbered" (lightly's Sequential)
+            or "detectron2"; "" for any of ``timm_layout_tables``.
+    """
+
+    name: str
+    title: str
+    networks: Mapping[str, tuple[Place, ...]]
+    default: str
+    drops: Names = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
+    layout: str = ""
+    needs: str = ""
+
+    def reason_to_drop(self, name: str) -> str:
+        """Why a normalised name is no part of the backbone; "" where no drop rule matches."""
+        return next((reason for pattern, reason in self.drops.items() if re.search(pattern, name)), "")
+
+    def has_evidence(self, names: list[str]) -> bool:
+        """Whether the normalised names of a file speak for this family."""
+        return not self.evidence or any(re.search(pattern, name) for name in names for pattern in self.evidence)
+
+
+def places(prefix: str, *containers: str) -> tuple[Place, ...]:
+    """The same prefix in several containers."""
+    return tuple(Place(container, prefix) for container in containers)
+
+
+def normalise(name: str) -> str:
+    """``name`` without the components that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
 
 _FC = r"(^|\.)fc\."
 _HEAD = "classification or projection head"
+_MASK = "mask token of the pretraining"
+_TEXT = "text tower"
+_ANY = ("state_dict", "model", "")
+#: What transformers puts before a network's names in its models with a head.
+_PREFIXES = ("vit.", "deit.", "ijepa.", "dinov2_with_registers.", "dinov2.", "dinov3_vit.", "dinov3_convnext.",
+             "convnextv2.", "convnext.", "swinv2.", "swin.", "resnet.", "vision_model.", "backbone.", "")  # fmt: skip
+_KINDS = ("vit", "dinov2", "dinov3", "clip", "siglip", "swin", "swinv2", "convnext", "dinov3-convnext", "resnet")
+
+FAMILIES_OF_TIMM: tuple[Family, ...] = (
+    Family(
+        "dinov2", "DINOv2, with and without registers",
+        {TEACHER: places("teacher.backbone.", "model", "state_dict", ""),
+         STUDENT: places("student.backbone.", "model", "state_dict", ""),
+         ONLY: (*places("backbone.", "model", "state_dict", ""), *places("", *_ANY))}, TEACHER,
+        {r"^(student|teacher)\.(dino_head|ibot_head)\.": _HEAD, r"^(dino_head|ibot_head|head|linear_head)\.": _HEAD},
+        (r"(^|\.)(mask_token|register_tokens|blocks\.0\.0\.norm1\.weight|mlp\.w12\.weight)$",), "dinov2",
+    ),
+    Family(
+        "dinov3", "DINOv3 ViTs",
+        {TEACHER: places("teacher.backbone.", "model", "state_dict", ""),
+         STUDENT: places("student.backbone.", "model", "state_dict", ""),
+         ONLY: (*places("backbone.", "teacher", "model", "state_dict", ""), *places("", "teacher", *_ANY))}, TEACHER,
+        {r"^((student|teacher)\.)?(dino_head|ibot_head|head|linear_head)\.": _HEAD},
+        (r"(^|\.)storage_tokens$",), "dinov3",
+    ),
+    Family(
+        "ijepa-msn", "I-JEPA, MSN",
+        {STUDENT: places("", "encoder"), TEACHER: places("", "target_encoder")}, TEACHER,
+        {_FC: _HEAD, r"^(head|pred)\.": _HEAD},
+        layout="timm", needs=TEACHER,
+    ),
+    Family(
+        "mae", "MAE",
+        {ONLY: places("", "model", "state_dict", "")}, ONLY,
+        {r"^decoder_": "decoder of the pretraining", r"^mask_token$": _MASK, r"^head\.": _HEAD},
+        (r"^decoder_(pos_embed|embed\.weight)$",), "timm",
+    ),
+    Family(
+        "clip", "CLIP's image tower: OpenAI, open_clip (its own towers and timm's)",
+        {ONLY: (*places("visual.trunk.", *_ANY), *places("visual.", *_ANY), *places("", *_ANY))}, ONLY,
+        {r"^visual\.head\.": "projection to the text's space",
+         r"^(text|transformer|token_embedding|ln_final|text_projection|positional_embedding|logit_scale|logit_bias"
+         r"|context_length|vocab_size|input_resolution)(\.|$)": _TEXT},
+        (r"^(visual\.)?class_embedding$", r"^visual\.trunk\."),
+    ),
+    Family(
+        "transformers", "Hugging Face transformers: ViT, MAE, MSN, I-JEPA, DINOv2, DINOv3, CLIP, SigLIP, Swin, "
+        "ConvNeXt, ResNet",
+        {ONLY: tuple(place for prefix in _PREFIXES for place in places(prefix, "", "state_dict", "model"))}, ONLY,
+        {r"^(vision_model\.|\w+\.)?(classifier|pooler|visual_projection)\.": _HEAD, r"^decoder\.": "decoder",
+         r"^(cls|distillation)_classifier\.": _HEAD, r"(^|\.)logit_(scale|bias)$": _TEXT,
+         r"^(text_model|text_projection)\.": _TEXT},
+        (r"(^|\.)(embeddings\.patch_embedding|embedder\.embedder\.|depthwise_conv\.)",),
+        " ".join(f"transformers-{kind}" for kind in _KINDS),
+    ),
+    Family(
+        "swin", "Swin and Swin V2 releases",
+        {ONLY: places("", *_ANY)}, ONLY, {r"^head\.": _HEAD}, (r"^layers\.0\.downsample\.",), "swin-release",
+    ),
+    Family(
+        "convnext", "ConvNeXt and ConvNeXt V2 releases",
+        {ONLY: places("", *_ANY)}, ONLY, {r"^head\.": _HEAD}, (r"^downsample_layers\.0\.0\.",), "convnext-release",
+    ),
+    Family(
+        # also what DINO, iBOT, MAE, MoCo v3 and DeiT export, and this project
+        "named", "timm's own names: timm, exported ViTs of many methods, and this project",
+        {ONLY: places("", *_ANY)}, ONLY,
+        {r"^(fc|head|head_dist|head_fc|classifier|last_linear)(\.|$)": _HEAD, r"^(mask_token|masked_embed)$": _MASK},
+        (), "timm",
+    ),
+)  # fmt: skip
+
+
+__all__ = ["BY_NAME", "FAMILIES", "ONLY", "STUDENT", "TEACHER", "Family", "Place", "normalise", "places"]
+
 _QUEUE = {r"(^|\.)queue\w*$": "queue of negatives"}
 _DINO_HEAD = r"^head\.(mlp|last_layer)\."
-_ANY = ("state_dict", "model", "")
 _DETECTOR_PARTS = {r"^backbone\.(?!bottom_up\.)": "feature pyramid",
                    r"^(proposal_generator|roi_heads|head|sem_seg_head)\.": "the detector's heads"}  # fmt: skip
 #: Where detectors keep a network of timm: under an FPN, under a simple feature pyramid, a segmenter's by itself.

@@ -17,11 +17,11 @@ from torch import Tensor
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.containers import Entry, Tables
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES, ONLY, Family, Place
-from momentum_transfer.backbones.key_report import KeyReport
-from momentum_transfer.backbones.positions import POSITIONS
+from momentum_transfer.backbones.layouts import COUNTER, expected_shapes
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.backbones.shapes import COUNTER, expected_shapes
+from momentum_transfer.backbones.source import KeyReport
 from momentum_transfer.backbones.understanding import NO_HINTS, Hints, Understood, understand
+from momentum_transfer.backbones.vitdet import POSITIONS
 from momentum_transfer.core.errors import InputError
 
 #: The ``format`` of this project's checkpoints.

@@ -10,7 +10,7 @@ from typing import Any
 from momentum_transfer.backbones.build import architecture_in
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.timm_inference import Clues, Shapes
-from momentum_transfer.backbones.timm_names import TimmArchitecture, check_name
+from momentum_transfer.backbones.timm_models import TimmArchitecture, check_name
 from momentum_transfer.core.errors import InputError
 
 #: transformers' name of an activation -> timm's.

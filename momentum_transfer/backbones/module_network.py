@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.batch_norm import replace_batch_norm
+from momentum_transfer.backbones.batch_statistics import replace_batch_norm
 from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
 from momentum_transfer.core.errors import InputError, first_line
 

@@ -2,6 +2,8 @@
 
 The layouts are rules in ``backbones.families``; ``backbones.matching`` scores all of them on the file. The best wins, a
 tie is an error.
+
+Any known checkpoint into a module, with the report of what became of every key.
 """
 
 from __future__ import annotations
@@ -9,34 +11,45 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from momentum_transfer.backbones import hub_pull
-from momentum_transfer.backbones.build import (
-    AnyArchitecture,
-    architecture_in,
-    metadata_of,
-    parse_architecture,
+from torch import Tensor, nn
+
+from momentum_transfer.backbones import hub
+from momentum_transfer.backbones.build import AnyArchitecture, architecture_in, metadata_of, parse_architecture
+from momentum_transfer.backbones.containers import (
+    INDEX,
+    is_index,
+    leftovers,
+    read_shards,
+    refuse_other_formats,
+    refuse_other_models,
+    refuse_values,
+    refuse_vitdet,
+    sha256_of_checkpoint,
+    tensor_tables,
 )
-from momentum_transfer.backbones.containers import leftovers, tensor_tables
 from momentum_transfer.backbones.families import BY_NAME, ONLY
-from momentum_transfer.backbones.hub_names import is_hub_name
-from momentum_transfer.backbones.key_report import CoverageError, KeyReport
+from momentum_transfer.backbones.hub import is_hub_name
+from momentum_transfer.backbones.layouts import detectron2_names, expected_shapes, infer_detectron2
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
 from momentum_transfer.backbones.model_config import detectors_network, read_model_config, timm_architecture_in
 from momentum_transfer.backbones.module_network import MODULE
-from momentum_transfer.backbones.refusals import refuse_other_formats, refuse_other_models, refuse_values, refuse_vitdet
 from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
-from momentum_transfer.backbones.shapes import detectron2_names, expected_shapes, infer_detectron2
-from momentum_transfer.backbones.shards import INDEX, is_index, read_shards, sha256_of_checkpoint
-from momentum_transfer.backbones.source import RANDOM_SEED, SourceBackbone, named_backbone, random_of
-from momentum_transfer.backbones.timm_names import TIMM
+from momentum_transfer.backbones.source import (
+    RANDOM_SEED,
+    CoverageError,
+    KeyReport,
+    SourceBackbone,
+    named_backbone,
+    random_of,
+)
+from momentum_transfer.backbones.timm_models import TIMM
 from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.core import digests
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder
+from momentum_transfer.core.checkpoints import CheckpointFolder, learned_settings, pretraining_hash
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, weights_name
-from momentum_transfer.core.learned_settings import learned_settings, pretraining_hash
 from momentum_transfer.core.log import say, speaking
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
@@ -104,7 +117,7 @@ def load_backbone(
     source = _finish(reading, tree, carried, file)
     source.name = weights_name(path if is_hub_name(path) else file)
     if is_hub_name(path):
-        source.metadata["source"] = hub_pull.origin(path, file)
+        source.metadata["source"] = hub.origin(path, file)
     return source
 
 
@@ -159,7 +172,7 @@ def checkpoint_file(path: str | Path) -> Path:
         InputError: the folder holds neither, ``last`` names a file that is not there, or the Hub has no such file.
     """
     if is_hub_name(path):
-        return hub_pull.local_file(path)
+        return hub.local_file(path)
     path = Path(path)
     if not path.is_dir():
         return path
@@ -227,3 +240,54 @@ def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
                 with_teacher = any(str(name).startswith("teacher.") for name in tree.get("model") or ())
                 carried["norm_teacher"] = str(settings.get("NORM.TEACHER", "")) if with_teacher else ""
     return carried
+
+
+class Loaded(NamedTuple):
+    """A network with a checkpoint's weights, and the account of the checkpoint's keys."""
+
+    module: nn.Module
+    report: KeyReport
+
+
+def load(
+    path: str | Path,
+    into: nn.Module | None = None,
+    *,
+    which: str | None = None,
+    family: str | None = None,
+    trust_pickle: bool = False,
+    architecture: str | None = None,
+) -> Loaded:
+    """The backbone of a checkpoint of any known family.
+
+    Args:
+        path, which, family, trust_pickle, architecture: as for
+            :func:`momentum_transfer.backbones.read.load_backbone`.
+        into: a network under torchvision's or timm's names that takes the weights, ``torchvision.models.resnet50()``
+            for example; what it has besides the backbone (its classifier ``fc``) stays as it is. Without it a backbone
+            of the checkpoint's architecture is made: images [N, 3, H, W] -> features [N, C], in eval mode.
+
+    Raises:
+        InputError: as ``load_backbone``; or ``into`` lacks a tensor of the backbone, has it in another shape, or has
+            backbone tensors that the checkpoint lacks. Nothing is loaded then.
+    """
+    source = load_backbone(path, which=which, family=family, trust_pickle=trust_pickle, architecture=architecture)
+    if into is None:
+        return Loaded(source.build(), source.report)
+    _check(into, source.state)
+    into.load_state_dict(source.state, strict=False)
+    return Loaded(into, source.report)
+
+
+def _check(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    theirs = module.state_dict()
+    parts = {name.split(".")[0] for name in state}
+    problems = [f"it lacks {name}" for name in state if name not in theirs]
+    problems += [f"{name} is {tuple(theirs[name].shape)}, not {tuple(value.shape)}" for name, value in state.items()
+                 if name in theirs and theirs[name].shape != value.shape]  # fmt: skip
+    problems += [f"the checkpoint lacks {name}" for name in theirs if name.split(".")[0] in parts and name not in state]
+    if problems:
+        raise InputError(
+            f"expected a network of the checkpoint's architecture under torchvision's names, found {len(problems)} "
+            f"differences, the first: {problems[0]}; leave into out, and the right one is made"
+        )

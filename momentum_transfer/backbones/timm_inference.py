@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from momentum_transfer.backbones import timm_named as named
-from momentum_transfer.backbones.timm_named import Named
-from momentum_transfer.backbones.timm_names import TimmArchitecture
+from momentum_transfer.backbones import timm_models as named
+from momentum_transfer.backbones.timm_models import Named, TimmArchitecture
 from momentum_transfer.core.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.batch_norm import replace_batch_norm
-from momentum_transfer.backbones.hub_pull import local_file
+from momentum_transfer.backbones.batch_statistics import replace_batch_norm
+from momentum_transfer.backbones.hub import local_file
 from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
-from momentum_transfer.backbones.timm_creation import create
-from momentum_transfer.backbones.timm_names import TimmArchitecture
-from momentum_transfer.core.errors import InputError, first_line
-from momentum_transfer.core.extras import extra
+from momentum_transfer.backbones.timm_models import TimmArchitecture, create
+from momentum_transfer.core.errors import InputError, extra, first_line
 
 
 def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Module] | None = None) -> TimmBackbone:

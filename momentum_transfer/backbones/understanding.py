@@ -12,15 +12,14 @@ from torch import Tensor
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.containers import Entry
 from momentum_transfer.backbones.families import Family
-from momentum_transfer.backbones.layouts import to_torchvision_name
+from momentum_transfer.backbones.layouts import COUNTER, expected_shapes, infer_architecture, to_torchvision_name
 from momentum_transfer.backbones.model_config import clues_of
-from momentum_transfer.backbones.positions import resize_positions
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.backbones.shapes import COUNTER, expected_shapes, infer_architecture
 from momentum_transfer.backbones.timm_inference import Clues, UnknownNetwork, infer_timm
 from momentum_transfer.backbones.timm_layout_tables import TORCHVISION, is_openai_order, layout_of
 from momentum_transfer.backbones.timm_layouts import Converted
-from momentum_transfer.backbones.timm_names import TimmArchitecture
+from momentum_transfer.backbones.timm_models import TimmArchitecture
+from momentum_transfer.backbones.vitdet import resize_positions
 from momentum_transfer.core.errors import InputError
 
 

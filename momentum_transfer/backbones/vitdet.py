@@ -4,18 +4,23 @@ Detectron2's ViT has absolute position embeddings and blocks of norm, attention,
 final norm, LayerScale, rotary positions or gates. LayerScale folds into the layer before it without a difference:
 W' = diag(γ) W, b' = γ ⊙ b in ``attn.proj`` and ``mlp.fc2``. Prefix tokens take part in attention, so that a network
 without them is another function: it is only made where it is asked for by name.
+
+Position embeddings resampled to another image size, only where that is asked for; timm's own resampling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from momentum_transfer.backbones.build import build_backbone
+from momentum_transfer.backbones.timm_layouts import Converted
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone, build_timm
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import InputError, extra
 
 #: Parts of a block and of its attention and MLP that there may be; more is another function.
 _BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
@@ -186,3 +191,50 @@ def for_detectron2(
             "which take part in attention; write .safetensors, or declare the other function by --without-prefix"
         )
     return {f"backbone.net.{name}": tensor for name, tensor in to_vitdet(state, shape).items()}
+
+
+#: Tensors that the image size or the window gives their shape.
+POSITIONS = ("pos_embed", "relative_position_bias_table")
+
+
+def resize_positions(made: Converted, architecture: TimmArchitecture) -> None:
+    """Resample ``pos_embed`` of a ViT and the bias tables of a Swin to the shapes of ``architecture``, and note it.
+
+    Bicubic with antialiasing, tokens without a place untouched (``resample_abs_pos_embed``); bias tables by their
+    distances (``resize_rel_pos_bias_table``). Tensors of the right shape keep their bits.
+    """
+    layers = extra("timm.layers", "networks of timm")
+    with torch.device("meta"):
+        network = build_backbone(architecture).network
+    positions, wanted = made.tensors.get("pos_embed"), getattr(network, "pos_embed", None)
+    if positions is not None and wanted is not None and positions.shape != wanted.shape:
+        made.tensors["pos_embed"] = _resampled(positions, network, made, layers)
+    for name in [name for name in made.tensors if name.endswith(POSITIONS[1])]:
+        attention = _module(network, name.rpartition(".")[0])
+        table = getattr(attention, POSITIONS[1], None)
+        if table is not None and table.shape != made.tensors[name].shape:
+            resized = layers.resize_rel_pos_bias_table(
+                made.tensors[name].float(), new_window_size=attention.window_size, new_bias_shape=tuple(table.shape)
+            )
+            made.notes.append(f"{name} resized from {list(made.tensors[name].shape)} to {list(table.shape)}, as asked")
+            made.tensors[name] = resized.to(made.tensors[name].dtype)
+
+
+def _resampled(positions: Tensor, network: Any, made: Converted, layers: Any) -> Tensor:
+    grid = tuple(network.patch_embed.grid_size)
+    prefix = network.pos_embed.shape[1] - grid[0] * grid[1]
+    side = isqrt(max(0, positions.shape[1] - prefix))
+    if side < 1 or side**2 != positions.shape[1] - prefix or positions.shape[-1] != network.pos_embed.shape[-1]:
+        return positions  # no square grid of this network: the key report says so
+    made.notes.append(f"position embeddings resampled from {side} x {side} to {grid[0]} x {grid[1]} patches, as asked")
+    resized = layers.resample_abs_pos_embed(
+        positions.float(), new_size=list(grid), old_size=[side, side], num_prefix_tokens=prefix
+    )
+    return resized.to(positions.dtype)
+
+
+def _module(network: Any, name: str) -> Any:
+    try:
+        return network.get_submodule(name)
+    except AttributeError:
+        return None

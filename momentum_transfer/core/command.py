@@ -1,25 +1,141 @@
-"""How every tool runs: its environment, its command line, its errors as one line, its exit codes."""
+"""How every tool runs: its environment, its command line, its errors as one line, its exit codes.
+
+Types of command-line arguments that several tools take.
+
+Processes that srun starts: their ranks and meeting place from Slurm's variables, as torchrun would give them.
+
+    srun --ntasks=2 python tools/pretrain.py --config …
+
+Each task of the step is one process. Slurm sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, … in each
+(https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES).
+
+SIGINT and SIGTERM in a long loop: it finishes its step, saves and leaves.
+"""
+
+from __future__ import annotations
 
 import argparse
 import contextlib
 import io
 import os
+import re
 import signal
+import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import FrameType
 
-from momentum_transfer.core import slurm_ranks
-from momentum_transfer.core.errors import InputError, printable
-from momentum_transfer.core.exit_lines import AGAIN, first_to_say, refusal, shortened
-from momentum_transfer.core.extras import missing_package
-from momentum_transfer.core.log import say, speaking
+from momentum_transfer.core.errors import (
+    AGAIN,
+    InputError,
+    first_to_say,
+    missing_package,
+    printable,
+    refusal,
+    shortened,
+)
+from momentum_transfer.core.log import say, speaking, warn
 from momentum_transfer.core.shipped import as_typed
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.core.versions import check_torch
+
+#: First of the ports that steps meet at, and how many: above those that systems keep, below those that they hand out.
+_PORTS = (20000, 12000)
+
+
+def adopt(environment: MutableMapping[str, str]) -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a step of several tasks.
+
+    Left alone: what torchrun (or the user) has set, steps of one task, and the batch script itself, which is none.
+    """
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    if "WORLD_SIZE" in environment or not tasks.isdigit() or int(tasks) < 2 or "SLURM_PROCID" not in environment:
+        return
+    local = int(environment.get("SLURM_LOCALID", "0"))
+    devices = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    environment["RANK"], environment["WORLD_SIZE"] = environment["SLURM_PROCID"], tasks
+    environment["LOCAL_RANK"] = str(local % len(devices) if devices else local)  # of the GPUs that this task is shown
+    environment["LOCAL_WORLD_SIZE"] = str(_tasks_here(environment))
+    job, step = (int(environment.get(name, "0") or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    environment.setdefault("MASTER_PORT", str(_PORTS[0] + (job * 16 + step) % _PORTS[1]))
+    one_node = environment.get("SLURM_STEP_NUM_NODES", "1") == "1"
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or socket.gethostname()
+    environment.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else first_host(nodes))
+
+
+def first_host(nodes: str) -> str:
+    """The first name of Slurm's list: ``gpu[007-009,12]-ib,login1`` is ``gpu007-ib``."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group()) if first else nodes
+
+
+def _tasks_here(environment: MutableMapping[str, str]) -> int:
+    """Tasks of the step on this node, from ``2(x3),1``: two on each of three nodes, one on the fourth."""
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE", "") or "1"
+    counts = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    node = int(environment.get("SLURM_NODEID", "0"))
+    return counts[node] if node < len(counts) else 1
+
+
+#: SIGTERM within so many seconds of the first is the same request.
+SAME_SIGNAL = 10.0
+
+
+class StopSignal:
+    """Set by SIGINT or SIGTERM; a loop looks at it after each step, saves and leaves."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+    @property
+    def exit_code(self) -> int:
+        """The shell's convention: 128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM)."""
+        return 128 + (self.received or signal.SIGTERM)
+
+
+class Stopped(Exception):
+    """Work ended early by a signal, after saving. ``message`` says how to resume."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def stop_signals(then: str = "finishing this step, then saving") -> Iterator[StopSignal]:
+    """Catch SIGINT and SIGTERM inside the block. The first one only sets the flag; a second one ends at once.
+
+    Launchers (torchrun, srun, Slurm and what watches a job) each pass a SIGTERM on, so that several within ten seconds
+    are one.
+
+    Args:
+        then: what happens at the first, for the message.
+    """
+    stop, at = StopSignal(), 0.0
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal at
+        if stop.received is not None:
+            if number == signal.SIGTERM and time.monotonic() - at < SAME_SIGNAL:
+                return
+            raise KeyboardInterrupt
+        stop.received, at = signal.Signals(number), time.monotonic()
+        warn(f"{stop.received.name} received: {then} (once more: stop at once)")
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def run_tool(
@@ -57,7 +173,7 @@ def tool_environment() -> None:
     Threads that wait spin briefly, then sleep. Spinning without end makes a step many times slower as soon as another
     process wants a core; sleeping at once makes it up to twice as slow on an idle machine.
     """
-    slurm_ranks.adopt(os.environ)
+    adopt(os.environ)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     threading.excepthook = _background_error
@@ -144,3 +260,21 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def at_least(least: int, of: str = "a whole number") -> Callable[[str], int]:
+    """The type of a count: ``least`` or more; ``of`` says in its error what is counted."""
+
+    def count(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected {of} of at least {least}, found {text}")
+        return int(text)
+
+    return count
+
+
+def resamples(text: str) -> int:
+    """How often test images are resampled: 0, or often enough for an interval."""
+    if not (text.isascii() and text.isdecimal()) or 0 < int(text) < 100:
+        raise argparse.ArgumentTypeError(f"expected 0 or at least 100 resamples, found {text}")
+    return int(text)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from momentum_transfer.core.devices import within_cores
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.worker_count import within_cores
 
 Place = tuple[int, int]
 """(epoch, or position in the sequence; index of an image): what the image's random view is drawn from."""

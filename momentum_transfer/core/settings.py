@@ -17,7 +17,7 @@ from fvcore.common.config import BASE_KEY, CfgNode
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import sha256_of_text, write_text
 from momentum_transfer.core.shipped import find_config
-from momentum_transfer.core.yaml_files import read_mapping
+from momentum_transfer.core.untrusted import read_mapping
 
 #: Files that a config may stand on, one upon the other.
 _MOST_BASES = 10

@@ -12,7 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say
-from momentum_transfer.images.splits import stratified_split
+from momentum_transfer.images.subsets import stratified_split
 
 #: Names of folders that hold the part that trains, and the part that tests.
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "test")

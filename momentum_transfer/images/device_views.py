@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.augmentation_parameters import (
+from momentum_transfer.images.augmentations import (
     CONTRAST,
     DRAWS,
     HUE,
     SATURATION,
+    Augmentation,
     ViewParameters,
     draw_parameters,
+    recipe_augmentations,
     uniforms,
 )
-from momentum_transfer.images.augmentations import Augmentation, recipe_augmentations
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.views import MEAN, STD, sample_seed
 

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.joined_generators import JoinedGenerators
+from momentum_transfer.images.augmentations import JoinedGenerators
 
 GLYPH_SIDE = 8  # pixels of a scikit-learn digit
 HELD_OUT = 0.3  # share of every class that is never trained on

@@ -1,10 +1,18 @@
 """Published data sets that torchvision downloads: how large they are, where they come from, what reads them here.
 
 torchvision fetches from the addresses of the data sets' authors and compares every archive with its published MD5.
+
+Data sets that nobody may fetch for you, or that are too large for it: which parts a folder holds and lacks.
+
+COCO and LVIS are free to download in parts of many gigabytes; ImageNet and Cityscapes want a login and terms accepted.
+
+The sets that papers test on, told by their counts of images and classes: a title is no evidence.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import urllib.error
 from collections.abc import Callable
@@ -14,10 +22,10 @@ from typing import Any
 
 from torchvision import datasets
 
-from momentum_transfer.core import network
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.machine import reachable
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.images.voc_images import VocImages
+from momentum_transfer.images.labelled_images import VocImages
 
 MEGA = 10**6
 #: From here on a download asks first.
@@ -129,7 +137,7 @@ def fetch(name: str, root: Path) -> dict[str, int]:
     needed, free = found.download + found.unpacked, shutil.disk_usage(existing).free
     if free < needed:
         raise InputError(f"expected {size(needed)} of free space in {root}, found {size(free)}; choose another --root")
-    if not any(network.reachable(address) for address in found.addresses):
+    if not any(reachable(address) for address in found.addresses):
         raise InputError(
             f"no network to {found.addresses[0]}; fetch {name} where there is one (the same command, or {found.page}) "
             f"and put it in {root}"
@@ -148,3 +156,139 @@ def fetch(name: str, root: Path) -> dict[str, int]:
 def size(count: int) -> str:
     """Bytes in words."""
     return f"{count / 10**9:.1f} GB" if count >= 10**9 else f"{max(1, round(count / MEGA))} MB"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file or a folder of a data set.
+
+    Attributes:
+        path: below the root.
+        archive: what it comes in, as the authors' page calls it.
+        count: of a folder: files that end in ``suffix``, however deep. 0: ``path`` is a file.
+        classes: of a folder of classes: how many. 0: not such a folder.
+    """
+
+    path: str
+    archive: str
+    count: int = 0
+    suffix: str = ".jpg"
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class Licensed:
+    """A data set of parts; ``setting`` reads it, with {root} for the folder."""
+
+    title: str
+    page: str
+    parts: tuple[Part, ...]
+    setting: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of a part: ``problem`` is empty where it is whole."""
+
+    part: Part
+    problem: str = ""
+
+
+_COCO = (
+    Part("coco/train2017", "train2017.zip, 18 GB", 118287),
+    Part("coco/val2017", "val2017.zip, 1 GB", 5000),
+)
+LICENSED = {
+    "coco": Licensed(
+        "COCO 2017", "cocodataset.org, Download",
+        (*_COCO,
+         Part("coco/annotations/instances_train2017.json", "annotations_trainval2017.zip, 241 MB"),
+         Part("coco/annotations/instances_val2017.json", "annotations_trainval2017.zip, 241 MB")),
+        "coco_2017_train, coco_2017_val: DATASETS.ROOT {root}",
+    ),
+    "lvis": Licensed(
+        "LVIS v1", "www.lvisdataset.org, Dataset; the images are COCO's: cocodataset.org, Download",
+        (*_COCO,
+         Part("lvis/lvis_v1_train.json", "lvis_v1_train.json.zip"),
+         Part("lvis/lvis_v1_val.json", "lvis_v1_val.json.zip")),
+        "lvis_v1_train, lvis_v1_val: DATASETS.ROOT {root}",
+    ),
+    "imagenet": Licensed(
+        "ImageNet, ILSVRC 2012", "image-net.org, Download (with an account)",
+        (Part("train", "ILSVRC2012_img_train.tar, 138 GB", 1281167, ".jpeg", 1000),
+         Part("val", "ILSVRC2012_img_val.tar, 6.3 GB", 50000, ".jpeg", 1000)),
+        "DATA.NAME imagefolder DATA.ROOT {root}",
+    ),
+    "cityscapes": Licensed(
+        "Cityscapes", "www.cityscapes-dataset.com, Downloads (with an account)",
+        (Part("cityscapes/leftImg8bit/train", "leftImg8bit_trainvaltest.zip, 11 GB", 2975, "_leftimg8bit.png"),
+         Part("cityscapes/leftImg8bit/val", "leftImg8bit_trainvaltest.zip, 11 GB", 500, "_leftimg8bit.png"),
+         Part("cityscapes/gtFine/train", "gtFine_trainvaltest.zip, 241 MB", 2975, "_gtfine_labelids.png"),
+         Part("cityscapes/gtFine/val", "gtFine_trainvaltest.zip, 241 MB", 500, "_gtfine_labelids.png")),
+        "cityscapes_train, cityscapes_val: DATASETS.ROOT {root}",
+    ),
+}  # fmt: skip
+
+
+def look(name: str, root: Path) -> list[Found]:
+    """Every part of a data set of ``LICENSED``, and what is wrong with it.
+
+    Raises:
+        InputError: ``root`` is no folder.
+    """
+    if not root.is_dir():
+        raise InputError(f"expected the folder of {LICENSED[name].title} at {root}, found no such folder; give --root")
+    return [Found(part, _problem(root, part)) for part in LICENSED[name].parts]
+
+
+def _problem(root: Path, part: Part) -> str:
+    path, below = root / part.path, part.path.partition("/")[2]
+    if below and not path.exists() and (root / below).exists():
+        return f"missing; {below} is there: give the folder above it"
+    if not part.count:
+        if not path.is_file():
+            return "missing"
+        return "" if path.stat().st_size else "empty"
+    if not path.is_dir():
+        return "missing"
+    files = sum(name.lower().endswith(part.suffix) for _, _, names in os.walk(path) for name in names)
+    if part.classes:
+        folders = sum(entry.is_dir() for entry in os.scandir(path))
+        if folders != part.classes:
+            flat = " (its files are not in class folders: move each into its class's)" if files and not folders else ""
+            return f"{folders} class folders of {part.classes}{flat}"
+    return "" if files == part.count else f"{files:,} files of {part.count:,}"
+
+
+#: Images and classes of each, as published.
+COUNTS = {
+    "ImageNet val": (50_000, 1000),
+    "COCO val2017": (5000, 80),
+    "LVIS v0.5 val": (5000, 1230),
+    "LVIS v1 val": (19_809, 1203),
+    "VOC07 test": (4952, 20),
+    "Cityscapes val": (500, 19),
+    "STL-10 test": (8000, 10),
+    "iNaturalist": (24_426, 8142),
+    "CIFAR-10": (10_000, 10),
+    "CIFAR-100": (10_000, 100),
+}
+
+#: Words of dataset names that do not tell one dataset from another.
+_NOISE = {"test", "val", "validation", "train", "trainval", "minival", "fine", "sem", "seg"}
+
+
+def same_dataset(one: str, other: str) -> bool:
+    """Whether two names mean one set: ``VOC07 test`` and ``voc_2007_test`` do."""
+    return bool(_words(one)) and _words(one) == _words(other)
+
+
+def published_counts(name: str) -> tuple[int, int] | None:
+    """Images and classes of the published set that a name means; None where it means none of these."""
+    return next((counts for known, counts in COUNTS.items() if same_dataset(known, name)), None)
+
+
+def _words(name: str) -> list[str]:
+    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+    words = [f"20{word}" if re.fullmatch("0[0-9]|1[0-9]", word) and "voc" in words else word for word in words]
+    return sorted(word for word in words if word not in _NOISE)

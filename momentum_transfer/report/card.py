@@ -2,26 +2,158 @@
 
 The card's ``model-index`` and the ``.eval_results`` files are read back with huggingface_hub's own parsers before
 anything is written.
+
+Records as the Hub's two forms of evaluation results: ``model-index`` of a model card, and ``.eval_results/*.yaml``.
+
+Both are written by huggingface_hub's own classes. A value is the mean over trials in the units of the records
+(fractions as percent); a card's entry holds its standard deviation, trials, protocol and settings in ``args``.
+
+Put a folder into a model repository: on the Hub, or in the mirror folder that stands for it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from momentum_transfer.backbones.hub_pull import PREFERRED
-from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.extras import extra
+from momentum_transfer.backbones.hub import (
+    MIRROR,
+    PREFERRED,
+    HubName,
+    clear_errors,
+    endpoint,
+    mirror,
+    mirrored_repository,
+    parse,
+    reachable,
+)
+from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.files import atomic_path, write_text
-from momentum_transfer.report.aggregate import Cell, Results
-from momentum_transfer.report.hub_scores import PURPOSE, Scored, card_results, leaderboard_entries, slug
-from momentum_transfer.report.markdown import escape
+from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
+from momentum_transfer.report.page import escape
 from momentum_transfer.report.provenance import provenance
+
+PURPOSE = "results for the Hub"
+
+#: Family of a task (the part before ``/``) -> the Hub's identifier of the task, and its words.
+TASKS = {
+    "coco": ("object-detection", "Object detection"),
+    "lvis": ("object-detection", "Object detection"),
+    "voc": ("object-detection", "Object detection"),
+    "semantic": ("image-segmentation", "Image segmentation"),
+    "retrieval": ("image-feature-extraction", "Image retrieval"),
+}
+CLASSIFICATION = ("image-classification", "Image classification")
+#: The Hub counts masks of instances as segmentation.
+_MASKS = "segm"
+#: Names of metrics that the Hub knows otherwise.
+METRICS = {"top1": "accuracy", "top5": "top_5_accuracy", "AP": "mean_average_precision", "mIoU": "mean_iou"}
+
+
+class Scored(NamedTuple):
+    """The trials of one measure."""
+
+    measure: Measure
+    cell: Cell
+
+
+def scores_of(results: Results, name: str) -> list[Scored]:
+    """What the records say of one checkpoint, without the figures that only describe it.
+
+    Raises:
+        InputError: no record is about it.
+    """
+    found = [
+        Scored(measure, cells[name])
+        for measure, cells in results.cells.items()
+        if name in cells and measure.metric not in DESCRIPTIVE
+    ]
+    if not found:
+        raise InputError(f"expected scores of {name!r}, found them of {', '.join(results.checkpoints) or 'nothing'}")
+    return found
+
+
+def slug(text: str) -> str:
+    """Small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
+
+
+def task_of(measure: Measure) -> tuple[str, str]:
+    """The Hub's identifier of a measure's task, and its words."""
+    family, _, rest = measure.task.partition("/")
+    return TASKS["semantic"] if rest.startswith(_MASKS) else TASKS.get(family, CLASSIFICATION)
+
+
+def card_results(scores: Sequence[Scored], datasets: Mapping[str, str]) -> list[Any]:
+    """``huggingface_hub.EvalResult`` of every score, for a card's ``model-index``.
+
+    Args:
+        datasets: our title of a data set -> its identifier on the Hub; others go by a slug of their title.
+    """
+    kind = extra("huggingface_hub", PURPOSE).EvalResult
+    made = []
+    for measure, cell in scores:
+        title = measure.dataset or "unnamed"
+        task, words = task_of(measure)
+        told = {"task": measure.task, "protocol": measure.protocol, "engine": measure.engine,
+                "settings": " ".join(sorted(cell.configs)), "unit": "percent", "trials": cell.trials,
+                "std": None if cell.std is None else round(cell.std, 6)}  # fmt: skip
+        made.append(
+            kind(
+                task_type=task, task_name=words, dataset_type=datasets.get(title, slug(title)), dataset_name=title,
+                metric_type=METRICS.get(measure.metric, slug(measure.metric)), metric_value=round(cell.mean, 6),
+                metric_name=" ".join(filter(None, (measure.task, measure.metric, measure.protocol))),
+                metric_args={key: value for key, value in told.items() if value not in ("", None)},
+            )
+        )  # fmt: skip
+    return made
+
+
+def leaderboard_entries(scores: Sequence[Scored], datasets: Mapping[str, str], date: str) -> dict[str, list[Any]]:
+    """``huggingface_hub.EvalResultEntry`` of the scores on data sets that the Hub has, by their identifiers.
+
+    Args:
+        datasets: our title of a data set -> its identifier on the Hub, ``org/name``.
+        date: when the newest record was written, ISO 8601.
+    """
+    kind = extra("huggingface_hub", PURPOSE).EvalResultEntry
+    entries: dict[str, list[Any]] = {}
+    for measure, cell in scores:
+        if (identifier := datasets.get(measure.dataset)) is None:
+            continue
+        spread = f" ± {cell.std:.2f} over {cell.trials} trials" if cell.std is not None else ""
+        words = f"{measure.task} {measure.metric}, percent{spread}"
+        notes = ", ".join(filter(None, (words, measure.protocol, measure.engine)))
+        task = slug(" ".join((measure.task, measure.metric, measure.protocol)))
+        entries.setdefault(identifier, []).append(
+            kind(dataset_id=identifier, task_id=task, value=round(cell.mean, 6), date=date or None, notes=notes)
+        )
+    return entries
+
+
+def read_datasets(words: Sequence[str], results: Results) -> dict[str, str]:
+    """``TITLE=org/name`` words as a mapping.
+
+    Raises:
+        InputError: another form, or a title that no record has.
+    """
+    titles = list(dict.fromkeys(measure.dataset for measure in results.cells))
+    found = {}
+    for word in words:
+        title, _, identifier = word.rpartition("=")
+        if not title or not re.fullmatch(r"[\w.-]+/[\w.-]+", identifier):
+            raise InputError(f"expected --dataset TITLE=org/name, found {word!r}")
+        if title not in titles:
+            raise InputError(f"expected a data set of the records, {', '.join(map(repr, titles))}, found {title!r}")
+        found[title] = identifier
+    return found
+
 
 RECORDS = "results.jsonl"
 #: The last words of every card, by which a folder of cards is known.
@@ -110,9 +242,9 @@ def write_folder(
         write_text(out / place, text)
         written.append(out / place)
     if weights is not None:
-        from momentum_transfer.backbones.convert import metadata_of, write
+        from momentum_transfer.backbones.convert import architecture_metadata, write
 
-        write(out / WEIGHTS, weights.state, weights.architecture, metadata_of(weights))
+        write(out / WEIGHTS, weights.state, weights.architecture, architecture_metadata(weights))
         written.append(out / WEIGHTS)
     for file in files:
         with atomic_path(out / file.name) as temporary:
@@ -163,3 +295,52 @@ def _check(out: Path, files: Sequence[Path], own: set[str]) -> None:
             raise InputError(f"expected a file to add, found none at {file}")
         if file.name in own or file.name in {other.name for other in files[:number]}:
             raise InputError(f"expected files of other names than the folder's own, found two called {file.name}")
+
+
+PUSHING = "pushing to the Hub"
+
+
+def target(text: str) -> HubName:
+    """The repository that ``hf:org/name[@branch]`` means, checked before anything is made for it.
+
+    Raises:
+        InputError: another form, a file's name, no mirror and no network, or no login.
+    """
+    name = parse(text)
+    if name.file:
+        raise InputError(f"expected a repository to push to, hf:org/name[@branch], found the file {text}")
+    if mirror() is None:
+        if not reachable():
+            raise InputError(
+                f"no network to {endpoint()}; push where there is one, or set {MIRROR} to a folder that stands "
+                "for the Hub"
+            )
+        if extra("huggingface_hub", PUSHING).get_token() is None:
+            raise InputError("expected a login to push with, found none; `hf auth login`, or set HF_TOKEN")
+    return name
+
+
+def push(folder: Path, name: HubName, written: Sequence[Path], *, private: bool = False) -> str:
+    """Upload ``written``, files within ``folder``, and make the repository if it is new; where they are now.
+
+    Raises:
+        InputError: the Hub refuses, in one line.
+    """
+    message = "Weights and scores by momentum-transfer"
+    if (mirrored := mirror()) is not None:
+        repository = mirrored_repository(mirrored, name)
+        for file in written:
+            place = repository / file.relative_to(folder)
+            with atomic_path(place) as temporary:
+                shutil.copyfile(file, temporary)
+        return str(repository)
+    api = extra("huggingface_hub", PUSHING).HfApi(endpoint=endpoint())
+    with clear_errors(name, online=True):
+        api.create_repo(name.repository, private=private, exist_ok=True)
+        if name.revision:
+            api.create_branch(name.repository, branch=name.revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=name.repository, folder_path=str(folder), revision=name.revision or None, commit_message=message,
+            allow_patterns=[file.relative_to(folder).as_posix() for file in written],
+        )  # fmt: skip
+    return str(done)

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.core import items
+from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts import bootstrap
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare
-from momentum_transfer.verdicts.families import holm
-from momentum_transfer.verdicts.hits import PerItem
-from momentum_transfer.verdicts.outcomes import Outcomes, check_paired, replicates
+from momentum_transfer.verdicts.outcomes import Outcomes, PerItem, check_paired, replicates
+from momentum_transfer.verdicts.ranking import holm
 
 AHEAD, BEHIND, LEVEL = "ahead", "behind", "not told apart"
 ONE_TRIAL, NOT_COMPARED = "one trial: no verdict", "other settings: not compared"
@@ -132,7 +131,7 @@ class Comparisons:
     def _read(self, reference: Mapping[str, Any]) -> Outcomes:
         key = str(reference.get("sha256"))
         if key not in self._outcomes:
-            self._outcomes[key] = items.read(reference.get("folder", "."), reference)
+            self._outcomes[key] = records.read_items(reference.get("folder", "."), reference)
         return self._outcomes[key]
 
     def _resampled(self, reference: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Any
 from momentum_transfer.core.errors import counted
 from momentum_transfer.report import analyses, plots
 from momentum_transfer.report.aggregate import Measure, Results
-from momentum_transfer.report.agreement import Pair
+from momentum_transfer.report.answers import Pair
 from momentum_transfer.report.differences import AHEAD, BEHIND, Comparisons
 from momentum_transfer.report.runs import Curve
 from momentum_transfer.report.tables import compared, headline_order, one_of_each_family_first, short_labels

@@ -1,9 +1,15 @@
 """The page: everything gathered from records, run folders and reference tables, rendered once.
 
 ``build`` is a pure function of its inputs; ``render_html`` and ``render_markdown`` only lay out what it returns.
+
+The report as Markdown, for a pull request or a terminal: the same tables, without plots and pictures.
+
+The report as files: the page, and beside it Markdown and CSV.
 """
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,26 +19,28 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.files import write_text
 from momentum_transfer.core.settings import kept
 from momentum_transfer.report.aggregate import Results, aggregate, check_strangers
-from momentum_transfer.report.agreement import agreement_table, pairs
-from momentum_transfer.report.conversion import conversion_table
-from momentum_transfer.report.costs import cost_tables
+from momentum_transfer.report.answers import Balance, agreement_table, balances, pairs, verdicts
+from momentum_transfer.report.detector_errors import ErrorPart, error_parts
 from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
-from momentum_transfer.report.errors import ErrorPart, error_parts
-from momentum_transfer.report.evidence import evidence_tables
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
 from momentum_transfer.report.methods import merged
-from momentum_transfer.report.overall import overall_table
 from momentum_transfer.report.pictures import Gallery, galleries
-from momentum_transfer.report.provenance import Provenance, provenance
+from momentum_transfer.report.provenance import (
+    Provenance,
+    conversion_table,
+    cost_tables,
+    provenance,
+    published_times,
+    time_tables,
+)
 from momentum_transfer.report.reference import Published, load_tables, published
 from momentum_transfer.report.runs import RunFiles, read_runs
-from momentum_transfer.report.summary import summary_table
+from momentum_transfer.report.summary import evidence_tables, overall_table, summary_table
 from momentum_transfer.report.sweeps import read_suites, sweep_figures
 from momentum_transfer.report.tables import detail_tables
-from momentum_transfer.report.times import published_times, time_tables
-from momentum_transfer.report.verdicts import Balance, balances, verdicts
 from momentum_transfer.report.views import TableView, number
 
 
@@ -204,3 +212,116 @@ def make_report(
         methods=methods,
         baseline=baseline,
     )
+
+
+def render_markdown(report: Report) -> str:
+    """All tables, curves' ends, provenance and notices."""
+    lines = [
+        f"# {escape(report.title)}",
+        "",
+        *(f"- {escape(verdict)}" for verdict in report.verdicts),
+        "",
+        escape(report.rule),
+        "",
+    ]
+    lines += _table(report.summary)
+    for table in (*report.overall, *report.evidence, *report.details, *report.analysis_tables, *report.conversions):
+        lines += _table(table)
+    for part in report.errors:
+        for table in (*part.tables, *part.details):
+            lines += _table(table)
+    if report.curves:
+        lines += ["## Training", "", *(f"- {escape(f'{plot.title}: {plot.caption}')}" for plot in report.curves), ""]
+    lines += ["## Provenance", ""]
+    for block in report.provenance:
+        lines += [f"### {escape(block.name)}", "", f"- records: {block.records}"]
+        lines += [f"- {heading}: {escape('; '.join(values))}" for heading, values in block.facts]
+        lines += [*(f"- {_code(command)}" for command in block.commands), ""]
+    if report.notices:
+        lines += ["## Set aside or worth knowing", "", *(f"- {escape(notice)}" for notice in report.notices), ""]
+    lines.append(f"Made from {escape(', '.join(report.sources))}.")
+    return "\n".join(lines) + "\n"
+
+
+def _table(table: TableView) -> list[str]:
+    heads = list(table.columns)
+    if table.groups:
+        tasks = [task for task, span in table.groups for _ in range(span)]
+        heads = [f"{task} {metric}" for task, metric in zip(tasks, table.columns, strict=True)]
+    lines = [f"## {escape(table.title)}", ""]
+    lines += [escape(table.caption), ""] if table.caption else []
+    lines += [_row([table.first, *heads]), _row(["---", *("---:" for _ in heads)])]
+    for row in table.rows:
+        label = f"{row.label} *({row.note})*" if row.note else row.label
+        label = f"published: {label}" if row.kind == "published" else label
+        cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells] or [""] * len(heads)
+        lines.append(_row([label, *cells]))
+    return [*lines, "", *([escape(table.reading)] if table.reading else []), *table.notes, ""]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def _code(command: str) -> str:
+    """A command as a code span; with ``<``, ``>`` or a backtick in it as an element, for a span cannot escape them."""
+    if not set(command) & set("<>`"):
+        return f"`{' '.join(command.split())}`"
+    entities = {ord(mark): f"&#{ord(mark)};" for mark in "`*_[]\\"}
+    return f"<code>{escape(command).translate(entities)}</code>"
+
+
+def escape(text: str) -> str:
+    """Text that cannot break a table or become HTML, a heading, a link or an image."""
+    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    plain = plain.replace("|", "\\|").replace("](", "]\\(")
+    return " ".join(plain.split())
+
+
+def write_report(report: Report, out: str | Path) -> list[Path]:
+    """Write ``out`` (.html) and the same under .md and .csv, each whole or not at all.
+
+    Returns:
+        The files, the page first.
+
+    Raises:
+        InputError: ``out`` does not end in .html.
+    """
+    out = page_name(out)
+    texts = {out: render_html(report), out.with_suffix(".md"): render_markdown(report)}
+    texts[out.with_suffix(".csv")] = render_csv(report.results)
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)
+
+
+def page_name(out: str | Path) -> Path:
+    """``out`` as a path, or an :class:`InputError` where it is no name of a page."""
+    out = Path(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"expected --out to end in .html, found {out}; .md and .csv are written beside it")
+    return out
+
+
+COLUMNS = ("task", "metric", "dataset", "protocol", "engine", "checkpoint", "mean", "std", "trials", "values")
+
+
+def render_csv(results: Results) -> str:
+    """Mean and sample standard deviation over trials; ``values`` lists the trials in order, separated by spaces.
+
+    A name that a spreadsheet would run as a formula (it begins with = + - @) is prefixed with an apostrophe.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for measure, cells in results.cells.items():
+        for name, cell in cells.items():
+            values = " ".join(repr(value) for _, value in sorted(cell.values.items()))
+            numbers = (repr(cell.mean), "" if cell.std is None else repr(cell.std), cell.trials, values)
+            writer.writerow([*(_inert(text) for text in (*measure, name)), *numbers])
+    return buffer.getvalue()
+
+
+def _inert(text: str) -> str:
+    text = text.replace("\0", "\\0")  # Python 3.10's writer refuses NUL
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

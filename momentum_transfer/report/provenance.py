@@ -1,10 +1,27 @@
-"""Provenance: one block a checkpoint, enough to run each number again."""
+"""Provenance: one block a checkpoint, enough to run each number again.
 
+Plan and truth: the GPU hours that a suite's plan expected of each task, and those that were used.
+
+Seconds an iteration of pretraining, ours beside the papers' (Momentum² Teacher, tables 1 to 3).
+
+The conversion report of a checkpoint, as a table: keys used, dropped with the reason, missing.
+"""
+
+import contextlib
+import math
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import Results
+from momentum_transfer.report.reference import ReferenceTable
+from momentum_transfer.report.runs import Curve
+from momentum_transfer.report.views import CellView, RowView, TableView
+from momentum_transfer.suites.progress import PLAN, Standing, standings
 
 
 @dataclass(frozen=True)
@@ -80,3 +97,118 @@ def _span(times: Sequence[str]) -> list[str]:
     if not known:
         return []
     return [known[0] if known[0] == known[-1] else f"{known[0]} to {known[-1]}"]
+
+
+COLUMNS = ("tasks done", "GPU hours planned", "GPU hours used", "used / planned", "hours used")
+
+
+def cost_tables(results: Sequence[str | Path]) -> list[TableView]:
+    """One table for every results file beside which a plan lies; a plan that cannot be read makes none."""
+    folders = dict.fromkeys(Path(path).resolve().parent for path in results)
+    tables = []
+    for folder in folders:
+        if (folder / PLAN).is_file():
+            with contextlib.suppress(InputError):
+                tables.append(_table(folder, standings(folder, {})))
+    return tables
+
+
+def _table(folder: Path, found: Sequence[Standing]) -> TableView:
+    groups: dict[str, list[Standing]] = {}
+    for one in found:
+        groups.setdefault(one.planned.task, []).append(one)
+    rows = [_row(name, group) for name, group in groups.items()]
+    if len(groups) > 1:
+        rows.append(_row("all", found))
+    caption = (
+        "Planned before the first task began, from measured tasks, records or the suite's own figures; used: the time "
+        "of all attempts of a task, those that were stopped and failed too, times the GPUs it held."
+    )
+    return TableView(f"Plan and truth: {folder.name}", caption, "task", COLUMNS, tuple(rows))
+
+
+def _row(name: str, group: Sequence[Standing]) -> RowView:
+    planned = sum(one.planned.gpu_hours for one in group)
+    ended = [one for one in group if one.state == "done"]
+    # Like with like: the ratio is of tasks that are done.
+    ratio_planned = sum(one.planned.gpu_hours for one in ended)
+    ratio = sum(one.gpu_hours for one in ended) / ratio_planned if ratio_planned else math.nan
+    used, hours = sum(one.gpu_hours for one in group), sum(one.seconds for one in group) / 3600
+    words = (
+        f"{len(ended)} of {len(group)}",
+        f"{planned:.2f}" if planned else "",
+        f"{used:.2f}",
+        "" if math.isnan(ratio) else f"{ratio:.2f}",
+        f"{hours:.2f}",
+    )
+    return RowView(name, "ours", tuple(CellView(word) for word in words))
+
+
+UNIT = "seconds per iteration"
+
+
+def published_times(tables: Sequence[ReferenceTable]) -> list[tuple[str, str, float]]:
+    """(source, row, seconds) of every printed time."""
+    found = []
+    for table in tables:
+        places = [place for place, column in enumerate(table.columns) if column.unit == UNIT]
+        labels = [place for place, column in enumerate(table.columns) if column.kind == "label"]
+        for row in table.rows:
+            label = " · ".join(str(row[place]) for place in labels)
+            found += [(table.source, label, float(row[place])) for place in places if row[place] is not None]
+    return found
+
+
+def time_tables(curves: Sequence[Curve], published: Sequence[tuple[str, str, float]]) -> list[TableView]:
+    """One table with a row a pretraining; none without pretrainings that logged their time."""
+    clocks = [curve for curve in curves if curve.key == "seconds"]
+    if not clocks:
+        return []
+    rows = [
+        RowView(
+            curve.run, "ours", (CellView(f"{statistics.median(curve.values):.3f}", trials=f"n={len(curve.values)}"),)
+        )
+        for curve in clocks
+    ]
+    source = ""
+    for origin, label, seconds in published:
+        if origin != source:
+            rows.append(RowView(origin, "source", ()))
+            source = origin
+        rows.append(RowView(label, "published", (CellView(f"{seconds:g}", differs=True),)))
+    caption = (
+        "Median over the log's lines, on the machine that each run had. The papers' are of their own GPUs and batches, "
+        "so that only ratios within one source compare."
+    )
+    return [TableView("Seconds an iteration", caption, "pretraining", ("seconds",), tuple(rows))]
+
+
+#: Names or reasons listed in a row before the rest is only counted.
+LISTED = 4
+
+
+def conversion_table(run: str, content: Mapping[str, Any]) -> TableView:
+    """One row for every entry of the report: collections are counted and begun, the rest is shown as it is."""
+    rows = [RowView(str(key).replace("_", " "), "fact", _cells(value)) for key, value in content.items()]
+    return TableView(f"Conversion of {run}", "", "entry", ("count", "value"), tuple(rows))
+
+
+def _cells(value: Any) -> tuple[CellView, CellView]:
+    if isinstance(value, Mapping):
+        return CellView(str(len(value))), CellView(_mapping(value))
+    if isinstance(value, (list, tuple)):
+        return CellView(str(len(value))), CellView(_begun([str(item) for item in value]))
+    return CellView(""), CellView(str(value))
+
+
+def _mapping(value: Mapping[str, Any]) -> str:
+    """Keys with what became of them; where many keys share a reason, the reasons with their counts."""
+    reasons = Counter(str(item) for item in value.values())
+    if len(reasons) * 2 <= len(value):
+        return _begun([f"{count} × {reason}" for reason, count in reasons.most_common()])
+    return _begun([f"{key} → {item}" for key, item in value.items()])
+
+
+def _begun(items: list[str]) -> str:
+    more = f", … ({len(items) - LISTED} more)" if len(items) > LISTED else ""
+    return ", ".join(items[:LISTED]) + more

@@ -1,9 +1,16 @@
-"""The first table: the main metric of every task, all checkpoints side by side, and the rank over tasks."""
+"""The first table: the main metric of every task, all checkpoints side by side, and the rank over tasks.
+
+All tasks together: mean ranks, interquartile mean, probability of improvement.
+
+Evidence behind a verdict: numbers of trials and images, standard errors, power, sources of variance.
+"""
 
 import itertools
 from collections.abc import Sequence
 
-from momentum_transfer.report.aggregate import Measure
+import numpy as np
+
+from momentum_transfer.report.aggregate import Measure, Results, baseline
 from momentum_transfer.report.differences import RULE, Comparisons, mean_ranks
 from momentum_transfer.report.tables import (
     FAMILIES,
@@ -12,8 +19,17 @@ from momentum_transfer.report.tables import (
     difference_view,
     headline_order,
     measure_label,
+    short_labels,
 )
-from momentum_transfer.report.views import CellView, RowView, TableView
+from momentum_transfer.report.views import CellView, RowView, TableView, number
+from momentum_transfer.verdicts.comparison import Comparison
+from momentum_transfer.verdicts.ranking import (
+    Ranking,
+    friedman,
+    interquartile_mean,
+    probability_of_improvement,
+    stratified_interval,
+)
 
 HOW = (
     "A difference is in points, with its 95 % interval in brackets (for that number alone, before Holm). Where both "
@@ -82,3 +98,123 @@ def _summary_group(
             RowView(measure_label(measure), "ours", tuple(views), note=" · ".join(part for part in own if part))
         )
     return rows
+
+
+def ranking(results: Results) -> Ranking | None:
+    """Friedman and Nemenyi over the headline measures that all checkpoints have; None below 3 checkpoints."""
+    names, measures = results.checkpoints, _complete(results, results.checkpoints)
+    if len(names) < 3 or len(measures) < 2:
+        return None
+    return friedman(np.array([[results.cells[measure][name].mean for name in names] for measure in measures]))
+
+
+def overall_table(results: Results, colours: dict[str, int]) -> TableView | None:
+    """A row a checkpoint; None where fewer than two measures are shared."""
+    names = results.checkpoints
+    measures = _complete(results, names)
+    if len(names) < 2 or len(measures) < 2:
+        return None
+    base = baseline(results, "baseline") or baseline(results, "random")
+    found = ranking(results)
+    rows = []
+    for index, name in enumerate(names):
+        cells = [CellView(number(found.ranks[index]))] if found else []
+        own = _scores(results, measures, name)
+        cells.append(_with_interval(interquartile_mean(own), stratified_interval(own, None, "iqm")))
+        if base is not None:
+            cells.append(_improvement(own, _scores(results, measures, base)) if name != base else CellView())
+        rows.append(RowView(name, "ours", tuple(cells), colour=colours[name]))
+    columns = ("mean rank",) * bool(found) + ("interquartile mean, %",)
+    columns += (f"chance to beat {base}, %",) * (base is not None)
+    caption = f"Over the {len(measures)} headline measures that all {len(names)} checkpoints have."
+    if found:
+        caption += (
+            f" Mean ranks (1 is best) closer than {found.critical_difference:.2f} are not told apart (Nemenyi, 5 %); "
+            f"Friedman p = {found.p:.2g}."
+        )
+    return TableView(
+        "Over all tasks", caption, "weights", columns, tuple(rows),
+        reading="Interquartile mean: of the middle half of all trials of all tasks. Chance to beat: that a trial of "
+        "the checkpoint is above one of the baseline, on a task drawn at random, ties counted half (Agarwal et al., "
+        "NeurIPS 2021). In brackets 95 % intervals with trials resampled within each task: they say nothing of other "
+        "tasks, and have no width where every task has one trial.",
+    )  # fmt: skip
+
+
+def _complete(results: Results, names: Sequence[str]) -> list[Measure]:
+    return [measure for measure in results.headlines() if all(name in results.cells[measure] for name in names)]
+
+
+def _scores(results: Results, measures: Sequence[Measure], name: str) -> list[np.ndarray]:
+    return [np.array(list(results.cells[measure][name].values.values())) for measure in measures]
+
+
+def _improvement(own: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> CellView:
+    low, high = stratified_interval(own, other, "improvement")
+    return _with_interval(100 * probability_of_improvement(own, other), (100 * low, 100 * high))
+
+
+def _with_interval(value: float, interval: tuple[float, float]) -> CellView:
+    return CellView(number(value), f"[{number(interval[0])}, {number(interval[1])}]")
+
+
+#: More pairs than these nobody reads.
+PAIRS = 4
+
+CAPTION = (
+    "Can show: the smallest true difference, in points, that this design finds in 80 % of cases (at 5 %, before Holm). "
+    "Trials to show it: how many would find the observed difference in 80 % of cases. From items: share of the "
+    "variance that the choice of test images has, where trials have the rest."
+)
+
+COLUMNS = ("word", "trials", "test items", "standard error", "p", "can show", "trials to show it", "from items")
+
+
+def evidence_tables(comparisons: Comparisons) -> list[TableView]:
+    """One table for each pair that the summary compares: what was judged, and what this design could have shown."""
+    tables = []
+    for name, base in compared(comparisons.results)[:PAIRS]:
+        words = comparisons.words(name, base)
+        measures = [measure for measure in headline_order(comparisons.results) if measure in words]
+        rows = [
+            RowView(label, "fact", _cells(comparisons.of(measure, name, base), words[measure]))
+            for measure, label in short_labels(measures).items()
+        ]
+        if rows:
+            tables.append(
+                TableView(
+                    f"{name} − {base}: evidence and power",
+                    CAPTION,
+                    "measure", COLUMNS, tuple(rows),
+                )
+            )  # fmt: skip
+    return tables
+
+
+def _cells(change: Comparison | None, word: str) -> tuple[CellView, ...]:
+    if change is None:
+        return (CellView(word), *(CellView() for _ in COLUMNS[1:]))
+    first, second = change.n
+    trials = f"{first}" if first == second else f"{first} and {second}"
+    judged = ", in pairs" if change.paired else ""
+    if max(change.n) < 2:
+        judged = ", one trial: no verdict from trials"
+    elif min(change.n) < 2:
+        judged = ", the one as it stands" if change.p is not None else ", no verdict from one"
+    p = "" if change.p is None else f"{change.p:.2g}"
+    p += "" if change.exact_p is None else f" (sign flips {change.exact_p:.2g})"
+    needed = "–"
+    if change.needed is not None:
+        needed = str(change.needed)
+    elif min(change.n) > 1 and change.value:
+        needed = "none: the test images alone hide it"
+    return (
+        CellView(word),
+        CellView(trials + judged),
+        CellView(str(change.items) if change.items else "–"),
+        CellView(f"{change.se:.2f}" if change.se else "–"),  # without any spread nothing is known of it
+        CellView(p or "–"),
+        CellView("–" if change.detectable is None else number(change.detectable)),
+        CellView(needed),
+        CellView("–" if change.item_share is None else f"{100 * change.item_share:.0f} %"),
+    )

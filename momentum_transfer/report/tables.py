@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results, baseline
 from momentum_transfer.report.differences import AHEAD, ALPHA, BEHIND, Comparisons
-from momentum_transfer.report.published_rows import published_rows
-from momentum_transfer.report.reference import Published
+from momentum_transfer.report.reference import Published, published_rows
 from momentum_transfer.report.views import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import Comparison
 

@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of_text, write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import started, typed, workplace
-from momentum_transfer.core.stopping import Stopped
-from momentum_transfer.core.text_files import read_json
-from momentum_transfer.suites.warm import WarmCommand
+from momentum_transfer.core.untrusted import read_json
+from momentum_transfer.suites.local import WarmCommand
 
 _AGAIN = "the finished steps are kept; run the same command again to go on"
 

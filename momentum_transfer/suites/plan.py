@@ -1,21 +1,33 @@
-"""From a suite and checkpoints to jobs: commands with places filled, keys that change with what they stand on."""
+"""From a suite and checkpoints to jobs: commands with places filled, keys that change with what they stand on.
+
+The plan of a suite as a table: what is to do, what it is expected to cost in hours and money, and its commands.
+
+What a suite is expected to cost, by task: measured where something like it ran before, else the suite's figures.
+
+GPU hours of a task are its hours times the GPUs that it held, all attempts together.
+"""
 
 import itertools
 import json
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from momentum_transfer.backbones.hub_names import is_hub_name
+from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, is_made, sha256_of, sha256_of_text, weights_name
+from momentum_transfer.core.log import say, table
+from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import config_files
-from momentum_transfer.core.shipped import find_config, workplace
-from momentum_transfer.suites.job import Job
-from momentum_transfer.suites.presets import read_choices, words_of
-from momentum_transfer.suites.suite import Suite
+from momentum_transfer.core.shipped import COMMAND, find_config, typed, workplace
+from momentum_transfer.suites.attempt import full_command
+from momentum_transfer.suites.suite import Suite, read_choices, words_of
 from momentum_transfer.suites.sweep import Pretraining, Sweep
-from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Task, fill, split
+from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, split
 
 #: Word that names a config -> hashes of its file and of those it is based on.
 Hashes = dict[str, list[str]]
@@ -151,3 +163,142 @@ def _config_hashes(command: Sequence[str], known: Hashes) -> Hashes:
         except InputError as error:
             raise InputError(f"{error}; the suite's command is `{shlex.join(command)}`") from error
     return {word: known[word] for word in sorted(named)}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """GPU hours and hours of one task still to be spent, and where the figures come from; hours NaN where unknown."""
+
+    gpu_hours: float
+    hours: float
+    source: str
+
+
+def expected(
+    jobs: Sequence[Job], gpus: int, measured: Mapping[str, tuple[float, float]] | None = None
+) -> dict[str, Expected]:
+    """What each job, by title, is expected to cost.
+
+    A job that is done costs nothing more; one that ended well under other settings, or whose task ended well for
+    another checkpoint of this suite, costs what that did (the median of several); else what records elsewhere tell of
+    a task with the same configs; else what the suite says.
+
+    Args:
+        gpus: those of a task that is distributed.
+        measured: configs of a command -> (GPU hours, hours), as :func:`read_measured` gives it.
+    """
+    of_task: dict[str, list[tuple[float, float]]] = {}
+    states = {job.title: job.state() for job in jobs}
+    done = {job.title for job in jobs if job.done()}
+    for job in jobs:
+        if (figure := _measured_in(states[job.title])) is not None:
+            of_task.setdefault(job.task.name, []).append(figure)
+    found = {}
+    for job in jobs:
+        own = _measured_in(states[job.title])
+        others = of_task.get(job.task.name, [])
+        elsewhere = (measured or {}).get(configs_of(job.command), None)
+        if job.title in done:
+            figure, source = (0.0, 0.0), ""
+        elif own is not None:
+            figure, source = own, "measured"
+        elif others:
+            figure, source = (median(one[0] for one in others), median(one[1] for one in others)), "measured, others"
+        elif elsewhere is not None:
+            figure, source = elsewhere, "records"
+        else:
+            hours = job.task.gpu_hours / max(1, job.gpus(gpus)) if job.task.gpu_hours else float("nan")
+            figure, source = (job.task.gpu_hours, hours), "suite" if job.task.gpu_hours else ""
+        found[job.title] = Expected(*figure, source)
+    return found
+
+
+def _measured_in(state: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(GPU hours, hours) of a task that ended well."""
+    if state.get("exit_code") != 0 or not isinstance(state.get("seconds"), (int, float)):
+        return None
+    hours = state["seconds"] / 3600
+    return hours * int(state.get("gpus", 0) or 0), hours
+
+
+def configs_of(command: Iterable[str]) -> str:
+    """What tells a command's cost: its tool, evaluation and configs, whatever the weights and folders."""
+    tool, *words = command
+    evaluation = [word for word in words[:1] if not word.startswith("-")]
+    return " ".join([Path(tool).stem, *evaluation, *(word for word in words if word.endswith((".yaml", ".yml")))])
+
+
+def read_measured(paths: Sequence[str | Path]) -> dict[str, tuple[float, float]]:
+    """Configs of a command -> (GPU hours, hours), the median over the commands whose records the files hold.
+
+    The cost of a command is the highest of its records', which tell the hours until each was written.
+
+    Raises:
+        InputError: a file is missing, or none of their records tells hours.
+    """
+    spent: dict[str, tuple[float, float]] = {}
+    for path in paths:
+        for record in read(path)[0]:
+            gpu_hours, hours, command = (record.get(key) for key in ("gpu_hours", "hours", "command"))
+            if isinstance(gpu_hours, (int, float)) and isinstance(hours, (int, float)) and isinstance(command, str):
+                before = spent.get(command, (0.0, 0.0))
+                spent[command] = (max(before[0], gpu_hours), max(before[1], hours))
+    if not spent:
+        listed = ", ".join(map(str, paths))
+        raise InputError(f"expected records with gpu_hours and hours in {listed}, found none; leave --measured out")
+    grouped: dict[str, list[tuple[float, float]]] = {}
+    for command, (gpu_hours, hours) in spent.items():
+        try:
+            words = [word for word in shlex.split(command) if word not in ("python", COMMAND)]
+        except ValueError:
+            continue
+        if words:
+            grouped.setdefault(configs_of(words), []).append((gpu_hours, hours))
+    return {
+        key: (median(one[0] for one in figures), median(one[1] for one in figures)) for key, figures in grouped.items()
+    }
+
+
+#: Jobs that stand in the table one by one; of more, a line a task and its first command.
+LISTED = 200
+
+
+def show_plan(jobs: Sequence[Job], expected: Mapping[str, Expected], gpus: int, price: float | None) -> None:
+    """Every job with its state, expected cost and command; of long plans a line for each task's jobs together.
+
+    Args:
+        price: of a GPU hour, in any currency; None shows no money.
+    """
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        key = job.title if len(jobs) <= LISTED else f"{job.task.name}, {job.task.gpu_hours}"
+        groups.setdefault(key, []).append(job)
+    columns = ["task", "state", "GPU hours", "hours", *(["cost"] if price is not None else []), "from", "after"]
+    table("plan", columns, [_row(group, expected, price) for group in groups.values()])
+    for group in groups.values():
+        first = group[0]
+        more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+        say(f"{first.title}{more}")
+        say(f"  $ {typed(full_command(first, gpus)[1:])}")
+    total = sum(one.gpu_hours for one in expected.values())
+    unknown = sum(1 for job in jobs if expected[job.title].source == "" and not job.done())
+    to_do = sum(not job.done() for job in jobs)
+    wall = f", {total / gpus:.1f} hours on {gpus} GPUs" if gpus > 1 else ""
+    money = f", cost {total * price:.2f}" if price is not None else ""
+    missing = f"; {unknown} of them tell no hours" if unknown else ""
+    say(f"{to_do} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected{wall}{money}; "
+        f"the suite's header says whence{missing}")  # fmt: skip
+
+
+def _row(group: Sequence[Job], expected: Mapping[str, Expected], price: float | None) -> list[str]:
+    figures = [expected[job.title] for job in group]
+    gpu_hours = sum(one.gpu_hours for one in figures)
+    hours = [one.hours for one in figures if not math.isnan(one.hours)]
+    done = sum(job.done() for job in group)
+    state = ("done" if done else "to do") if len(group) == 1 else f"{len(group) - done} of {len(group)} to do"
+    sources = ", ".join(dict.fromkeys(one.source for one in figures if one.source))
+    known = done or sources  # of a task that tells no hours it is not said that it costs nothing
+    money = [f"{gpu_hours * price:.2f}" if known else ""] if price is not None else []
+    name = group[0].title if len(group) == 1 else group[0].task.name
+    return [name, state, f"{gpu_hours:.2f}" if known else "", f"{sum(hours):.2f}" if hours else "", *money, sources,
+            " ".join(group[0].task.needs)]  # fmt: skip

@@ -14,9 +14,9 @@ from typing import Any
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
-from momentum_transfer.core.text_files import read_json
+from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
-from momentum_transfer.suites.job import LOG, Job, read_state
+from momentum_transfer.suites.task import LOG, Job, read_state
 
 #: The tasks of the last plan, in OUTPUT.
 PLAN = "plan.json"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.core.yaml_files import read_mapping
+from momentum_transfer.core.untrusted import read_mapping
 
 Kind = TypeVar("Kind")
 

@@ -14,17 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.extras import extra
+from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
+from momentum_transfer.core.errors import InputError, counted, extra
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
 from momentum_transfer.core.shipped import workplace
-from momentum_transfer.core.stopping import Stopped, StopSignal, stop_signals
 from momentum_transfer.suites import slurm_queue as queue
-from momentum_transfer.suites.arrays import Array, Place, arrays
 from momentum_transfer.suites.attempt import Attempt, last_line
-from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.local import AGAIN, Outcome
-from momentum_transfer.suites.slurm_queue import NEVER, STUCK, Seen
+from momentum_transfer.suites.slurm_queue import NEVER, STUCK, Array, Place, Seen, arrays
+from momentum_transfer.suites.task import Job
 
 #: Options of sbatch that the plan sets itself.
 OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-dep", "open-mode", "output", "requeue",

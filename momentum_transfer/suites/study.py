@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.suites.plots import ARM, is_setting
 from momentum_transfer.suites.schema import checked
+from momentum_transfer.suites.sweep import ARM, is_setting
 
 #: What a selection may say besides settings of the sweep.
 KEYS = ("y", "protocol", "dataset", "network", "checkpoint", ARM)

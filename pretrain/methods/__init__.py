@@ -8,20 +8,19 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.backbones.batch_norm import has_batch_norm
+from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.schedules import scale_to_batch
+from momentum_transfer.core.optimization import scale_to_batch
 from momentum_transfer.pretrain.heads import mlp, simsiam_projector
 from momentum_transfer.pretrain.methods.byol import BYOL
-from momentum_transfer.pretrain.methods.method import Method
+from momentum_transfer.pretrain.methods.method import Branch, Method, TeacherRule
 from momentum_transfer.pretrain.methods.moco import MoCo
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
 from momentum_transfer.pretrain.methods.random import RandomBackbone
 from momentum_transfer.pretrain.methods.simsiam import SimSiam
-from momentum_transfer.pretrain.methods.student_teacher import Branch, TeacherRule
 from momentum_transfer.pretrain.methods.supervised import Classifier, Supervised
 from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT, Norm
 from momentum_transfer.pretrain.ranges import check_settings

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from momentum_transfer.pretrain.losses import cosine_regression, embedding_std
-from momentum_transfer.pretrain.methods.student_teacher import StudentTeacher
+from momentum_transfer.pretrain.heads import cosine_regression, embedding_std
+from momentum_transfer.pretrain.methods.method import StudentTeacher
 
 
 class BYOL(StudentTeacher):

@@ -1,13 +1,24 @@
-"""What the training loop asks of every method."""
+"""What the training loop asks of every method.
+
+Base of the methods with a teacher: two branches, the teacher's momenta for weights and statistics.
+
+Base of the methods without a teacher: one network, the student.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.optimization import momentum_at
+from momentum_transfer.pretrain.norms.momentum_batch_norm import commit_pair, pair_norms, schedule_alpha, set_alpha
+from momentum_transfer.pretrain.teacher import copy_student, shuffled_forward, update_teacher
 
 
 class Method(nn.Module):
@@ -57,3 +68,116 @@ class Method(nn.Module):
         backbone = found[name].get_submodule("backbone")
         assert isinstance(backbone, (ResNet, TimmBackbone))
         return backbone
+
+
+class Branch(nn.Module):
+    """Backbone, projector and, where the method has one, predictor: images [N, 3, H, W] -> embedding [N, D]."""
+
+    def __init__(self, backbone: Backbone, projector: nn.Module, predictor: nn.Module | None = None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = projector
+        self.predictor = predictor
+
+    def forward(self, images: Tensor) -> Tensor:
+        embedding = self.projector(self.backbone(images))
+        return embedding if self.predictor is None else self.predictor(embedding)
+
+
+@dataclass(frozen=True)
+class TeacherRule:
+    """How the teacher follows the student. Every momentum is the weight of the new value.
+
+    Args:
+        norm: the teacher's normalisation, a name of ``norms.TEACHER_NORMS``.
+        momentum_base: m_base of the parameters.
+        momentum_schedule: "cosine" (m_base -> 0) or "constant".
+        moves: "before" the forwards (Momentum^2 Teacher) or "after" the optimiser step (BYOL, MoCo as RCF trains it).
+        statistics_momentum: EMAN's own momentum for the statistics; None takes the parameters'.
+        alpha_base, alpha_schedule: Momentum BN's weight of the batch, in the same two schedules.
+        policy: what processes do with their Momentum BN histories, see ``norms.commit_pair``.
+        groups: virtual processes within this one's batch, among which ShuffleBN exchanges images too.
+    """
+
+    norm: str = "BN"
+    momentum_base: float = 0.01
+    momentum_schedule: str = "cosine"
+    moves: str = "after"
+    statistics_momentum: float | None = None
+    alpha_base: float = 1.0
+    alpha_schedule: str = "cosine"
+    policy: str = "local"
+    groups: int = 1
+
+
+class StudentTeacher(Method):
+    """A student, a teacher that starts as its copy, and the moments at which the training loop calls them.
+
+    Args:
+        student: trained by the optimiser.
+        teacher: of the same parameter names, possibly without predictor, possibly of another normalisation.
+        rule: how the teacher follows.
+    """
+
+    def __init__(self, student: Branch, teacher: Branch, rule: TeacherRule) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = teacher
+        self.rule = rule
+        copy_student(student, teacher)
+        set_alpha(pair_norms(self), rule.alpha_base)
+
+    def begin_step(self, progress: float) -> dict[str, float]:
+        """Sets Momentum BN's alpha for the coming forwards, in both networks alike; returns it for the log."""
+        return schedule_alpha(self, self.rule.alpha_base, self.rule.alpha_schedule, progress)
+
+    def update_teacher(self, progress: float) -> dict[str, float]:
+        """Moves the teacher towards the student, its statistics too where they follow the student's.
+
+        Args:
+            progress: share of the run that is done, k/K of eq. 8.
+
+        Returns:
+            The momentum, for the log.
+        """
+        rule = self.rule
+        momentum = momentum_at(rule.momentum_base, progress, rule.momentum_schedule)
+        update_teacher(self.student, self.teacher, momentum, rule.norm, rule.statistics_momentum)
+        return {"momentum": momentum}
+
+    @torch.no_grad()
+    def targets(self, view: Tensor) -> Tensor:
+        """The teacher's embedding [N, D] of a view, without gradient; under ShuffleBN from exchanged batches."""
+        if self.rule.norm != "ShuffleBN":
+            return self.teacher(view)
+        return shuffled_forward(self.teacher, view, self.rule.groups)
+
+    def commit_statistics(self) -> None:
+        """Ends the pair of views for Momentum BN and teacher proxy norm; nothing for the other normalisations."""
+        commit_pair(pair_norms(self), self.rule.policy)
+
+
+class SingleNetwork(Method):
+    """A method of one network.
+
+    Args:
+        student: holds the ``backbone``.
+        alpha_base, alpha_schedule: Momentum BN's weight of the batch, where the student has it.
+        policy: what processes do with their Momentum BN histories, see ``momentum_batch_norm.commit_pair``.
+    """
+
+    def __init__(
+        self, student: nn.Module, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local"
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.alpha_base, self.alpha_schedule, self.policy = alpha_base, alpha_schedule, policy
+        set_alpha(pair_norms(self), alpha_base)
+
+    def begin_step(self, progress: float) -> dict[str, float]:
+        """Sets the alpha of a Momentum BN student for the coming forwards; returns it for the log."""
+        return schedule_alpha(self, self.alpha_base, self.alpha_schedule, progress)
+
+    def commit_statistics(self) -> None:
+        """Ends the step's views for a Momentum BN student."""
+        commit_pair(pair_norms(self), self.policy)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from momentum_transfer.pretrain.losses import embedding_std, negative_cosine
-from momentum_transfer.pretrain.methods.single_network import SingleNetwork
-from momentum_transfer.pretrain.methods.student_teacher import Branch
+from momentum_transfer.pretrain.heads import embedding_std, negative_cosine
+from momentum_transfer.pretrain.methods.method import Branch, SingleNetwork
 
 
 class SimSiam(SingleNetwork):

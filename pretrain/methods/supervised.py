@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import Backbone
-from momentum_transfer.pretrain.losses import embedding_std
-from momentum_transfer.pretrain.methods.single_network import SingleNetwork
+from momentum_transfer.pretrain.heads import embedding_std
+from momentum_transfer.pretrain.methods.method import SingleNetwork
 
 
 class Classifier(nn.Module):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum_transfer.core import distributed
-from momentum_transfer.core.schedules import momentum_at
+from momentum_transfer.core.optimization import momentum_at
 from momentum_transfer.pretrain.norms.batch_norm import AnyShapeBatchNorm, normalise
 
 POLICIES = ("local", "broadcast", "reduce")

@@ -10,8 +10,7 @@ import PIL.Image
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.report.markdown import render_markdown
-from momentum_transfer.report.page import make_report, render_html
+from momentum_transfer.report.page import make_report, render_html, render_markdown
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.datasets import get_dataset
 from momentum_transfer.transfer.scores import coco, lvis, voc

@@ -14,16 +14,16 @@ import safetensors.torch
 import torch
 from hypothesis import strategies as st
 
-from momentum_transfer.backbones.shards import INDEX, read_shards
+from momentum_transfer.backbones.containers import INDEX, read_shards
 from momentum_transfer.core.files import write_text
 from momentum_transfer.images.subsets import read_taxonomy
 from momentum_transfer.images.taxonomies import read_hierarchy
-from momentum_transfer.lowshot.splits import from_file_list
-from momentum_transfer.suites.choose.plan import DETECTION, Candidate, Question, rows, training_steps
+from momentum_transfer.lowshot.labelled_data import from_file_list
 from momentum_transfer.suites.choose.run import keep_question, make_plan
-from momentum_transfer.suites.job import STATE
+from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Question, rows, training_steps
 from momentum_transfer.suites.progress import PLAN, standings
 from momentum_transfer.suites.slurm import SUBMITTED, submitted
+from momentum_transfer.suites.task import STATE
 from momentum_transfer.tools.status import show
 from momentum_transfer.transfer.data.own import label_pngs, voc_xml, yolo
 from tests.attacks.annotations import changed

@@ -12,11 +12,11 @@ import torch
 from hypothesis import strategies as st
 
 from momentum_transfer.backbones import convert
-from momentum_transfer.backbones.export import backbone_state
+from momentum_transfer.backbones.convert import backbone_state
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.settings import load_config
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.lowshot.features.feature_set import read_npz
 from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.train import train

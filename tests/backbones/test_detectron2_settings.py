@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from momentum_transfer.backbones import detectron2_settings
+from momentum_transfer.backbones import convert_file as detectron2_settings
 from momentum_transfer.backbones.convert_file import convert_file
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError

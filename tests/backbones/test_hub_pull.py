@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from momentum_transfer.backbones import hub_pull
+from momentum_transfer.backbones import hub
 from momentum_transfer.backbones.convert import write
-from momentum_transfer.backbones.hub_names import HubName, parse
+from momentum_transfer.backbones.hub import HubName, parse
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
@@ -98,10 +98,10 @@ def test_a_mirror_says_what_it_lacks_and_what_to_choose_from(weights, tmp_path, 
         "hf:org/gone": r"expected hf:org/gone as .*mirror/org/gone in the mirror",
     }.items():
         with pytest.raises(InputError, match=message):
-            hub_pull.local_file(name)
+            hub.local_file(name)
     monkeypatch.setenv("MOMENTUM_TRANSFER_HUB", str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="expected a folder in MOMENTUM_TRANSFER_HUB"):
-        hub_pull.local_file("hf:org/two")
+        hub.local_file("hf:org/two")
 
 
 def test_a_hub_is_asked_once_and_its_copy_serves_without_a_network(weights, tmp_path, monkeypatch):
@@ -118,9 +118,9 @@ def test_a_hub_is_asked_once_and_its_copy_serves_without_a_network(weights, tmp_
             "hf:org/name:gone.pth": "expected gone.pth in hf:org/name, found model.safetensors, optimizer.pt",
         }.items():
             with pytest.raises(InputError, match=message):
-                hub_pull.local_file(name)
-    assert sha256_of(hub_pull.local_file("hf:org/name")) == sha256_of(weights)
-    assert hub_pull.local_file(f"hf:org/name@{COMMIT}") == hub_pull.local_file("hf:org/name:model.safetensors")
+                hub.local_file(name)
+    assert sha256_of(hub.local_file("hf:org/name")) == sha256_of(weights)
+    assert hub.local_file(f"hf:org/name@{COMMIT}") == hub.local_file("hf:org/name:model.safetensors")
     for name in ("hf:org/name@v7", "hf:org/other"):
         with pytest.raises(InputError, match=rf"no network to {address} and no copy of {name} on this machine"):
-            hub_pull.local_file(name)
+            hub.local_file(name)

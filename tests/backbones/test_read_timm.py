@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from timm.models import vision_transformer
 
-from momentum_transfer.backbones import timm_named
+from momentum_transfer.backbones import timm_models
 from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.backbones.convert_file import convert_file
+from momentum_transfer.backbones.layouts import expected_shapes
 from momentum_transfer.backbones.read import CoverageError, load_backbone
-from momentum_transfer.backbones.shapes import expected_shapes
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.errors import InputError
 from tests.backbones import timm_family_writers as writers
@@ -70,7 +70,7 @@ TABLES = ("VIT", "SELF_SUPERVISED", "DISTILLED", "DEIT3", "NO_CLASS_TOKEN", "DIN
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_the_tables_of_names_say_what_timm_builds(table):
-    for row in getattr(timm_named, table):
+    for row in getattr(timm_models, table):
         with torch.device("meta"):
             network = timm.create_model(row.name, num_classes=0)
         block = network.blocks[0]

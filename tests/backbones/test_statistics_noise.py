@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
+from momentum_transfer.backbones.batch_statistics import distances, statistics_noise
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.backbones.statistics_noise import distances, statistics_noise
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.norms import Norm, set_alpha
 from momentum_transfer.pretrain.norms.momentum_batch_norm import pair_norms

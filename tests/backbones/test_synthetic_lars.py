@@ -5,10 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.convert_file import convert_file
-from momentum_transfer.backbones.norm_rescale import rescale_by_constant, rescale_to_anchor
+from momentum_transfer.backbones.norm_rescale import LARS_SCOPES, rescale_by_constant, rescale_to_anchor, scale_weights
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.backbones.synthetic_lars import SCOPES, scale_weights
 from momentum_transfer.core.errors import InputError
 
 BOTTLENECK = Architecture("resnet50", 4)
@@ -42,7 +41,7 @@ def loaded(state: dict[str, Tensor], architecture: Architecture = BOTTLENECK) ->
     return net.double().eval()
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", LARS_SCOPES)
 @pytest.mark.parametrize("stem", ["imagenet", "small"])
 def test_the_function_in_eval_mode_stays_and_only_gamma_and_beta_scale_its_features(scope, stem):
     architecture = Architecture("resnet10", 8, stem)
@@ -53,7 +52,7 @@ def test_the_function_in_eval_mode_stays_and_only_gamma_and_beta_scale_its_featu
     torch.testing.assert_close(after / times, before, rtol=0.01, atol=1e-3)  # eps weighs less at ten times the scale
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", LARS_SCOPES)
 def test_the_statistics_follow_as_the_scaled_network_itself_would_store_them(scope):
     state, images = sample()
     scaled = scale_weights(state, 10.0, scope)
@@ -78,7 +77,7 @@ def test_a_convolution_times_c_gets_a_gradient_of_one_over_c():
         )
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", LARS_SCOPES)
 def test_normrescale_with_the_original_is_the_way_back_within_rounding(scope):
     state, _ = sample()
     scaled = scale_weights(state, 10.0, scope)

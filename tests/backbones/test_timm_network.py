@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import nn
 
-from momentum_transfer.backbones.batch_norm import has_batch_norm
+from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.build import (
     architecture_in,
     build_backbone,
@@ -17,12 +17,12 @@ from momentum_transfer.backbones.build import (
     own_input,
     parse_architecture,
 )
+from momentum_transfer.backbones.convert import export_backbone
 from momentum_transfer.backbones.convert_file import convert_file
-from momentum_transfer.backbones.export import export_backbone
+from momentum_transfer.backbones.layouts import expected_shapes
 from momentum_transfer.backbones.read import CoverageError, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.backbones.shapes import expected_shapes
-from momentum_transfer.backbones.timm_names import TimmArchitecture
+from momentum_transfer.backbones.timm_models import TimmArchitecture
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.core.errors import InputError
 

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from momentum_transfer.core.arguments import at_least, resamples
+from momentum_transfer.core.command import at_least, resamples
 
 
 def test_counts_from_the_least_on_are_taken() -> None:

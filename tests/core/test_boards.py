@@ -4,9 +4,8 @@ import types
 
 import pytest
 
-from momentum_transfer.core.boards import boards
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.metrics import Metrics
+from momentum_transfer.core.loggers import Metrics, boards
 
 
 @pytest.fixture

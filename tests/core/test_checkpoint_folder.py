@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from momentum_transfer.backbones.export import backbone_state
+from momentum_transfer.backbones.convert import backbone_state
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.core import checkpoint_folder as checkpoint
-from momentum_transfer.core.checkpoint_folder import FORMAT, CheckpointFolder, load
+from momentum_transfer.core import checkpoints as checkpoint
+from momentum_transfer.core.checkpoints import FORMAT, CheckpointFolder, load
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.norms import Norm
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import Stopped, run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, table, track, warn
-from momentum_transfer.core.stopping import Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ import resource
 import pytest
 import torch
 
-from momentum_transfer.core.cpu_memory import keep_freed_memory
+from momentum_transfer.core.machine import keep_freed_memory
 
 
 def faults_of_reusing(size: int) -> int:

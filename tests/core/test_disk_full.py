@@ -9,12 +9,12 @@ import PIL.Image
 import pytest
 
 from momentum_transfer.backbones import convert
-from momentum_transfer.backbones.export import backbone_state, export_backbone
+from momentum_transfer.backbones.convert import backbone_state, export_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core import records
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder
+from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.files import atomic_path
-from momentum_transfer.core.metrics import Metrics, read
+from momentum_transfer.core.loggers import Metrics, read
 
 ARCHITECTURE = Architecture("resnet18", 16, "imagenet")
 NETWORK = build_backbone(ARCHITECTURE)

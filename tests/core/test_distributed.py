@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from momentum_transfer.core import distributed
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.train import train

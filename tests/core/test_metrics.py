@@ -1,6 +1,6 @@
 import json
 
-from momentum_transfer.core.metrics import Metrics, read
+from momentum_transfer.core.loggers import Metrics, read
 
 
 def test_figures_are_one_line_a_step(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from momentum_transfer.core import npz
+from momentum_transfer.core import untrusted
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.lowshot.features.feature_set import read_npz
 
@@ -39,7 +39,7 @@ def archive(path, features: bytes, labels: bytes = npy(LABELS)):
 def test_what_numpy_wrote_is_read_back(tmp_path):
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", features=FEATURES, labels=LABELS, other=np.asfortranarray(FEATURES))
-        found = npz.read_arrays(tmp_path / "a.npz")
+        found = untrusted.read_arrays(tmp_path / "a.npz")
         assert {name: array.tolist() for name, array in found.items()} == {
             "features": FEATURES.tolist(), "labels": LABELS.tolist(), "other": FEATURES.tolist()
         }  # fmt: skip
@@ -84,11 +84,11 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
 
 def test_more_than_the_free_memory_is_refused_with_both_numbers(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", features=np.ones((1000, 100), np.float32), labels=np.zeros(1000, np.int64))
-    monkeypatch.setattr(npz, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(untrusted, "available_memory", lambda: 1 << 20)
     told = r"at most 80% of the free memory \(819\.2 KiB of 1\.0 MiB\), found 1\.2 MiB .*largest: features"
     with pytest.raises(InputError, match=told):
-        npz.read_arrays(tmp_path / "a.npz", copies=3)
-    assert len(npz.read_arrays(tmp_path / "a.npz", copies=1.5)) == 2
+        untrusted.read_arrays(tmp_path / "a.npz", copies=3)
+    assert len(untrusted.read_arrays(tmp_path / "a.npz", copies=1.5)) == 2
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

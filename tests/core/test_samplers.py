@@ -192,7 +192,7 @@ def test_workers_survive_signals_of_others_and_end_at_their_parents(loader):
 
 
 def test_loaders_start_at_most_a_worker_for_each_core_and_say_so_once(caplog, recwarn, monkeypatch):
-    monkeypatch.setattr("momentum_transfer.core.worker_count.available_cores", lambda: 2)
+    monkeypatch.setattr("momentum_transfer.core.devices.available_cores", lambda: 2)
     caplog.set_level("INFO")
     asked = 4001  # more than any machine has, so that torch would warn
     loaders = [

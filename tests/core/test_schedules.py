@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from momentum_transfer.core.schedules import (
+from momentum_transfer.core.optimization import (
     cosine,
     cosine_to_zero,
     learning_rate,

@@ -3,8 +3,8 @@
 import pytest
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.core.checkpoints import pretraining_hash
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.learned_settings import pretraining_hash
 from momentum_transfer.core.settings import config_files, config_hash, dump, load_config
 from momentum_transfer.core.shipped import CONFIGS
 from momentum_transfer.pretrain.config import get_cfg

@@ -1,6 +1,6 @@
 import pytest
 
-from momentum_transfer.core.slurm_ranks import adopt, first_host
+from momentum_transfer.core.command import adopt, first_host
 
 STEP = {
     "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_JOB_ID": "12",

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from momentum_transfer.core.stopping import stop_signals
+from momentum_transfer.core.command import stop_signals
 
 
 def test_the_first_signal_only_sets_the_flag_and_the_second_ends():

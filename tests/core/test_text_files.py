@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.core import text_files
+from momentum_transfer.core import untrusted
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.text_files import read_json, read_lines, read_text
+from momentum_transfer.core.untrusted import read_json, read_lines, read_text
 from momentum_transfer.images import datasets
+from momentum_transfer.images.labelled_images import VocImages
 from momentum_transfer.images.subsets import read_taxonomy
 from momentum_transfer.images.taxonomies import read_hierarchy
-from momentum_transfer.images.voc_images import VocImages
-from momentum_transfer.lowshot.splits import from_file_list
+from momentum_transfer.lowshot.labelled_data import from_file_list
 from momentum_transfer.tools import score, taxonomy
 from momentum_transfer.transfer.scores import semantic
 
@@ -24,7 +24,7 @@ def test_lines_keep_their_numbers_and_lose_the_mark_and_the_space_around_them(tm
 
 
 def test_what_is_no_text_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(text_files, "MOST", 100)
+    monkeypatch.setattr(untrusted, "MOST", 100)
     (tmp_path / "bytes").write_bytes(b"a\xff\xfe")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")

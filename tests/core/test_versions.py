@@ -11,8 +11,7 @@ import pytest
 import momentum_transfer as mt
 from momentum_transfer.core import versions
 from momentum_transfer.core.command import run_tool
-from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.extras import EXTRAS, REQUIRED, extra
+from momentum_transfer.core.errors import EXTRAS, REQUIRED, InputError, extra
 
 ROOT = Path(__file__).resolve().parents[2]
 #: import name -> name on the package index, where they differ

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from momentum_transfer.core import worker_count
+from momentum_transfer.core import devices as worker_count
+from momentum_transfer.core.devices import MEASURED, TIMED, UNTIMED, measured_batches, workers_without_measuring
 from momentum_transfer.core.log import speaking
-from momentum_transfer.core.worker_count import MEASURED, TIMED, UNTIMED, measured_batches, workers_without_measuring
 
 TRIAL = UNTIMED + TIMED
 

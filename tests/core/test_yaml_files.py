@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.yaml_files import MOST_ENTRIES, parse_mapping, read_mapping
+from momentum_transfer.core.untrusted import MOST_ENTRIES, parse_mapping, read_mapping
 
 
 def test_plain_values_are_those_of_the_library():

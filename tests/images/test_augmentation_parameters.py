@@ -6,8 +6,15 @@ import torch
 from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import v2
 
-from momentum_transfer.images.augmentation_parameters import DRAWS, draw_crops, draw_parameters, uniforms
-from momentum_transfer.images.augmentations import RECIPES, Augmentation, recipe_augmentations
+from momentum_transfer.images.augmentations import (
+    DRAWS,
+    RECIPES,
+    Augmentation,
+    draw_crops,
+    draw_parameters,
+    recipe_augmentations,
+    uniforms,
+)
 from momentum_transfer.images.views import sample_seed
 
 N = 4000

@@ -4,8 +4,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from momentum_transfer.images import decoded
-from momentum_transfer.images.decoded import DecodedImages, kept_in_memory
+from momentum_transfer.images import datasets
+from momentum_transfer.images.datasets import DecodedImages, kept_in_memory
 from momentum_transfer.images.labelled_images import ArrayImages, FileImages
 from momentum_transfer.images.subsets import Selected
 
@@ -45,10 +45,10 @@ def test_the_pixels_labels_and_replacements_are_those_of_the_files(files):
 def test_images_stay_files_where_memory_or_uses_do_not_suffice(files, monkeypatch: pytest.MonkeyPatch):
     assert kept_in_memory(files, 0.0, uses=9) is files
     assert kept_in_memory(files, 0.5, uses=1) is files
-    monkeypatch.setattr(decoded, "available_memory", lambda: 4 * 2 * 3 * 7 * 30 * 30)
+    monkeypatch.setattr(datasets, "available_memory", lambda: 4 * 2 * 3 * 7 * 30 * 30)
     assert isinstance(kept_in_memory(files, 0.5, uses=2), DecodedImages)
     assert kept_in_memory(files, 0.5, uses=2, processes=4) is files
-    monkeypatch.setattr(decoded, "available_memory", lambda: None)
+    monkeypatch.setattr(datasets, "available_memory", lambda: None)
     assert kept_in_memory(files, 0.5, uses=2) is files
 
 

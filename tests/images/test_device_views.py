@@ -10,8 +10,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.augmentation_parameters import DRAWS, draw_parameters, uniforms
-from momentum_transfer.images.augmentations import RECIPES, Augmentation
+from momentum_transfer.images.augmentations import DRAWS, RECIPES, Augmentation, draw_parameters, uniforms
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.device_views import (
     CanvasDataset,

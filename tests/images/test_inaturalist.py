@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.metrics import read
+from momentum_transfer.core.loggers import read
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.pretrain.config import get_cfg

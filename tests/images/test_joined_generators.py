@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from momentum_transfer.images.joined_generators import JoinedGenerators
+from momentum_transfer.images.augmentations import JoinedGenerators
 
 
 def joined(count: int) -> JoinedGenerators:

@@ -3,7 +3,7 @@ import PIL.Image
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.voc_images import CLASSES, VocImages
+from momentum_transfer.images.labelled_images import CLASSES, VocImages
 
 
 @pytest.fixture

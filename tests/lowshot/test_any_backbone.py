@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-import momentum_transfer.lowshot.evaluate
+import momentum_transfer.lowshot.library
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.module_network import ModuleBackbone, of_module, of_text
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.lowshot.evaluate import evaluate
 from momentum_transfer.lowshot.finetune import recompute_statistics
 from momentum_transfer.lowshot.fixmatch import build_method, check_backbone
+from momentum_transfer.lowshot.library import evaluate
 from momentum_transfer.lowshot.presets import FIXMATCH
 from tests.tools.in_process import run_tool
 
@@ -114,7 +114,7 @@ def test_what_is_no_module_and_what_is_no_evaluation_is_refused():
     for wrong in ({"sides": 8}, {"size": True}, {"std": (0, 1, 1)}, {"interpolation": "none"}, 8):
         with pytest.raises(InputError, match="expected input as size, mean, std, interpolation, crop of images, found"):
             evaluate(Maps(), input=wrong)
-    assert momentum_transfer.lowshot.evaluate._source(Flat(), "", None, 32).architecture.input == NetworkInput(
+    assert momentum_transfer.lowshot.library._source(Flat(), "", None, 32).architecture.input == NetworkInput(
         8, (0.5,) * 3, (0.5,) * 3
     )
 

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from momentum_transfer.lowshot.augment import ReflectedCrop, WeakAndStrong, strong_view, weak_view
-from momentum_transfer.lowshot.rand_augment import LEVELS, RandomLevelAugment
+from momentum_transfer.lowshot.augment import (
+    LEVELS,
+    RandomLevelAugment,
+    ReflectedCrop,
+    WeakAndStrong,
+    strong_view,
+    weak_view,
+)
 
 SIDE = 16
 #: Dark on the left, bright on the right.

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.metrics import read
-from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.core.loggers import read
 from momentum_transfer.lowshot import linear
+from momentum_transfer.lowshot.classifier import Run, fit
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.fitting import Run, fit
 from momentum_transfer.lowshot.presets import LinearPreset, Schedule
 from tests.two_processes import in_two_processes
 

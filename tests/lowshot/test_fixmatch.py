@@ -9,9 +9,10 @@ from torch.nn.functional import cross_entropy
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.metrics import read
+from momentum_transfer.core.loggers import read
 from momentum_transfer.images.views import eval_transform
-from momentum_transfer.lowshot import fitting, fixmatch_run
+from momentum_transfer.lowshot import classifier as fitting
+from momentum_transfer.lowshot import fixmatch_run
 from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
 from momentum_transfer.lowshot.classifier import Classifier
 from momentum_transfer.lowshot.fixmatch import (
@@ -23,8 +24,7 @@ from momentum_transfer.lowshot.fixmatch import (
     with_norm,
 )
 from momentum_transfer.lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
-from momentum_transfer.lowshot.labelled_data import LabelledData
-from momentum_transfer.lowshot.labelled_stream import training_batches
+from momentum_transfer.lowshot.labelled_data import LabelledData, training_batches
 from momentum_transfer.lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
 from momentum_transfer.pretrain.norms import Norm
 from tests.lowshot.toy_data import bright_or_dark

@@ -34,7 +34,7 @@ def test_ranking_equals_counting_votes_one_by_one(k, temperature):
 @pytest.mark.parametrize("name", ["majority-1", "weighted-1"])
 def test_one_neighbour_gives_one_guess(name):
     """A class without a vote is no guess, so the five best are the best."""
-    (unit,) = knn.scores(search(TRAIN.features, TEST.features, 1), TRAIN, TEST, [name])
+    (unit,) = knn.knn_scores(search(TRAIN.features, TEST.features, 1), TRAIN, TEST, [name])
     top1, top5, _ = unit
     assert top5.value == top1.value < 100
 
@@ -54,7 +54,7 @@ def test_a_tied_vote_goes_to_the_more_similar_class():
 def test_scores_are_percentages_with_each_class_in_the_details():
     train, test = clusters(1, 300, classes=12, spread=3.0), clusters(2, 120, classes=12, spread=3.0)
     found = search(train.features, test.features, 200)
-    units = list(knn.scores(found, train, test, ["eman", "dino"]))
+    units = list(knn.knn_scores(found, train, test, ["eman", "dino"]))
     assert [[score.metric for score in unit] for unit in units] == [["top1", "top5", "mean_per_class"]] * 2
     top1, top5, per_class = units[0]
     hits = ranked_classes(found, train.labels, 20, None) == test.labels[:, None]
@@ -72,7 +72,7 @@ def test_any_k_comes_from_one_search():
     assert knn.preset("majority-20") == knn.preset("eman")
     assert knn.preset("weighted-200") == knn.preset("dino")
     found = search(TRAIN.features, TEST.features, 200)
-    one, other = knn.scores(found, TRAIN, TEST, ["majority-7", "weighted-150"])
+    one, other = knn.knn_scores(found, TRAIN, TEST, ["majority-7", "weighted-150"])
     assert (one[0].task, other[0].task) == ("knn/k=7", "knn/k=150")
     alone = ranked_classes(search(TRAIN.features, TEST.features, 7), TRAIN.labels, 7, None)
     assert one[0].value == pytest.approx(100 * np.mean(alone[:, 0] == TEST.labels))
@@ -85,4 +85,4 @@ def test_unknown_preset_and_too_small_database_are_refused():
         knn.preset("majority-0")
     found = search(TRAIN.features, TEST.features, 20)
     with pytest.raises(InputError, match="asks for 200 neighbours"):
-        list(knn.scores(found, TRAIN, TEST, ["dino"]))
+        list(knn.knn_scores(found, TRAIN, TEST, ["dino"]))

@@ -11,11 +11,11 @@ from momentum_transfer.images.datasets import ArrayImages, build_dataset
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import image_evaluations
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.identity import settings_hash
 from momentum_transfer.lowshot.image_evaluations import run_folder
 from momentum_transfer.lowshot.inputs import Images, feature_sets, labelled_data
 from momentum_transfer.lowshot.labelled_data import LabelledData, file_names, search_split
 from momentum_transfer.lowshot.linear import LinearResult
+from momentum_transfer.lowshot.score import settings_hash
 
 VIEW = eval_transform("digits", 16)
 CLASSES = ("ant", "bee", "cat")

@@ -8,7 +8,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.augment import WeakAndStrong, strong_view, weak_view
-from momentum_transfer.lowshot.labelled_stream import Stream, evaluation_batches, steps_of, training_batches
+from momentum_transfer.lowshot.labelled_data import Stream, evaluation_batches, steps_of, training_batches
 
 PICTURES = np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8)
 IMAGES = ArrayImages(PICTURES, [0, 1] * 5, ["a", "b"])

@@ -8,12 +8,11 @@ from torch.nn.functional import cross_entropy
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.views import eval_transform
-from momentum_transfer.lowshot import fitting, linear
+from momentum_transfer.lowshot import classifier, linear
 from momentum_transfer.lowshot.classifier import accuracy
+from momentum_transfer.lowshot.features.extract import StageFeatures
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.features.pooling import StageFeatures
-from momentum_transfer.lowshot.labelled_data import LabelledData
-from momentum_transfer.lowshot.labelled_stream import Stream
+from momentum_transfer.lowshot.labelled_data import LabelledData, Stream
 from momentum_transfer.lowshot.presets import LINEAR, LinearPreset, Schedule
 from tests.lowshot.toy_data import bright_or_dark
 
@@ -171,7 +170,7 @@ def test_simsiams_preset_trains_by_lars_at_its_own_rate(tmp_path):
     assert (preset.schedule.epochs, preset.schedule.shape, preset.batch_size) == (90, "cosine", 4096)
     assert preset.learning_rates == (pytest.approx(0.02 * 4096 / 256),)
     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
-    run = fitting.Run({}, [{"params": [weight], "lr": 0.5}], preset.schedule, 10, tmp_path, optimizer_name="lars")
+    run = classifier.Run({}, [{"params": [weight], "lr": 0.5}], preset.schedule, 10, tmp_path, optimizer_name="lars")
     run.set_rates(0)
     weight.grad = torch.tensor([0.0, 2.0])
     run.optimizer.step()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import ImageEnhance, ImageOps
 
-from momentum_transfer.lowshot.rand_augment import LEVELS, OPERATIONS, RandomLevelAugment
+from momentum_transfer.lowshot.augment import LEVELS, OPERATIONS, RandomLevelAugment
 
 SIDE = 40
 VALUES = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)

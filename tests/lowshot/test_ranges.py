@@ -4,7 +4,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.ranges import without_rule
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.image_settings import (
+from momentum_transfer.lowshot.image_evaluations import (
     check_batch,
     finetune_preset,
     fixmatch_protocol,

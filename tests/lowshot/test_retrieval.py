@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from momentum_transfer.core.neighbours import normalized, search
-from momentum_transfer.lowshot import retrieval
+from momentum_transfer.lowshot import knn
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 GENERATOR = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def naive(top):
 
 @pytest.mark.parametrize("top", [1, 3, 50, 200])
 def test_map_and_recall_equal_a_naive_loop(top):
-    precision, recall = retrieval.scores(search(TRAIN.features, TEST.features, top), TRAIN, TEST, top)
+    precision, recall = knn.retrieval_scores(search(TRAIN.features, TEST.features, top), TRAIN, TEST, top)
     assert (precision.metric, recall.metric) == ("mAP", "recall")
     assert precision.value == pytest.approx(naive(top)[0], abs=1e-10)
     assert recall.value == pytest.approx(naive(top)[1], abs=1e-10)
@@ -36,15 +36,15 @@ def test_map_and_recall_equal_a_naive_loop(top):
 def test_average_precision_of_known_lists():
     hits = np.array([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=bool)
     expected = [(1 + 2 / 3) / 2, 0, 1, 1 / 4]
-    assert np.allclose(retrieval.average_precisions(hits), expected, rtol=0, atol=1e-12)
+    assert np.allclose(knn.average_precisions(hits), expected, rtol=0, atol=1e-12)
 
 
 def test_whole_database_has_full_recall():
-    _, recall = retrieval.scores(search(TRAIN.features, TEST.features, 200), TRAIN, TEST, 200)
+    _, recall = knn.retrieval_scores(search(TRAIN.features, TEST.features, 200), TRAIN, TEST, 200)
     assert recall.value == pytest.approx(100)
 
 
 def test_images_with_several_labels_are_relevant_when_they_share_one():
     database, queries = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 1]]), np.array([[1, 1, 0]])
-    assert retrieval.relevant(database, np.array([[2, 1, 0]]), queries).tolist() == [[False, True, True]]
-    assert retrieval.relevant_counts(database, queries).tolist() == [2]
+    assert knn.relevant(database, np.array([[2, 1, 0]]), queries).tolist() == [[False, True, True]]
+    assert knn.relevant_counts(database, queries).tolist() == [2]

@@ -4,7 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.lowshot.splits import balanced_fraction, class_members, draw_shots, from_file_list, set_aside
+from momentum_transfer.lowshot.labelled_data import (
+    balanced_fraction,
+    class_members,
+    draw_shots,
+    from_file_list,
+    set_aside,
+)
 
 LABELS = np.random.default_rng(0).integers(0, 7, 400)
 

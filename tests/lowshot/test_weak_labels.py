@@ -11,8 +11,8 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.augment import SeededView, weak_view
 from momentum_transfer.lowshot.classifier import Classifier
+from momentum_transfer.lowshot.fixmatch_run import check_weak_batches, weak_label_hits
 from momentum_transfer.lowshot.labelled_data import LabelledData
-from momentum_transfer.lowshot.weak_labels import check_weak_batches, weak_label_hits
 from tests.lowshot.toy_data import bright_or_dark
 
 DATA = LabelledData(bright_or_dark(8, 0), bright_or_dark(10, 1), weak_view("digits", 16), eval_transform("digits", 16))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.pretrain.compiling import compile_errors, compile_networks
+from momentum_transfer.pretrain.run import compile_errors, compile_networks
 
 
 def test_a_missing_compiler_is_named_before_any_step(monkeypatch):

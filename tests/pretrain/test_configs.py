@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from momentum_transfer.core.metrics import read
+from momentum_transfer.core.loggers import read
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.methods import build_method

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
-from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.core.checkpoints import CheckpointFolder, load
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.pretrain.methods import build_method
 from momentum_transfer.pretrain.norms import MomentumBatchNorm

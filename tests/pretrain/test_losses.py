@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from momentum_transfer.pretrain.losses import cosine_regression, embedding_std, info_nce, negative_cosine
+from momentum_transfer.pretrain.heads import cosine_regression, embedding_std, info_nce, negative_cosine
 
 
 def test_cosine_regression_equals_the_squared_distance_of_unit_vectors():

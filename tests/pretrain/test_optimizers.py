@@ -4,7 +4,7 @@ from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.lars import LARS
+from momentum_transfer.core.optimization import LARS
 from momentum_transfer.pretrain.heads import mlp
 from momentum_transfer.pretrain.optimizers import build_optimizer, set_learning_rate
 

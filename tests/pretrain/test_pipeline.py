@@ -6,12 +6,11 @@ import PIL.Image
 import pytest
 from safetensors.torch import load_file
 
-from momentum_transfer.core import worker_count
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core import devices
+from momentum_transfer.core.checkpoints import CheckpointFolder, learned_settings, load
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.learned_settings import learned_settings
 from momentum_transfer.core.log import speaking
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.pretrain import pipeline, views_on
 from momentum_transfer.pretrain.train import train
@@ -31,8 +30,8 @@ def photographs(tmp_path):
 def test_images_in_memory_and_a_measured_number_of_workers_leave_every_weight_as_it_is(
     photographs, tiny_cfg, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(worker_count, "WORTH_TRYING", 0)
-    monkeypatch.setattr(worker_count, "available_cores", lambda: 1)
+    monkeypatch.setattr(devices, "WORTH_TRYING", 0)
+    monkeypatch.setattr(devices, "available_cores", lambda: 1)
     data = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf", "SOLVER.STEPS": 16}
     exports = []
     for name, share, workers in (("files", 0, 0), ("memory", 0.5, -1)):

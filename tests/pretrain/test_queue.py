@@ -1,6 +1,6 @@
 import torch
 
-from momentum_transfer.pretrain.queue import NegativeQueue
+from momentum_transfer.pretrain.methods.moco import NegativeQueue
 
 
 def numbered(first, count):

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import momentum_transfer.pretrain.run as run_module
 import momentum_transfer.pretrain.train as train_module
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.checkpoints import CheckpointFolder, load
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.pretrain.norms import STUDENT_NORMS, TEACHER_NORMS
 from momentum_transfer.pretrain.train import train

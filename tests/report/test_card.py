@@ -10,7 +10,7 @@ from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.files import sha256_of
-from momentum_transfer.report.markdown import escape
+from momentum_transfer.report.page import escape
 from tests.report.report_records import record, small_records
 from tests.tools.in_process import run_tool
 
@@ -123,7 +123,7 @@ def test_the_hub_is_given_the_files_of_the_folder_and_no_others(results, weights
             calls.append(("upload_folder", more))
             return "https://hub/commit"
 
-    monkeypatch.setattr("momentum_transfer.report.push.reachable", lambda: True)
+    monkeypatch.setattr("momentum_transfer.report.card.reachable", lambda: True)
     monkeypatch.setattr(hub, "HfApi", Api)
     monkeypatch.setattr(hub, "get_token", lambda: "token")
     (tmp_path / "card").mkdir()

@@ -7,7 +7,7 @@ import pytest
 from fvcore.common.config import CfgNode
 from scipy import stats
 
-from momentum_transfer.core import items
+from momentum_transfer.core import records as items
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import config_hash, keep
@@ -15,7 +15,7 @@ from momentum_transfer.report.aggregate import Measure, aggregate
 from momentum_transfer.report.differences import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL, Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
 from momentum_transfer.verdicts.bootstrap import multinomial_weights
-from momentum_transfer.verdicts.hits import PerItem, label_hash
+from momentum_transfer.verdicts.outcomes import PerItem, label_hash
 from tests.report.report_records import record
 
 SVM4 = Measure("svm/k=4", "top1", "digits", "imagenet/heldout", "scikit-learn")
@@ -30,7 +30,7 @@ def hits(folder, name, share, trial=0, seed=0, labels=LABELS, shared=None, **mor
     """A record whose outcomes are random hits with that chance; ``shared`` makes them depend on one another."""
     random = np.random.default_rng(seed)
     found = (shared if shared is not None else random.random(len(labels))) < share
-    kept = items.write(folder, name, PerItem(label_hash(labels), {"top1": found}))
+    kept = items.write_items(folder, name, PerItem(label_hash(labels), {"top1": found}))
     return record(
         name, "svm/k=4", "top1", 100 * found.mean(), trial=trial, items={**kept, "folder": str(folder)}, **more
     )
@@ -85,7 +85,7 @@ def test_holm_takes_back_what_one_test_alone_would_tell():
 def test_one_trial_with_outcomes_is_judged_by_mcnemar_and_the_items(tmp_path):
     a, b = hits(tmp_path, "a", 0.8, seed=1), hits(tmp_path, "random", 0.6, seed=2)
     found = Comparisons(aggregate([a, b])).of(SVM4, "a", "random")
-    outcomes = [items.read(tmp_path, each["items"]).values["top1"] for each in (a, b)]
+    outcomes = [items.read_items(tmp_path, each["items"]).values["top1"] for each in (a, b)]
     only = [int((outcomes[0] & ~outcomes[1]).sum()), int((outcomes[1] & ~outcomes[0]).sum())]
     assert found.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue)
     assert (found.source, found.items, found.n) == ("items", 400, (1, 1))

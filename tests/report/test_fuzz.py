@@ -7,9 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from momentum_transfer.report.markdown import render_markdown
-from momentum_transfer.report.page import make_report, render_html
-from momentum_transfer.report.spreadsheet import render_csv
+from momentum_transfer.report.page import make_report, render_csv, render_html, render_markdown
 
 TEXT = st.text(max_size=12) | st.sampled_from(
     ["<b>", "$x$", "a|b", "__x__", "svm/k=4", "coco/bbox", "../x/backbone.pkl", "\x00"]

@@ -14,13 +14,11 @@ from PIL import Image
 
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.published_sets import same_dataset
-from momentum_transfer.report.markdown import render_markdown
-from momentum_transfer.report.page import build, make_report, read_records, render_html
+from momentum_transfer.images.published import same_dataset
+from momentum_transfer.report.page import build, make_report, read_records, render_csv, render_html, render_markdown
 from momentum_transfer.report.provenance import _block
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.runs import read_runs
-from momentum_transfer.report.spreadsheet import render_csv
 from tests.report.report_records import record, small_records
 
 

@@ -9,13 +9,19 @@ import pytest
 import yaml
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.published_sets import COUNTS, published_counts, same_dataset
+from momentum_transfer.images.published import COUNTS, published_counts, same_dataset
 from momentum_transfer.lowshot import knn, presets
 from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, percent
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 from momentum_transfer.report.aggregate import Measure
-from momentum_transfer.report.published_rows import published_rows
-from momentum_transfer.report.reference import REFERENCE_DIR, ReferenceTable, load_table, load_tables, published
+from momentum_transfer.report.reference import (
+    REFERENCE_DIR,
+    ReferenceTable,
+    load_table,
+    load_tables,
+    published,
+    published_rows,
+)
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.transfer import config
 

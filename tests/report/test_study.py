@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from momentum_transfer.core import items
+from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import make_record
-from momentum_transfer.report.study import answers, difference_figure, line_figure, table_markdown
+from momentum_transfer.report.study_page import answers, difference_figure, line_figure, table_markdown
 from momentum_transfer.suites.study import read_study
-from momentum_transfer.verdicts.hits import PerItem
+from momentum_transfer.verdicts.outcomes import PerItem
 
 A, B = [81.0, 88.0, 85.0, 84.0, 86.0], [61.0, 85.0, 60.0, 80.0, 83.0]
 
@@ -95,7 +95,7 @@ def test_test_images_count_where_every_trial_kept_them(tmp_path):
     for protocol, share in (("a", 0.9), ("b", 0.6)):
         for trial in range(4):
             hits = rng.random(200) < share
-            kept = items.write(tmp_path, f"{protocol}{trial}", PerItem("digits", {"top1": hits}))
+            kept = items.write_items(tmp_path, f"{protocol}{trial}", PerItem("digits", {"top1": hits}))
             made = record("scratch", 100 * hits.mean(), trial=trial, protocol=protocol, items=kept)
             made["items"] = {**made["items"], "folder": str(tmp_path)}
             records.append(made)

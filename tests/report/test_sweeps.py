@@ -10,7 +10,7 @@ from momentum_transfer.report import sweeps
 from momentum_transfer.report.aggregate import aggregate
 from momentum_transfer.report.page import make_report, render_html
 from momentum_transfer.report.runs import Curve
-from momentum_transfer.suites.plots import PlotRequest
+from momentum_transfer.suites.sweep import PlotRequest
 
 RUNS = {
     f"{norm}-{n}_seed{seed}": {"arm": f"{norm}-{n}", "settings": {"NORM": norm, "GROUP": n}, "seed": seed}
@@ -37,10 +37,8 @@ def drawn(monkeypatch):
     """What the drawing functions were given."""
     seen = []
     for name in ("setting_plot", "scatter_plot"):
-        original = getattr(sweeps.sweep_plots, name)
-        monkeypatch.setattr(
-            sweeps.sweep_plots, name, lambda *given, original=original: (seen.append(given), original(*given))[1]
-        )
+        original = getattr(sweeps, name)
+        monkeypatch.setattr(sweeps, name, lambda *given, original=original: (seen.append(given), original(*given))[1])
     return seen
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.suites.chain import Step, run_chain
 
 SCRIPT = """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.suites.attempt import alone
 from momentum_transfer.suites.local import run_local
-from momentum_transfer.suites.lock import alone
 from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.suite import load_suite
 from tests.suites.suite_files import words, write_suite, write_weights
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.suite import load_suite
-from momentum_transfer.suites.lock import alone
+from momentum_transfer.suites.attempt import alone
 from momentum_transfer.suites.local import run_local
 suite, weights, output = sys.argv[1:]
 with alone(Path(output)) as lock:

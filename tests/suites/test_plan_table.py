@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.suites.costs import Expected
-from momentum_transfer.suites.job import Job
-from momentum_transfer.suites.plan_table import show_plan
-from momentum_transfer.suites.task import Task
+from momentum_transfer.suites.plan import Expected, show_plan
+from momentum_transfer.suites.task import Job, Task
 
 
 def job(name: str, folder: Path, gpu_hours: float) -> Job:

@@ -1,7 +1,7 @@
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.plots import PlotRequest, read_plots
+from momentum_transfer.suites.sweep import PlotRequest, read_plots
 
 KNOWN = {"NORM.GROUP": None, "SEED": None}
 

@@ -9,8 +9,7 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import CONFIGS
 from momentum_transfer.suites.plan import plan
-from momentum_transfer.suites.presets import OF_FAMILY, preset_of, read_choices, read_presets
-from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.suites.suite import OF_FAMILY, load_suite, preset_of, read_choices, read_presets
 from momentum_transfer.transfer.config import load
 
 FULL = CONFIGS / "suites" / "full.yaml"

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.costs import cost_tables
+from momentum_transfer.report.provenance import cost_tables
 from momentum_transfer.suites import local, progress
 from momentum_transfer.suites.attempt import JOB_LOCK
-from momentum_transfer.suites.costs import configs_of, expected, read_measured
-from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.plan import configs_of, expected, plan, read_measured
 from momentum_transfer.suites.progress import read_plan, standings, write_plan
 from momentum_transfer.suites.suite import load_suite
 from tests.suites.suite_files import write_suite, write_weights

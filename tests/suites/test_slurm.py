@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.arrays import Array, Place, arrays
 from momentum_transfer.suites.attempt import Attempt
-from momentum_transfer.suites.job import Job
 from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.slurm import run_slurm
-from momentum_transfer.suites.slurm_queue import largest_node, squeue
+from momentum_transfer.suites.slurm_queue import Array, Place, arrays, largest_node, squeue
 from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.suites.task import Job
 from tests.suites.slurm_stand_ins import make_stand_ins
 from tests.suites.suite_files import words, write_suite, write_weights
 

@@ -15,10 +15,10 @@ import pytest
 import momentum_transfer.lowshot.config
 import momentum_transfer.pretrain.config
 import momentum_transfer.transfer.config
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import weights_name
 from momentum_transfer.core.settings import load_config
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.lowshot.evaluations import ON_FEATURES
 from momentum_transfer.lowshot.image_evaluations import ON_IMAGES
 from momentum_transfer.report.reference import load_tables, published

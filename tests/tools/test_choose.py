@@ -14,7 +14,7 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.records import read
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.suites import chain
-from momentum_transfer.suites.choose import plan
+from momentum_transfer.suites.choose import stages
 from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
 from tests.tools.in_process import run_tool
 
@@ -72,7 +72,7 @@ def choose(*words: object):
 
 @pytest.mark.slow
 def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, folder, tmp_path, started, monkeypatch):
-    monkeypatch.setattr(plan, "MOST_EPOCHS", 2)
+    monkeypatch.setattr(stages, "MOST_EPOCHS", 2)
     words = ["--weights", weights[0], "--train", folder, "--split", 0.5, "--out", tmp_path / "out", "--minutes"]
     ended = choose(*words, 0.001, "--dry-run")
     assert ended.returncode == 2
@@ -137,7 +137,7 @@ def test_detectors_get_words_that_their_settings_take(weights, tmp_path, started
         memory.write_text(json.dumps({step.key: 1.0 for step in seen}))
 
     monkeypatch.setattr("momentum_transfer.suites.choose.run.run_chain", run_chain)
-    monkeypatch.setattr("momentum_transfer.suites.choose.run.measured", lambda *_: plan.Times(1.0, 0.1))
+    monkeypatch.setattr("momentum_transfer.suites.choose.run.measured", lambda *_: stages.Times(1.0, 0.1))
     words = ["--weights", *weights, tmp_path / "absent.pth", "--train", scenes, "--split", 0.5, "--dry-run"]
     ended = choose(*words, "--out", tmp_path / "out")
     assert ended.returncode == 0, ended.stderr

@@ -11,9 +11,9 @@ import pytest
 from torchvision import datasets
 
 from momentum_transfer.core.records import read
-from momentum_transfer.images import licensed
+from momentum_transfer.images import published
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.images.licensed import Licensed, Part
+from momentum_transfer.images.published import Licensed, Part
 from tests.tools.in_process import run_tool
 
 TINY = ["DATA.IMAGE_SIZE", 28, "MODEL.WIDTH", 4, "HEAD.HIDDEN", 16, "HEAD.OUTPUT", 8, "SOLVER.BATCH_SIZE", 8]
@@ -46,7 +46,7 @@ def served(monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.utils._urlretrieve", retrieve)
     monkeypatch.setattr("torchvision.datasets.utils._get_redirect_url", lambda url, **_: url)
-    monkeypatch.setattr("momentum_transfer.core.network.reachable", lambda address: True)
+    monkeypatch.setattr("momentum_transfer.images.published.reachable", lambda address: True)
     return files, asked
 
 
@@ -95,7 +95,7 @@ def test_an_archive_that_is_not_the_published_one_is_refused(fashion, tmp_path):
 
 
 def test_nothing_is_made_without_a_network_or_without_a_yes(tmp_path, monkeypatch):
-    monkeypatch.setattr("momentum_transfer.core.network.reachable", lambda address: False)
+    monkeypatch.setattr("momentum_transfer.images.published.reachable", lambda address: False)
     for words, message in {
         (
             "cifar10",
@@ -117,17 +117,17 @@ def test_a_folder_that_is_not_whole_says_which_part_and_where_it_is_had(tmp_path
         image.save(tmp_path / name)
     (tmp_path / "coco/annotations").mkdir()
     (tmp_path / "coco/annotations/instances_val2017.json").touch()
-    states = {found.part.path: found.problem for found in licensed.look("coco", tmp_path)}
+    states = {found.part.path: found.problem for found in published.look("coco", tmp_path)}
     assert states == {
         "coco/train2017": "missing",
         "coco/val2017": "2 files of 5,000",
         "coco/annotations/instances_train2017.json": "missing",
         "coco/annotations/instances_val2017.json": "empty",
     }
-    assert {f.part.path: f.problem for f in licensed.look("coco", tmp_path / "coco")}["coco/val2017"] == (
+    assert {f.part.path: f.problem for f in published.look("coco", tmp_path / "coco")}["coco/val2017"] == (
         "missing; val2017 is there: give the folder above it"
     )
-    assert licensed.look("imagenet", tmp_path)[1].problem.startswith(
+    assert published.look("imagenet", tmp_path)[1].problem.startswith(
         "0 class folders of 1000 (its files are not in class"
     )
     ended = run_tool("data", "coco", "--root", tmp_path)
@@ -139,7 +139,7 @@ def test_a_folder_that_is_not_whole_says_which_part_and_where_it_is_had(tmp_path
 
 def test_a_whole_folder_says_which_setting_reads_it(tmp_path, monkeypatch):
     parts = (Part("train", "a.tar", 2, ".jpeg", 2), Part("list.txt", "b.zip"))
-    monkeypatch.setitem(licensed.LICENSED, "imagenet", Licensed("Small", "page", parts, "DATA.ROOT {root}"))
+    monkeypatch.setitem(published.LICENSED, "imagenet", Licensed("Small", "page", parts, "DATA.ROOT {root}"))
     for name in ("train/a/1.JPEG", "train/b/1.JPEG", "list.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")

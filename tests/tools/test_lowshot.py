@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.core import items
+from momentum_transfer.core import records as items
 from momentum_transfer.core.files import weights_name
 from momentum_transfer.core.run_lock import alone
 from momentum_transfer.core.settings import kept
@@ -92,7 +92,7 @@ def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot
     found = [record for record in records(tmp_path) if record["metric"] != "mean_per_class"]
     assert len(found) == 2 + 2 + 4  # top1 and top5 by kNN, mAP and recall, two draws of top1 and top5
     for record in found:
-        outcomes = items.read(tmp_path, record["items"])
+        outcomes = items.read_items(tmp_path, record["items"])
         assert 100 * outcomes.values[record["metric"]].mean() == pytest.approx(record["value"], rel=1e-12)
         assert outcomes.images == 50
 
@@ -102,7 +102,7 @@ def test_drawings_of_one_digit_are_one_item_to_verdicts(lowshot, tmp_path):
     for record in records(tmp_path):
         if record["metric"] not in ("top1", "top5"):
             continue
-        values = items.read(tmp_path, record["items"]).values[record["metric"]]
+        values = items.read_items(tmp_path, record["items"]).values[record["metric"]]
         assert (len(values), record["data"]["images"]) == (540, 1620)
         assert {1, 2, 3} <= set(np.round(3 * values)) <= {0, 1, 2, 3}
         assert 100 * values.mean() == pytest.approx(record["value"])

@@ -7,7 +7,7 @@ import torch
 
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain.config import get_cfg
-from momentum_transfer.pretrain.embedding import load_embedding
+from momentum_transfer.pretrain.resume import load_embedding
 from momentum_transfer.pretrain.train import train
 from tests.tools.in_process import run_tool
 

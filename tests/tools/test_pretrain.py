@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder, load
+from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.errors import InputError
 from tests.tools.in_process import run_tool
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder
+from momentum_transfer.core.checkpoints import CheckpointFolder
 from tests.tools.in_process import run_tool
 from tests.tools.process_trees import begun, descendants, free_port, kill
 from tests.tools.test_pretrain import CONFIG, ROOT, TINY, command, wait_for

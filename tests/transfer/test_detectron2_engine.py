@@ -20,8 +20,8 @@ from detectron2.config import get_cfg
 from tensorboard.backend.event_processing import event_accumulator
 
 from momentum_transfer.backbones.build import build_backbone
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import add_own_keys
 from momentum_transfer.transfer.detectron2_engine import (

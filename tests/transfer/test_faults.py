@@ -12,7 +12,7 @@ import torch
 from momentum_transfer.core import records as results
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.transfer.run import Request, run
-from momentum_transfer.transfer.torchvision_engine import predict as prediction
+from momentum_transfer.transfer.torchvision_engine import detection_run as prediction
 from momentum_transfer.transfer.torchvision_engine import train
 from momentum_transfer.transfer.torchvision_engine.data import Mapper
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config

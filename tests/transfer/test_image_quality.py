@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.image_quality import best_and_worst, image_f1
-from momentum_transfer.transfer.visuals import draw_detections, drawn_from
+from momentum_transfer.transfer.visuals import best_and_worst, draw_detections, drawn_from, image_f1
 
 
 def box(x: float, category: int = 1, score: float = 0.9, **more) -> dict:

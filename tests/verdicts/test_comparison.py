@@ -6,7 +6,7 @@ from scipy import stats
 
 from momentum_transfer.verdicts.bootstrap import jackknife_weights, multinomial_weights
 from momentum_transfer.verdicts.comparison import ItemEvidence, compare
-from momentum_transfer.verdicts.hits import mcnemar, paired_interval
+from momentum_transfer.verdicts.outcomes import mcnemar, paired_interval
 
 SEVERAL = {0: 61.0, 1: 55.0, 2: 58.0, 3: 64.0, 4: 52.0}
 

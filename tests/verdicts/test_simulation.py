@@ -10,9 +10,8 @@ import pytest
 from scipy import special, stats
 
 from momentum_transfer.verdicts.bootstrap import jackknife_weights, multinomial_weights
-from momentum_transfer.verdicts.comparison import ItemEvidence, compare
-from momentum_transfer.verdicts.hits import mcnemar, paired_interval
-from momentum_transfer.verdicts.trials import paired, welch
+from momentum_transfer.verdicts.comparison import ItemEvidence, compare, paired, welch
+from momentum_transfer.verdicts.outcomes import mcnemar, paired_interval
 
 RUNS = 20_000
 

@@ -7,7 +7,9 @@ import pytest
 from scipy import stats
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.verdicts import bootstrap, correlation, families, hits, power, trials
+from momentum_transfer.verdicts import bootstrap, comparison, outcomes, power
+from momentum_transfer.verdicts import ranking as correlation
+from momentum_transfer.verdicts import ranking as families
 
 RANDOM = np.random.default_rng(0)
 
@@ -15,11 +17,11 @@ RANDOM = np.random.default_rng(0)
 def test_paired_and_welch_are_scipys():
     for n, m in ((2, 2), (3, 5), (10, 4)):
         a, b = RANDOM.normal(60, 2, n), RANDOM.normal(59, 4, m)
-        ours, theirs = trials.welch(a, b), stats.ttest_ind(a, b, equal_var=False)
+        ours, theirs = comparison.welch(a, b), stats.ttest_ind(a, b, equal_var=False)
         interval = theirs.confidence_interval(0.95)
         assert (ours.p, ours.low, ours.high) == pytest.approx((theirs.pvalue, interval.low, interval.high), rel=1e-9)
         other = a + RANDOM.normal(0.3, 1, n)
-        ours, theirs = trials.paired(a, other), stats.ttest_rel(a, other)
+        ours, theirs = comparison.paired(a, other), stats.ttest_rel(a, other)
         interval = theirs.confidence_interval(0.95)
         assert (ours.p, ours.low, ours.high) == pytest.approx((theirs.pvalue, interval.low, interval.high), rel=1e-9)
         exact = stats.permutation_test((a, other), lambda x, y: np.mean(x - y), permutation_type="samples")
@@ -27,29 +29,29 @@ def test_paired_and_welch_are_scipys():
 
 
 def test_equal_trials_have_no_spread_and_a_sure_difference():
-    assert trials.paired([3.0, 4.0], [1.0, 2.0]).p == 0
-    assert trials.paired([3.0, 4.0], [3.0, 4.0]).p == 1
-    assert trials.welch([1e-200, 1e-200], [1e-200, 1e-200]).p == 1
+    assert comparison.paired([3.0, 4.0], [1.0, 2.0]).p == 0
+    assert comparison.paired([3.0, 4.0], [3.0, 4.0]).p == 1
+    assert comparison.welch([1e-200, 1e-200], [1e-200, 1e-200]).p == 1
 
 
 def test_one_trial_and_unlike_trials_are_refused():
     with pytest.raises(InputError, match="one trial gives no verdict"):
-        trials.paired([1.0], [2.0])
+        comparison.paired([1.0], [2.0])
     with pytest.raises(InputError, match="same trials on both sides, found 2 and 3"):
-        trials.paired([1.0, 2.0], [1.0, 2.0, 3.0])
+        comparison.paired([1.0, 2.0], [1.0, 2.0, 3.0])
     with pytest.raises(InputError, match="finite scores, found nan"):
-        trials.welch([1.0, float("nan")], [1.0, 2.0])
+        comparison.welch([1.0, float("nan")], [1.0, 2.0])
 
 
 def test_mcnemar_is_the_exact_binomial_test():
     a, b = RANDOM.random(300) < 0.8, RANDOM.random(300) < 0.7
-    only_a, only_b, p = hits.mcnemar(a, b)
+    only_a, only_b, p = outcomes.mcnemar(a, b)
     assert (only_a, only_b) == (np.sum(a & ~b), np.sum(~a & b))
     tail = stats.binom.cdf(min(only_a, only_b), only_a + only_b, 0.5)
     assert p == pytest.approx(min(1, 2 * tail))
-    assert hits.mcnemar(a, a) == (0, 0, 1.0)
+    assert outcomes.mcnemar(a, a) == (0, 0, 1.0)
     with pytest.raises(InputError, match="same images"):
-        hits.mcnemar(a, b[:-1])
+        outcomes.mcnemar(a, b[:-1])
 
 
 def test_holm_keeps_the_order_given_and_rejects_what_steps_down():
@@ -192,11 +194,11 @@ def test_means_under_weights_are_means_of_repeated_items():
     values = RANDOM.random(30)
     weights = bootstrap.multinomial_weights(30, 5)
     expected = [np.mean(list(itertools.chain(*([v] * w for v, w in zip(values, row, strict=True))))) for row in weights]
-    assert hits.weighted_means(values, weights) == pytest.approx(expected)
-    assert hits.weighted_means(values, np.ones((1, 30), np.int32))[0] == values.mean()
+    assert outcomes.weighted_means(values, weights) == pytest.approx(expected)
+    assert outcomes.weighted_means(values, np.ones((1, 30), np.int32))[0] == values.mean()
 
 
 def test_drawings_of_an_item_are_its_mean():
     hits_of_four = np.array([1, 0, 1, 0, 1, 1, 1, 0], dtype=bool)  # all four once, then once more
-    assert hits.per_item(hits_of_four, 2).tolist() == [1.0, 0.5, 1.0, 0.0]
-    assert hits.per_item(hits_of_four, 1) is hits_of_four
+    assert outcomes.per_item(hits_of_four, 2).tolist() == [1.0, 0.5, 1.0, 0.0]
+    assert outcomes.per_item(hits_of_four, 1) is hits_of_four

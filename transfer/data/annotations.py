@@ -2,18 +2,30 @@
 
 This is the one reader of such files for training, checking, converting and drawing. Scoring reads the same form into
 columns of arrays (``transfer/scores/inputs.py``), because it is to be fast and to know nothing of the rest.
+
+Masks of COCO segmentations as arrays.
+
+pycocotools draws the polygons. Its ``decode`` is not used: under NumPy 2 it warns at every call, because it makes its
+array by a protocol that NumPy is about to drop.
+
+LVIS's form of annotation (arXiv:1908.03195): each image says which classes were looked for, and how thoroughly.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from pycocotools import mask as coco_mask
+
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.core.text_files import read_json
+from momentum_transfer.core.untrusted import read_json
 
 KINDS = ("coco", "lvis", "voc")
 
@@ -124,3 +136,108 @@ def open_dataset(name: str, images_dir: Path, annotation_file: Path, kind: str =
     classes = tuple(str(category["name"]) for category in categories)
     ids = tuple(category["id"] for category in categories)
     return DetectionData(name, images_dir, annotation_file, classes, ids, kind, content)
+
+
+def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
+    """Mask [height, width] of a COCO segmentation: polygons, or (un)compressed run lengths.
+
+    Raises:
+        ValueError: run lengths that do not sum up to the pixels of the image.
+    """
+    if isinstance(segmentation, list):
+        segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+    runs = checked_runs(segmentation["counts"], height, width)
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
+
+
+def encode_mask(bitmap: NDArray[np.bool_]) -> dict[str, Any]:
+    """COCO's compressed run lengths of a mask [height, width]."""
+    runs = coco_mask.encode(np.asfortranarray(bitmap.astype(np.uint8)))
+    return {"size": runs["size"], "counts": runs["counts"].decode("ascii")}
+
+
+def checked_runs(counts: Any, height: int, width: int) -> NDArray[np.int64]:
+    """The runs of an RLE's ``counts``, compressed or not, of which it is known that they fill [height, width].
+
+    Raises:
+        ValueError: they do not, or they are no whole numbers of at least 0.
+    """
+    if isinstance(counts, list):
+        if not all(type(run) is int and 0 <= run <= height * width for run in counts):
+            raise ValueError(f"run lengths need to be whole numbers from 0 to {height} x {width}")
+        runs = np.asarray(counts, dtype=np.int64)
+    else:
+        runs = run_lengths(counts)
+    if runs.min(initial=0) < 0 or runs.sum() != height * width:
+        raise ValueError(f"run lengths of {runs.sum()} pixels, expected {height} x {width}")
+    return runs
+
+
+def run_lengths(code: Any) -> NDArray[np.int64]:
+    """Lengths of the runs of zeros, ones, zeros, …, column after column, from COCO's compressed code.
+
+    A character minus 48 holds five bits of a number, lowest first, and in its sixth whether more follow; the last one's
+    fifth bit is the sign. From the fourth number on each is a difference from the one two before (maskApi.c).
+    """
+    if not isinstance(code, str | bytes):
+        raise ValueError(f"expected compressed run lengths, found {code!r:.40}")
+    bits = np.frombuffer(code if isinstance(code, bytes) else code.encode("latin-1"), dtype=np.uint8) - np.uint8(48)
+    ends = np.flatnonzero(bits & 0x20 == 0)
+    digits = np.diff(ends, prepend=-1)
+    if not len(ends) or ends[-1] != len(bits) - 1 or digits.max() > 6 or bits.max() > 63:  # 6: runs of up to 2^29
+        raise ValueError(f"expected compressed run lengths, found {code!r:.40}")
+    begins = ends - digits + 1
+    place = np.arange(len(bits)) - np.repeat(begins, digits)
+    values = np.add.reduceat((bits & 0x1F).astype(np.int64) << (5 * place), begins)
+    values -= (bits[ends] & 0x10 != 0) * (np.int64(1) << (5 * digits))
+    values[1::2] = np.cumsum(values[1::2])
+    values[2::2] = np.cumsum(values[2::2])
+    return values
+
+
+RARE_IMAGES, COMMON_IMAGES = 10, 100  # rare up to 10 training images, common up to 100, else frequent
+
+
+def federate(data: dict[str, Any], rng: np.random.Generator) -> None:
+    """Turn exhaustive COCO annotations into LVIS's federated ones, in place.
+
+    Each image gets up to three verified absent classes. In one of ten images that hold a class twice or more, one such
+    instance is left unannotated and the class is listed as not exhaustively annotated.
+    """
+    of_image: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in data["images"]}
+    for annotation in data["annotations"]:
+        of_image[annotation["image_id"]].append(annotation)
+    dropped = set()
+    for image in data["images"]:
+        counts = Counter(annotation["category_id"] for annotation in of_image[image["id"]])
+        absent = [category["id"] for category in data["categories"] if category["id"] not in counts]
+        image["neg_category_ids"] = sorted(int(k) for k in rng.choice(absent, min(3, len(absent)), replace=False))
+        image["not_exhaustive_category_ids"] = []
+        repeated = sorted(category for category, count in counts.items() if count > 1)
+        if repeated and rng.random() < 0.1:
+            category = int(rng.choice(repeated))
+            last = [a["id"] for a in of_image[image["id"]] if a["category_id"] == category][-1]
+            dropped.add(last)
+            image["not_exhaustive_category_ids"] = [category]
+    data["annotations"] = [annotation for annotation in data["annotations"] if annotation["id"] not in dropped]
+
+
+def count_categories(data: dict[str, Any], frequency: dict[int, str] | None) -> dict[int, str]:
+    """Add LVIS's category fields in place; the frequency is that of the training split, which is also returned."""
+    instances = Counter(annotation["category_id"] for annotation in data["annotations"])
+    pairs = {(annotation["image_id"], annotation["category_id"]) for annotation in data["annotations"]}
+    pictured = Counter(category for _, category in pairs)
+    found = {}
+    for category in data["categories"]:
+        number = pictured[category["id"]]
+        letter = "r" if number <= RARE_IMAGES else "c" if number <= COMMON_IMAGES else "f"
+        found[category["id"]] = letter if frequency is None else frequency[category["id"]]
+        category.update(
+            image_count=number,
+            instance_count=instances[category["id"]],
+            frequency=found[category["id"]],
+            synset=f"digit_{category['name']}.n.01",
+            synonyms=[category["name"]],
+            **{"def": f"the handwritten digit {category['name']}"},
+        )
+    return found

@@ -18,8 +18,7 @@ from typing import Any
 from pycocotools import mask as coco_mask
 
 from momentum_transfer.core.errors import InputError, one_line, shown
-from momentum_transfer.transfer.data.annotations import DetectionData, refuse_fractions
-from momentum_transfer.transfer.data.run_lengths import checked_runs
+from momentum_transfer.transfer.data.annotations import DetectionData, checked_runs, refuse_fractions
 
 _LONGEST = 10**6  # pixels a side; no image format in use has more
 NAMED = 10  # examples given per kind of problem

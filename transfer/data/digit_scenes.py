@@ -25,7 +25,7 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.core.files import cache_root, sha256_of_text
 from momentum_transfer.core.log import say
 from momentum_transfer.images.digits import SPLITS, draw_strokes, load_glyphs, place_glyphs, uneven_backgrounds
-from momentum_transfer.transfer.data.lvis_annotations import count_categories, federate
+from momentum_transfer.transfer.data.annotations import count_categories, federate
 
 VERSION = 1  # raise it when the drawing changes: the cache is keyed by it
 PLACEMENT_TRIES = 50

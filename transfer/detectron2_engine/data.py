@@ -1,4 +1,7 @@
-"""Our data sets in Detectron2's catalogue, and its data paths for training and test."""
+"""Our data sets in Detectron2's catalogue, and its data paths for training and test.
+
+Detectron2's own configuration from ours.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,41 @@ import torch
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
+from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.distributed import barrier, is_main
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.samplers import leave_signals_to_the_loop
 from momentum_transfer.images.reading import read_rgb, stored_values
-from momentum_transfer.transfer.config import task_name
+from momentum_transfer.transfer.config import add_own_keys, task_name
 from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.datasets import short_name
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file, write_truth
-from momentum_transfer.transfer.detectron2_engine.settings import data_name
 from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine.data import read_pictures, with_objects
 from momentum_transfer.transfer.torchvision_engine.semantic_data import pictures_of
+
+#: What ENGINE says in a configuration that this project trains; else it is Detectron2's own trainer that follows it.
+ENGINE = "detectron2"
+
+
+def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
+    """Detectron2's configuration with our settings merged into it."""
+    from detectron2.config import get_cfg
+
+    theirs = add_own_keys(get_cfg())
+    theirs.merge_from_other_cfg(cfg)
+    theirs.ENGINE = ENGINE
+    theirs.OUTPUT_DIR, theirs.SEED = str(out_dir), seed
+    theirs.MODEL.WEIGHTS = ""
+    theirs.DATASETS.TRAIN = tuple(data_name(short_name(name)) for name in cfg.DATASETS.TRAIN)
+    theirs.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
+    theirs.freeze()
+    return theirs
+
+
+def data_name(dataset: str) -> str:
+    """A data set's name in Detectron2's catalogue, which has sets of the same names with paths of its own."""
+    return f"momentum-transfer/{dataset}"
 
 
 def register_data(cfg: CfgNode, task: Task[Any], out_dir: Path) -> None:

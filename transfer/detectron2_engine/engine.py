@@ -17,11 +17,9 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.transfer.config import synchronises_on_cpu, task_name
 from momentum_transfer.transfer.detectron2_engine.backbones import SMALL
-from momentum_transfer.transfer.detectron2_engine.data import register_data
+from momentum_transfer.transfer.detectron2_engine.data import ENGINE, detectron2_config, register_data
 from momentum_transfer.transfer.detectron2_engine.models import build_model, load_initial
-from momentum_transfer.transfer.detectron2_engine.predict import predict
-from momentum_transfer.transfer.detectron2_engine.predictor import Detectron2Predictor
-from momentum_transfer.transfer.detectron2_engine.settings import ENGINE, detectron2_config
+from momentum_transfer.transfer.detectron2_engine.predict import Detectron2Predictor, predict
 from momentum_transfer.transfer.detectron2_engine.train import train
 from momentum_transfer.transfer.engine import Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights

@@ -1,4 +1,9 @@
-"""Detectron2's models: what its registries lack and ours add, and the weights that models start from."""
+"""Detectron2's models: what its registries lack and ours add, and the weights that models start from.
+
+C4 heads that Detectron2 lacks: res5 of a small ResNet, and res5 followed by a norm.
+
+Detectron2's FCOS from MODEL.FCOS; Detectron2 itself reaches it from Python configs only.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,78 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.transfer.any_backbone import network_pixels
 from momentum_transfer.transfer.config import add_own_keys
-from momentum_transfer.transfer.detectron2_engine.backbones import PYRAMIDS, pyramid, single_scale, small_resnet
-from momentum_transfer.transfer.detectron2_engine.c4 import heads
-from momentum_transfer.transfer.detectron2_engine.fcos import build_fcos
-from momentum_transfer.transfer.detectron2_engine.settings import ENGINE
+from momentum_transfer.transfer.detectron2_engine.backbones import (
+    PYRAMIDS,
+    SMALL,
+    basic_stage,
+    pyramid,
+    single_scale,
+    small_resnet,
+)
+from momentum_transfer.transfer.detectron2_engine.data import ENGINE
 from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
 from momentum_transfer.transfer.ranges import backbone_problems
+
+
+def heads() -> tuple[type[nn.Module], type[nn.Module]]:
+    """Detectron2's Res5ROIHeads for ResNets of any depth, without and with the extra norm."""
+    from detectron2.layers import get_norm
+    from detectron2.modeling.roi_heads import Res5ROIHeads
+
+    class PlainRes5ROIHeads(Res5ROIHeads):
+        """C4 heads whose res5 may be of a small ResNet."""
+
+        @classmethod
+        def _build_res5_block(cls, cfg: Any) -> tuple[nn.Sequential, int]:
+            depth = cfg.MODEL.RESNETS.DEPTH
+            if depth not in SMALL:
+                return super()._build_res5_block(cfg)
+            channels = cfg.MODEL.RESNETS.RES2_OUT_CHANNELS * 8
+            blocks = basic_stage(SMALL[depth][3], channels // 2, channels, cfg.MODEL.RESNETS.NORM, stride=2)
+            return nn.Sequential(*blocks), channels
+
+    class ExtraNormRes5ROIHeads(PlainRes5ROIHeads):
+        """C4 heads with a norm after res5, as MoCo (arXiv 1911.05722, appendix) introduced them."""
+
+        @classmethod
+        def _build_res5_block(cls, cfg: Any) -> tuple[nn.Sequential, int]:
+            res5, channels = super()._build_res5_block(cfg)
+            res5.add_module("norm", get_norm(cfg.MODEL.RESNETS.NORM, channels))
+            return res5, channels
+
+    return PlainRes5ROIHeads, ExtraNormRes5ROIHeads
+
+
+def build_fcos(cfg: Any) -> nn.Module:
+    """The model of a configuration that ``add_own_keys`` has extended, on its device."""
+    from detectron2.modeling import build_backbone
+    from detectron2.modeling.meta_arch.fcos import FCOS, FCOSHead
+
+    settings, backbone = cfg.MODEL.FCOS, build_backbone(cfg)
+    shapes = [backbone.output_shape()[name] for name in settings.IN_FEATURES]
+    head = FCOSHead(
+        input_shape=shapes,
+        num_classes=settings.NUM_CLASSES,
+        conv_dims=[shapes[0].channels] * settings.NUM_CONVS,
+        norm=settings.NORM,
+        prior_prob=settings.PRIOR_PROB,
+    )
+    return FCOS(
+        backbone=backbone,
+        head=head,
+        head_in_features=settings.IN_FEATURES,
+        num_classes=settings.NUM_CLASSES,
+        center_sampling_radius=settings.CENTER_SAMPLING_RADIUS,
+        focal_loss_alpha=settings.FOCAL_LOSS_ALPHA,
+        focal_loss_gamma=settings.FOCAL_LOSS_GAMMA,
+        test_score_thresh=settings.SCORE_THRESH_TEST,
+        test_topk_candidates=settings.TOPK_CANDIDATES_TEST,
+        test_nms_thresh=settings.NMS_THRESH_TEST,
+        max_detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
+        pixel_mean=cfg.MODEL.PIXEL_MEAN,
+        pixel_std=cfg.MODEL.PIXEL_STD,
+    ).to(cfg.MODEL.DEVICE)
+
 
 #: Said through Detectron2's logger, which its users see.
 _LOGGER = logging.getLogger("detectron2.momentum_transfer")

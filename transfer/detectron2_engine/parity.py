@@ -1,4 +1,7 @@
-"""Parity of the engines: largest differences between torchvision's and Detectron2's on equal weights and images."""
+"""Parity of the engines: largest differences between torchvision's and Detectron2's on equal weights and images.
+
+Losses of a Detectron2 model on the torchvision engine's samples: for comparisons and benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,46 @@ from fvcore.common.config import CfgNode
 from fvcore.nn import get_bn_modules
 from torch import Tensor, nn
 
-from momentum_transfer.transfer.detectron2_engine.losses import their_inputs, training_losses
+from momentum_transfer.transfer.detectron2_engine.data import detectron2_config
 from momentum_transfer.transfer.detectron2_engine.models import build_model
-from momentum_transfer.transfer.detectron2_engine.settings import detectron2_config
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector
 from momentum_transfer.transfer.torchvision_engine.engine import build
-from momentum_transfer.transfer.torchvision_engine.semantic import Segmentor
+from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.segmentors import Segmentor
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from momentum_transfer.transfer.torchvision_engine.weights import load_detector, names
+
+
+def their_inputs(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Samples in Detectron2's form, with what they have of targets or labels."""
+    return [_input(sample) for sample in samples]
+
+
+def _input(sample: Sample) -> dict[str, Any]:
+    from detectron2.structures import BitMasks as TheirBitMasks
+    from detectron2.structures import Boxes, Instances
+
+    given: dict[str, Any] = {"image": sample.image, "height": sample.height, "width": sample.width}
+    if sample.labels is not None:
+        given["sem_seg"] = sample.labels
+    if sample.target is not None:
+        given["instances"] = instances = Instances(tuple(sample.image.shape[1:]))
+        instances.gt_boxes = Boxes(sample.target.boxes.clone())
+        instances.gt_classes = sample.target.classes.clone()
+        if isinstance(sample.target.masks, BitMasks):
+            instances.gt_masks = TheirBitMasks(sample.target.masks.bitmaps)
+    return given
+
+
+def training_losses(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Losses of a model in training mode; every sample needs a target or labels."""
+    from detectron2.utils.events import EventStorage
+
+    if any(sample.target is None and sample.labels is None for sample in samples):
+        raise ValueError("every sample needs a target")
+    with EventStorage():
+        losses: dict[str, Tensor] = model(their_inputs(samples))
+    return losses
 
 
 def random_pair(cfg: CfgNode, samples: Sequence[Sample], seed: int = 3) -> tuple[Detector, nn.Module]:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from momentum_transfer.core.boards import Board, boards
-from momentum_transfer.core.checkpoint_folder import CheckpointFolder, read_archive
+from momentum_transfer.core.checkpoints import CheckpointFolder, read_archive
+from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.distributed import any_rank, barrier, is_main, rank
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.loggers import Board, boards
 from momentum_transfer.core.samplers import signals_held
-from momentum_transfer.core.stopping import Stopped, StopSignal, stop_signals
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.detectron2_engine.data import training_loader
 from momentum_transfer.transfer.detectron2_engine.models import load_initial, register

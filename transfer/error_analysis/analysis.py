@@ -1,24 +1,174 @@
-"""The whole analysis of one result file, as a JSON that the report reads."""
+"""The whole analysis of one result file, as a JSON that the report reads.
+
+Per class: precision and recall over thresholds, and the threshold of the best F1; calibration of all scores.
+
+At the thresholds of the best F1: confusions between classes, and the images that go worst.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from momentum_transfer.core.files import write_text
-from momentum_transfer.transfer.error_analysis import images as at_thresholds
-from momentum_transfer.transfer.error_analysis.classes import Calibration, Operating, calibration, operating_points
-from momentum_transfer.transfer.error_analysis.judged import Judged, judge
-from momentum_transfer.transfer.error_analysis.kinds import KINDS, Kinds, find_kinds
+from momentum_transfer.transfer.error_analysis.kinds import (
+    FOREGROUND,
+    KINDS,
+    Judged,
+    Kinds,
+    find_kinds,
+    judge,
+    precision_at_levels,
+)
 from momentum_transfer.transfer.scores import lvis
 from momentum_transfer.transfer.scores.coco import Results, Source
 from momentum_transfer.transfer.scores.inputs import IouType, load_detections, load_ground_truth
 from momentum_transfer.transfer.scores.precision import Inputs
+
+#: Bins of the score in which calibration is told.
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Operating:
+    """One class at the threshold of its best F1, at IoU 0.5.
+
+    Attributes:
+        objects, detections: how many there are. ap50: in percent, NaN without objects.
+        threshold: detections from this score on give the best F1 (the highest such score); NaN without a right one.
+        precision, recall, f1: in percent at that threshold.
+        curve: [101] precision at recall 0, .01 … 1.
+    """
+
+    objects: int
+    detections: int
+    ap50: float
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+    curve: np.ndarray
+
+
+def operating_points(judged: Judged) -> list[Operating]:
+    """Every class, in the order of the categories."""
+    return [_operating(judged, k, int(positives)) for k, positives in enumerate(judged.positives)]
+
+
+def _operating(judged: Judged, k: int, positives: int) -> Operating:
+    mine = np.flatnonzero((judged.true | judged.false) & (judged.detections.category == k))
+    order = mine[np.argsort(-judged.detections.score[mine], kind="stable")]
+    true, score = judged.true[order], judged.detections.score[order]
+    curve = precision_at_levels(true, positives)
+    hits, number = np.cumsum(true), np.arange(1, len(true) + 1)
+    last = np.append(score[1:] != score[:-1], True)[: len(score)]  # a threshold takes all detections of a score
+    f1 = np.where(last, 2 * hits / (number + positives), -1.0) if len(true) else np.zeros(0)
+    nan = float("nan")
+    ap50 = float(np.mean(curve)) * 100 if positives else nan
+    if not len(f1) or not positives or f1.max() <= 0:
+        return Operating(
+            positives, len(true), ap50, nan, nan, 0.0 if positives else nan, 0.0 if positives else nan, curve
+        )
+    best = int(f1.argmax())
+    precision, recall = float(100 * hits[best] / number[best]), float(100 * hits[best] / positives)
+    return Operating(positives, len(true), ap50, float(score[best]), precision, recall, float(100 * f1[best]), curve)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Whether a score of 0.7 is right in 70 % of cases, at IoU 0.5, in ``BINS`` bins of equal width.
+
+    Attributes:
+        number: [BINS] detections. score, precision: [BINS] mean score and share of right ones, NaN in empty bins.
+        error: mean of |score − precision| over the detections, by bin, in percent (expected calibration error of
+            precision: Küppers et al., arXiv 2004.13546, D-ECE of the score alone).
+    """
+
+    number: np.ndarray
+    score: np.ndarray
+    precision: np.ndarray
+    error: float
+
+
+def calibration(judged: Judged) -> Calibration:
+    """Of all detections that are right or wrong."""
+    valid = judged.true | judged.false
+    score, true = judged.detections.score[valid], judged.true[valid]
+    place = np.clip((score * BINS).astype(np.int64), 0, BINS - 1)
+    number = np.bincount(place, minlength=BINS)
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(place, weights=score, minlength=BINS) / number
+        precision = np.bincount(place, weights=true, minlength=BINS) / number
+    gaps = np.abs(mean - precision)[number > 0] * number[number > 0]
+    return Calibration(number, mean, precision, float(100 * gaps.sum() / number.sum()) if len(gaps) else float("nan"))
+
+
+def shown(judged: Judged, points: Sequence[Operating]) -> np.ndarray:
+    """[D] bool: detections at or above the threshold of their class; a class without one shows nothing."""
+    thresholds = np.array([point.threshold for point in points])
+    with np.errstate(invalid="ignore"):
+        above = judged.detections.score >= thresholds[judged.detections.category]
+    return above & (judged.true | judged.false)
+
+
+def confusion(judged: Judged, kept: np.ndarray) -> np.ndarray:
+    """[K + 1, K + 1] objects of class i that are taken by a detection of class j; the last row are detections on
+    background, the last column objects that are missed.
+
+    By falling score each of the ``kept`` detections takes the free object of highest IoU ≥ 0.5, whatever its class.
+    """
+    classes = len(judged.truth.categories)
+    table = np.zeros((classes + 1, classes + 1), dtype=np.int64)
+    wanted = kept[judged.pairs.detection] & judged.counts[judged.pairs.object] & (judged.pairs.iou >= FOREGROUND)
+    detection, other, iou = (
+        column[wanted] for column in (judged.pairs.detection, judged.pairs.object, judged.pairs.iou)
+    )
+    order = np.lexsort((-iou, detection))
+    used = np.zeros(len(judged.truth), dtype=bool)
+    done = np.zeros(len(judged.detections), dtype=bool)
+    for d, g in zip(detection[order].tolist(), other[order].tolist(), strict=True):
+        if not done[d] and not used[g]:
+            done[d] = used[g] = True
+            table[judged.truth.category[g], judged.detections.category[d]] += 1
+    table[classes, :-1] = np.bincount(judged.detections.category[kept & ~done], minlength=classes)
+    table[:-1, classes] = np.bincount(judged.truth.category[judged.counts & ~used], minlength=classes)
+    return table
+
+
+@dataclass(frozen=True)
+class HardImage:
+    """An image with what went wrong on it. f1: in percent."""
+
+    position: int
+    objects: int
+    right: int
+    wrong: int
+    f1: float
+
+    @property
+    def missed(self) -> int:
+        return self.objects - self.right
+
+
+def hardest(judged: Judged, kept: np.ndarray, count: int) -> list[HardImage]:
+    """The ``count`` images of lowest F1 at IoU 0.5 (most errors first among equals); images that are right are none."""
+    images = len(judged.truth.images)
+    objects = np.bincount(judged.truth.image[judged.counts], minlength=images)
+    right = np.bincount(judged.detections.image[kept & judged.true], minlength=images)
+    wrong = np.bincount(judged.detections.image[kept & judged.false], minlength=images)
+    total = objects + right + wrong
+    f1 = 200.0 * right / np.maximum(total, 1)
+    errors = objects - right + wrong
+    order = np.lexsort((np.arange(images), -errors, f1))
+    chosen = [i for i in order.tolist() if errors[i]][:count]
+    return [HardImage(i, int(objects[i]), int(right[i]), int(wrong[i]), float(f1[i])) for i in chosen]
+
 
 #: Raised when the meaning of a key changes.
 FORMAT = 1
@@ -51,8 +201,8 @@ def analyse(
     """
     judged = judge(*_inputs(kind, ground_truth, results, iou_type, max_dets))
     kinds, points = find_kinds(judged), operating_points(judged)
-    kept = at_thresholds.shown(judged, points)
-    table = at_thresholds.confusion(judged, kept)
+    kept = shown(judged, points)
+    table = confusion(judged, kept)
     return {
         "format": FORMAT,
         "iou_type": iou_type,
@@ -63,7 +213,7 @@ def analyse(
         "curve": _rounded(_mean_curve(points)),
         "confusion": _cells(table),
         "calibration": _calibration(calibration(judged)),
-        "hardest": [_image(judged, kinds, kept, image) for image in at_thresholds.hardest(judged, kept, HARDEST)],
+        "hardest": [_image(judged, kinds, kept, image) for image in hardest(judged, kept, HARDEST)],
     }
 
 
@@ -124,7 +274,7 @@ def _calibration(found: Calibration) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _image(judged: Judged, kinds: Kinds, kept: np.ndarray, image: at_thresholds.HardImage) -> dict[str, Any]:
+def _image(judged: Judged, kinds: Kinds, kept: np.ndarray, image: HardImage) -> dict[str, Any]:
     entry = judged.truth.images[image.position]
     mine = kept & (judged.detections.image == image.position)
     numbers = {name: int((mine & (kinds.of_detection == place)).sum()) for place, name in enumerate(KINDS[:-1])}

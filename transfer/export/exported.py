@@ -2,11 +2,16 @@
 
 An exported program takes one image, resized, padded and RGB, and knows nothing of files; what it wants is written in it
 (``Wants``), and this is the whole of it: resize, pad, run, scale back.
+
+The SHA-256 that an exported .onnx carries in its metadata: of the whole file, its own digits read as zeros.
+
+ONNX has no checksums, so that a flipped bit in a weight would be other boxes without a word.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -18,13 +23,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from momentum_transfer.core.errors import InputError, first_line, one_line
-from momentum_transfer.core.extras import extra
-from momentum_transfer.transfer.export.onnx_seal import check_seal
+from momentum_transfer.core.errors import InputError, extra, first_line, one_line
 from momentum_transfer.transfer.export.pt2_archive import KEY, read_archive
 from momentum_transfer.transfer.prediction.photographs import as_pixels
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.data import output_size, resize
+
+#: Key of the metadata, and its value while the digest is computed.
+SEAL_KEY, BLANK = "momentum-transfer-sha256", "0" * 64
+
+#: How an entry of the metadata ends: the key, and a field of 64 bytes.
+_MARK = SEAL_KEY.encode() + b"\x12\x40"
+
+
+def seal(path: Path) -> None:
+    """Put the digest into a file whose metadata has ``BLANK`` at ``KEY``."""
+    content = path.read_bytes()
+    place = content.index(_MARK + BLANK.encode()) + len(_MARK)
+    with open(path, "r+b") as stream:
+        stream.seek(place)
+        stream.write(hashlib.sha256(content).hexdigest().encode())
+
+
+def check_seal(content: bytes, path: Path) -> None:
+    """Compare a file's content with its digest.
+
+    Raises:
+        InputError: it has none, or another content.
+    """
+    before, mark, after = content.partition(_MARK)
+    if not mark:
+        raise InputError(f"cannot read {path} as ONNX that `export` wrote: it has no SHA-256; export it again")
+    digest = hashlib.sha256(before + mark + BLANK.encode())
+    digest.update(memoryview(after)[64:])
+    if digest.hexdigest().encode() != after[:64]:
+        raise InputError(f"cannot read {path} as ONNX: its SHA-256 is another; it is damaged, take another copy")
+
 
 #: Pixels of a side, at most.
 MOST = 1 << 20

@@ -15,10 +15,11 @@ from momentum_transfer.core.errors import InputError, counted, one_line
 from momentum_transfer.core.files import atomic_path
 from momentum_transfer.core.log import ProgressLine, say, table, warn
 from momentum_transfer.core.run_lock import alone
-from momentum_transfer.core.text_files import read_json
-from momentum_transfer.transfer.data.semantic_overview import tinted
+from momentum_transfer.core.untrusted import read_json
+from momentum_transfer.transfer.data.overview import tinted
 from momentum_transfer.transfer.detector_run import DetectorRun, Found
 from momentum_transfer.transfer.prediction import outputs
+from momentum_transfer.transfer.prediction.outputs import Store
 from momentum_transfer.transfer.prediction.photographs import (
     Photograph,
     find_photographs,
@@ -26,7 +27,6 @@ from momentum_transfer.transfer.prediction.photographs import (
     refuse_unreadable,
     unreadable,
 )
-from momentum_transfer.transfer.prediction.store import Store
 from momentum_transfer.transfer.visuals import MIN_SCORE, draw
 
 #: Images that are read while the detector is busy with others.

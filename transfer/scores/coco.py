@@ -37,8 +37,7 @@ from momentum_transfer.transfer.scores.inputs import (
     load_ground_truth,
 )
 from momentum_transfer.transfer.scores.matching import AREA_NAMES, AREAS, THRESHOLDS
-from momentum_transfer.transfer.scores.outcomes import Outcomes
-from momentum_transfer.transfer.scores.precision import Inputs, tabulate
+from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import coco_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 

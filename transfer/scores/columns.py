@@ -2,9 +2,18 @@
 
 The checks are vectorised; only when one fails is the offending entry looked for, so that the message can name it and
 its file.
+
+Where each id stands among the sorted ids, for one id at a time or for a column of them.
+
+Python's garbage collector, out of the way where millions of objects are made.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -12,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores import masks
+from momentum_transfer.transfer.scores import rle
 
 _NUMBERS = (int, float, np.number)
 _FLAGS = (*_NUMBERS, np.bool_)
@@ -118,13 +127,13 @@ class Columns:
             seen.add(value)
         return values
 
-    def rles(self, sizes: np.ndarray) -> masks.Rles:
+    def rles(self, sizes: np.ndarray) -> rle.Rles:
         """The masks of ``segmentation`` in images of ``sizes`` [N, 2] (height, width), in any written form."""
         try:
             segmentations = self.values("segmentation")
         except InputError as error:
             raise InputError(f"{error}; to score boxes choose iou_type bbox") from error
-        return masks.read(segmentations, sizes, self.fail)
+        return rle.read(segmentations, sizes, self.fail)
 
     def _find(self, values: list[Any], good: Callable[[Any], bool], found: Callable[[Any], str], hint: str) -> NoReturn:
         for index, value in enumerate(values):
@@ -151,3 +160,53 @@ def _is_number(value: Any) -> bool:
 def _is_box(box: Any) -> bool:
     column = _as_floats(list(box)) if isinstance(box, (list, tuple)) and len(box) == 4 else None
     return column is not None and bool(np.isfinite(column).all())
+
+
+#: From here on not every whole number is a float of its own.
+_EXACT = 1 << 53
+
+
+class Positions(dict[Hashable, int]):
+    """Id → its position in ``ordered``.
+
+    Args:
+        ordered: ids in ascending order, each once: numbers or strings.
+    """
+
+    def __init__(self, ordered: Sequence[Any]) -> None:
+        super().__init__(zip(ordered, range(len(ordered)), strict=True))
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        """The ids as float64, ascending; none of them where one is no number that a float holds exactly."""
+        exact = all(isinstance(one, (int, float)) and abs(one) < _EXACT for one in self)
+        return np.array(list(self) if exact else [], dtype=np.float64)
+
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        """[N] int32 positions of the ids [N] float64.
+
+        Raises:
+            KeyError: one is unknown, or the known ids are not all numbers that a float holds exactly.
+        """
+        known = self._numbers
+        if not len(ids):
+            return np.zeros(0, dtype=np.int32)
+        if not len(known):
+            raise KeyError(ids[0])
+        found = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        unknown = known[found] != ids
+        if unknown.any():
+            raise KeyError(ids[int(unknown.argmax())])
+        return found.astype(np.int32)
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """No garbage collection meanwhile: it would walk again and again through objects that all stay."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

@@ -14,14 +14,11 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import warn
-from momentum_transfer.core.text_files import read_json
+from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer.data.annotations import in_fractions, refuse_fractions
-from momentum_transfer.transfer.scores import masks, plain
-from momentum_transfer.transfer.scores.collector import paused_collector
-from momentum_transfer.transfer.scores.columns import Columns
-from momentum_transfer.transfer.scores.plain import Plain
-from momentum_transfer.transfer.scores.positions import Positions
-from momentum_transfer.transfer.scores.typed import Unusual
+from momentum_transfer.transfer.scores import rle, typed
+from momentum_transfer.transfer.scores.columns import Columns, Positions, paused_collector
+from momentum_transfer.transfer.scores.typed import Plain, Unusual
 
 IouType = Literal["bbox", "segm"]
 AreaFrom = Literal["file", "mask"]
@@ -44,7 +41,7 @@ class GroundTruth:
     difficult: np.ndarray  # [N] bool, VOC's flag
     zero_id: np.ndarray  # [N] bool, an annotation id that reads as 0: see matching
     boxes: np.ndarray | None  # [N, 4] x, y, width, height; only for bbox
-    rles: masks.Rles | None  # only for segm
+    rles: rle.Rles | None  # only for segm
 
     def __len__(self) -> int:
         return len(self.image)
@@ -77,7 +74,7 @@ class Detections:
     score: np.ndarray  # [N] float64, no NaN
     area: np.ndarray  # [N] float64, pixels
     boxes: np.ndarray | None  # [N, 4]; only for bbox
-    rles: masks.Rles | None  # only for segm
+    rles: rle.Rles | None  # only for segm
 
     def __len__(self) -> int:
         return len(self.image)
@@ -113,7 +110,7 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
         truth = None
         if isinstance(source, (str, Path)):
             with suppress(Unusual):
-                truth = _ground_truth(plain.ground_truth(Path(source), iou_type, area), iou_type, area)
+                truth = _ground_truth(typed.ground_truth(Path(source), iou_type, area), iou_type, area)
         if truth is None:
             truth = _ground_truth(_sections(*_read_json(source, "ground truth")), iou_type, area)
     _warn_of(truth)
@@ -245,7 +242,7 @@ def _load_detections(
 ) -> Detections:
     if isinstance(source, (str, Path)):
         with suppress(Unusual):
-            blocks = plain.detections(Path(source), iou_type, area_from)
+            blocks = typed.detections(Path(source), iou_type, area_from)
             return _joined([_detections(*block, truth, iou_type, sizes, str(source)) for block in blocks])
     data, where = _read_json(source, "results")
     if not isinstance(data, list):
@@ -278,7 +275,7 @@ def _joined(blocks: list[Detections]) -> Detections:
     columns = {name: [getattr(block, name) for block in blocks] for name in names}
     blocks.clear()
     joined: dict[str, Any] = {name: np.concatenate(columns.pop(name)) for name in names}
-    return replace(first, **joined, rles=masks.join(rles) if rles else None)
+    return replace(first, **joined, rles=rle.join(rles) if rles else None)
 
 
 def _has_box(entry: dict[str, Any]) -> bool:
@@ -361,10 +358,10 @@ def _sizes(images: list[dict[str, Any]], where: str) -> np.ndarray:
                 f"{where}: image {entry['id']!r} has height {height!r} and width {width!r}; masks need both as whole "
                 "numbers above 0"
             )
-        if int(height) * int(width) > masks.MOST_PIXELS:
+        if int(height) * int(width) > rle.MOST_PIXELS:
             raise InputError(
                 f"{where}: image {entry['id']!r} has {height} x {width} pixels; a run-length code holds at most "
-                f"{masks.MOST_PIXELS}"
+                f"{rle.MOST_PIXELS}"
             )
         sizes.append([int(height), int(width)])
     return np.array(sizes, dtype=np.int64).reshape(-1, 2)

@@ -7,7 +7,7 @@ Only ``compiled.kernels`` imports this, where it pays. The functions are compile
 import numpy as np
 from numba import boolean, int32, int64, njit, types, void
 
-from momentum_transfer.transfer.scores.masks import WIDEST, Decoded
+from momentum_transfer.transfer.scores.rle import WIDEST, Decoded
 
 _TEXT = types.Array(types.uint8, 1, "C", readonly=True)
 _ENDS, _RUNS = int64[::1], int32[::1]

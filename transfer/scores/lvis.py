@@ -27,8 +27,7 @@ from momentum_transfer.transfer.scores.inputs import (
     load_ground_truth,
 )
 from momentum_transfer.transfer.scores.matching import AREAS, THRESHOLDS
-from momentum_transfer.transfer.scores.outcomes import Outcomes
-from momentum_transfer.transfer.scores.precision import Inputs, tabulate
+from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import lvis_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 

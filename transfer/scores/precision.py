@@ -1,28 +1,156 @@
 """Precision and recall tables from detections and objects: what COCO and LVIS share.
 
 The categories are worked on in chunks, so that memory follows the chunk and not the dataset.
+
+The precision-recall curve of one category, in all runs (IoU thresholds × area ranges) at once.
+
+Only true positives shape the curve. Between two of them precision falls, so the envelope (the best precision at or
+after a point) is attained at true positives; and recall first reaches a level at one. So the long list of false
+positives is only counted, and the curve is computed at the matched detections alone.
+
+What the matcher found, kept per image: the outcomes that verdicts resample (``verdicts.ranked.Ranked``).
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from momentum_transfer.transfer.scores.curves import curve, unpack
 from momentum_transfer.transfer.scores.inputs import Detections, GroundTruth
 from momentum_transfer.transfer.scores.matching import (
     AREAS,
     IOU_THRESHOLDS,
     RECALL_THRESHOLDS,
+    RUNS,
     THRESHOLDS,
     Matches,
     area_words,
+    box_pairs,
     in_area,
+    mask_pairs,
     match,
 )
-from momentum_transfer.transfer.scores.outcomes import Outcomes
-from momentum_transfer.transfer.scores.overlaps import box_pairs, mask_pairs
+from momentum_transfer.verdicts.ranked import Ranked
+
+
+def unpack(words: np.ndarray) -> np.ndarray:
+    """[A, T, N] 0/1 from words [N] with a bit per run."""
+    shifts = np.arange(RUNS, dtype=np.int64).reshape(AREAS, THRESHOLDS, 1)
+    return ((words >> shifts) & 1).astype(np.int32)
+
+
+def curve(
+    counted: np.ndarray, ignored: np.ndarray, blamed: np.ndarray, before: np.ndarray, positives: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Precision [A, T, R] and recall [A, T] of one category.
+
+    Args:
+        counted, ignored: [A, T, N] what each matched detection is, in order of score.
+        blamed: [A, N] it would be a false positive if unmatched.
+        before: [A, N] detections up to and including this one that would be false positives if unmatched.
+        positives: [A] objects that count.
+    """
+    true = np.cumsum(counted, axis=2, dtype=np.int32)
+    matched = np.cumsum((counted | ignored) * blamed[:, None], axis=2, dtype=np.int32)
+    false = before[:, None] - matched
+    precision = true / (false + true + np.spacing(1))
+    envelope = np.maximum.accumulate(precision[:, :, ::-1], axis=2)[:, :, ::-1]
+    found = counted.sum(axis=2)
+    recall = found / np.maximum(positives, 1)[:, None]
+    # The envelope at the true positives, run by run, and where those of each run begin.
+    points = np.append(envelope.ravel()[np.flatnonzero(counted)], 0.0)
+    first = (np.cumsum(found) - found.ravel()).reshape(AREAS, THRESHOLDS, 1)
+    wanted = _wanted(tuple(positives.tolist()))
+    reached = wanted < found[:, :, None]
+    return points[np.where(reached, first + wanted, -1)], recall
+
+
+@cache
+def _wanted(positives: tuple[int, ...]) -> np.ndarray:
+    """[A, 1, R] ``needed`` for the objects of each area range."""
+    return np.stack([needed(number) for number in positives])[:, None]
+
+
+def needed(positives: int) -> np.ndarray:
+    """[R] how many true positives come before the one with which recall reaches each level."""
+    return np.searchsorted(np.arange(1, positives + 1) / max(positives, 1), RECALL_THRESHOLDS, side="left")
+
+
+class Outcomes:
+    """Gathers the detections of consecutive ranges of categories; ``ranked`` joins them.
+
+    Args:
+        limits: on detections per image and category, ascending; detections beyond the largest are not given.
+    """
+
+    def __init__(self, truth: GroundTruth, limits: Sequence[int]) -> None:
+        self.truth, self.limits = truth, tuple(limits)
+        self._columns: dict[str, list[np.ndarray]] = {}
+        self._detections = 0
+
+    def add(
+        self,
+        image: np.ndarray,
+        first: np.ndarray,
+        blamed: np.ndarray,
+        rank: np.ndarray,
+        matches: Matches,
+        objects: np.ndarray,
+        counts: np.ndarray,
+    ) -> None:
+        """The next categories.
+
+        Args:
+            image, rank: [D] of the detections, by category and score; rank within image and category.
+            first: [categories + 1] where each category begins among them.
+            blamed: [A, D] bool, a false positive in that area range if nothing matches it.
+            matches: with positions among the D, ascending.
+            objects: [G] positions in the ground truth. counts: [A, G] bool, whether it counts in that area range.
+        """
+        columns = {
+            "image": image.astype(np.int32), "starts": first[:-1] + self._detections, "blamed": _bits(blamed),
+            "match": matches.detection + self._detections, "counted": matches.counted, "ignored": matches.ignored,
+            "limit": np.searchsorted(self.limits, rank[matches.detection], side="right").astype(np.uint8),
+            "object_image": self.truth.image[objects].astype(np.int32),
+            "object_category": self.truth.category[objects].astype(np.int32), "object_areas": _bits(counts),
+        }  # fmt: skip
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).append(values)
+        self._detections += len(image)
+
+    def ranked(
+        self, rule: str, thresholds: int, areas: int, groups: Mapping[str, Sequence[int]] | None = None
+    ) -> Ranked:
+        """All that was added."""
+        columns: dict[str, Any] = {name: np.concatenate(values) for name, values in self._columns.items()}
+        columns["starts"] = np.append(columns["starts"], self._detections)
+        return Ranked(
+            self._test_set(columns), rule, len(self.truth.images), len(self.truth.categories), thresholds, areas,
+            self.limits, **columns,
+            groups={name: list(chosen) for name, chosen in (groups or {}).items()},
+        )  # fmt: skip
+
+    def _test_set(self, columns: Mapping[str, np.ndarray]) -> str:
+        """Hash of the ids of images and categories and of the objects that count."""
+        ids = [[entry["id"] for entry in entries] for entries in (self.truth.images, self.truth.categories)]
+        digest = hashlib.sha256(json.dumps(ids, default=str).encode())
+        for name in ("object_image", "object_category", "object_areas"):
+            digest.update(columns[name].astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def _bits(flags: np.ndarray) -> np.ndarray:
+    """[N] uint8, bit a from row a of [A, N]."""
+    words = np.zeros(flags.shape[1], dtype=np.uint8)
+    for bit, row in enumerate(flags):
+        words |= row.astype(np.uint8) << bit
+    return words
+
 
 #: Detections worked on at a time, unless one category alone has more. Bounds the memory of the evaluation.
 CHUNK = 200_000

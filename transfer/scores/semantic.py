@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.text_files import read_lines
+from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.reading import opened, stored_pixels
 from momentum_transfer.verdicts.confusion import Confusions, class_counts, metrics
 

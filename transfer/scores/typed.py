@@ -4,14 +4,26 @@ This is the fast reader for files in their plain form: every field that is asked
 ever accepts what ``json`` reads, to the same values (floats are rounded correctly by both); for everything else it
 raises ``Unusual`` and the general reader (``inputs``, ``columns``) decides, which also knows what to say about a wrong
 entry. One difference is known: a whole number of more than 4300 digits in a field that nobody reads is passed over.
+
+Columns of COCO files in their plain form, from typed objects instead of dicts.
+
+``Plain`` answers what ``columns.Columns`` answers. Where an entry is not as expected it raises ``Unusual``: the file is
+then read again by ``Columns``, which knows every written form and names what is wrong.
 """
 
+import json
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
+
+from momentum_transfer.transfer.scores import rle
+from momentum_transfer.transfer.scores.columns import Columns, Positions
+from momentum_transfer.transfer.scores.rle import kernels
 
 try:
     import msgspec
@@ -139,3 +151,158 @@ def _last_end_of_object(text: bytes) -> int:
     while end >= 0 and text[end + 2 : end + 200].lstrip(_SPACE)[:1] != b"{":
         end = text.rfind(b"},", 0, end)
     return end + 1
+
+
+_NUMBERS = ("image_id", "category_id", "score")  # of a detection
+_MASKS = 4096  # of the ground truth, whose polygons are objects of their own at a time
+
+
+class Plain:
+    """The N entries of one list, or of a block of it, as msgspec structs."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def values(self, key: str) -> list[Any]:
+        """The field ``key`` of every entry."""
+        return list(self._each(key))
+
+    def _each(self, key: str) -> Iterator[Any]:
+        return map(attrgetter(key), self.entries)
+
+    def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
+        """[N] int32: the position of each entry's id ``key``."""
+        try:
+            return np.fromiter(map(positions.__getitem__, self._each(key)), np.int32, len(self))
+        except KeyError as error:
+            raise Unusual from error
+
+    def numbers(self, key: str) -> np.ndarray:
+        """[N] float64 of a numeric field."""
+        return np.fromiter(self._each(key), np.float64, len(self))
+
+    def boxes(self) -> np.ndarray:
+        """[N, 4] float64 of ``bbox``."""
+        try:
+            return np.fromiter(chain.from_iterable(self._each("bbox")), np.float64, 4 * len(self)).reshape(-1, 4)
+        except TypeError as error:  # some have none
+            raise Unusual from error
+
+    def flags(self, key: str) -> np.ndarray:
+        """[N] bool of a field that is 0 or 1."""
+        values = self.values(key)
+        if not set(values) <= {0, 1}:
+            raise Unusual
+        return np.array(values, dtype=bool)
+
+    def unique(self, key: str) -> list[Any]:
+        """The field ``key`` of every entry, each only once."""
+        values = self.values(key)
+        if len(set(values)) < len(values):
+            raise Unusual
+        return values
+
+    def rles(self, sizes: np.ndarray) -> rle.Rles:
+        """The masks of ``segmentation`` in images of ``sizes`` [N, 2]: compressed codes, or JSON of any form."""
+        found = self.values("segmentation")
+        if found and not isinstance(found[0], RAW):
+            return self._codes(found, sizes)
+        parts = [range(start, min(start + _MASKS, len(found))) for start in range(0, max(len(found), 1), _MASKS)]
+        return rle.join([rle.read([value(found[index]) for index in part], sizes[part], self._fail) for part in parts])
+
+    def _codes(self, found: list[Any], sizes: np.ndarray) -> rle.Rles:
+        try:
+            written = np.fromiter(chain.from_iterable(map(attrgetter("size"), found)), np.int64, 2 * len(found))
+        except OverflowError as error:
+            raise Unusual from error
+        if not np.array_equal(written.reshape(-1, 2), sizes):
+            raise Unusual
+        return rle.from_codes(list(map(attrgetter("counts"), found)), sizes, self._fail)
+
+    def _fail(self, *_: Any) -> NoReturn:
+        raise Unusual
+
+
+class Table(Plain):
+    """Entries whose fields are all numbers, as columns from the start."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        super().__init__(entries)
+        numbers, self._boxes = table(entries, _NUMBERS, "bbox")
+        self._columns = dict(zip(_NUMBERS, numbers, strict=True))
+
+    def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
+        """[N] int32: the position of each entry's id ``key``."""
+        try:
+            return positions.of(self._columns[key])
+        except KeyError as error:
+            raise Unusual from error
+
+    def numbers(self, key: str) -> np.ndarray:
+        """[N] float64 of a field."""
+        return self._columns[key]
+
+    def boxes(self) -> np.ndarray:
+        """[N, 4] float64 of ``bbox``."""
+        return self._boxes
+
+
+def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Columns, Plain]:
+    """Images, categories and annotations of an annotation file; raises ``Unusual`` unless it is in the plain form."""
+    identity, flag = int | str, (bool | int | float, 0)
+    annotation = struct(
+        "Annotation",
+        id=int | float | str,
+        image_id=identity,
+        category_id=identity,
+        iscrowd=flag,
+        ignore=flag,
+        difficult=flag,
+        **({"area": float} if area else {}),
+        **({"bbox": Box} if iou_type == "bbox" else {"segmentation": RAW}),
+    )
+    objects = list[annotation]  # type: ignore[valid-type]  # a type made at run time
+    sections = struct("Sections", images=RAW, categories=RAW, annotations=objects)
+    found = document(path, sections)
+    try:
+        images, categories = (json.loads(bytes(section).decode()) for section in (found.images, found.categories))
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
+        raise Unusual from error
+    if not isinstance(images, list) or not isinstance(categories, list):
+        raise Unusual
+    where = str(path)
+    return Columns(images, where, "image"), Columns(categories, where, "category"), Plain(found.annotations)
+
+
+def detections(path: Path, iou_type: str, area_from: str) -> Iterator[tuple[Plain, bool]]:
+    """Blocks of a result file, and whether its entries are sized by their boxes; ``Unusual`` as above."""
+    if iou_type == "bbox":
+        yield from ((block, True) for block in _boxes(path))
+    else:
+        yield from _masks(path, area_from == "file")
+
+
+def _boxes(path: Path) -> Iterator[Plain]:
+    blocks = entries(path, struct("Detection", **dict.fromkeys(_NUMBERS, float), bbox=Box))
+    try:
+        first = next(blocks)
+    except Unusual:  # ids that are strings, perhaps
+        fields = {"image_id": int | str, "category_id": int | str, "score": float, "bbox": Box}
+        yield from map(Plain, entries(path, struct("Detection", **fields)))
+    else:
+        yield from map(Table, chain((first,), blocks))
+
+
+def _masks(path: Path, with_boxes: bool) -> Iterator[tuple[Plain, bool]]:
+    mask = struct("Mask", size=tuple[int, int], counts=str)
+    fields = {"image_id": int | str, "category_id": int | str, "score": float, "segmentation": mask}
+    boxes = {"bbox": (Box | None, None)} if with_boxes else {}
+    kernels(path.stat().st_size if path.is_file() else 0)  # nearly all of it will be codes
+    sized_by_box = None
+    for block in entries(path, struct("Detection", **fields, **boxes)):
+        if sized_by_box is None:  # the first entry says it for all
+            sized_by_box = with_boxes and bool(block) and block[0].bbox is not None
+        yield Plain(block), sized_by_box

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
+from momentum_transfer.transfer.data.overview import draw_label_predictions, write_label_overview
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, write_truth
-from momentum_transfer.transfer.data.semantic_overview import draw_label_predictions, write_label_overview
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.scores import semantic
 from momentum_transfer.transfer.tasks.task import Task, check_count

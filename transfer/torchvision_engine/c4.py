@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss
 from momentum_transfer.transfer.torchvision_engine.layers import NormLayer
-from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, attach_masks, mask_targets
+from momentum_transfer.transfer.torchvision_engine.roi_heads import (
+    ProposalSampler,
+    RoIPooler,
+    attach_masks,
+    mask_targets,
+)
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Target
 
 

@@ -10,8 +10,12 @@ from torch import Tensor, nn
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead
 from momentum_transfer.transfer.torchvision_engine.layers import ScaleGradient
-from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads, label_proposals
+from momentum_transfer.transfer.torchvision_engine.roi_heads import (
+    ProposalSampler,
+    RoIPooler,
+    StandardRoIHeads,
+    label_proposals,
+)
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Target
 
 

@@ -15,10 +15,9 @@ from torch.utils.data import Dataset
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.samplers import Place
 from momentum_transfer.images.reading import read_rgb
-from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.data.run_lengths import decode_mask
+from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
 from momentum_transfer.transfer.torchvision_engine.boxes import nonempty
-from momentum_transfer.transfer.torchvision_engine.masks import BitMasks, PolygonMasks, polygons_to_bitmap
+from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks, PolygonMasks, polygons_to_bitmap
 from momentum_transfer.transfer.torchvision_engine.structures import Sample, Target
 
 

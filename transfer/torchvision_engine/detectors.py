@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.torchvision_engine import masks
-from momentum_transfer.transfer.torchvision_engine.backbone import FPN, SingleScale
+from momentum_transfer.transfer.torchvision_engine import instance_masks
+from momentum_transfer.transfer.torchvision_engine.backbone import FPN, SimplePyramid, SingleScale
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS
 from momentum_transfer.transfer.torchvision_engine.rpn import RPN
-from momentum_transfer.transfer.torchvision_engine.simple_pyramid import SimplePyramid
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample, Target
 
 
@@ -78,7 +77,7 @@ class Detector(nn.Module):
         if self.training:
             return losses
         return [
-            masks.rescale(found, size, sample.height, sample.width)
+            instance_masks.rescale(found, size, sample.height, sample.width)
             for found, size, sample in zip(detections, sizes, samples, strict=True)
         ]
 

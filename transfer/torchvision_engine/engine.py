@@ -1,10 +1,15 @@
-"""The torchvision engine: Detectron2's computation from torchvision's parts, without Detectron2."""
+"""The torchvision engine: Detectron2's computation from torchvision's parts, without Detectron2.
+
+A trained network of this engine on images in memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
@@ -13,7 +18,7 @@ from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.distributed import barrier, is_main, process_group, rank, world_size
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
-from momentum_transfer.core.schedules import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
+from momentum_transfer.core.optimization import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.config import task_name
 from momentum_transfer.transfer.data.annotations import DetectionData
@@ -23,13 +28,46 @@ from momentum_transfer.transfer.initial_weights import InitialWeights
 from momentum_transfer.transfer.predictions import IouType, Predictions, Score
 from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine import detection_run, semantic_run, solver, training_state
-from momentum_transfer.transfer.torchvision_engine.best import BestKeeper
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture, output_size, resize
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
-from momentum_transfer.transfer.torchvision_engine.predictor import TorchvisionPredictor
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 from momentum_transfer.transfer.torchvision_engine.train import Training, train
-from momentum_transfer.transfer.torchvision_engine.training_state import Position
+from momentum_transfer.transfer.torchvision_engine.training_state import BestKeeper, Position
 from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
+
+_UNNAMED = Path()
+
+
+class TorchvisionPredictor:
+    """Images to what is found in them; see ``engine.Predictor``.
+
+    Images that have one size after resizing go through the network together. Those of other sizes do not share a batch,
+    because a smaller one would be padded to the larger, which its features at the border would feel.
+    """
+
+    def __init__(self, network: Detector, mapper: Mapper) -> None:
+        self.network, self.mapper = network.eval(), mapper
+
+    def __call__(self, images: Sequence[np.ndarray]) -> list[Detections] | list[np.ndarray]:
+        samples = [self._sample(number, image) for number, image in enumerate(images)]
+        alike: dict[tuple[int, ...], list[Sample]] = {}
+        for sample in samples:
+            alike.setdefault(tuple(sample.image.shape), []).append(sample)
+        found: dict[int, Detections | np.ndarray] = {}
+        with torch.no_grad():
+            for batch in alike.values():
+                for sample, one in zip(batch, self.network(batch), strict=True):
+                    found[sample.image_id] = (
+                        one.cpu().numpy().astype(np.uint8) if isinstance(one, torch.Tensor) else one
+                    )
+        return [found[number] for number in range(len(images))]  # type: ignore[return-value]  # all of one kind
+
+    def _sample(self, number: int, image: np.ndarray) -> Sample:
+        height, width = image.shape[:2]
+        picture = Picture(_UNNAMED, number, height, width, ())
+        size = output_size(height, width, self.mapper.short_edges[0], self.mapper.long_edge)
+        return self.mapper.sample(picture, resize(image, size, flip=False), None)
 
 
 class TorchvisionEngine:

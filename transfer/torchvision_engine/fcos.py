@@ -10,7 +10,7 @@ from fvcore.nn import giou_loss, sigmoid_focal_loss
 from torch import Tensor, nn
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
-from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.dense import DenseHeads, MovingCount, RetinaNetHead, flatten_cells
 from momentum_transfer.transfer.torchvision_engine.layers import normal_fill
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Target

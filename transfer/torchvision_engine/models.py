@@ -10,8 +10,15 @@ from torch import nn
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.transfer import any_backbone
-from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
-from momentum_transfer.transfer.torchvision_engine.backbone import FPN, BottomUp, ConvP6P7, MaxPoolP6, SingleScale
+from momentum_transfer.transfer.torchvision_engine.backbone import (
+    FPN,
+    BottomUp,
+    ConvP6P7,
+    MaxPoolP6,
+    SimplePyramid,
+    SingleScale,
+)
+from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
 from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
@@ -19,10 +26,8 @@ from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detect
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead
 from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
-from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, StandardRoIHeads
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, RoIPooler, StandardRoIHeads
 from momentum_transfer.transfer.torchvision_engine.rpn import RPN
-from momentum_transfer.transfer.torchvision_engine.simple_pyramid import SimplePyramid
 from momentum_transfer.transfer.torchvision_engine.vit import LAST, ViT
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
-from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, normal_fill
 from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
 

@@ -17,14 +17,20 @@ from momentum_transfer.core.samplers import Batches, Place, RepeatedPasses
 from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData
 from momentum_transfer.transfer.predictions import results_path
-from momentum_transfer.transfer.torchvision_engine import dense_features
+from momentum_transfer.transfer.torchvision_engine import semantic_data
 from momentum_transfer.transfer.torchvision_engine.backbone import BottomUp, SingleScale, dilate
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
-from momentum_transfer.transfer.torchvision_engine.linear_segmentation import LAST_MAP, LinearHead, LinearSegmentor
 from momentum_transfer.transfer.torchvision_engine.models import architecture_of, freeze_at
-from momentum_transfer.transfer.torchvision_engine.semantic import ASPP, DeepLabHead, Segmentor
+from momentum_transfer.transfer.torchvision_engine.segmentors import (
+    ASPP,
+    LAST_MAP,
+    DeepLabHead,
+    LinearHead,
+    LinearSegmentor,
+    Segmentor,
+)
 from momentum_transfer.transfer.torchvision_engine.semantic_data import (
     SemanticMapper,
     SemanticTrainingSamples,
@@ -148,8 +154,8 @@ def training_loader(
     sets: list[Dataset[Sample]] = []
     for one in data:
         held = None
-        if isinstance(network, LinearSegmentor) and dense_features.repeats_itself(cfg):
-            held = dense_features.cached_features(cfg, network, one, cropping)
+        if isinstance(network, LinearSegmentor) and semantic_data.repeats_itself(cfg):
+            held = semantic_data.cached_features(cfg, network, one, cropping)
         sets.append(held or SemanticTrainingSamples(one, cropping, seed))
     samples = _Joined(sets)
     order, size = RepeatedPasses(torch.ones(len(samples)), seed), cfg.SOLVER.IMS_PER_BATCH // world_size()

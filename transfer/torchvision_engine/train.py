@@ -16,11 +16,11 @@ from fvcore.nn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from momentum_transfer.core.command import Stopped, stop_signals
 from momentum_transfer.core.distributed import any_rank, is_distributed
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import ProgressLine, say
-from momentum_transfer.core.metrics import Metrics
-from momentum_transfer.core.stopping import Stopped, stop_signals
+from momentum_transfer.core.loggers import Metrics
 from momentum_transfer.transfer.torchvision_engine import training_state
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
 from momentum_transfer.transfer.torchvision_engine.solver import GradientClipper, GradientWatch

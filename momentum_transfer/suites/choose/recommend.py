@@ -3,21 +3,26 @@
 The last stage decides: AP of the fine-tuned detectors, accuracy of the fine-tuned classifiers. Every pair of starts is
 compared by the report's rule (`momentum_transfer.verdicts`): the same test images, resampled, or McNemar's test on
 them; with several trials, trials too; Holm's correction over all pairs, so that the best of many is not so by chance.
+
+The page of a choice: the report of all stages, with the recommendation as its first verdict.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.shipped import typed
 from momentum_transfer.report.aggregate import Measure, Results, aggregate
 from momentum_transfer.report.differences import ALPHA, RESAMPLES, Comparisons
-from momentum_transfer.suites.choose.plan import Question
+from momentum_transfer.report.page import make_report, read_records, write_report
+from momentum_transfer.suites.choose.stages import Question
 from momentum_transfer.verdicts.comparison import Comparison
-from momentum_transfer.verdicts.families import holm
+from momentum_transfer.verdicts.ranking import holm
 
 
 @dataclass(frozen=True)
@@ -146,3 +151,26 @@ def _detectable(
         return []
     return [f"A true difference of {max(sizes):.1f} points would be seen in 80 % of cases: more test images, trials or "
             "minutes see smaller ones."]  # fmt: skip
+
+
+def write_page(
+    asked: Question, command: list[str], resamples: int, left_out: Sequence[str] = ()
+) -> tuple[Path, Choice]:
+    """Decide, and write ``choice.html`` with its .md and .csv.
+
+    Args:
+        command: the tool's file and its arguments, for the page.
+        left_out: sentences on weights that were to be compared too, but cannot be read.
+
+    Raises:
+        InputError: a start has no record of the stage that decides.
+    """
+    choice = decide(asked, read_records([asked.results])[0], resamples)
+    runs = [folder for one in asked.everyone for stage in asked.stages
+            if (folder := asked.out / one.name / stage).is_dir()]  # fmt: skip
+    report = make_report(
+        [asked.results], runs, command=typed(command), title=f"Which weights for {asked.title}?", resamples=resamples
+    )
+    out = asked.out / "choice.html"
+    write_report(replace(report, verdicts=(*choice.sentences, *left_out, *report.verdicts)), out)
+    return out, choice

@@ -17,8 +17,7 @@ from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.features.cache import About
-from momentum_transfer.lowshot.features.extract import Pixels, Source, data_hash, extract
-from momentum_transfer.lowshot.features.pooling import LAYERS, StageFeatures
+from momentum_transfer.lowshot.features.extract import LAYERS, Pixels, Source, StageFeatures, data_hash, extract
 from tests.two_processes import in_two_processes
 
 GENERATOR = np.random.default_rng(0)

@@ -7,8 +7,8 @@ import torch
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.lowshot.arrays import extract_features
-from momentum_transfer.lowshot.features.pooling import StageFeatures
+from momentum_transfer.lowshot.features.extract import StageFeatures
+from momentum_transfer.lowshot.library import extract_features
 
 REGISTERS = "timm:vit_small_patch14_reg4_dinov2?img_size=56&depth=3&embed_dim=48&num_heads=3"
 

@@ -7,11 +7,9 @@ from sklearn.svm import LinearSVC
 
 from momentum_transfer.core.neighbours import normalized
 from momentum_transfer.lowshot.svm import batched as batched_svm
-from momentum_transfer.lowshot.svm import newton as svm_newton
-from momentum_transfer.lowshot.svm.batched import fit_batched, share
-from momentum_transfer.lowshot.svm.liblinear import fit_liblinear
-from momentum_transfer.lowshot.svm.newton import Classes, Step
-from momentum_transfer.lowshot.svm.problem import LinearClassifiers, objectives, signed_targets
+from momentum_transfer.lowshot.svm import batched as svm_newton
+from momentum_transfer.lowshot.svm.batched import Classes, Step, fit_batched, share
+from momentum_transfer.lowshot.svm.problem import LinearClassifiers, fit_liblinear, objectives, signed_targets
 
 COSTS = [2.0**power for power in range(-5, 6)]
 

@@ -8,13 +8,12 @@ from sklearn.svm import LinearSVC
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import normalized
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.splits import draw_classes, draw_negatives, draw_shots, set_aside
+from momentum_transfer.lowshot.labelled_data import draw_classes, draw_negatives, draw_shots, set_aside
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 from momentum_transfer.lowshot.svm.batched import fit_batched
-from momentum_transfer.lowshot.svm.liblinear import fit_liblinear
-from momentum_transfer.lowshot.svm.problem import LinearClassifiers, signed_targets
+from momentum_transfer.lowshot.svm.lowshot_svm import draw_labelled
+from momentum_transfer.lowshot.svm.problem import LinearClassifiers, fit_liblinear, signed_targets
 from momentum_transfer.lowshot.svm.scoring import average_precision, evaluate, mean_average_precision
-from momentum_transfer.lowshot.svm.shots import draw_labelled
 from tests.lowshot.toy_data import clusters
 
 TRAIN, TEST = clusters(1, 400), clusters(2, 150)

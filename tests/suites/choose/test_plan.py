@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.choose.plan import (
+from momentum_transfer.suites.choose.stages import (
     CLASSIFICATION,
     DETECTION,
     Candidate,

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from momentum_transfer.core import items, records
+from momentum_transfer.core import records
+from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.page import read_records
-from momentum_transfer.suites.choose.page import write_page
-from momentum_transfer.suites.choose.plan import CLASSIFICATION, Candidate, Question
-from momentum_transfer.suites.choose.recommend import decide
-from momentum_transfer.verdicts.families import holm
-from momentum_transfer.verdicts.hits import PerItem, mcnemar
+from momentum_transfer.suites.choose.recommend import decide, write_page
+from momentum_transfer.suites.choose.stages import CLASSIFICATION, Candidate, Question
+from momentum_transfer.verdicts.outcomes import PerItem, mcnemar
+from momentum_transfer.verdicts.ranking import holm
 
 
 def question(folder: Path, *names: str) -> Question:
@@ -24,7 +24,7 @@ def question(folder: Path, *names: str) -> Question:
 def write(asked: Question, hits: dict[str, np.ndarray], **details) -> list[dict]:
     """Records of fine-tuning with hits per test image, as `lowshot finetune` writes them; settings differ by name."""
     for name, outcome in hits.items():
-        kept = items.write(asked.out, f"finetune-{name}", PerItem("same images", {"top1": outcome}))
+        kept = items.write_items(asked.out, f"finetune-{name}", PerItem("same images", {"top1": outcome}))
         line = records.make_record(
             "finetune", "top1", 100 * float(outcome.mean()), checkpoint={"name": name, "sha256": name},
             protocol="eman", dataset="mine", config=f"of {name}", items=kept, **details,

@@ -9,10 +9,9 @@ import PIL.Image
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data.annotations import DetectionData
+from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
 from momentum_transfer.transfer.data.datasets import get_dataset
 from momentum_transfer.transfer.data.overview import class_histogram, draw_example, write_overview
-from momentum_transfer.transfer.data.run_lengths import decode_mask
 
 
 @pytest.fixture

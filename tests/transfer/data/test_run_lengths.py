@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.data.run_lengths import decode_mask, run_lengths
+from momentum_transfer.transfer.data.annotations import decode_mask, run_lengths
 
 SIDES = st.tuples(st.integers(1, 40), st.integers(1, 40))
 MASKS = SIDES.flatmap(lambda shape: arrays(np.uint8, shape, elements=st.integers(0, 1)))

@@ -15,8 +15,7 @@ import torch
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.export import export as exporting
 from momentum_transfer.transfer.export import pt2_archive
-from momentum_transfer.transfer.export.exported import Wants, load_exported
-from momentum_transfer.transfer.export.onnx_seal import BLANK, KEY, check_seal, seal
+from momentum_transfer.transfer.export.exported import BLANK, SEAL_KEY, Wants, check_seal, load_exported, seal
 from tests.attacks.outcome import DONE, LINE, outcome_of
 
 WANTS = Wants(("a",), (1,), 64, 96, 32, (1.0, 2.0, 3.0), (64, 96))
@@ -25,7 +24,7 @@ SMALL = Wants(("a",), (1,), 32, 32, 32, (1.0, 2.0, 3.0), (32, 32))
 
 def test_no_byte_of_a_sealed_file_can_change_unseen(tmp_path):
     file = tmp_path / "a.onnx"
-    file.write_bytes(b"weights" + KEY.encode() + b"\x12\x40" + BLANK.encode() + b"more weights")
+    file.write_bytes(b"weights" + SEAL_KEY.encode() + b"\x12\x40" + BLANK.encode() + b"more weights")
     seal(file)
     content = file.read_bytes()
     check_seal(content, file)

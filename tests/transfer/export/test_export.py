@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from momentum_transfer.core import extras
+from momentum_transfer.core import errors
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.detector_run import load_run
 from momentum_transfer.transfer.export import export as exporting
-from momentum_transfer.transfer.export.dense_program import DenseProgram
-from momentum_transfer.transfer.export.export import export
+from momentum_transfer.transfer.export.export import DenseProgram, export
 from momentum_transfer.transfer.export.exported import load_exported
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from tests.tools.in_process import run_tool
@@ -175,8 +174,8 @@ def test_what_does_not_fit_is_refused(words, message, tmp_path):
 
 
 def test_missing_packages_name_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setitem(extras.EXTRAS, "no_such_runtime", "export")
-    assert 'pip install "momentum-transfer[export]"' in str(extras.missing_package("onnxscript"))
+    monkeypatch.setitem(errors.EXTRAS, "no_such_runtime", "export")
+    assert 'pip install "momentum-transfer[export]"' in str(errors.missing_package("onnxscript"))
     with pytest.raises(InputError, match="exported detector not found"):
         load_exported(tmp_path / "nowhere.onnx")
     (tmp_path / "bad.onnx").write_text("no graph")

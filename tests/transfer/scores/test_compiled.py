@@ -3,20 +3,20 @@ import sys
 
 import pytest
 
-from momentum_transfer.transfer.scores import compiled
+from momentum_transfer.transfer.scores import rle
 
 
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "momentum_transfer.transfer.scores.kernels", raising=False)
-    compiled._kernels.cache_clear()
+    rle._kernels.cache_clear()
     yield
-    compiled._kernels.cache_clear()
+    rle._kernels.cache_clear()
 
 
 def test_without_numba_there_are_no_kernels(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert compiled.kernels(1 << 40) is None
+    assert rle.kernels(1 << 40) is None
     assert capsys.readouterr() == ("", "")
 
 
@@ -34,18 +34,18 @@ def test_where_numba_fails_there_are_no_kernels_and_it_is_said(error: Exception,
         raise error
 
     monkeypatch.setattr("importlib.import_module", refuse)
-    assert compiled.kernels(1 << 40) is None
-    assert compiled.kernels(1 << 40) is None
+    assert rle.kernels(1 << 40) is None
+    assert rle.kernels(1 << 40) is None
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("masks are scored without numba") == 1
     assert f"{type(error).__name__}: {error}" in said
 
 
 def test_a_few_characters_are_not_worth_an_import():
-    assert compiled.kernels(1 << 20) is None
+    assert rle.kernels(1 << 20) is None
     assert "momentum_transfer.transfer.scores.kernels" not in sys.modules
 
 
 def test_kernels_that_are_there_are_used_for_a_few_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "momentum_transfer.transfer.scores.kernels", sys)
-    assert compiled.kernels() is sys
+    assert rle.kernels() is sys

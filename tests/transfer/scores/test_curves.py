@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from momentum_transfer.transfer.scores import curves, matching
+from momentum_transfer.transfer.scores import matching
+from momentum_transfer.transfer.scores import precision as curves
 
 
 def test_recall_levels_are_reached_by_the_smallest_sufficient_number_of_objects():

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.scores import coco, compiled, masks, overlaps
+from momentum_transfer.transfer.scores import coco, matching, rle
 from tests.transfer.scores.random_sets import coco_set
 
 pytest.importorskip("numba")
@@ -24,7 +24,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch):
 
     def run(work, with_kernels: bool):
         with monkeypatch.context() as patch:
-            for module in (masks, overlaps):
+            for module in (rle, matching):
                 patch.setattr(module, "kernels", lambda *_: kernels if with_kernels else None)
             return work()
 
@@ -37,7 +37,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch):
 @example(["ooooo?" * 9, "oooooO" * 9, "000" + "ooooo?" * 8, "04"])  # sums beyond 32 bits
 def test_codes_good_and_bad_are_decoded_as_by_numpy(codes: list[str]):
     text, ends = "".join(codes).encode(), np.cumsum([len(code) for code in codes])
-    *expected, good = masks.decode(text, ends)
+    *expected, good = rle.decode(text, ends)
     *found, fine = kernels.decode(text, ends)
     np.testing.assert_array_equal(fine, good)
     for ours, theirs in zip(found, expected, strict=True):
@@ -73,7 +73,7 @@ def test_a_large_file_is_scored_with_the_kernels(monkeypatch, tmp_path):
     truth, results = coco_set(1, segm=True)
     (tmp_path / "results.json").write_text(json.dumps(results))
     asked = []
-    monkeypatch.setattr("momentum_transfer.transfer.scores.plain.kernels", asked.append)
+    monkeypatch.setattr("momentum_transfer.transfer.scores.typed.kernels", asked.append)
     coco.evaluate(truth, tmp_path / "results.json", "segm")
     assert asked == [(tmp_path / "results.json").stat().st_size]
-    assert compiled.kernels(1 << 30) is kernels
+    assert rle.kernels(1 << 30) is kernels

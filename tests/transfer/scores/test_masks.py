@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.scores import masks
+from momentum_transfer.transfer.scores import rle
 
 # pycocotools' own decode is the reference here; under NumPy 2 it makes its array by a protocol that NumPy will drop.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
@@ -28,7 +28,7 @@ def encoded(mask: np.ndarray) -> dict:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(hnp.arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40))), max_size=5))
 def test_areas_equal_the_number_of_pixels(arrays):
-    rles = masks.read([encoded(array) for array in arrays], [list(array.shape) for array in arrays], fail)
+    rles = rle.read([encoded(array) for array in arrays], [list(array.shape) for array in arrays], fail)
     np.testing.assert_array_equal(rles.areas, [array.sum() for array in arrays])
 
 
@@ -38,7 +38,7 @@ def test_areas_of_large_masks_equal_pycocotools():
     arrays = [np.zeros((900, 1200), bool), np.ones((900, 1200), bool), random.random((900, 1200)) < 0.5]
     smooth = np.add.outer(np.arange(900), np.arange(1200)) % 700 < 90
     codes = [encoded(array) for array in (*arrays, smooth)] * 3
-    rles = masks.read(codes, [[900, 1200]] * len(codes), fail)
+    rles = rle.read(codes, [[900, 1200]] * len(codes), fail)
     np.testing.assert_array_equal(rles.areas, coco_mask.area(codes))
 
 
@@ -57,7 +57,7 @@ def test_every_written_form_gives_the_same_code():
         {"size": [30, 40], "counts": runs},
         polygon,
     ]
-    rles = masks.read(forms, [[30, 40]] * len(forms), fail)
+    rles = rle.read(forms, [[30, 40]] * len(forms), fail)
     assert rles.codes_at(np.arange(4)) == [compressed["counts"]] * 4
 
 
@@ -94,7 +94,7 @@ def test_every_written_form_gives_the_same_code():
 def test_a_malformed_mask_is_named(segmentation, message: str):
     good = encoded(np.eye(4, 6))
     with pytest.raises(Malformed, match=f"1: .*{message}.*; expected polygons or a run-length code"):
-        masks.read([good, segmentation, good], [[4, 6]] * 3, fail)
+        rle.read([good, segmentation, good], [[4, 6]] * 3, fail)
 
 
 @settings(max_examples=200, deadline=None)
@@ -108,7 +108,7 @@ def test_a_code_is_accepted_only_if_it_says_what_its_mask_says(code: bytes):
         raise Malformed
 
     with contextlib.suppress(Malformed):
-        rles = masks.read([{"size": [4, 6], "counts": c} for c in (neighbour, code, neighbour)], [[4, 6]] * 3, note)
+        rles = rle.read([{"size": [4, 6], "counts": c} for c in (neighbour, code, neighbour)], [[4, 6]] * 3, note)
     if blamed:
         assert blamed == [1]  # and never a neighbour
         return
@@ -117,8 +117,8 @@ def test_a_code_is_accepted_only_if_it_says_what_its_mask_says(code: bytes):
 
 
 def test_a_polygon_near_an_image_is_clipped_and_one_far_from_a_huge_image_is_refused():
-    rles = masks.read([[[-1060, -1060, 1060, -1060, 1060, 1060, -1060, 1060]]], [[4, 6]], fail)
+    rles = rle.read([[[-1060, -1060, 1060, -1060, 1060, 1060, -1060, 1060]]], [[4, 6]], fail)
     np.testing.assert_array_equal(rles.areas, [24])
     # pycocotools crashes on this one, although it lies in the image.
     with pytest.raises(Malformed, match="a polygon more than 1000000 pixels from an image"):
-        masks.read([[[0, 0, 5e8, 0, 5e8, 1]]], [[2, 10**9]], fail)
+        rle.read([[[0, 0, 5e8, 0, 5e8, 1]]], [[2, 10**9]], fail)

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from momentum_transfer.transfer.scores import matching
-from momentum_transfer.transfer.scores.overlaps import Pairs
+from momentum_transfer.transfer.scores.matching import Pairs
 
 
 @st.composite

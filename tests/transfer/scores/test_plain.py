@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores import coco, inputs, masks, plain, typed
+from momentum_transfer.transfer.scores import coco, inputs, rle, typed
+from momentum_transfer.transfer.scores import typed as plain
 from tests.transfer.scores.random_sets import coco_set
 
 pytest.importorskip("msgspec")
@@ -55,10 +56,10 @@ def always_plain(monkeypatch: pytest.MonkeyPatch):
 
 def assert_same(first: Any, second: Any) -> None:
     """Every column, with its type; masks by their codes."""
-    if isinstance(first, masks.Rles):
+    if isinstance(first, rle.Rles):
         assert first.codes_at(np.arange(len(first))) == second.codes_at(np.arange(len(second)))
     for field in dataclasses.fields(first):
-        if isinstance(first, masks.Rles) and field.name in ("texts", "text", "start", "stop"):
+        if isinstance(first, rle.Rles) and field.name in ("texts", "text", "start", "stop"):
             continue  # where the codes stand
         ours, theirs = getattr(first, field.name), getattr(second, field.name)
         if isinstance(ours, np.ndarray):

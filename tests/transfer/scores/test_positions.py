@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from momentum_transfer.transfer.scores.positions import Positions
+from momentum_transfer.transfer.scores.columns import Positions
 
 
 @pytest.mark.parametrize("ids", [[3], [-5, 0, 2.5, 7], list(range(0, 3000, 7)), [2**53 - 1]])

@@ -3,7 +3,7 @@ import torch
 from torchvision.models.detection.anchor_utils import AnchorGenerator as TorchvisionAnchors
 from torchvision.models.detection.image_list import ImageList
 
-from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator, cell_anchors, per_level
+from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator, cell_anchors, per_level
 
 
 def test_cell_anchors_have_the_area_and_shape_asked_for_sizes_outermost():

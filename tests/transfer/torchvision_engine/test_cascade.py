@@ -7,8 +7,7 @@ from torch import nn
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
 from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor
-from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, label_proposals
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, RoIPooler, label_proposals
 from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
 
 CLASSES, SIZE, THRESHOLDS = 2, (64, 64), [0.5, 0.6, 0.7]

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.dense import (
     MovingCount,
     PerLevelNorm,

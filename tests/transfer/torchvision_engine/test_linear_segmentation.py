@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from momentum_transfer.transfer.torchvision_engine import dense_features
+from momentum_transfer.transfer.torchvision_engine import semantic_data
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine, build
-from momentum_transfer.transfer.torchvision_engine.linear_segmentation import LinearHead, LinearSegmentor
+from momentum_transfer.transfer.torchvision_engine.segmentors import LinearHead, LinearSegmentor
 from tests.transfer.torchvision_engine.test_capabilities import LINEAR
 from tests.transfer.torchvision_engine.test_semantic import labels_config
 from tests.transfer.torchvision_engine.tiny import predict_tiny, tiny_samples, train_tiny
@@ -76,11 +76,11 @@ def test_features_are_another_entry_where_backbone_or_size_differ(tmp_path):
 
     cfg = labels_config("stride16", tmp_path, *LINEAR)
     data, network = open_task(cfg).train[0], build(cfg)
-    key = dense_features.key_of(cfg, network, data)
-    assert key == dense_features.key_of(cfg, network, data)
+    key = semantic_data.key_of(cfg, network, data)
+    assert key == semantic_data.key_of(cfg, network, data)
     larger = labels_config("stride16", tmp_path, *LINEAR, "INPUT.MIN_SIZE_TRAIN", "[96]")
     next(network.backbone.parameters()).data.add_(1.0)
-    assert len({key, dense_features.key_of(cfg, network, data), dense_features.key_of(larger, network, data)}) == 3
+    assert len({key, semantic_data.key_of(cfg, network, data), semantic_data.key_of(larger, network, data)}) == 3
 
 
 @pytest.mark.parametrize(

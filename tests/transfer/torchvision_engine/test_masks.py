@@ -3,7 +3,7 @@ import pytest
 import torch
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.torchvision_engine.masks import (
+from momentum_transfer.transfer.torchvision_engine.instance_masks import (
     BitMasks,
     PolygonMasks,
     paste,

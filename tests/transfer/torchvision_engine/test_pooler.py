@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.ops import MultiScaleRoIAlign
 
-from momentum_transfer.transfer.torchvision_engine.pooler import RoIPooler, assign_levels
+from momentum_transfer.transfer.torchvision_engine.roi_heads import RoIPooler, assign_levels
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from momentum_transfer.transfer.torchvision_engine.masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.roi_heads import (
     ProposalSampler,
     foreground,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from momentum_transfer.transfer.torchvision_engine.anchors import AnchorGenerator
+from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.rpn import RPN
 from momentum_transfer.transfer.torchvision_engine.structures import Target
 

@@ -1,6 +1,6 @@
 import pytest
 
-from momentum_transfer.transfer.torchvision_engine.sampling import repeat_factors
+from momentum_transfer.transfer.torchvision_engine.detection_run import repeat_factors
 
 
 def test_repeat_factors_are_the_square_root_of_threshold_over_frequency():

@@ -12,7 +12,7 @@ from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.torchvision_engine.backbone import dilate
 from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
-from momentum_transfer.transfer.torchvision_engine.semantic import ASPP, DeepLabHead
+from momentum_transfer.transfer.torchvision_engine.segmentors import ASPP, DeepLabHead
 from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper
 from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
 from momentum_transfer.transfer.torchvision_engine.semantic_run import unsupported

@@ -5,8 +5,8 @@ import signal
 import pytest
 import torch
 
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.stopping import Stopped
 from momentum_transfer.transfer.initial_weights import read_initial
 from momentum_transfer.transfer.scores import coco
 from momentum_transfer.transfer.torchvision_engine import train

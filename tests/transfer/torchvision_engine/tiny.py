@@ -17,7 +17,7 @@ from momentum_transfer.transfer.engine import Engine, Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_trained
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.tasks import open_task
-from momentum_transfer.transfer.torchvision_engine.masks import BitMasks
+from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.structures import Sample, Target
 
 CLASSES = 3

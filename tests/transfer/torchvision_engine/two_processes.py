@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from momentum_transfer.core import distributed
-from momentum_transfer.core.stopping import Stopped
+from momentum_transfer.core.command import Stopped
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.torchvision_engine import train
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine

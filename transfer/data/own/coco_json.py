@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.core.text_files import read_json
+from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer.data.annotations import read_annotations, refuse_fractions
 from momentum_transfer.transfer.data.own.labelled import (
     SPLITS,

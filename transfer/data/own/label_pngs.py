@@ -6,7 +6,7 @@ from pathlib import Path
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import part_title
-from momentum_transfer.core.text_files import read_lines
+from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.reading import image_files
 from momentum_transfer.transfer.data.own.labelled import check_names
 from momentum_transfer.transfer.data.semantic_datasets import IGNORE, stored_labels

@@ -18,13 +18,11 @@ from typing import Any
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import cache_root, set_title, sha256_of_text, write_text
 from momentum_transfer.images.class_folders import is_class_folders
-from momentum_transfer.images.splits import stratified_split
-from momentum_transfer.transfer.data.annotations import DetectionData, open_dataset
+from momentum_transfer.images.subsets import stratified_split
+from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask, open_dataset
 from momentum_transfer.transfer.data.own import coco_json, voc_xml, yolo
 from momentum_transfer.transfer.data.own.label_pngs import has_label_pngs
-from momentum_transfer.transfer.data.own.labelled import Box, LabelledImage, LabelledSet, left_out
-from momentum_transfer.transfer.data.own.stored import all_upright
-from momentum_transfer.transfer.data.run_lengths import decode_mask
+from momentum_transfer.transfer.data.own.labelled import Box, LabelledImage, LabelledSet, all_upright, left_out
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.core.text_files import read_lines
-from momentum_transfer.core.yaml_files import read_mapping
+from momentum_transfer.core.untrusted import read_lines, read_mapping
 from momentum_transfer.images.reading import image_files, upright_size
 from momentum_transfer.transfer.data.own.labelled import (
     SPLITS,

@@ -1,0 +1,278 @@
+"""From arrays to scores in one call each: features, kNN, low-shot SVM, linear classifier; no settings, no files.
+
+The evaluators are those of ``tools/lowshot.py``, so that equal features give equal numbers. All scores are percentages.
+
+Any ``nn.Module`` through the few-label evaluations in one call, as ``tools/lowshot.py`` does it with checkpoints.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from momentum_transfer.backbones import module_network
+from momentum_transfer.backbones.module_network import ModuleBackbone
+from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.resnet import ResNet
+from momentum_transfer.backbones.source import SourceBackbone, of_network
+from momentum_transfer.backbones.timm_network import TimmBackbone
+from momentum_transfer.core.devices import choose_device
+from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.neighbours import search
+from momentum_transfer.core.ranges import COUNT, POSITIVE, Choice
+from momentum_transfer.core.records import read
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.images.content import report_overlap, shared_rows
+from momentum_transfer.lowshot import knn as nearest
+from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
+from momentum_transfer.lowshot.features.extract import PRECISIONS, compute
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary
+from momentum_transfer.lowshot.linear import evaluate_linear, from_cache
+from momentum_transfer.lowshot.presets import LINEAR
+from momentum_transfer.lowshot.run import Request, run
+from momentum_transfer.lowshot.svm import lowshot_svm
+
+
+def extract_features(
+    network: Callable[[Tensor], Tensor],
+    images: np.ndarray | Tensor | Iterable[Any],
+    *,
+    batch_size: int = 256,
+    precision: str = "fp32",
+    device: str | torch.device | None = None,
+) -> np.ndarray:
+    """Frozen features [N, D] float32 of images.
+
+    Args:
+        network: images [n, 3, H, W] -> features [n, D]. A module is moved to the device; it runs in eval mode and gets
+            its own mode back.
+        images: [N, 3, H, W] normalised as the network wants them, or batches of such: a DataLoader, whose labels, if
+            it has any, are left out.
+        precision: fp32 or bf16 (autocast).
+        device: the default is the GPU where there is one.
+
+    Raises:
+        InputError: no image, or features that are no matrix.
+    """
+    Choice(PRECISIONS).require("precision", precision)
+    COUNT.require("batch_size", batch_size)
+    if not callable(network):
+        raise InputError(f"expected a network to call with images, found {shown(network)}; give a module")
+    if not isinstance(images, Iterable):
+        raise InputError(f"expected images [N, 3, H, W] or batches of them, found {shown(images)}; give an array")
+    where = torch.device(device) if device is not None else choose_device()
+    batches: Iterable[Any] = images
+    if isinstance(images, (np.ndarray, Tensor)):
+        batches = torch.as_tensor(images, dtype=torch.float32).split(batch_size)
+    training = network.training if isinstance(network, nn.Module) else False
+    if isinstance(network, nn.Module):
+        network.to(where).eval()
+    try:
+        found = [compute(network, _images(batch), precision, where).cpu().numpy() for batch in batches]
+    finally:
+        if isinstance(network, nn.Module):
+            network.train(training)
+    if not found or found[0].ndim != 2 or not sum(map(len, found)):
+        shape = found[0].shape if found else ()
+        raise InputError(f"expected features [n, D] of at least one image, found {shape}; check network and images")
+    return np.concatenate(found)
+
+
+def _images(batch: Any) -> Tensor:
+    images = batch[0] if isinstance(batch, (tuple, list)) else batch
+    images = torch.as_tensor(images, dtype=torch.float32)
+    if images.dim() != 4:
+        raise InputError(f"expected batches of images [n, 3, H, W], found a tensor of shape {tuple(images.shape)}")
+    return images
+
+
+def knn(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
+    k: int = 20, temperature: float | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """k nearest neighbours by cosine similarity (:mod:`momentum_transfer.lowshot.knn`).
+
+    Args:
+        train, test: features [N, D] and [M, D].
+        train_labels, test_labels: class indices [N] and [M].
+        temperature: None for a majority vote; else a vote weighs exp(similarity / temperature), .07 in DINO.
+
+    Returns:
+        top1, top5 and the mean over classes of top1.
+
+    Raises:
+        InputError: arrays that do not fit, NaN, or fewer than ``k`` training images.
+    """
+    pair = _pair(train, train_labels, test, test_labels)
+    if pair[0].multi_label:
+        raise InputError("expected one class an image for knn, found multi-hot labels; use svm")
+    neighbours = search(pair[0].features, pair[1].features, k, device=choose_device())
+    return nearest.accuracies(neighbours, pair[0].labels, pair[1].labels, nearest.Preset(k, temperature))[0]
+
+
+def svm(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
+    shots: Sequence[int] = (1, 2, 4, 8, 16), trials: int = 5, **settings: Any,
+) -> dict[int, list[float]]:  # fmt: skip
+    """Low-shot linear SVMs (:mod:`lowshot.svm.lowshot_svm`): k images of every class are drawn, ``trials`` times.
+
+    Args:
+        train, test: features [N, D] and [M, D].
+        train_labels, test_labels: class indices [N] and [M]; or 0 and 1 [N, K] and [M, K], scored by mAP as VOC07 is.
+        shots: every k.
+        settings: further ones of :class:`lowshot.svm.lowshot_svm.LowShot`, such as ``select_c`` or ``seed``.
+
+    Returns:
+        k -> top-1 accuracy (mAP for several labels an image) of every trial.
+
+    Raises:
+        InputError: arrays that do not fit, or a class with too few images.
+    """
+    pair = _pair(train, train_labels, test, test_labels)
+    kind = {"protocol": "voc07"} if pair[0].multi_label else {}
+    COUNT.require("trials", trials)
+    chosen = {"device": choose_device(), **kind, **settings}
+    setup = lowshot_svm.LowShot(shots=tuple(shots), draws=trials, **chosen)
+    found: dict[int, list[float]] = {k: [] for k in shots}
+    for scores in lowshot_svm.scores(setup, *pair, wanted=lambda *_: True):
+        for score in scores:
+            if score.metric in ("top1", "mAP"):
+                found[score.details["shots"]].append(score.value)
+    return found
+
+
+def linear(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
+    preset: str = "m2", epochs: float | None = None, learning_rates: Sequence[float] | None = None,
+    batch_size: int | None = None, seed: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """A linear classifier trained by SGD on stored features (:mod:`lowshot.linear`, protocol ``<preset>/cached``).
+
+    Args:
+        train, test: features [N, D] and [M, D].
+        train_labels, test_labels: class indices [N] and [M].
+        preset: a name of :data:`momentum_transfer.lowshot.presets.LINEAR`, such as m2, rcf-sgd, rcf-lars or eman.
+        epochs, learning_rates, batch_size: in the place of the preset's; several rates are searched on held-out images.
+
+    Returns:
+        top1, top5 and the learning rate that was used.
+
+    Raises:
+        InputError: arrays that do not fit, an unknown preset, a number that is none, or a loss that is not finite.
+    """
+    pair = _pair(train, train_labels, test, test_labels)
+    if pair[0].multi_label:
+        raise InputError("expected one class an image for linear, found multi-hot labels; use svm")
+    Choice(tuple(LINEAR)).require("preset", preset)
+    chosen = LINEAR[preset]
+    if epochs is not None:
+        POSITIVE.require("epochs", float(epochs))
+        chosen = replace(chosen, schedule=replace(chosen.schedule, epochs=epochs))
+    if learning_rates is not None:
+        chosen = replace(chosen, learning_rates=tuple(map(float, learning_rates)))
+        for rate in chosen.learning_rates:
+            POSITIVE.require("learning_rates", rate)
+        if not chosen.learning_rates:
+            raise InputError(
+                "expected at least one number under learning_rates, found none; leave it out for the preset's"
+            )
+    if batch_size is not None:
+        COUNT.require("batch_size", batch_size)
+    size = min(batch_size or chosen.batch_size, len(pair[0]))
+    with TemporaryDirectory() as folder:
+        source, rows = from_cache(*pair, size), np.arange(len(pair[0]))
+        found = evaluate_linear(source, rows, chosen, seed, Path(folder), choose_device(), size)
+    return {"top1": 100 * found.top1, "top5": 100 * found.top5, "learning_rate": found.learning_rate}
+
+
+def _pair(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray
+) -> tuple[FeatureSet, FeatureSet]:
+    """Both sides, checked."""
+    sides = (("train", train, train_labels), ("test", test, test_labels))
+    made = []
+    for name, features, labels in sides:
+        whole = np.asarray(labels)
+        if whole.dtype.kind not in "iub":
+            raise InputError(f"expected the labels of {name} as whole numbers, found {whole.dtype}")
+        made.append(FeatureSet(np.asarray(features, dtype=np.float32), whole.astype(np.int64), name, ""))
+        check(made[-1])
+    check_pair(*made)
+    check_vary(*made)
+    report_overlap(shared_rows(made[0].features, made[1].features))
+    return made[0], made[1]
+
+
+def evaluate(
+    module: nn.Module,
+    data: str = "smoke/lowshot_digits",
+    *,
+    evaluations: Sequence[str] = ("knn", "svm", "linear"),
+    root: str | Path = "",
+    name: str = "",
+    input: NetworkInput | Mapping[str, Any] | None = None,
+    pool: str = "pooled",
+    settings: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+) -> list[dict[str, Any]]:
+    """Records of how good a network is: kNN, low-shot SVM, a linear classifier, or whatever is asked for.
+
+    The protocol of a module: ``module(images [N, 3, H, W])`` gives features [N, D], or a map [N, C, h, w], or a dict of
+    maps (:mod:`momentum_transfer.backbones.module_network`). It is not changed: a copy is evaluated, in eval mode;
+    finetune and fixmatch train copies.
+
+    Args:
+        module: any, or a backbone of this project, such as ``mt.load`` gives.
+        data: a config of ``configs/lowshot`` or ``configs/smoke`` by name or path: data set, sizes, presets.
+        evaluations: of ``momentum_transfer.lowshot.config.EVALUATIONS``.
+        root: folder of the data set's images, where it has one.
+        name: what records call it; by default its class.
+        input: size, mean, std, interpolation and crop of its images; by default what the module's attribute ``input``
+            says, else the settings' size with ImageNet's statistics.
+        pool: FEATURES.POOL, for a ViT of timm: cls, patch_mean, cls+patch_mean, last-N-blocks.
+        settings: others of ``lowshot/config.py`` by key: ``{"SVM.SHOTS": [1, 4], "DATASETS.TRAIN": "train"}``.
+        output: folder of records, items per image and trained heads; evaluated there already is left out. None: none
+            of it is kept.
+
+    Returns:
+        The records of this network and these settings, as in ``results.jsonl``: task, metric, value in percent, ….
+
+    Raises:
+        InputError: unknown names, settings that contradict each other, a module that gives something else.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"expected a torch.nn.Module, found a {type(module).__name__}; mt.load makes one of a checkpoint"
+        )
+    for asked in evaluations:
+        Choice(EVALUATIONS).require("evaluations", asked)
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch if output is None else output)
+        words: dict[str, Any] = {"OUTPUT_DIR": str(folder), "FEATURES.POOL": pool}
+        words |= {"FEATURES.CACHE": scratch} if output is None else {}
+        words |= {"DATASETS.ROOT": str(root)} if root else {}
+        cfg = load_config(get_cfg(), data, [word for pair in {**words, **(settings or {})}.items() for word in pair])
+        source = _source(module, name, input, cfg.INPUT.IMAGE_SIZE)
+        for asked in evaluations:
+            run(cfg, Request(asked, source.name, source=source))
+        file = folder / "results.jsonl"
+        lines = read(file)[0] if file.is_file() else []
+        return [line for line in lines if line["checkpoint"]["sha256"] == source.sha256]
+
+
+def _source(module: nn.Module, name: str, spec: NetworkInput | Mapping[str, Any] | None, size: int) -> SourceBackbone:
+    """The module as what is evaluated; ``size``: of images, where neither it nor ``spec`` says one."""
+    if spec is None and isinstance(module, (ResNet, TimmBackbone, ModuleBackbone)):
+        source = of_network(module)
+    else:
+        said = spec if spec is not None else getattr(module, "input", None)
+        spec = NetworkInput(size) if said is None else module_network.input_of(said, "input", size)
+        architecture = module_network.of_module(module, name or type(module).__name__, spec)
+        source = of_network(ModuleBackbone(module, architecture))
+    source.name = name or source.name
+    return source

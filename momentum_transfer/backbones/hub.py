@@ -1,0 +1,235 @@
+"""A file of the Hub on this disk: from a mirror folder, from huggingface_hub's cache, or over the network.
+
+``$MOMENTUM_TRANSFER_HUB`` names a mirror, a folder with a repository as ``org/name/`` (a revision of it as
+``org/name@revision/``): machines without a network read weights by the same names. Without it huggingface_hub fetches
+and caches as always (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and its tokens hold).
+
+Names of weights on the Hub, ``hf:org/name[@revision][:file]``: parsed and told; nothing is fetched here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from momentum_transfer.core import machine
+from momentum_transfer.core.errors import InputError, extra, shown
+from momentum_transfer.core.log import say
+
+PREFIX = "hf:"
+_FORM = "hf:org/name[@revision][:file]"
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?"
+_NAME = re.compile(rf"hf:(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[^:@\s][^:]*))?")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A file of a model repository. revision: branch, tag or commit (""= main); file: "" where it is to be found."""
+
+    repository: str
+    revision: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        at = f"@{self.revision}" if self.revision else ""
+        return f"{PREFIX}{self.repository}{at}" + (f":{self.file}" if self.file else "")
+
+
+def is_hub_name(weights: str | Path) -> bool:
+    """Whether the words mean a file on the Hub, and no path."""
+    return str(weights).startswith(PREFIX)
+
+
+def parse(text: str | Path) -> HubName:
+    """The parts of a name.
+
+    Raises:
+        InputError: another form, or a file that would lie outside of its repository.
+    """
+    found = _NAME.fullmatch(str(text))
+    parts = found.groupdict(default="") if found else {}
+    file, revision = PurePosixPath(parts.get("file", "")), parts.get("revision", "")
+    if not found or ".." in str(text) or "--" in parts["repository"] or file.is_absolute() or revision.endswith("/"):
+        raise InputError(f"expected weights on the Hub as {_FORM}, found {str(text)!r}; see docs/hub.md")
+    return HubName(parts["repository"], revision, parts["file"])
+
+
+#: Environment variable of the mirror folder.
+MIRROR = "MOMENTUM_TRANSFER_HUB"
+
+#: Looked for in this order where a name holds no file; the first is what this project exports and pushes.
+PREFERRED = ("backbone.safetensors", "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json",
+             "pytorch_model.bin.index.json")  # fmt: skip
+_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".tar", ".pkl", ".npz")
+
+PURPOSE = "weights of the Hub"
+
+
+def local_file(weights: str | Path) -> Path:
+    """The local copy of ``hf:org/name[@revision][:file]``, fetched if need be.
+
+    Raises:
+        InputError: no such name, repository, revision or file; several files to choose from; or no network and no copy.
+    """
+    name = parse(weights)
+    if (folder := mirror()) is not None:
+        return _mirrored(folder, name)
+    return _fetched(name)
+
+
+def origin(weights: str | Path, file: Path) -> str:
+    """Where ``file``, the local copy of ``weights``, comes from, with the commit where the cache tells it."""
+    name, parts = parse(weights), file.parts
+    if "snapshots" in parts[:-2]:
+        place = len(parts) - 1 - parts[::-1].index("snapshots")
+        return str(HubName(name.repository, parts[place + 1], "/".join(parts[place + 2 :])))
+    return str(HubName(name.repository, name.revision, name.file or file.name))
+
+
+def mirror() -> Path | None:
+    """The folder of ``$MOMENTUM_TRANSFER_HUB``; None where it is not set.
+
+    Raises:
+        InputError: it is set to what is no folder.
+    """
+    chosen = os.environ.get(MIRROR)
+    if not chosen:
+        return None
+    folder = Path(chosen).expanduser()
+    if not folder.is_dir():
+        raise InputError(f"expected a folder in {MIRROR}, found {shown(chosen)}; make it, or unset the variable")
+    return folder
+
+
+def mirrored_repository(folder: Path, name: HubName) -> Path:
+    """Where a mirror keeps a repository at a revision."""
+    return folder / (f"{name.repository}@{name.revision}" if name.revision else name.repository)
+
+
+def _mirrored(folder: Path, name: HubName) -> Path:
+    repository = mirrored_repository(folder, name)
+    if not repository.is_dir():
+        raise InputError(
+            f"expected {name} as {repository} in the mirror that {MIRROR} names, found no such folder; put the "
+            "repository there, or unset the variable to ask the Hub"
+        )
+    files = sorted(path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file())
+    return repository / _choose(name, files)
+
+
+def _choose(name: HubName, files: Sequence[str]) -> str:
+    """The file that the name means, of all files of its repository.
+
+    Raises:
+        InputError: it is not there, or there are several weights and none with a name of ``PREFERRED``.
+    """
+    if name.file:
+        if name.file in files:
+            return name.file
+        raise InputError(f"expected {name.file} in {_repository(name)}, found {_listed(_weights(files) or files)}")
+    for preferred in PREFERRED:
+        if preferred in files:
+            return preferred
+    weights = _weights(files)
+    if len(weights) != 1:
+        raise InputError(
+            f"expected one file of weights in {_repository(name)}, found {_listed(weights)}; say which: "
+            f"{_repository(name)}:FILE"
+        )
+    return weights[0]
+
+
+def _companions(file: str, files: Sequence[str]) -> list[str]:
+    """What is read beside a file of weights: the model's config, and the shards that an index lists."""
+    folder, _, name = file.rpartition("/")
+    held = [other for other in files if other.rpartition("/")[0] == folder]
+    stem = name.partition(".")[0]
+    shards = [other for other in held if other.rpartition("/")[2].startswith(f"{stem}-") and "-of-" in other]
+    return [other for other in held if other.endswith("config.json") and other.rpartition("/")[2] == "config.json"] + (
+        shards if name.endswith(".index.json") else []
+    )
+
+
+def _repository(name: HubName) -> HubName:
+    return HubName(name.repository, name.revision)
+
+
+def _weights(files: Sequence[str]) -> list[str]:
+    return [file for file in files if file.endswith(_WEIGHTS)]
+
+
+def _listed(files: Sequence[str]) -> str:
+    if not files:
+        return "none"
+    return ", ".join(files[:8]) + (f" and {len(files) - 8} more" if len(files) > 8 else "")
+
+
+def endpoint() -> str:
+    """The Hub's address, with HF_ENDPOINT heard when it is set after the import, too."""
+    constants = extra("huggingface_hub.constants", PURPOSE)
+    return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+
+
+def reachable() -> bool:
+    """Whether the Hub's host answers: huggingface_hub itself would try for half a minute, and print each time."""
+    return not extra("huggingface_hub.constants", PURPOSE).is_offline_mode() and machine.reachable(endpoint())
+
+
+def _fetched(name: HubName) -> Path:
+    hub = extra("huggingface_hub", PURPOSE)
+    online = reachable()
+    with clear_errors(name, online):
+        if online:
+            files = hub.HfApi(endpoint=endpoint()).list_repo_files(name.repository, revision=name.revision or None)
+            file = _choose(name, files)
+            for beside in _companions(file, files):
+                hub.hf_hub_download(name.repository, beside, revision=name.revision or None, endpoint=endpoint())
+            path = Path(hub.hf_hub_download(name.repository, file, revision=name.revision or None, endpoint=endpoint()))
+        else:
+            path = _cached(name)
+    say(f"{name} is {origin(str(name), path)}" + ("" if online else " (no network: the copy in the cache)"))
+    return path
+
+
+def _cached(name: HubName) -> Path:
+    """The file in huggingface_hub's cache; FileNotFoundError where this revision was never fetched."""
+    hub = extra("huggingface_hub", PURPOSE)
+    for repository in hub.scan_cache_dir().repos:
+        for revision in repository.revisions:
+            asked = name.revision or "main"
+            known = asked in revision.refs or revision.commit_hash == asked
+            if repository.repo_id == name.repository and repository.repo_type == "model" and known:
+                files = sorted(file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files)
+                return Path(revision.snapshot_path) / _choose(name, files)
+    raise FileNotFoundError(str(name))
+
+
+@contextlib.contextmanager
+def clear_errors(name: HubName, online: bool) -> Iterator[None]:
+    """What huggingface_hub raises, in one line with the next step."""
+    errors = extra("huggingface_hub.errors", PURPOSE)
+    try:
+        yield
+    except InputError:
+        raise
+    except errors.GatedRepoError as error:
+        raise InputError(f"{name} is gated: accept its terms on its page, then `hf auth login`") from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(f"expected a revision of {name.repository}, found none called {name.revision}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"expected a model repository {name.repository} on the Hub, found none that is open to you; check the "
+            "name, or `hf auth login` for a private one"
+        ) from error
+    except Exception as error:  # requests, httpx and httpx2 raise their own kinds, by the version of huggingface_hub
+        if not online:
+            raise InputError(
+                f"no network to {endpoint()} and no copy of {name} on this machine; fetch it where there is a network "
+                f"(HF_HOME is the cache to carry over), or set {MIRROR} to a folder with {name.repository}/ in it"
+            ) from error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{name}: the Hub at {endpoint()} refused or broke off: {reason}; try again") from error

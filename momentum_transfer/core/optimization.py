@@ -1,0 +1,187 @@
+"""Schedules of learning rates and momenta, from fvcore's curves.
+
+A ``Schedule`` gives the factor of the base rate at a step. fvcore's ``CompositeParamScheduler`` is not used: it finds
+its parts with a tolerance of 1e-6 of the run, so that a warm-up of a run beyond a million steps would end early.
+
+LARS: "Large Batch Training of Convolutional Networks" (arXiv 1708.03888), for pretraining and linear classifiers.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from fvcore.common.param_scheduler import (
+    ConstantParamScheduler,
+    CosineParamScheduler,
+    LinearParamScheduler,
+    MultiStepParamScheduler,
+    PolynomialDecayParamScheduler,
+)
+from torch import Tensor
+from torch.optim import Optimizer
+
+Schedule = Callable[[int], float]
+"""A step of the run, from 0 -> factor of the base rate."""
+
+MOMENTUM_SCHEDULES = ("cosine", "constant")
+LR_SCHEDULES = ("cosine", "step")
+
+
+def cosine_to_zero(base: float, progress: float) -> float:
+    """base * (cos(pi * k/K) + 1) / 2 (Momentum^2 Teacher, eq. 8): base at the start, 0 at the end."""
+    return CosineParamScheduler(base, 0.0)(progress)
+
+
+def momentum_at(base: float, progress: float, schedule: str) -> float:
+    """The weight of the new value in the teacher's EMA, or alpha in Momentum BN.
+
+    RCF and EMAN write 1 - m: their momentum .99 -> 1 is base .01 under "cosine", their fixed .999 is .001 "constant".
+    """
+    return cosine_to_zero(base, progress) if schedule == "cosine" else base
+
+
+def cosine(total: int, end: float = 0.0) -> Schedule:
+    """From 1 to ``end`` along half a cosine over ``total`` steps."""
+    curve = CosineParamScheduler(1.0, end)
+    return lambda step: curve(step / total)
+
+
+def multi_step(total: int, milestones: Sequence[int], gamma: float) -> Schedule:
+    """``gamma`` to the number of milestones passed; those that coincide count each, later ones than ``total`` not."""
+    ordered = sorted(milestones)
+    drops = sorted({milestone for milestone in ordered if 0 < milestone < total})
+    values = [gamma ** bisect.bisect_right(ordered, start) for start in (0, *drops)]
+    curve = MultiStepParamScheduler(values, total, drops)
+    # The middle of a step, less fvcore's tolerance, is in that step however long the run is.
+    return lambda step: curve(min((step + 0.5) / total - curve.WHERE_EPSILON, 1.0))
+
+
+def polynomial(total: int, power: float) -> Schedule:
+    """From 1 to 0 as a power of what remains of ``total`` steps."""
+    curve = PolynomialDecayParamScheduler(1.0, power)
+    return lambda step: curve(step / total)
+
+
+def warm_up(steps: int, factor: float, end: float = 1.0, method: str = "linear") -> Schedule:
+    """For steps before ``steps``: from ``factor`` to ``end`` in a straight line, or constantly ``factor``."""
+    curve = ConstantParamScheduler(factor) if method == "constant" else LinearParamScheduler(factor, end)
+    return lambda step: curve(step / steps)
+
+
+def learning_rate(
+    step: int,
+    *,
+    total: int,
+    base: float,
+    warmup: int = 0,
+    warmup_factor: float = 0.001,
+    schedule: str = "cosine",
+    milestones: Sequence[float] = (),
+    gamma: float = 0.1,
+) -> float:
+    """Learning rate of iteration ``step`` in [0, total), in pretraining and in training with few labels.
+
+    Args:
+        total: iterations of the whole run.
+        base: the rate at the end of the warm-up.
+        warmup: iterations of linear growth from ``warmup_factor * base``.
+        schedule: "cosine", to 0 over what follows the warm-up; "step", times ``gamma`` at every milestone.
+        milestones: ascending fractions of the run.
+    """
+    if step < warmup:
+        return base * warm_up(warmup, warmup_factor)(step)
+    if schedule == "cosine":
+        return base * cosine(max(total - warmup, 1))(step - warmup)
+    return base * multi_step(total, [round(milestone * total) for milestone in milestones], gamma)(step)
+
+
+def with_warmup(main: Schedule, steps: int, factor: float, method: str = "linear") -> Schedule:
+    """Detectron2's warm-up: from ``factor`` times the schedule's start to the schedule's value at its end."""
+    if steps == 0:
+        return main
+    rising = warm_up(steps, factor * main(0), main(steps), method)
+    return lambda step: rising(step) if step < steps else main(step)
+
+
+def times_warmup(main: Schedule, steps: int, factor: float, method: str = "linear", ending: float = 0.0) -> Schedule:
+    """DeepLab's warm-up, which multiplies the schedule; after it the factor is at least ``ending``."""
+    rising = warm_up(steps, factor, method=method)
+
+    def both(step: int) -> float:
+        warmth = rising(step) if step < steps else 1.0
+        return max(main(step), ending) if warmth == 1.0 else warmth * main(step)
+
+    return both
+
+
+def scale_to_batch(value: float, batch_size: int, base_batch_size: int) -> float:
+    """value * k for k times the base batch: linear scaling of lr, and the equivalence rule for m_base (section 4.2)."""
+    return value * batch_size / base_batch_size
+
+
+class LARS(Optimizer):
+    """SGD with momentum whose step is scaled for each tensor by eta * |w| / |g + wd * w|.
+
+    The trust ratio takes the norm of the decayed gradient, as the self-supervised papers use LARS, and the learning
+    rate multiplies the momentum buffer, as torch's SGD does. It is 1 where |w| or the gradient's norm is 0.
+    On a GPU all tensors of a group are updated together (``torch._foreach_*``); on the CPU one after the other, each
+    while it is in the cache.
+
+    Args:
+        params: parameters or groups. A group with ``adapt`` False (biases, normalisation) is plain SGD.
+        lr: learning rate.
+        momentum: of the buffer.
+        weight_decay: L2 penalty, added to the gradient before the trust ratio is taken.
+        eta: trust coefficient.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        eta: float = 0.001,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta, "adapt": True}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # overloaded
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            together = [params] if params and params[0].is_cuda else [[p] for p in params]
+            for tensors in together:
+                self._update(tensors, group)
+        return loss
+
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        grads = [p.grad for p in params if p.grad is not None]
+        if group["weight_decay"]:
+            updates = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        else:
+            updates = [grad.clone() for grad in grads] if group["adapt"] else grads
+        if group["adapt"]:
+            torch._foreach_mul_(updates, self._trust_ratios(params, updates, group["eta"]))
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, updates)
+        torch._foreach_add_(params, buffers, alpha=-group["lr"])
+
+    @staticmethod
+    def _trust_ratios(params: list[Tensor], updates: list[Tensor], eta: float) -> list[Tensor]:
+        weights = torch.stack(torch._foreach_norm(params))
+        steps = torch.stack(torch._foreach_norm(updates))
+        usable = (weights > 0) & (steps > 0)
+        return list(torch.where(usable, eta * weights / steps.where(usable, 1.0), 1.0).unbind())
