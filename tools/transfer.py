@@ -6,7 +6,7 @@ Weights come from tools/convert.py; `--weights random-of:OUT.pkl` starts from th
 compare with, and `--weights none` the whole detector of the settings, another one in every trial. With several GPUs:
 `torchrun --nproc-per-node 8 tools/transfer.py …`.
 
-A set of one's own, in COCO's JSON, VOC's XML or YOLO's text (docs/own-data.md):
+A set of one's own, in COCO's JSON, VOC's XML or YOLO's text (docs/tutorial.md):
 
     python tools/transfer.py --config transfer/own_small --weights OUT.pkl --train PHOTOGRAPHS --split 0.8
 """

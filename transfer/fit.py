@@ -30,7 +30,7 @@ GPU_VIEWS = 4
 BATCH = {"cpu": 4, "cuda": 8}
 #: Rate per image of a batch as a share of the highest, and the highest of detectors. Detectron2's .02 is for 16
 #: images and 90,000 iterations; a few hundred iterations of 4 images at a quarter of that rate hardly learn
-#: (docs/own-data.md has the figures).
+#: (docs/tutorial.md has the figures).
 RATE, HIGHEST_RATE = 1 / 4, 0.02
 #: Share of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
 SHARE_OF_MEMORY = 0.7
