@@ -3,10 +3,10 @@
 
 python benchmarks/mutants.py [--number 300] [--seed 0] [--jobs 2] [--root CHECKOUT] [--out FILE.jsonl]
 
-A mutant is one change in one product file: a comparison, arithmetic or Boolean operator, a number or truth value, or the
-condition of a branch. It is made in a copy of the repository, and the tests that import its module run there until one
-fails. Files are chosen by their number of places that can be changed, places evenly. A mutant that runs out of time is
-killed. Each is a process forked from one that has imported torch, so that a mutant costs its tests, not the imports.
+A mutant is one change in one product file: a comparison, arithmetic or Boolean operator, a number or truth value, or
+the condition of a branch; all places have the same chance. It is made in a copy of the repository, where the tests that
+import its module run until one fails. A mutant that runs out of time counts as killed. Tests run in forks of a process
+that has imported torch.
 """
 
 from __future__ import annotations
@@ -144,16 +144,15 @@ def main(args: argparse.Namespace) -> None:
     places = [(file, *mutant) for file, text in sorted(product.items()) for mutant in mutants(text)]
     chosen = random.Random(args.seed).sample(places, min(args.number, len(places)))
     print(f"{len(places)} places in {len(product)} files, {len(chosen)} mutants", flush=True)
-    import torch  # noqa: F401  # imported before the forks, with what tests import most
+    import torch  # imported before the forks, as what follows
 
     torch.set_num_threads(1)
-    for module in ("torchvision", "scipy.stats", "sklearn.svm", "pycocotools.coco", "fvcore.common.config", "matplotlib",
-                   "timm", "hypothesis", "pytest"):  # fmt: skip
+    for module in ("torchvision", "scipy.stats", "sklearn.svm", "pycocotools.coco", "matplotlib", "timm", "hypothesis"):
         __import__(module)
     copies = [Path(tempfile.mkdtemp(prefix="mutants-")) / "copy" for _ in range(args.jobs)]
     for copy in copies:
-        shutil.copytree(root, copy, symlinks=True,
-                        ignore=shutil.ignore_patterns(".git", ".venv", ".matrix", "outputs", "__pycache__"))  # fmt: skip
+        ignored = shutil.ignore_patterns(".git", ".venv", ".matrix", "outputs", "__pycache__")
+        shutil.copytree(root, copy, symlinks=True, ignore=ignored)
     free = list(copies)
 
     def one(number: int) -> dict[str, object]:
