@@ -1,6 +1,6 @@
 """Settings: fvcore CfgNode files with ``_BASE_``, merged onto typed defaults, every mistake named before any work.
 
-``load_config`` serves all three rooms; what a value may be is in ``momentum_transfer.core.ranges``.
+``load_config`` serves all three rooms; the tables of settings are in their ``config.py``.
 """
 
 import copy
@@ -16,11 +16,23 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import sha256_of_text, write_text
-from momentum_transfer.core.shipped import find_config
-from momentum_transfer.core.untrusted import read_mapping
+from momentum_transfer.core.shipped import CONFIGS, find_config
+from momentum_transfer.core.untrusted import parse_mapping, read_mapping
 
 #: Files that a config may stand on, one upon the other.
 _MOST_BASES = 10
+#: What shipped files of these folders say by their name, so that none has to say it itself.
+_BY_NAME = {
+    "pretrain": {"OUTPUT_DIR": "outputs/{}"},
+    "lowshot": {"OUTPUT_DIR": "outputs/lowshot/{}"},
+    "transfer": {"PROTOCOL": "{}"},
+}
+#: Settings of pretraining that change where and how long a run works, not a bit of what it learns: two parts of a run
+#: may differ in them, and its hash leaves them out. What alters the arithmetic is not among them: RUN.PRECISION,
+#: RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change the rounding, RUN.CALIBRATION_BATCHES the random baseline.
+FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_SHARE", "DATA.MAX_UNREADABLE",
+                       "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT",
+                       "RUN.EXPORT_EVERY")  # fmt: skip
 #: Folder beside a results file, of the settings that its records name by their hash.
 _KEPT = "settings"
 
@@ -61,6 +73,32 @@ def config_hash(cfg: CfgNode) -> str:
     return sha256_of_text(dump(cfg))[:12]
 
 
+def learned_settings(text: str) -> dict[str, Any]:
+    """Dotted key -> value of a pretraining configuration's YAML ``text``, without ``FREE_IN_PRETRAINING``.
+
+    Raises:
+        InputError: no YAML mapping of plain values (the text may come with an untrusted checkpoint).
+    """
+    try:
+        tree = parse_mapping(text, "a checkpoint")
+    except InputError as error:
+        raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text") from error
+    return {key: value for key, value in _flat(tree) if key not in FREE_IN_PRETRAINING}
+
+
+def pretraining_hash(text: str) -> str:
+    """Twelve hex digits of what a pretraining configuration, given as its YAML, teaches."""
+    return sha256_of_text(repr(sorted(learned_settings(text).items())))[:12]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def keep(folder: str | Path, name: str, cfg: CfgNode) -> None:
     """Write settings to ``folder/settings/NAME.yaml``, once: records beside it name them by ``name``, their hash."""
     file = Path(folder) / _KEPT / f"{name}.yaml"
@@ -93,13 +131,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
             yield f"{prefix}{key}", old, new
 
 
-def keys_of(cfg: CfgNode, prefix: str = "") -> Iterator[str]:
+def keys_of(cfg: CfgNode) -> Iterator[str]:
     """The dotted key of every setting, sections left out."""
-    for key, value in cfg.items():
-        if isinstance(value, CfgNode):
-            yield from keys_of(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+    return (key for key, _ in _flat(cfg))
 
 
 def config_files(file: str | Path) -> list[Path]:
@@ -128,7 +162,7 @@ def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, 
         trail = " -> ".join(str(path) for path in (*derived, whole)[-3:])
         what = "one that leads back to itself" if whole in derived else f"more than {_MOST_BASES} one upon the other"
         raise InputError(f"expected {BASE_KEY} files that end, found {what}: {trail}; take one {BASE_KEY} out")
-    content = read_mapping(file)
+    content = _by_name(whole) | read_mapping(file)
     named = content.pop(BASE_KEY, [])
     bases = named if isinstance(named, list) else [named]
     if not all(isinstance(base, str) and base for base in bases):
@@ -141,6 +175,14 @@ def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, 
             raise InputError(f"{error} ({BASE_KEY} of {file})") from error
         found += _with_bases(path, (*derived, whole))
     return found
+
+
+def _by_name(file: Path) -> dict[str, str]:
+    """The settings that a shipped config has by its name."""
+    folder, name = file.parent, file.stem
+    if folder.parent != CONFIGS or name.startswith("base"):
+        return {}
+    return {key: text.format(name) for key, text in _BY_NAME.get(folder.name, {}).items()}
 
 
 def _found(name: str | Path, beside: Path | None = None) -> Path:

@@ -5,11 +5,10 @@ import torch
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.settings import keys_of, value_of
+from momentum_transfer.core.settings import value_of
 from momentum_transfer.report.differences import NOT_COMPARED, Comparisons
 from momentum_transfer.report.page import build, read_records
-from momentum_transfer.transfer.config import get_cfg
-from momentum_transfer.transfer.decisive import DECIDES, NOTHING, SCORES, TRAINING, decides, identity
+from momentum_transfer.transfer.config import SETTINGS, get_cfg, identity
 from momentum_transfer.transfer.run import Request, run
 from tests.transfer.torchvision_engine.tiny import shapes_config
 
@@ -33,14 +32,7 @@ def test_two_backbones_given_by_model_weights_are_compared(tmp_path):
     assert NOT_COMPARED not in words.values()
 
 
-def test_the_table_names_settings_only_and_all_of_them_decide_something_known():
-    keys = set(keys_of(get_cfg()))
-    for name in DECIDES:
-        assert name in keys or any(key.startswith(f"{name}.") for key in keys), name
-    assert {decides(key) for key in keys} == {NOTHING, SCORES, TRAINING}
-
-
-@pytest.mark.parametrize("key", sorted(keys_of(get_cfg())))
+@pytest.mark.parametrize("key", SETTINGS)
 def test_identity_follows_the_table_for_every_setting(key):
     before, after = get_cfg(), get_cfg()
     section, _, name = key.rpartition(".")
@@ -48,8 +40,9 @@ def test_identity_follows_the_table_for_every_setting(key):
     other = (["another"] if isinstance(value, (list, tuple)) else not value if isinstance(value, bool)
              else f"{value}x" if isinstance(value, str) else value + 1)  # fmt: skip
     (value_of(after, section) if section else after)[name] = type(value)(other)
-    assert (identity(before) != identity(after)) == (decides(key) != NOTHING)
-    assert (identity(before, evaluation=False) != identity(after, evaluation=False)) == (decides(key) == TRAINING)
+    decides = SETTINGS[key].decides
+    assert (identity(before) != identity(after)) == (decides != "nothing")
+    assert (identity(before, evaluation=False) != identity(after, evaluation=False)) == (decides == "training")
 
 
 def test_what_decides_nothing_or_scores_may_change_at_a_resumption_and_the_rest_may_not(tmp_path):
