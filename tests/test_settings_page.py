@@ -34,7 +34,12 @@ def test_every_setting_has_a_row_with_its_default_rule_and_meaning(page: dict[st
         assert set(rows) == set(keys_of(importlib.import_module(f"momentum_transfer.{room}.config").get_cfg()))
         assert all(len(cells) == 4 for cells in rows.values())
         assert all(cells[-1] for cells in rows.values()) or room == "transfer"  # Detectron2's need no note
-    assert page["pretrain"]["SOLVER.ACCUMULATE"] == ["`1`", "between 1 and 16777216 micro-batches", "", "a step"]
+    assert page["pretrain"]["SOLVER.ACCUMULATE"] == [
+        "`1`",
+        "between 1 and 16777216 micro-batches",
+        "",
+        "micro-batches per step",
+    ]
     assert page["lowshot"]["SVM.SHOTS"][-1] == "labelled images per class"
     assert page["transfer"]["TEST.VISUALS"][2] == page["pretrain"]["DATA.WORKERS"][2] == "nothing"
     assert page["transfer"]["TEST.DETECTIONS_PER_IMAGE"][2] == "scores"
