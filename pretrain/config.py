@@ -41,7 +41,6 @@ def _count(high: int, unit: str, low: int = 1, note: str = "") -> Number:
 
 
 #: Every momentum of TEACHER and NORM is the weight of the new value: RCF's and EMAN's .99 is .01 here.
-#: What decides nothing is listed in core/settings.py, for checkpoints are read below this room.
 SETTINGS = table(
     Setting("OUTPUT_DIR", "outputs/pretrain", PATH, "folder of the run; outputs/NAME for a config that ships"),
     Setting("SEED", 0, SEED, "of weights, order of the images and views"),

@@ -8,7 +8,7 @@ from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.lowshot.augment import LEVELS
 from momentum_transfer.lowshot.config import KNN_PRESET, SETTINGS, check_settings, get_cfg
-from momentum_transfer.lowshot.fixmatch import STUDENTS, TEACHERS
+from momentum_transfer.lowshot.fixmatch import STUDENTS
 from momentum_transfer.lowshot.image_evaluations import (
     check_batch,
     finetune_preset,
@@ -18,6 +18,7 @@ from momentum_transfer.lowshot.image_evaluations import (
 )
 from momentum_transfer.lowshot.knn import PRESETS
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
+from momentum_transfer.pretrain.norms import TEACHER_NORMS
 
 
 def test_defaults_pass():
@@ -64,7 +65,7 @@ def test_sizes_that_nothing_can_be_computed_with_are_refused(key, value, message
         ("SVM.CLASS_WEIGHTS", ("", *svm.CLASS_WEIGHTS)),
         ("SVM.SOLVER", svm.SOLVERS),
         ("FIXMATCH.STUDENT_NORM", ("", *STUDENTS)),
-        ("FIXMATCH.TEACHER_NORM", ("", *TEACHERS)),
+        ("FIXMATCH.TEACHER_NORM", ("", *TEACHER_NORMS)),
         ("FIXMATCH.STRONG_LEVELS", ("", *LEVELS)),
         ("MODEL.ARCH", (*DEPTHS, "timm:NAME")),
         ("MODEL.STEM", STEMS),
