@@ -47,7 +47,7 @@ NETWORKS = {
 }
 
 #: one draw, a few epochs on stored features: seconds
-QUICK = {"KNN.PRESETS": ["eman"], "SVM.SHOTS": [4], "SVM.DRAWS": 1, "LINEAR.CACHED": True, "LINEAR.TRIALS": 1,
+QUICK = {"KNN.PRESETS": ["eman"], "SVM.SHOTS": [4], "SVM.TRIALS": 1, "LINEAR.CACHED": True, "LINEAR.TRIALS": 1,
          "LINEAR.LEARNING_RATES": [1.0], "LINEAR.EPOCHS": 5, "INPUT.IMAGE_SIZE": 32}  # fmt: skip
 
 

@@ -1,18 +1,16 @@
 """Pages that the code itself writes while the site is built: commands, settings, the Python API.
 
-A MkDocs hook: ``commands.md`` from the tools' parsers, ``settings.md`` from the rooms' defaults and rules, ``api.md``
+A MkDocs hook: ``commands.md`` from the tools' parsers, ``settings.md`` from the rooms' tables of settings, ``api.md``
 from the public names of ``momentum_transfer``.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import io
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-
 
 #: griffe warns of docstrings that describe several parameters in one entry, as this project's do.
 logging.getLogger("mkdocs.plugins.griffe").setLevel(logging.ERROR)
@@ -64,67 +61,22 @@ def help_of(name: str) -> str:
 
 
 def settings() -> str:
-    """Every key of the three rooms: default, what it may be, what its comment says."""
-    names = ("pretrain", "transfer", "lowshot")
-    parts = ["# Settings\n\nKeys of the YAML files, given as `KEY VALUE` words after the options too.\n"]
-    for name in names:
-        config = importlib.import_module(f"momentum_transfer.{name}.config")
-        rules = importlib.import_module(f"momentum_transfer.{name}.ranges").RULES
-        comments = comments_of(Path(str(config.__file__)))
+    """Every setting of the three rooms, from their tables."""
+    parts = [
+        "# Settings\n\nKeys of the YAML files, given as `KEY VALUE` arguments after the options too. A setting that "
+        "decides nothing changes no number, and no identity of a result counts it; one that decides scores leaves the "
+        "training as it is; all others decide both. A key without a note means what it means in Detectron2.\n"
+    ]
+    for name in ("pretrain", "transfer", "lowshot"):
+        table = importlib.import_module(f"momentum_transfer.{name}.config").SETTINGS.values()
         rows = [
-            f"| `{key}` | `{value!r}` | {cell(rules[key]) if key in rules else ''} | {cell(comments.get(key, ''))} |"
-            for key, value in leaves(config.get_cfg())
+            f"| `{each.key}` | `{each.default!r}` | {cell(each.rule)} | {each.decides.replace('training', '')} "
+            f"| {cell(each.meaning)} |"
+            for each in table
         ]
-        head = f"## {name}\n\n| key | default | may be | notes |\n|---|---|---|---|\n"
+        head = f"## {name}\n\n| key | default | may be | decides | notes |\n|---|---|---|---|---|\n"
         parts.append(head + "\n".join(rows) + "\n")
     return "\n".join(parts)
-
-
-def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with their defaults."""
-    for key, value in node.items():
-        if hasattr(value, "items"):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def comments_of(file: Path) -> dict[str, str]:
-    """Dotted key -> the comment behind its default in the source.
-
-    Keys are set on ``cfg`` with their sections, or on the ``node`` of a function that ``cfg.SECTION = …()`` calls.
-    """
-    text = file.read_text(encoding="utf-8")
-    functions = {part.name: part for part in ast.parse(text).body if isinstance(part, ast.FunctionDef)}
-    found: dict[str, str] = {}
-    for function in functions.values():
-        if not any(variable == "node" for variable, *_ in _assigned(function)):
-            found |= _comments_in(function, functions, text.splitlines())
-    return found
-
-
-def _comments_in(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef], lines: list[str]) -> dict[str, str]:
-    """Key -> comment, for the keys that a function sets or has others set."""
-    found: dict[str, str] = {}
-    for _, key, statement in _assigned(function):
-        value = statement.value
-        if isinstance(value, ast.Call) and ast.unparse(value.func) in functions:
-            inside = _comments_in(functions[ast.unparse(value.func)], functions, lines)
-            found |= {f"{key}.{name}".lstrip("."): comment for name, comment in inside.items()}
-        _, mark, comment = lines[(statement.end_lineno or 1) - 1].partition("  # ")
-        if mark and key:
-            found[key] = comment.strip()
-    return found
-
-
-def _assigned(function: ast.FunctionDef) -> list[tuple[str, str, ast.Assign]]:
-    """(``cfg`` or ``node``, dotted key, statement) of a function's assignments to settings."""
-    found = []
-    for statement in function.body:
-        if isinstance(statement, ast.Assign):
-            variable, _, key = ast.unparse(statement.targets[0]).partition(".")
-            found += [(variable, key, statement)] if variable in ("cfg", "_C", "node") else []
-    return found
 
 
 def cell(value: Any) -> str:

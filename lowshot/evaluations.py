@@ -101,9 +101,9 @@ def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Want
 def _low_shot(cfg: CfgNode) -> svm.LowShot:
     settings = cfg.SVM
     return svm.LowShot(
-        protocol=settings.PROTOCOL,
+        protocol=settings.PRESET,
         shots=tuple(settings.SHOTS),
-        draws=settings.DRAWS,
+        draws=settings.TRIALS,
         costs=tuple(settings.COSTS),
         select_c=settings.SELECT_C,
         held_out_per_class=settings.HELD_OUT_PER_CLASS,

@@ -34,7 +34,6 @@ from momentum_transfer.lowshot.presets import FixMatchPreset
 from momentum_transfer.pretrain.norms import (
     OWN_BATCH,
     STUDENT_NORMS,
-    TEACHER_NORMS,
     Norm,
     check_norms,
     commit_pair,
@@ -46,7 +45,6 @@ from momentum_transfer.pretrain.teacher import copy_student, shuffled_forward, u
 
 #: Normalisations that FixMatch's student and teacher may have.
 STUDENTS = tuple(name for name in STUDENT_NORMS if name != "MomentumBN")
-TEACHERS = TEACHER_NORMS
 
 
 @dataclass(frozen=True)

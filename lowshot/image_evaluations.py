@@ -2,7 +2,7 @@
 
 Settings of linear, finetune and fixmatch, turned into the plain values that the evaluators take.
 
-Ranges are in ``lowshot/ranges.py``; here is what contradicts each other, or the images.
+Ranges are in ``lowshot/config.py``; here is what contradicts each other, or the images.
 """
 
 from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.neighbours import Neighbours, chunks, ranked_classes
-from momentum_transfer.core.ranges import Words
+from momentum_transfer.lowshot.config import KNN_PRESET
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.score import Score
 from momentum_transfer.verdicts.outcomes import label_hash
@@ -39,14 +39,11 @@ class Preset:
 
 
 PRESETS = {"eman": Preset(k=20), "dino": Preset(k=200, temperature=0.07)}
-PRESET_NAME = Words(
-    rf"{'|'.join(PRESETS)}|(majority|weighted)-0*[1-9]\d{{0,8}}", f"of {', '.join(PRESETS)}, majority-K, weighted-K"
-)
 
 
 def preset(name: str) -> Preset:
     """The preset of that name, or an :class:`InputError` that lists them."""
-    PRESET_NAME.require("KNN.PRESETS", name)
+    KNN_PRESET.require("KNN.PRESETS", name)
     if name in PRESETS:
         return PRESETS[name]
     kind, _, k = name.partition("-")

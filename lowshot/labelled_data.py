@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError, counted
-from momentum_transfer.core.ranges import SHARE
+from momentum_transfer.core.ranges import FRACTION
 from momentum_transfer.core.samplers import Batches, Place, ordered_loader, shuffled_rows, training_loader
 from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.labelled_images import LabelledImages
@@ -154,7 +154,7 @@ def draw_classes(
         if len(members) < shots and not allow_fewer:
             raise InputError(
                 f"class {index} has {counted(len(members), 'image')} to draw from, expected at least "
-                f"{shots}; lower SVM.SHOTS or SVM.HELD_OUT_PER_CLASS, or use SVM.PROTOCOL inaturalist, which takes "
+                f"{shots}; lower SVM.SHOTS or SVM.HELD_OUT_PER_CLASS, or use SVM.PRESET inaturalist, which takes "
                 "all images of a small class"
             )
         generator = np.random.default_rng([seed, 2, draw, index])
@@ -177,7 +177,7 @@ def balanced_fraction(labels: np.ndarray, fraction: float, seed: int) -> np.ndar
 
     A smaller class gives all it has. ``fraction`` 1 is everything.
     """
-    SHARE.require("the fraction of labels", fraction)
+    FRACTION.require("the fraction of labels", fraction)
     if fraction == 1:
         return np.arange(len(labels))
     members = class_members(labels)

@@ -29,8 +29,8 @@ from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.images.content import report_overlap, shared_rows
 from momentum_transfer.lowshot import knn as nearest
-from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
-from momentum_transfer.lowshot.features.extract import PRECISIONS, compute
+from momentum_transfer.lowshot.config import EVALUATIONS, SETTINGS, get_cfg
+from momentum_transfer.lowshot.features.extract import compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary
 from momentum_transfer.lowshot.linear import evaluate_linear, from_cache
 from momentum_transfer.lowshot.presets import LINEAR
@@ -59,7 +59,7 @@ def extract_features(
     Raises:
         InputError: no image, or features that are no matrix.
     """
-    Choice(PRECISIONS).require("precision", precision)
+    SETTINGS["FEATURES.PRECISION"].rule.require("precision", precision)
     COUNT.require("batch_size", batch_size)
     if not callable(network):
         raise InputError(f"expected a network to call with images, found {shown(network)}; give a module")

@@ -27,11 +27,10 @@ from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import keep
 from momentum_transfer.images.content import Overlap, report_overlap, shared_images, shared_rows
 from momentum_transfer.lowshot import inputs
-from momentum_transfer.lowshot.config import EVALUATIONS
+from momentum_transfer.lowshot.config import EVALUATIONS, check_settings
 from momentum_transfer.lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
-from momentum_transfer.lowshot.ranges import check_settings
 from momentum_transfer.lowshot.score import Score, Subject, decisive, settings_hash, subject_of
 from momentum_transfer.verdicts.outcomes import PerItem, per_item
 

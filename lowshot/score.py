@@ -15,9 +15,10 @@ from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core import records as results
 from momentum_transfer.core.files import sha256_of, sha256_of_text
-from momentum_transfer.core.settings import config_hash, value_of
+from momentum_transfer.core.ranges import NOTHING
+from momentum_transfer.core.settings import config_hash
 from momentum_transfer.lowshot import inputs
-from momentum_transfer.lowshot.config import get_cfg
+from momentum_transfer.lowshot.config import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,6 @@ class Score:
     network: str | None = None
     items: np.ndarray | None = field(default=None, compare=False, repr=False)
     test_set: str = ""
-
-
-#: Settings of where and how an evaluation works, which change none of its numbers.
-FREE = ("OUTPUT_DIR", "FEATURES.WORKERS", "FEATURES.CACHE",
-        *(f"{name}.{key}" for name in ("LINEAR", "FINETUNE", "FIXMATCH") for key in ("WORKERS", "TRIALS")))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,8 @@ def decisive(cfg: CfgNode) -> CfgNode:
     """The settings with the defaults of those that decide no number."""
     same = cfg.clone()
     same.defrost()
-    defaults = get_cfg()
-    same.merge_from_list([word for key in FREE for word in (key, value_of(defaults, key))])
+    free = [setting for setting in SETTINGS.values() if setting.decides == NOTHING]
+    same.merge_from_list([word for setting in free for word in (setting.key, setting.default)])
     return same
 
 

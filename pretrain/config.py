@@ -1,106 +1,191 @@
-"""Settings of pretraining: the defaults."""
+"""Settings of pretraining: one table for defaults, checks, documentation and what a run's hash counts.
+
+The upper ends of ranges catch slips of the keyboard, not large machines.
+"""
+
+from collections.abc import Iterator
 
 from fvcore.common.config import CfgNode
+
+from momentum_transfer.core.ranges import (
+    ANY_PATH,
+    ARCHITECTURE,
+    DEVICE,
+    FRACTION,
+    MOMENTUM,
+    PATH,
+    POSITIVE,
+    SEED,
+    SWITCH,
+    UNIT,
+    Choice,
+    Many,
+    Momentum,
+    Number,
+    Setting,
+    add_defaults,
+    check,
+    refuse,
+    table,
+)
+from momentum_transfer.core.settings import FREE_IN_PRETRAINING
+
+#: Methods whose student has a teacher that follows it.
+WITH_TEACHER = ("momentum2", "byol", "moco")
+_MANY = 2**31 - 1
+_MILESTONE = Number(0, 1, above=True, below=True, note="fractions of the run: divide epochs by SOLVER.EPOCHS")
+
+
+def _count(high: int, unit: str, low: int = 1, note: str = "") -> Number:
+    return Number(low, high, whole=True, unit=unit, note=note)
+
+
+#: Every momentum of TEACHER and NORM is the weight of the new value: RCF's and EMAN's .99 is .01 here.
+SETTINGS = table(
+    Setting("OUTPUT_DIR", "outputs/pretrain", PATH, "folder of the run; outputs/NAME for a config that ships"),
+    Setting("SEED", 0, SEED, "of weights, order of the images and views"),
+    Setting("METHOD.NAME", "momentum2", Choice(("momentum2", "byol", "moco", "simsiam", "supervised", "random")),
+            "random: no training, only BN statistics"),
+    Setting("MODEL.ARCH", "resnet50", ARCHITECTURE, "backbone"),
+    Setting("MODEL.WIDTH", 64, _count(4096, "channels"), "width of a ResNet's stem"),
+    Setting("MODEL.STEM", "imagenet", Choice(("imagenet", "small")),
+            "stem of a ResNet; small: for images of about 32 px"),
+    Setting("HEAD.HIDDEN", 4096, _count(2**20, "units"), "hidden units of the projector"),
+    Setting("HEAD.OUTPUT", 256, _count(2**20, "units"), "outputs of projector and predictor"),
+    Setting("HEAD.PREDICTOR_HIDDEN", 0, _count(2**20, "units", low=0, note="0: as HEAD.HIDDEN"),
+            "hidden units of the predictor"),
+    Setting("HEAD.PROJECTOR_NORM", True, SWITCH, "normalise in the projector; MoCo v2: False"),
+    Setting("TEACHER.MOMENTUM_BASE", 0.01, MOMENTUM, "momentum of the teacher's parameters at the start"),
+    Setting("TEACHER.MOMENTUM_SCHEDULE", "cosine", Choice(("cosine", "constant")), "cosine: to 0"),
+    Setting("TEACHER.SCALE_MOMENTUM", False, SWITCH,
+            "the equivalence rule: MOMENTUM_BASE holds at SOLVER.BASE_BATCH_SIZE"),
+    Setting("TEACHER.MOVES", "before", Choice(("before", "after")),
+            "before the forward passes (Momentum²), or after the optimizer's step (BYOL, MoCo v2+)"),
+    Setting("NORM.STUDENT", "BN", Choice(("BN", "SyncBN", "GN", "IN", "MomentumBN")), "normalisation of the student"),
+    Setting("NORM.TEACHER", "MomentumBN",
+            Choice(("BN", "SyncBN", "ShuffleBN", "GN", "IN", "EMAN", "TeacherPN", "StudentPN", "MomentumBN")),
+            "normalisation of the teacher"),
+    Setting("NORM.STUDENT_MOMENTUM", 0.1, MOMENTUM, "momentum of BN's running statistics"),
+    Setting("NORM.STATISTICS_MOMENTUM", -1.0, Momentum(negative="that of the parameters"),
+            "momentum of EMAN's statistics"),
+    Setting("NORM.PROXY_MOMENTUM", 0.1, MOMENTUM, "momentum of TeacherPN's history"),
+    Setting("NORM.ALPHA_BASE", 1.0, Number(0, 1, note="the weight of the batch"), "alpha of Momentum BN at the start"),
+    Setting("NORM.ALPHA_SCHEDULE", "cosine", Choice(("cosine", "constant")), "cosine: to 0"),
+    Setting("NORM.GROUP", 0, _count(2**24, "images", low=0, note="0: the whole batch"),
+            "images of one virtual process: BN sees groups of so many within a batch"),
+    Setting("NORM.POLICY", "local", Choice(("local", "broadcast", "reduce")),
+            "what several processes do with their Momentum BN histories"),
+    Setting("MOCO.QUEUE", 65536, _count(2**26, "keys"), "length of the queue"),
+    Setting("MOCO.TEMPERATURE", 0.2, POSITIVE, "temperature of the InfoNCE loss"),
+    Setting("MOCO.SYMMETRIC", False, SWITCH, "each view is once the query and once the key"),
+    Setting("MOCO.PREDICTOR", False, SWITCH, "the student has a predictor"),
+    Setting("MOCO.TEACHER_PREDICTOR", False, SWITCH,
+            "the teacher has a copy of the predictor, which follows the student's"),
+    Setting("DATA.NAME", "imagefolder",
+            Choice(("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "mnist", "fashion-mnist",
+                    "kmnist", "inaturalist")), "data set"),
+    Setting("DATA.ROOT", "", ANY_PATH, "folder of the data set"),
+    Setting("DATA.SPLIT", "train", PATH, "part of the data set that trains"),
+    Setting("DATA.FILE_LIST", "", ANY_PATH, "DATA.NAME filelist: a file of `path label` lines"),
+    Setting("DATA.IMAGE_SIZE", 224, _count(2**13, "px"), "side of a view"),
+    Setting("DATA.VARIANT", "placed", Choice(("placed", "written", "strokes")), "how digits are rendered"),
+    Setting("DATA.CLASS_FRACTION", 1.0, FRACTION, "fraction of the classes that is kept"),
+    Setting("DATA.SAMPLE_FRACTION", 1.0, FRACTION, "fraction of each class's images that is kept"),
+    Setting("DATA.LONG_TAIL", 1.0, FRACTION, "fraction of its images that the rarest class keeps"),
+    Setting("DATA.TAXONOMY", "", ANY_PATH, "file of coarse classes, for supervised pretraining"),
+    Setting("DATA.STRETCH_EPOCHS", False, SWITCH, "train a subset for as many iterations as the whole set"),
+    Setting("DATA.MAX_UNREADABLE", 100, _count(_MANY, "images", low=0),
+            "unreadable images that are replaced before the run ends with an error"),
+    Setting("DATA.VIEWS", "byol", Choice(("byol", "rcf", "mocov2", "eman_byol", "digits")), "augmentation recipe"),
+    Setting("DATA.REMOVE", [], Many(Choice(("solarize", "blur", "grayscale", "color_jitter"))),
+            "augmentations left out of the recipe"),
+    Setting("DATA.CROP_SCALE", [], Many(FRACTION, lengths=(0, 2)), "crop scale [low, high] instead of the recipe's"),
+    Setting("DATA.VIEWS_ON", "workers", Choice(("workers", "device", "auto")),
+            "workers: on CPUs; device: a whole batch in one pass; auto: the faster, by a measurement"),
+    Setting("DATA.CANVAS", 0, _count(2**14, "px", low=0, note="0: twice DATA.IMAGE_SIZE"),
+            "side of the images sent to the device"),
+    Setting("DATA.WORKERS", -1, _count(1024, "processes", low=-1, note="-1: measured in the first steps"),
+            "processes that read images"),
+    Setting("DATA.MEMORY_SHARE", 0.25, Number(0, 1, note="of the free memory"),
+            "memory for decoded images; 0: files are read each time"),
+    Setting("SOLVER.OPTIMIZER", "sgd", Choice(("sgd", "lars", "adamw")), "optimizer"),
+    Setting("SOLVER.BATCH_SIZE", 256, _count(2**24, "images"), "batch of all processes and micro-batches together"),
+    Setting("SOLVER.ACCUMULATE", 1, _count(2**24, "micro-batches"), "micro-batches per step"),
+    Setting("SOLVER.EPOCHS", 100, _count(_MANY, "epochs"), "length of the run"),
+    Setting("SOLVER.STEPS", 0, _count(_MANY, "steps", low=0, note="0: SOLVER.EPOCHS count"), "length of the run"),
+    Setting("SOLVER.BASE_LR", 0.05, POSITIVE, "learning rate at BASE_BATCH_SIZE; scaled linearly to BATCH_SIZE"),
+    Setting("SOLVER.BASE_BATCH_SIZE", 256, _count(2**24, "images"), "batch size that BASE_LR is given for"),
+    Setting("SOLVER.SCHEDULE", "cosine", Choice(("cosine", "step")), "schedule of the learning rate"),
+    Setting("SOLVER.MILESTONES", [0.6, 0.8], Many(_MILESTONE, ascending=True), "where SCHEDULE step lowers the rate"),
+    Setting("SOLVER.GAMMA", 0.1, UNIT, "factor of the rate at a milestone"),
+    Setting("SOLVER.WARMUP_EPOCHS", 10.0, Number(0, 1e9, unit="epochs"), "linear warm-up"),
+    Setting("SOLVER.WARMUP_FACTOR", 0.001, UNIT, "factor of the rate at the first step"),
+    Setting("SOLVER.FIXED_PREDICTOR_LR", False, SWITCH, "the predictor's rate does not fall (SimSiam)"),
+    Setting("SOLVER.MOMENTUM", 0.9, Number(0, 1, note="of the gradients that came before, as in torch's SGD"),
+            "momentum of SGD and LARS"),
+    Setting("SOLVER.WEIGHT_DECAY", 0.0001, Number(0, 1e9), "weight decay"),
+    Setting("SOLVER.ETA", 0.001, POSITIVE, "LARS's trust coefficient"),
+    Setting("RUN.DEVICE", "auto", DEVICE, "auto: cuda where there is one, else cpu"),
+    Setting("RUN.PRECISION", "float32", Choice(("float32", "bf16", "fp16")), "bf16, fp16: autocast"),
+    Setting("RUN.CHANNELS_LAST", False, SWITCH, "memory layout of images and convolutions"),
+    Setting("RUN.COMPILE", False, SWITCH, "torch.compile"),
+    Setting("RUN.CHECKPOINT_EVERY", 1000, _count(_MANY, "steps"), "steps between checkpoints"),
+    Setting("RUN.KEEP", 2, _count(_MANY, "checkpoints"), "checkpoints that stay on disk"),
+    Setting("RUN.LOG_EVERY", 10, _count(_MANY, "steps"), "steps between lines of metrics.jsonl"),
+    Setting("RUN.EXPORT_EVERY", 0.0, Number(0, 1e9, unit="epochs", note="0: the last backbone only"),
+            "epochs between backbones kept in OUTPUT_DIR/exports"),
+    Setting("RUN.KNN_EVERY", 0.0, Number(0, 1e9, unit="epochs", note="0: never"),
+            "epochs between kNN scores on the held-out split"),
+    Setting("RUN.KNN_SPLIT", "val", PATH, "held-out split of the kNN scores"),
+    Setting("RUN.CALIBRATION_BATCHES", 20, _count(_MANY, "batches"),
+            "batches that give the random baseline its statistics"),
+    free=FREE_IN_PRETRAINING,
+)  # fmt: skip
 
 
 def get_cfg() -> CfgNode:
     """The defaults of pretraining: Momentum² Teacher, ResNet-50, 100 epochs of ImageNet on one machine."""
-    cfg = CfgNode()
-    cfg.OUTPUT_DIR = "outputs/pretrain"
-    cfg.SEED = 0
-    cfg.METHOD = CfgNode({"NAME": "momentum2"})  # momentum2, byol, moco, simsiam, supervised, random
-    cfg.MODEL = CfgNode({"ARCH": "resnet50", "WIDTH": 64, "STEM": "imagenet"})  # the last two of ResNets; or timm:NAME
-    _add_head_and_teacher(cfg)
-    _add_data(cfg)
-    _add_solver(cfg)
-    _add_run(cfg)
-    return cfg
+    return add_defaults(CfgNode(), SETTINGS)
 
 
-def _add_head_and_teacher(cfg: CfgNode) -> None:
-    cfg.HEAD = CfgNode()
-    cfg.HEAD.HIDDEN = 4096
-    cfg.HEAD.OUTPUT = 256
-    cfg.HEAD.PREDICTOR_HIDDEN = 0  # 0: as HIDDEN
-    cfg.HEAD.PROJECTOR_NORM = True  # MoCo v2: False
-    # Every momentum is the weight of the new value: RCF's and EMAN's .99 is .01 here. (SOLVER.MOMENTUM is SGD's own.)
-    cfg.TEACHER = CfgNode()
-    cfg.TEACHER.MOMENTUM_BASE = 0.01
-    cfg.TEACHER.MOMENTUM_SCHEDULE = "cosine"  # to 0; or constant
-    cfg.TEACHER.SCALE_MOMENTUM = False  # the equivalence rule: MOMENTUM_BASE holds at SOLVER.BASE_BATCH_SIZE
-    cfg.TEACHER.MOVES = "before"  # the forwards (Momentum²), or after the optimiser step (BYOL, MoCo v2+)
-    cfg.NORM = CfgNode()
-    cfg.NORM.STUDENT = "BN"  # SyncBN, GN, IN, MomentumBN
-    cfg.NORM.TEACHER = "MomentumBN"  # BN, SyncBN, ShuffleBN, GN, IN, EMAN, TeacherPN, StudentPN
-    cfg.NORM.STUDENT_MOMENTUM = 0.1  # of running statistics
-    cfg.NORM.STATISTICS_MOMENTUM = -1.0  # EMAN's own; below 0: that of the parameters
-    cfg.NORM.PROXY_MOMENTUM = 0.1  # of TeacherPN
-    cfg.NORM.ALPHA_BASE = 1.0  # Momentum BN's weight of the batch
-    cfg.NORM.ALPHA_SCHEDULE = "cosine"  # to 0; or constant
-    cfg.NORM.GROUP = 0  # images of one virtual process: BN in groups of so many within a batch; 0: the whole batch
-    cfg.NORM.POLICY = "local"  # Momentum BN histories of several processes: local, broadcast, reduce
-    cfg.MOCO = CfgNode()
-    cfg.MOCO.QUEUE = 65536
-    cfg.MOCO.TEMPERATURE = 0.2
-    cfg.MOCO.SYMMETRIC = False
-    cfg.MOCO.PREDICTOR = False
-    cfg.MOCO.TEACHER_PREDICTOR = False
+def norms(cfg: CfgNode) -> set[str]:
+    """Names of the normalisations that a run has: the student's, and the teacher's where the method has one."""
+    return {cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else cfg.NORM.STUDENT}
 
 
-def _add_data(cfg: CfgNode) -> None:
-    cfg.DATA = CfgNode()
-    cfg.DATA.NAME = "imagefolder"
-    cfg.DATA.ROOT = ""
-    cfg.DATA.SPLIT = "train"
-    cfg.DATA.FILE_LIST = ""
-    cfg.DATA.IMAGE_SIZE = 224
-    cfg.DATA.VARIANT = "placed"  # of digits
-    cfg.DATA.CLASS_FRACTION = 1.0
-    cfg.DATA.SAMPLE_FRACTION = 1.0
-    cfg.DATA.LONG_TAIL = 1.0
-    cfg.DATA.TAXONOMY = ""
-    cfg.DATA.STRETCH_EPOCHS = False  # a subset is trained for the iterations of the whole
-    cfg.DATA.MAX_UNREADABLE = 100
-    cfg.DATA.VIEWS = "byol"  # rcf, mocov2, eman_byol, digits
-    cfg.DATA.REMOVE = []  # of a recipe: solarize, blur, grayscale, color_jitter
-    cfg.DATA.CROP_SCALE = []  # in the place of the recipe's
-    cfg.DATA.VIEWS_ON = "workers"  # CPU workers; device: a whole batch in one pass; auto: the faster, by a measurement
-    cfg.DATA.CANVAS = 0  # side of the images sent to the device; 0: twice IMAGE_SIZE
-    cfg.DATA.WORKERS = -1  # processes that read images; -1: as many as the first steps show to be fastest
-    cfg.DATA.MEMORY_SHARE = 0.25  # of the free memory that decoded images may take; 0: files are read each time
+def norms_of_own_batch(cfg: CfgNode) -> list[str]:
+    """Those that see other images when the number of processes changes; NORM.GROUP keeps how many."""
+    from momentum_transfer.pretrain.norms import OWN_BATCH  # imports torch, which takes seconds, as below
+
+    return sorted(norms(cfg).intersection(OWN_BATCH)) if cfg.METHOD.NAME != "random" else []
 
 
-def _add_solver(cfg: CfgNode) -> None:
-    cfg.SOLVER = CfgNode()
-    cfg.SOLVER.OPTIMIZER = "sgd"  # lars, adamw
-    cfg.SOLVER.BATCH_SIZE = 256  # of all processes and micro-batches together
-    cfg.SOLVER.ACCUMULATE = 1  # micro-batches a step
-    cfg.SOLVER.EPOCHS = 100
-    cfg.SOLVER.STEPS = 0  # above 0: in the place of EPOCHS
-    cfg.SOLVER.BASE_LR = 0.05  # at BASE_BATCH_SIZE; scaled linearly to BATCH_SIZE
-    cfg.SOLVER.BASE_BATCH_SIZE = 256
-    cfg.SOLVER.SCHEDULE = "cosine"  # step
-    cfg.SOLVER.MILESTONES = [0.6, 0.8]  # of the run, for step
-    cfg.SOLVER.GAMMA = 0.1
-    cfg.SOLVER.WARMUP_EPOCHS = 10.0
-    cfg.SOLVER.WARMUP_FACTOR = 0.001
-    cfg.SOLVER.FIXED_PREDICTOR_LR = False  # SimSiam
-    cfg.SOLVER.MOMENTUM = 0.9
-    cfg.SOLVER.WEIGHT_DECAY = 0.0001
-    cfg.SOLVER.ETA = 0.001  # of LARS
+def check_settings(cfg: CfgNode) -> None:
+    """Check all that can be checked without data.
+
+    Raises:
+        InputError: names the key, its value and what would be right.
+    """
+    from momentum_transfer.backbones.build import named_architecture
+    from momentum_transfer.core.devices import check_device
+    from momentum_transfer.pretrain.norms import check_norms
+
+    check(cfg, SETTINGS)
+    named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+    check_device(cfg.RUN.DEVICE, "RUN.DEVICE")
+    check_norms(cfg.NORM.STUDENT, cfg.NORM.TEACHER if cfg.METHOD.NAME in WITH_TEACHER else None)
+    refuse(_contradictions(cfg))
 
 
-def _add_run(cfg: CfgNode) -> None:
-    """Settings that do not change what is learned, apart from rounding."""
-    cfg.RUN = CfgNode()
-    cfg.RUN.DEVICE = "auto"  # cuda where there is one, else cpu; or cuda, cuda:N, cpu
-    cfg.RUN.PRECISION = "float32"  # bf16, fp16: autocast
-    cfg.RUN.CHANNELS_LAST = False
-    cfg.RUN.COMPILE = False
-    cfg.RUN.CHECKPOINT_EVERY = 1000  # steps
-    cfg.RUN.KEEP = 2  # checkpoints
-    cfg.RUN.LOG_EVERY = 10  # steps
-    cfg.RUN.EXPORT_EVERY = 0.0  # epochs between backbones kept in OUTPUT_DIR/exports; 0: the last one only
-    cfg.RUN.KNN_EVERY = 0.0  # epochs between kNN scores on the held-out split; 0: never
-    cfg.RUN.KNN_SPLIT = "val"
-    cfg.RUN.CALIBRATION_BATCHES = 20  # of the random baseline
+def _contradictions(cfg: CfgNode) -> Iterator[str]:
+    crop, moco = cfg.DATA.CROP_SCALE, cfg.MOCO
+    if crop and crop[0] > crop[1]:
+        yield f"expected DATA.CROP_SCALE [low, high], found {list(crop)}"
+    micro, rest = divmod(cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.ACCUMULATE)
+    if cfg.NORM.GROUP and not rest and micro % cfg.NORM.GROUP:
+        yield (
+            f"expected NORM.GROUP to divide a micro-batch of {micro} images, found {cfg.NORM.GROUP}; give NORM.GROUP "
+            f"{micro}, or another batch"
+        )
+    if cfg.METHOD.NAME == "moco" and moco.TEACHER_PREDICTOR and not moco.PREDICTOR:
+        yield "expected MOCO.PREDICTOR True under MOCO.TEACHER_PREDICTOR, found False: the teacher's is a copy of it"

@@ -20,9 +20,8 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.ranges import UNIT
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain import methods
-from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.config import get_cfg, norms
 from momentum_transfer.pretrain.methods.method import Method, StudentTeacher
-from momentum_transfer.pretrain.ranges import norms
 
 #: name -> the config whose settings it takes: the paper's at ResNet-50 on ImageNet
 PRESETS = {

@@ -9,8 +9,8 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.optimization import learning_rate, scale_to_batch
 from momentum_transfer.images.subsets import stretched_epochs
+from momentum_transfer.pretrain.config import WITH_TEACHER, norms, norms_of_own_batch
 from momentum_transfer.pretrain.methods import scaled_teacher_momentum
-from momentum_transfer.pretrain.ranges import WITH_TEACHER, norms, norms_of_own_batch
 
 #: The longest warm-up that is not said to be long, as a fraction of the run: the papers have 10 of 100 epochs.
 LONGEST_WARMUP = 0.1

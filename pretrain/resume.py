@@ -26,17 +26,15 @@ from momentum_transfer.core.checkpoints import (
     check_parts,
     check_step,
     fitting,
-    learned_settings,
     load,
     load_optimizer,
 )
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.log import warn
-from momentum_transfer.core.settings import dump
-from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.core.settings import dump, learned_settings
+from momentum_transfer.pretrain.config import get_cfg, norms_of_own_batch
 from momentum_transfer.pretrain.methods import Method, build_method
 from momentum_transfer.pretrain.methods.method import Branch
-from momentum_transfer.pretrain.ranges import norms_of_own_batch
 
 SHARED_BUFFERS = ("queue.",)  # equal on every process
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from momentum_transfer.backbones.convert import export_backbone
 from momentum_transfer.core import distributed
-from momentum_transfer.core.checkpoints import CheckpointFolder, load, pretraining_hash
+from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.devices import choose_device, workers_without_measuring
 from momentum_transfer.core.errors import InputError, counted
@@ -23,14 +23,14 @@ from momentum_transfer.core.log import ProgressLine, say
 from momentum_transfer.core.loggers import Metrics
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.samplers import ordered_loader
-from momentum_transfer.core.settings import dump
+from momentum_transfer.core.settings import dump, pretraining_hash
 from momentum_transfer.pretrain import resume
+from momentum_transfer.pretrain.config import check_settings
 from momentum_transfer.pretrain.methods.random import RandomBackbone
 from momentum_transfer.pretrain.monitor import non_finite_tensors, shuffled_subset
 from momentum_transfer.pretrain.optimizers import set_learning_rate
 from momentum_transfer.pretrain.pipeline import Batch, evaluation_images
 from momentum_transfer.pretrain.plan import learning_rate_at
-from momentum_transfer.pretrain.ranges import check_settings
 from momentum_transfer.pretrain.run import Run, compile_errors, distribute, prepare
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,9 +7,8 @@ from pathlib import Path
 import yaml
 
 from momentum_transfer.core.settings import config_files, load_config
-from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.config import get_cfg, norms_of_own_batch
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
-from momentum_transfer.pretrain.ranges import norms_of_own_batch
 from momentum_transfer.report.reference import load_tables
 from momentum_transfer.suites.suite import load_suite
 
@@ -87,7 +86,7 @@ def test_a_plot_names_data_sets_and_protocols_that_its_suite_measures():
         configs = {word for task in suite.tasks for word in task.command.split() if word.endswith(".yaml")}
         files = [path for config in configs if "{" not in config for path in config_files(ROOT / config)]
         contents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files]
-        known = {content.get("PROTOCOL") for content in contents}
+        known = {content.get("PROTOCOL", path.stem) for path, content in zip(files, contents, strict=True)}
         known |= {content.get("DATASETS", {}).get("TITLE") for content in contents}
         for measure in (measure for plot in suite.plots for measure in (plot.x, plot.y) if "@" in measure):
             assert measure.partition("@")[2].strip() in known, (file.name, measure)

@@ -1,11 +1,16 @@
-"""The documentation's page of settings has what the defaults' comments say, of every room."""
+"""The documentation's page and the command line show every setting of every room, from its table."""
 
+import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
+from momentum_transfer.core.settings import keys_of
+
 ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("pretrain", "transfer", "lowshot")
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +28,35 @@ def page() -> dict[str, dict[str, list[str]]]:
     return rooms
 
 
-def test_comments_stand_beside_keys_wherever_they_are_set(page: dict[str, dict[str, list[str]]]):
-    assert page["pretrain"]["SOLVER.ACCUMULATE"][-1] == "micro-batches a step"
-    assert page["lowshot"]["SVM.SHOTS"][-1] == "labelled images per class"  # set in a function of its own
-    assert page["lowshot"]["FIXMATCH.STATISTICS_MOMENTUM"][-1] == "of EMAN's statistics; 1 copies the student's"
-    assert page["lowshot"]["FIXMATCH.EPOCHS"][-1] == page["lowshot"]["LINEAR.EPOCHS"][-1] != ""  # shared
-    assert page["lowshot"]["DATASETS.SEED"][-1] == "of the digits' drawings"
-    assert page["lowshot"]["SEED"][-1] != "of the digits' drawings"
-    assert page["transfer"]["SOLVER.AMP.PRECISION"][-1] == "or bfloat16"
-    assert page["transfer"]["MODEL.DEVICE"][-1].startswith("Detectron2's is cuda")
+def test_every_setting_has_a_row_with_its_default_rule_and_meaning(page: dict[str, dict[str, list[str]]]):
+    assert set(page) == set(ROOMS)
+    for room, rows in page.items():
+        assert set(rows) == set(keys_of(importlib.import_module(f"momentum_transfer.{room}.config").get_cfg()))
+        assert all(len(cells) == 4 for cells in rows.values())
+        assert all(cells[-1] for cells in rows.values()) or room == "transfer"  # Detectron2's need no note
+    assert page["pretrain"]["SOLVER.ACCUMULATE"] == [
+        "`1`",
+        "between 1 and 16777216 micro-batches",
+        "",
+        "micro-batches per step",
+    ]
+    assert page["lowshot"]["SVM.SHOTS"][-1] == "labelled images per class"
+    assert page["transfer"]["TEST.VISUALS"][2] == page["pretrain"]["DATA.WORKERS"][2] == "nothing"
+    assert page["transfer"]["TEST.DETECTIONS_PER_IMAGE"][2] == "scores"
 
 
-def test_every_setting_has_a_row(page: dict[str, dict[str, list[str]]]):
-    assert set(page) == {"pretrain", "transfer", "lowshot"}
-    assert {"OUTPUT_DIR", "SEED"} <= set(page["pretrain"]) & set(page["lowshot"]) & set(page["transfer"])
-    assert all(len(cells) == 3 for room in page.values() for cells in room.values())
+@pytest.mark.parametrize(
+    ("words", "first", "count"),
+    [
+        (["pretrain", "milestones"], "pretrain  SOLVER.MILESTONES = [0.6, 0.8]  (as a list of ascending numbers", 1),
+        (["lowshot", "svm.", "protocol of"], "lowshot  SVM.PRESET = 'imagenet'  (of imagenet, inaturalist, own, ", 1),
+        (["OUTPUT_DIR ="], "pretrain  OUTPUT_DIR = 'outputs/pretrain'  (as a path (at most 255 bytes", 3),
+    ],
+)
+def test_the_command_line_shows_the_settings_that_hold_all_words(words, first, count, monkeypatch, capsys):
+    cli = importlib.import_module("momentum_transfer.tools.cli")
+    monkeypatch.setattr(sys, "argv", ["momentum-transfer", "--settings", *words])
+    assert cli.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == count
+    assert lines[0].startswith(first)

@@ -3,11 +3,14 @@
 momentum-transfer NAME [OPTIONS …]      runs the tool of that name, as python tools/NAME.py does in a checkout
 momentum-transfer NAME --help           its options
 momentum-transfer --configs [WORD …]    the configs that ship, all or those whose names hold a word
+momentum-transfer --settings [ROOM] [WORD …]  the settings of pretrain, transfer and lowshot: defaults, rules, meanings
 """
 
 import difflib
+import importlib
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -47,6 +50,15 @@ def usage() -> str:
     return "\n".join([str(__doc__).strip(), "", *(f"  {name:{width}}  {line}" for name, line in TOOLS.items())])
 
 
+def settings(words: Sequence[str]) -> list[str]:
+    """A line for each setting of the room that the first word names, or of all, that holds the other words."""
+    rooms = ("pretrain", "transfer", "lowshot")
+    named, words = (words[:1], words[1:]) if words[:1] and words[0] in rooms else (rooms, words)
+    tables = {room: importlib.import_module(f"momentum_transfer.{room}.config").SETTINGS for room in named}
+    lines = [f"{room}  {setting}" for room, table in tables.items() for setting in table.values()]
+    return [line for line in lines if all(word.lower() in line.lower() for word in words)]
+
+
 def main() -> int:
     """Run the tool that the first word names with the words after it; the exit code."""
     name, *words = sys.argv[1:] or [""]
@@ -58,6 +70,9 @@ def main() -> int:
         return 0
     if name == "--configs":
         print("\n".join(config for config in shipped_configs() if all(word in config for word in words)))
+        return 0
+    if name == "--settings":
+        print("\n".join(settings(words)))
         return 0
     if name not in TOOLS:
         near = difflib.get_close_matches(name, TOOLS, n=1, cutoff=0)[0]

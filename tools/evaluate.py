@@ -114,8 +114,7 @@ def check_pretrainings(suite: Suite) -> None:
     if suite.sweep is None or suite.sweep.command != "tools/pretrain.py":
         return
     from momentum_transfer.core.settings import load_config
-    from momentum_transfer.pretrain.config import get_cfg
-    from momentum_transfer.pretrain.ranges import check_settings  # imports torch, which takes seconds
+    from momentum_transfer.pretrain.config import check_settings, get_cfg
 
     last = suite.sweep.exports.get("last", 0)
     for run in suite.sweep.runs():

@@ -40,8 +40,7 @@ RUNNING = "noise/running"
 def main(args: argparse.Namespace) -> None:
     """Load, measure every n and alpha, print, record."""
     from momentum_transfer.core.settings import load_config
-    from momentum_transfer.lowshot.config import get_cfg
-    from momentum_transfer.lowshot.ranges import check_settings
+    from momentum_transfer.lowshot.config import check_settings, get_cfg
 
     cfg = load_config(get_cfg(), args.config, args.overrides)
     check_settings(cfg)

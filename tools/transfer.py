@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> None:
     cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
     weights = args.weights or cfg.MODEL.WEIGHTS
     say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
-    from momentum_transfer.transfer.ranges import check_settings
+    from momentum_transfer.transfer.config import check_settings
     from momentum_transfer.transfer.run import Request, run
     from momentum_transfer.transfer.tasks import open_task
 

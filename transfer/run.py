@@ -21,15 +21,14 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import dump, keep
 from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.config import check_settings, decisive, identity
 from momentum_transfer.transfer.cost import cost_of, estimate
-from momentum_transfer.transfer.decisive import decisive, identity
 from momentum_transfer.transfer.detector_run import CLAIM, classes_of, has_checkpoint, write_classes
 from momentum_transfer.transfer.engine import Engine
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
 from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
 from momentum_transfer.transfer.predictions import Predictions
-from momentum_transfer.transfer.ranges import check_settings
 from momentum_transfer.transfer.tasks import Task, open_task
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 

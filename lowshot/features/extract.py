@@ -30,14 +30,12 @@ from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of
 from momentum_transfer.core.log import say, track
-from momentum_transfer.core.ranges import Choice, Words
 from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected
+from momentum_transfer.lowshot.config import SETTINGS
 from momentum_transfer.lowshot.features.cache import About, Entry, crc_of
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check
-
-PRECISIONS = ("bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def extract(
     Raises:
         InputError: an entry of that key was made with other settings, or the features are not finite.
     """
-    Choice(PRECISIONS).require("FEATURES.PRECISION", about.precision)
+    SETTINGS["FEATURES.PRECISION"].require(about.precision)
     entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
     if distributed.any_rank(not entry.complete, torch.device(device)):
         with entry.locked():
@@ -202,13 +200,6 @@ def _own_range(count: int) -> tuple[int, int]:
     return count * rank // world, count * (rank + 1) // world
 
 
-LAYERS = ("pooled", "res2", "res3", "res4", "res5")
-POOL = Words(
-    r"pooled|cls|patch_mean|cls\+patch_mean|last-[1-9]\d?-blocks",
-    "of pooled, cls, patch_mean, cls+patch_mean, last-N-blocks",
-)
-
-
 class StageFeatures(nn.Module):
     """One vector an image, [N, D], in float32 whatever the precision of the network.
 
@@ -225,8 +216,8 @@ class StageFeatures(nn.Module):
 
     def __init__(self, backbone: Backbone, layer: str = "pooled", pool: str = "pooled") -> None:
         super().__init__()
-        Choice(LAYERS).require("FEATURES.LAYER", layer)
-        POOL.require("FEATURES.POOL", pool)
+        SETTINGS["FEATURES.LAYER"].require(layer)
+        SETTINGS["FEATURES.POOL"].require(pool)
         _check(backbone, layer, pool)
         self.backbone = backbone.eval().requires_grad_(False)
         self.layer, self.pool = layer, pool

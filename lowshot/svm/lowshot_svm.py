@@ -36,7 +36,7 @@ import torch
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import normalized
-from momentum_transfer.core.ranges import COUNT, POSITIVE, Choice, Many
+from momentum_transfer.lowshot.config import SETTINGS
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.labelled_data import draw_classes, draw_negatives, draw_shots, set_aside
 from momentum_transfer.lowshot.score import Score
@@ -44,9 +44,6 @@ from momentum_transfer.lowshot.svm.batched import fit_batched
 from momentum_transfer.lowshot.svm.problem import LinearClassifiers, fit_liblinear, signed_targets
 from momentum_transfer.lowshot.svm.scoring import evaluate, joined
 from momentum_transfer.verdicts.outcomes import label_hash
-
-#: How images with several labels are drawn.
-VOC_SHOTS = ("pcl", "vissl")
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def draw_labelled(
 
     Args:
         labels: [N] of class indices, or [N, classes] of 0 and 1, of the whole training set.
-        voc_shots: of ``VOC_SHOTS``, for the latter.
+        voc_shots: "pcl" or "vissl", for the latter.
     """
     available = labels[pool]
     positives = draw_classes(available, shots, draw, seed, allow_fewer=allow_fewer)
@@ -120,8 +117,6 @@ Solver = Callable[[np.ndarray, np.ndarray, Sequence[float], float], LinearClassi
 
 #: name -> what records call the engine
 SOLVERS = {"batched": "torch", "liblinear": "scikit-learn"}
-SELECT_C = ("heldout", "test")
-SHOTS, COSTS = Many(COUNT, least=1), Many(POSITIVE, least=1)
 
 
 @dataclass(frozen=True)
@@ -141,17 +136,17 @@ class LowShot:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        Choice(PROTOCOLS).require("SVM.PROTOCOL", self.protocol)
-        Choice(SELECT_C).require("SVM.SELECT_C", self.select_c)
-        Choice(("", *CLASS_WEIGHTS)).require("SVM.CLASS_WEIGHTS", self.class_weights)
-        Choice(VOC_SHOTS).require("SVM.VOC_SHOTS", self.voc_shots)
-        Choice(SOLVERS).require("SVM.SOLVER", self.solver)
-        SHOTS.require("SVM.SHOTS", self.shots)
-        COSTS.require("SVM.COSTS", self.costs)
+        SETTINGS["SVM.PRESET"].require(self.protocol)
+        SETTINGS["SVM.SELECT_C"].require(self.select_c)
+        SETTINGS["SVM.CLASS_WEIGHTS"].require(self.class_weights)
+        SETTINGS["SVM.VOC_SHOTS"].require(self.voc_shots)
+        SETTINGS["SVM.SOLVER"].require(self.solver)
+        SETTINGS["SVM.SHOTS"].require(self.shots)
+        SETTINGS["SVM.COSTS"].require(self.costs)
         if self.voc_shots != "pcl" and "mAP" not in PROTOCOLS[self.protocol].metrics:
             raise InputError(
-                f"expected SVM.VOC_SHOTS pcl under SVM.PROTOCOL {self.protocol}, found {self.voc_shots}, which is for "
-                "images with several labels; leave it out, or set SVM.PROTOCOL voc07"
+                f"expected SVM.VOC_SHOTS pcl under SVM.PRESET {self.protocol}, found {self.voc_shots}, which is for "
+                "images with several labels; leave it out, or set SVM.PRESET voc07"
             )
 
     @property
@@ -260,7 +255,7 @@ def check(setup: LowShot, labels: np.ndarray, name: str) -> None:
     protocol, multi_label = PROTOCOLS[setup.protocol], labels.ndim == 2
     if multi_label != (protocol.metrics[0] == "mAP"):
         kind = "multi-hot labels" if multi_label else "one class an image"
-        raise InputError(f"SVM.PROTOCOL {setup.protocol} does not fit {name}, which has {kind}")
+        raise InputError(f"SVM.PRESET {setup.protocol} does not fit {name}, which has {kind}")
     pool, _ = _pool_and_held_out(setup, labels, name)
     draw_shots(labels[pool], max(setup.shots), 0, setup.seed, allow_fewer=protocol.allow_fewer)
 

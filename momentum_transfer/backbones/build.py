@@ -14,11 +14,10 @@ from torch import nn
 from momentum_transfer.backbones import resnet
 from momentum_transfer.backbones.module_network import ModuleArchitecture, ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.resnet import DEPTHS, Architecture, NormLayer, ResNet
+from momentum_transfer.backbones.resnet import Architecture, NormLayer, ResNet
 from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture, check_name
 from momentum_transfer.backbones.timm_network import TimmBackbone, build_timm
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.ranges import Choice
 
 AnyArchitecture = Architecture | TimmArchitecture | ModuleArchitecture
 Backbone = ResNet | TimmBackbone | ModuleBackbone
@@ -49,19 +48,6 @@ def named_architecture(arch: str, width: int = 64, stem: str = "imagenet") -> An
         InputError: as ``parse_architecture``.
     """
     return parse_architecture(arch) if arch.startswith(TIMM) else Architecture(arch, width, stem)
-
-
-class ArchitectureName(Choice):
-    """The rule of MODEL.ARCH: a ResNet's name, or the text of a timm network."""
-
-    def __init__(self) -> None:
-        super().__init__((*DEPTHS, f"{TIMM}NAME"))
-
-    def holds(self, value: Any) -> bool:
-        if isinstance(value, str) and value.startswith(TIMM):
-            parse_architecture(value)  # its own refusals say more: the nearest names, the missing extra
-            return True
-        return super().holds(value)
 
 
 def _options(text: str, query: str) -> dict[str, Any]:

@@ -47,10 +47,11 @@ from momentum_transfer.backbones.source import (
 from momentum_transfer.backbones.timm_models import TIMM
 from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.core import digests
-from momentum_transfer.core.checkpoints import CheckpointFolder, learned_settings, pretraining_hash
+from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, weights_name
 from momentum_transfer.core.log import say, speaking
+from momentum_transfer.core.settings import learned_settings, pretraining_hash
 
 __all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
            "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip

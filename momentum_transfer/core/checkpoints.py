@@ -7,8 +7,6 @@ Checks of a checkpoint as a whole before a training goes on with it: its parts, 
 
 The digest tells damage by chance; these tell a file that another program wrote or a hand has altered, of which a
 half-fitting part would otherwise be trained on, or exported untrained, in silence.
-
-Settings of a pretraining that change what is learned, and their hash.
 """
 
 from __future__ import annotations
@@ -27,9 +25,8 @@ from torch.optim import Optimizer
 
 from momentum_transfer.core.digests import KEY, sealed, verify, verify_records
 from momentum_transfer.core.errors import InputError, one_line, shown
-from momentum_transfer.core.files import atomic_path, refused_by_system, remove_leftovers, sha256_of_text, write_text
+from momentum_transfer.core.files import atomic_path, refused_by_system, remove_leftovers, write_text
 from momentum_transfer.core.log import warn
-from momentum_transfer.core.untrusted import parse_mapping
 
 FORMAT = "momentum-transfer/1"
 POINTER = "last"
@@ -251,36 +248,3 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any], path: Path) -> N
                         f"expected {name} of the optimizer in {path} of shape {list(parameter.shape)}, found "
                         f"{list(value.shape)}; {_NEXT}"
                     )
-
-
-#: Settings of pretraining that change where and how long a run works, not a bit of what it learns: two parts of a run
-#: may differ in them, and its hash leaves them out. What alters the arithmetic is not among them: RUN.PRECISION,
-#: RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change the rounding, RUN.CALIBRATION_BATCHES the random baseline.
-FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_SHARE", "DATA.MAX_UNREADABLE",
-                       "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT",
-                       "RUN.EXPORT_EVERY")  # fmt: skip
-
-
-def learned_settings(text: str) -> dict[str, Any]:
-    """Dotted key -> value of a pretraining configuration's YAML ``text``, without ``FREE_IN_PRETRAINING``.
-
-    Raises:
-        InputError: no YAML mapping of plain values (the text may come with a stranger's checkpoint).
-    """
-    try:
-        tree = parse_mapping(text, "a checkpoint")
-    except InputError as error:
-        raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text") from error
-    return {key: value for key, value in _flat(tree).items() if key not in FREE_IN_PRETRAINING}
-
-
-def pretraining_hash(text: str) -> str:
-    """Twelve hex digits of what a pretraining configuration, given as its YAML, teaches."""
-    return sha256_of_text(repr(sorted(learned_settings(text).items())))[:12]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat

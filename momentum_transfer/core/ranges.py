@@ -1,25 +1,25 @@
-"""What a setting may be: one way to say and to check ranges, choices, lists and paths, used by every room.
+"""What a setting may be, and the table of settings that every room has in its ``config.py``.
 
-A room keeps a table of rules by key beside its defaults (``pretrain/ranges.py``, ``lowshot/ranges.py``,
-``transfer/ranges.py``) and calls ``check``. Functions that take a plain argument check it by the same rules:
-``SHARE.require("the fraction of labels", fraction)``.
+A row of the table says a setting once: its key, default, rule, meaning, and what it decides. Functions that take plain
+arguments use the same rules: ``FRACTION.require("the fraction of labels", fraction)``.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import itertools
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.core.settings import keys_of, value_of
+from momentum_transfer.core.settings import value_of
 
 
 class Rule:
@@ -89,7 +89,7 @@ class Number(Rule):
 class Momentum(Rule):
     """The weight of a new value in a moving average, as every momentum here: 0 to 0.5, or 1, which copies.
 
-    What lies between is the share that is kept, as most papers print it (.9, .99, .999), written by mistake.
+    What lies between is the fraction that is kept, as most papers print it (.9, .99, .999), written by mistake.
 
     Attributes:
         frozen: 0 is allowed, under which nothing ever moves.
@@ -104,7 +104,7 @@ class Momentum(Rule):
     def holds(self, value: Any) -> bool:
         if self.negative and Number(high=0, below=True).holds(value):
             return True
-        return (UNIT if self.frozen else SHARE).holds(value) and not 0.5 < value < 1
+        return (UNIT if self.frozen else FRACTION).holds(value) and not 0.5 < value < 1
 
     def __str__(self) -> str:
         notes = "; ".join(note for note in (self.note, self.negative and f"below 0: {self.negative}") if note)
@@ -117,7 +117,7 @@ class Momentum(Rule):
     def next_step(self, value: Any) -> str:
         if not UNIT.holds(value) or value == 0:
             return super().next_step(value)
-        return f"it looks like the share that is kept, as papers write it; if so, write {1 - value:.6g}"
+        return f"it looks like the fraction that is kept, as papers write it; if so, write {1 - value:.6g}"
 
 
 @dataclass(frozen=True, init=False)
@@ -141,6 +141,29 @@ class Choice(Rule):
     def next_step(self, value: Any) -> str:
         near = difflib.get_close_matches(str(value)[:80], [str(word) for word in self.words], n=1)
         return f"the nearest is {near[0]}" if near else super().next_step(value)
+
+
+class ArchitectureName(Choice):
+    """A ResNet's name, or ``timm:NAME[?key=value…]``; whether timm has it is asked where it is built."""
+
+    def __init__(self) -> None:
+        super().__init__(("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "timm:NAME"))
+
+    def holds(self, value: Any) -> bool:
+        return super().holds(value) or (isinstance(value, str) and value.startswith("timm:"))
+
+
+class Switch(Rule):
+    """True or False."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+    def __str__(self) -> str:
+        return "as True or False"
+
+    def plural(self) -> str:
+        return "True or False"
 
 
 @dataclass(frozen=True)
@@ -209,7 +232,9 @@ class Many(Rule):
             return False
         if self.nested and value and all(isinstance(element, (list, tuple)) for element in value):
             return all(element and all(map(self.rule.holds, element)) for element in value)
-        return all(map(self.rule.holds, value)) and (not self.ascending or ascending(value))
+        if not all(map(self.rule.holds, value)):
+            return False
+        return not self.ascending or all(low < high for low, high in itertools.pairwise(value))
 
     def _what(self) -> str:
         count = " or ".join(map(str, self.lengths)) or ("one or more" if self.least == 1 else str(self.least or ""))
@@ -230,35 +255,69 @@ POSITIVE = Number(0, above=True)
 NOT_NEGATIVE = Number(0)
 #: From nothing to all, and a part that is not empty.
 UNIT = Number(0, 1)
-SHARE = Number(0, 1, above=True)
+FRACTION = Number(0, 1, above=True)
 MOMENTUM = Momentum()
+SWITCH = Switch()
+ARCHITECTURE = ArchitectureName()
 ANY_PATH, PATH = PathName(), PathName(needed=True)
-NAMES = Many(Words(r".+", "not empty"))
 #: Which of them are there is asked by ``devices.check_device``.
 DEVICE = Words(r"auto|cpu|cuda(:\d+)?", "of auto, cuda, cuda:N, cpu")
 
+#: What a setting decides: no number at all, the scores only, or what is trained (and so the scores).
+NOTHING, SCORES, TRAINING = "nothing", "scores", "training"
 
-def check(cfg: CfgNode, rules: Mapping[str, Rule]) -> None:
-    """Hold every key of a table against its rule.
 
-    Raises:
-        InputError: the first one whose value is not allowed.
+@dataclass(frozen=True)
+class Setting:
+    """A row of a room's table.
+
+    Attributes:
+        key: dotted, as in YAML.
+        rule: what the value may be, with its unit.
+        meaning: a sentence for the documentation; "" for Detectron2's own settings.
+        decides: NOTHING, SCORES or TRAINING; what decides nothing belongs to no identity.
     """
-    for key, rule in rules.items():
-        rule.require(key, value_of(cfg, key))
+
+    key: str
+    default: Any
+    rule: Rule
+    meaning: str = ""
+    decides: str = TRAINING
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.default!r}  ({self.rule})" + (f": {self.meaning}" if self.meaning else "")
+
+    def require(self, value: Any) -> None:
+        """Raise InputError, which names the key, unless the value is allowed."""
+        self.rule.require(self.key, value)
+
+
+def table(*settings: Setting, free: Sequence[str] = ()) -> dict[str, Setting]:
+    """The settings by key; those named as ``free`` decide nothing."""
+    by_key = {setting.key: setting for setting in settings}
+    if len(by_key) != len(settings):
+        raise ValueError("a setting stands twice in the table")
+    return by_key | {key: replace(by_key[key], decides=NOTHING) for key in free}
+
+
+def add_defaults(cfg: CfgNode, settings: Mapping[str, Setting]) -> CfgNode:
+    """Set every setting to its default, in place; sections that are missing become nodes of ``cfg``'s own type."""
+    for setting in settings.values():
+        *sections, name = setting.key.split(".")
+        node = cfg
+        for section in sections:
+            node = node.setdefault(section, type(cfg)())
+        node[name] = copy.deepcopy(setting.default)
+    return cfg
+
+
+def check(cfg: CfgNode, settings: Mapping[str, Setting]) -> None:
+    """Raise InputError for the first setting whose value is not allowed."""
+    for key, setting in settings.items():
+        setting.require(value_of(cfg, key))
 
 
 def refuse(problems: Iterator[str]) -> None:
     """Raise InputError for the first problem, of settings that are allowed one by one and contradict each other."""
     if problem := next(problems, None):
         raise InputError(problem if ";" in problem else f"{problem}; correct the config")
-
-
-def without_rule(cfg: CfgNode, rules: Mapping[str, Rule]) -> list[str]:
-    """Keys of the defaults that a table forgets. A switch needs no rule: its type is all there is to check."""
-    return [key for key in keys_of(cfg) if key not in rules and not isinstance(value_of(cfg, key), bool)]
-
-
-def ascending(values: Sequence[float]) -> bool:
-    """Whether each is above the one before."""
-    return all(low < high for low, high in itertools.pairwise(values))

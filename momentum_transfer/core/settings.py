@@ -1,6 +1,6 @@
-"""Settings: fvcore CfgNode files with ``_BASE_``, merged onto typed defaults, every mistake named before any work.
+"""Read settings: YAML files with ``_BASE_`` and KEY VALUE pairs over typed defaults; hash, keep and compare them.
 
-``load_config`` serves all three rooms; what a value may be is in ``momentum_transfer.core.ranges``.
+The tables of settings, which give the defaults, are in ``config.py`` of pretrain, transfer and lowshot.
 """
 
 import copy
@@ -16,11 +16,24 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import sha256_of_text, write_text
-from momentum_transfer.core.shipped import find_config
-from momentum_transfer.core.untrusted import read_mapping
+from momentum_transfer.core.shipped import CONFIGS, find_config
+from momentum_transfer.core.untrusted import parse_mapping, read_mapping
 
 #: Files that a config may stand on, one upon the other.
 _MOST_BASES = 10
+#: Folder of ``configs/`` -> settings that follow from a file's name, unless the file gives them.
+_BY_NAME = {
+    "pretrain": {"OUTPUT_DIR": "outputs/{}"},
+    "lowshot": {"OUTPUT_DIR": "outputs/lowshot/{}"},
+    "transfer": {"PROTOCOL": "{}"},
+}
+#: Settings of pretraining that change where and how long a run works, not a bit of what it learns: a resumed run may
+#: change them, and its hash leaves them out. Here, because checkpoints are read without importing ``pretrain``.
+#: Not among them is what alters the arithmetic: RUN.PRECISION, RUN.COMPILE, RUN.CHANNELS_LAST and RUN.DEVICE change
+#: the rounding, RUN.CALIBRATION_BATCHES the random baseline.
+FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_SHARE", "DATA.MAX_UNREADABLE",
+                       "RUN.CHECKPOINT_EVERY", "RUN.KEEP", "RUN.LOG_EVERY", "RUN.KNN_EVERY", "RUN.KNN_SPLIT",
+                       "RUN.EXPORT_EVERY")  # fmt: skip
 #: Folder beside a results file, of the settings that its records name by their hash.
 _KEPT = "settings"
 
@@ -28,7 +41,8 @@ _KEPT = "settings"
 def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[str] = ()) -> CfgNode:
     """Defaults, then the YAML ``file`` (and what its ``_BASE_`` names), then ``KEY VALUE`` pairs; frozen.
 
-    ``file`` and ``_BASE_`` are paths, or names of configs that ship, such as ``smoke/momentum2_digits``.
+    ``file`` and ``_BASE_`` are paths, or names of configs that ship, such as ``smoke/momentum2_digits``. Of a config
+    that ships, OUTPUT_DIR (pretrain, lowshot) or PROTOCOL (transfer) follows from its name.
 
     Raises:
         InputError: the file is missing or no YAML mapping, names a key twice or itself as its base, a key is unknown
@@ -42,7 +56,7 @@ def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[
             _set(cfg, key, value, where=str(file))
     if len(overrides) % 2:
         raise InputError(
-            f"expected KEY VALUE pairs after the options, found {len(overrides)} words: {' '.join(overrides)}; "
+            f"expected KEY VALUE pairs after the options, found {len(overrides)} arguments: {' '.join(overrides)}; "
             "give every key one value, for example SOLVER.STEPS 100"
         )
     for key, value in zip(overrides[::2], overrides[1::2], strict=True):
@@ -59,6 +73,32 @@ def dump(cfg: CfgNode) -> str:
 def config_hash(cfg: CfgNode) -> str:
     """Twelve hex digits that name a configuration in results."""
     return sha256_of_text(dump(cfg))[:12]
+
+
+def learned_settings(text: str) -> dict[str, Any]:
+    """Dotted key -> value of a pretraining configuration's YAML ``text``, without ``FREE_IN_PRETRAINING``.
+
+    Raises:
+        InputError: no YAML mapping of plain values (the text may come with an untrusted checkpoint).
+    """
+    try:
+        tree = parse_mapping(text, "a checkpoint")
+    except InputError as error:
+        raise InputError("expected the settings of a pretraining run as a YAML mapping, found other text") from error
+    return {key: value for key, value in _flat(tree) if key not in FREE_IN_PRETRAINING}
+
+
+def pretraining_hash(text: str) -> str:
+    """Twelve hex digits of what a pretraining configuration, given as its YAML, teaches."""
+    return sha256_of_text(repr(sorted(learned_settings(text).items())))[:12]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def keep(folder: str | Path, name: str, cfg: CfgNode) -> None:
@@ -93,27 +133,23 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
             yield f"{prefix}{key}", old, new
 
 
-def keys_of(cfg: CfgNode, prefix: str = "") -> Iterator[str]:
+def keys_of(cfg: CfgNode) -> Iterator[str]:
     """The dotted key of every setting, sections left out."""
-    for key, value in cfg.items():
-        if isinstance(value, CfgNode):
-            yield from keys_of(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+    return (key for key, _ in _flat(cfg))
 
 
 def config_files(file: str | Path) -> list[Path]:
-    """The file of a config's name and those of its bases, as far as they go: what its values may come from.
+    """The file of a config and those of its bases: all that its values may come from.
 
     Raises:
         InputError: one of them is missing or no YAML mapping, or a base leads back to itself.
     """
-    return [path for path, _ in _with_bases(_found(file))]
+    return [path for path, _ in _with_bases(_config_file(file))]
 
 
 def _read_yaml(file: str | Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for _, content in reversed(_with_bases(_found(file))):
+    for _, content in reversed(_with_bases(_config_file(file))):
         _merge(content, merged)
     return merged
 
@@ -123,27 +159,35 @@ def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, 
 
     A base is a path from the folder of the file that names it, or the name of a config that ships.
     """
-    whole = file.resolve()
-    if whole in derived or len(derived) > _MOST_BASES:
-        trail = " -> ".join(str(path) for path in (*derived, whole)[-3:])
-        what = "one that leads back to itself" if whole in derived else f"more than {_MOST_BASES} one upon the other"
+    resolved = file.resolve()
+    if resolved in derived or len(derived) > _MOST_BASES:
+        trail = " -> ".join(str(path) for path in (*derived, resolved)[-3:])
+        what = "one that leads back to itself" if resolved in derived else f"more than {_MOST_BASES} one upon the other"
         raise InputError(f"expected {BASE_KEY} files that end, found {what}: {trail}; take one {BASE_KEY} out")
-    content = read_mapping(file)
-    named = content.pop(BASE_KEY, [])
-    bases = named if isinstance(named, list) else [named]
+    content = _by_name(resolved) | read_mapping(file)
+    value = content.pop(BASE_KEY, [])
+    bases = value if isinstance(value, list) else [value]
     if not all(isinstance(base, str) and base for base in bases):
-        raise InputError(f"expected {BASE_KEY} in {file} to name a file, or a list of them, found {shown(named)}")
-    found = [(file, content)]
+        raise InputError(f"expected {BASE_KEY} in {file} to name a file, or a list of them, found {shown(value)}")
+    files = [(file, content)]
     for base in reversed(bases):
         try:
-            path = _found(base, beside=file.parent)
+            path = _config_file(base, beside=file.parent)
         except InputError as error:
             raise InputError(f"{error} ({BASE_KEY} of {file})") from error
-        found += _with_bases(path, (*derived, whole))
-    return found
+        files += _with_bases(path, (*derived, resolved))
+    return files
 
 
-def _found(name: str | Path, beside: Path | None = None) -> Path:
+def _by_name(file: Path) -> dict[str, str]:
+    """The settings that follow from the name of a config that ships."""
+    folder, name = file.parent, file.stem
+    if folder.parent != CONFIGS or name.startswith("base"):
+        return {}
+    return {key: text.format(name) for key, text in _BY_NAME.get(folder.name, {}).items()}
+
+
+def _config_file(name: str | Path, beside: Path | None = None) -> Path:
     try:
         return find_config(name, beside=beside)
     except (OSError, ValueError, RuntimeError) as error:  # too long, or ~NOBODY

@@ -17,7 +17,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from momentum_transfer.core.errors import InputError, shown
-from momentum_transfer.core.ranges import SHARE
+from momentum_transfer.core.ranges import FRACTION
 from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.labelled_images import LabelledImages
 
@@ -88,7 +88,7 @@ def select(
         InputError: a fraction outside (0, 1], an incomplete taxonomy.
     """
     for what, value in (("class", class_fraction), ("sample", sample_fraction), ("long-tail", long_tail)):
-        SHARE.require(f"the {what} fraction", value)
+        FRACTION.require(f"the {what} fraction", value)
     indices = np.arange(len(dataset), dtype=np.int64)
     labels, classes = dataset.labels, dataset.classes
     if class_fraction < 1:

@@ -14,6 +14,7 @@ from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.optimization import scale_to_batch
+from momentum_transfer.pretrain.config import check_settings
 from momentum_transfer.pretrain.heads import mlp, simsiam_projector
 from momentum_transfer.pretrain.methods.byol import BYOL
 from momentum_transfer.pretrain.methods.method import Branch, Method, TeacherRule
@@ -23,7 +24,6 @@ from momentum_transfer.pretrain.methods.random import RandomBackbone
 from momentum_transfer.pretrain.methods.simsiam import SimSiam
 from momentum_transfer.pretrain.methods.supervised import Classifier, Supervised
 from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT, Norm
-from momentum_transfer.pretrain.ranges import check_settings
 
 #: Normalisations that a network without batch normalisation can be trained with: of its heads' batches or statistics.
 WITHOUT_BN = ("BN", "SyncBN", "ShuffleBN", "EMAN")

@@ -5,18 +5,15 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 import momentum_transfer.lowshot.config
-import momentum_transfer.lowshot.ranges
 import momentum_transfer.pretrain.config
-import momentum_transfer.pretrain.ranges
 import momentum_transfer.transfer.config
-import momentum_transfer.transfer.ranges
 from momentum_transfer.core.settings import keys_of, load_config
 from tests.attacks.outcome import outcome_of
 
 ROOMS = {
-    "pretrain": (momentum_transfer.pretrain.config.get_cfg, momentum_transfer.pretrain.ranges.check_settings),
-    "transfer": (momentum_transfer.transfer.config.get_cfg, momentum_transfer.transfer.ranges.check_settings),
-    "lowshot": (momentum_transfer.lowshot.config.get_cfg, momentum_transfer.lowshot.ranges.check_settings),
+    "pretrain": (momentum_transfer.pretrain.config.get_cfg, momentum_transfer.pretrain.config.check_settings),
+    "transfer": (momentum_transfer.transfer.config.get_cfg, momentum_transfer.transfer.config.check_settings),
+    "lowshot": (momentum_transfer.lowshot.config.get_cfg, momentum_transfer.lowshot.config.check_settings),
 }
 KEYS = sorted((room, key) for room, (defaults, _) in ROOMS.items() for key in keys_of(defaults()))
 WORDS = st.sampled_from(

@@ -9,16 +9,19 @@ from momentum_transfer.core import ranges
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.ranges import (
     ANY_PATH,
+    ARCHITECTURE,
     COUNT,
+    FRACTION,
     PATH,
     POSITIVE,
     SEED,
-    SHARE,
+    SWITCH,
     UNIT,
     Choice,
     Many,
     Momentum,
     Number,
+    Setting,
     Words,
 )
 
@@ -27,13 +30,15 @@ from momentum_transfer.core.ranges import (
     ("rule", "allowed", "refused"),
     [
         (UNIT, [0, 1, 0.5], [-1e-9, 1 + 1e-9, math.nan, math.inf, True, "1", None]),
-        (SHARE, [1e-9, 1], [0, -1]),
+        (FRACTION, [1e-9, 1], [0, -1]),
         (POSITIVE, [1e-30, 1e30], [0, math.inf, -math.inf]),
         (Number(0, 1, above=True, below=True), [0.5], [0, 1]),
         (Number(high=1), [-1e300, 1], [1.1, -math.inf]),
         (ranges.MOMENTUM, [0, 0.5, 1], [0.51, 0.999, -0.1, 1.1, math.nan, True, "a"]),
         (Momentum(frozen=False, negative="x"), [-1.0, 0.1, 1], [0, 0.9]),
         (COUNT, [1, 10**400], [0, 1.0, True]),
+        (SWITCH, [True, False], [0, 1, "True", None]),
+        (ARCHITECTURE, ["resnet50", "timm:convnext_tiny"], ["resnet51", "convnext_tiny", 50, None]),
         (SEED, [0, 2**31 - 1], [-1, 2**31]),
         (Choice(("a", "", 2)), ["a", "", 2], ["b", 2.0, True, ["a"], None]),
         (Choice((1,)), [1], [True]),
@@ -60,7 +65,7 @@ CORRECT = "; correct the config"
     [
         (COUNT, 0, "of at least 1, found 0" + CORRECT),
         (UNIT, 2, "between 0 and 1, found 2" + CORRECT),
-        (SHARE, 0, "above 0 and at most 1, found 0" + CORRECT),
+        (FRACTION, 0, "above 0 and at most 1, found 0" + CORRECT),
         (Number(0, unit="px", note="0: none"), -1, "of at least 0 px (0: none), found -1" + CORRECT),
         (Choice(("cosine", "step", "")), "cosin", "of cosine, step, '' (none), found 'cosin'; the nearest is cosine"),
         (Many(COUNT, least=1), [1, 2.5],
@@ -86,13 +91,24 @@ def test_a_message_stays_short_whatever_was_found():
         assert len(str(refused.value)) < 400
 
 
-def test_a_table_is_checked_key_by_key_and_tells_what_it_forgets():
-    cfg = CfgNode({"A": {"B": 1, "C": 2.0, "SWITCH": True}, "D": "x"})
-    ranges.check(cfg, {"A.B": COUNT, "A.C": POSITIVE})
-    assert ranges.without_rule(cfg, {"A.B": COUNT}) == ["A.C", "D"]
+def test_a_table_gives_defaults_and_is_checked_key_by_key():
+    rows = Setting("A.B", [1], Many(COUNT)), Setting("A.C", 2.0, POSITIVE), Setting("D", True, SWITCH)
+    settings = ranges.table(*rows, free=["D"])
+    assert [setting.decides for setting in settings.values()] == [ranges.TRAINING, ranges.TRAINING, ranges.NOTHING]
+    cfg = ranges.add_defaults(CfgNode(), settings)
+    assert cfg == {"A": {"B": [1], "C": 2.0}, "D": True}
+    assert cfg.A.B is not rows[0].default
+    ranges.check(cfg, settings)
     cfg.A.C = -2.0
     with pytest.raises(InputError, match=r"expected A\.C above 0, found -2\.0"):
-        ranges.check(cfg, {"A.B": COUNT, "A.C": POSITIVE})
+        ranges.check(cfg, settings)
+    cfg.A.C, cfg.D = 1.0, 1
+    with pytest.raises(InputError, match="expected D as True or False, found 1"):
+        ranges.check(cfg, settings)
+    with pytest.raises(ValueError, match="twice"):
+        ranges.table(*rows, rows[0])
+    with pytest.raises(KeyError, match="NONE"):
+        ranges.table(*rows, free=["NONE"])
 
 
 def test_of_contradictions_the_first_is_raised_with_a_next_step():

@@ -3,11 +3,12 @@
 import pytest
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.core.checkpoints import pretraining_hash
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.settings import config_files, config_hash, dump, load_config
+from momentum_transfer.core.settings import config_files, config_hash, dump, load_config, pretraining_hash
 from momentum_transfer.core.shipped import CONFIGS
+from momentum_transfer.lowshot import config as lowshot
 from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.transfer import config as transfer
 
 
 @pytest.fixture
@@ -47,6 +48,18 @@ def test_a_shipped_config_is_the_same_by_name_and_by_path():
     by_path = load_config(get_cfg(), CONFIGS / "smoke" / "momentum2_digits.yaml")
     assert load_config(get_cfg(), "smoke/momentum2_digits") == by_path
     assert load_config(get_cfg(), "configs/smoke/momentum2_digits.yaml") == by_path
+
+
+def test_a_shipped_config_has_its_name_in_output_dir_or_protocol_and_a_config_on_it_inherits_both(tmp_path):
+    assert load_config(get_cfg(), "pretrain/momentum2_r50_100e").OUTPUT_DIR == "outputs/momentum2_r50_100e"
+    assert load_config(lowshot.get_cfg(), "lowshot/momentum2_linear").OUTPUT_DIR == "outputs/lowshot/momentum2_linear"
+    assert load_config(transfer.get_cfg(), "transfer/mask_rcnn_fpn_1x").PROTOCOL == "mask_rcnn_fpn_1x"
+    assert load_config(transfer.get_cfg(), "transfer/voc07_c4_byol_nr").PROTOCOL == "voc07_c4"  # written in it
+    own = tmp_path / "own.yaml"
+    own.write_text("_BASE_: transfer/mask_rcnn_fpn_1x\n")
+    assert load_config(transfer.get_cfg(), own).PROTOCOL == "mask_rcnn_fpn_1x"
+    own.write_text("_BASE_: pretrain/base_momentum2\n")
+    assert load_config(get_cfg(), own).OUTPUT_DIR == "outputs/pretrain"
 
 
 def test_a_base_that_leads_back_to_itself_is_refused(defaults, tmp_path):

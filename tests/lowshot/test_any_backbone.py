@@ -21,7 +21,7 @@ from momentum_transfer.lowshot.presets import FIXMATCH
 from tests.tools.in_process import run_tool
 
 CONVNEXT = "timm:test_convnext?img_size=32"
-QUICK = {"KNN.PRESETS": ["eman"], "SVM.SHOTS": [1], "SVM.DRAWS": 1, "LINEAR.TRIALS": 1, "LINEAR.EPOCHS": 1,
+QUICK = {"KNN.PRESETS": ["eman"], "SVM.SHOTS": [1], "SVM.TRIALS": 1, "LINEAR.TRIALS": 1, "LINEAR.EPOCHS": 1,
          "LINEAR.LEARNING_RATES": [1.0], "LINEAR.CACHED": True}  # fmt: skip
 
 

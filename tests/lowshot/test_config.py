@@ -81,7 +81,7 @@ def features(cfg, seed):
     generator = np.random.default_rng(seed)
     labels = np.arange(120) % 3
     values = np.eye(3)[labels] @ np.random.default_rng(9).standard_normal((3, 8)) + generator.standard_normal((120, 8))
-    if cfg.SVM.PROTOCOL == "voc07":
+    if cfg.SVM.PRESET == "voc07":
         labels = np.eye(3, dtype=np.int64)[labels]
     return FeatureSet(values.astype(np.float32), labels, "miniature", "0" * 64)
 
@@ -89,7 +89,7 @@ def features(cfg, seed):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_config_runs_on_a_miniature_and_records_what_the_table_asks_for(path, tmp_path, monkeypatch):
     command, title = command_of(path), load_config(get_cfg(), path).DATASETS.TITLE
-    small = dict.fromkeys(("LINEAR.TRIALS", "FINETUNE.TRIALS", "FIXMATCH.TRIALS", "SVM.DRAWS", "FIXMATCH.STEPS"), 1)
+    small = dict.fromkeys(("LINEAR.TRIALS", "FINETUNE.TRIALS", "FIXMATCH.TRIALS", "SVM.TRIALS", "FIXMATCH.STEPS"), 1)
     small |= dict.fromkeys(("LINEAR.BATCH_SIZE", "FINETUNE.BATCH_SIZE", "FIXMATCH.BATCH_SIZE", "MODEL.WIDTH"), 4)
     small |= dict.fromkeys(("LINEAR.WORKERS", "FINETUNE.WORKERS", "FIXMATCH.WORKERS"), 0)
     small |= dict.fromkeys(("LINEAR.EPOCHS", "FINETUNE.EPOCHS"), 0.01)
@@ -125,7 +125,7 @@ def test_defaults_are_the_papers():
     cfg = get_cfg()
     assert cfg.SVM.SHOTS == [1, 2, 4, 8, 16]
     assert [2.0**power for power in range(-5, 6)] == cfg.SVM.COSTS
-    assert (cfg.SVM.DRAWS, cfg.RETRIEVAL.TOP) == (5, 1000)
+    assert (cfg.SVM.TRIALS, cfg.RETRIEVAL.TOP) == (5, 1000)
     assert cfg.SVM.SELECT_C == "heldout"
 
 

@@ -14,9 +14,9 @@ def test_where_and_how_an_evaluation_works_is_no_other_experiment():
 
 def test_map_with_and_without_the_envelope_are_two_experiments():
     cfg = get_cfg()
-    cfg.SVM.PROTOCOL = "voc07"
+    cfg.SVM.PRESET = "voc07"
     enveloped = settings_hash(cfg)
-    cfg.SVM.PROTOCOL = "voc07-sklearn"
+    cfg.SVM.PRESET = "voc07-sklearn"
     assert settings_hash(cfg) != enveloped
 
 

@@ -9,10 +9,9 @@ import yaml
 
 from momentum_transfer.core.loggers import read
 from momentum_transfer.core.settings import load_config
-from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.pretrain.config import check_settings, get_cfg
 from momentum_transfer.pretrain.methods import build_method
 from momentum_transfer.pretrain.plan import concerns, make_plan
-from momentum_transfer.pretrain.ranges import check_settings
 from momentum_transfer.pretrain.train import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,10 +7,11 @@ import pytest
 from safetensors.torch import load_file
 
 from momentum_transfer.core import devices
-from momentum_transfer.core.checkpoints import CheckpointFolder, learned_settings, load
+from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import speaking
+from momentum_transfer.core.settings import learned_settings
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.pretrain import pipeline, views_on
 from momentum_transfer.pretrain.train import train

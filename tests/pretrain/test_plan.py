@@ -2,12 +2,20 @@ import re
 
 import pytest
 
+from momentum_transfer.backbones.resnet import DEPTHS, STEMS
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.ranges import Choice, without_rule
-from momentum_transfer.pretrain.config import get_cfg
+from momentum_transfer.core.optimization import LR_SCHEDULES, MOMENTUM_SCHEDULES
+from momentum_transfer.core.ranges import NOTHING, Choice, Many
+from momentum_transfer.core.settings import FREE_IN_PRETRAINING
+from momentum_transfer.images.augmentations import RECIPES, REMOVALS
+from momentum_transfer.images.datasets import DATASETS
+from momentum_transfer.images.digits import VARIANTS
+from momentum_transfer.pretrain.config import SETTINGS, check_settings
 from momentum_transfer.pretrain.methods import METHODS, virtual_processes
+from momentum_transfer.pretrain.norms import POLICIES, STUDENT_NORMS, TEACHER_NORMS
+from momentum_transfer.pretrain.optimizers import OPTIMIZERS
 from momentum_transfer.pretrain.plan import concerns, describe, learning_rate_at, make_plan
-from momentum_transfer.pretrain.ranges import RULES, check_settings
+from momentum_transfer.pretrain.train import AUTOCAST
 
 
 def test_rates_follow_the_batch_and_are_printed(tiny_cfg):
@@ -159,9 +167,35 @@ def test_a_warm_up_of_more_than_a_tenth_of_the_run_is_said(steps, epochs, share,
     assert concerns(make_plan(shorter, 1257, 1257, 1), shorter, 1) == []
 
 
-def test_every_setting_has_a_rule_and_every_method_is_a_word_of_it():
-    assert without_rule(get_cfg(), RULES) == []
-    assert RULES["METHOD.NAME"] == Choice(METHODS)
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("METHOD.NAME", METHODS),
+        ("MODEL.ARCH", (*DEPTHS, "timm:NAME")),
+        ("MODEL.STEM", STEMS),
+        ("TEACHER.MOMENTUM_SCHEDULE", MOMENTUM_SCHEDULES),
+        ("NORM.STUDENT", STUDENT_NORMS),
+        ("NORM.TEACHER", TEACHER_NORMS),
+        ("NORM.ALPHA_SCHEDULE", MOMENTUM_SCHEDULES),
+        ("NORM.POLICY", POLICIES),
+        ("DATA.NAME", DATASETS),
+        ("DATA.VARIANT", VARIANTS),
+        ("DATA.VIEWS", (*RECIPES, "digits")),
+        ("SOLVER.OPTIMIZER", OPTIMIZERS),
+        ("SOLVER.SCHEDULE", LR_SCHEDULES),
+        ("RUN.PRECISION", ("float32", *AUTOCAST)),
+    ],
+)
+def test_names_in_the_table_are_those_that_the_code_has(key, names):
+    assert set(SETTINGS[key].rule.words) == set(names)
+
+
+def test_removals_in_the_table_are_those_that_the_code_has():
+    assert SETTINGS["DATA.REMOVE"].rule == Many(Choice(REMOVALS))
+
+
+def test_where_and_how_long_a_run_works_decides_nothing():
+    assert {key for key, setting in SETTINGS.items() if setting.decides == NOTHING} == set(FREE_IN_PRETRAINING)
 
 
 def test_zero_settings_are_refused(tiny_cfg):
@@ -197,10 +231,10 @@ def test_settings_outside_their_range_are_refused(key, value, tiny_cfg):
         ("SOLVER.WEIGHT_DECAY", float("nan"), "SOLVER.WEIGHT_DECAY between 0 and"),
         ("SOLVER.WARMUP_EPOCHS", float("inf"), "SOLVER.WARMUP_EPOCHS"),
         ("NORM.STATISTICS_MOMENTUM", float("nan"), "NORM.STATISTICS_MOMENTUM"),
-        ("NORM.STATISTICS_MOMENTUM", 0.9, "the share that is kept, as papers write it; if so, write 0.1"),
+        ("NORM.STATISTICS_MOMENTUM", 0.9, "the fraction that is kept, as papers write it; if so, write 0.1"),
         ("TEACHER.MOMENTUM_BASE", 0.996, "the weight of the new value, .* if so, write 0.004"),
         ("NORM.PROXY_MOMENTUM", 0.999, "if so, write 0.001"),
-        ("SOLVER.MILESTONES", [0.9, 0.1], "ascending numbers above 0 and below 1 .shares of the run"),
+        ("SOLVER.MILESTONES", [0.9, 0.1], "ascending numbers above 0 and below 1 .fractions of the run"),
         ("SOLVER.MILESTONES", [30, 60], "divide epochs by SOLVER.EPOCHS"),
         ("SOLVER.MILESTONES", ["x"], r"SOLVER.MILESTONES as a list of ascending numbers .* found \['x'\]"),
         ("DATA.REMOVE", [1], "DATA.REMOVE as a list of words of solarize, blur, grayscale, color_jitter"),

@@ -65,7 +65,7 @@ def _copy(ours, theirs):
 def test_both_runs_begin_with_one_backbone_and_leave_records_of_their_names(tmp_path):
     pytest.importorskip("lightly", reason=WITHOUT)
     words = ["--config", "smoke/momentum2_digits", *TINY, "METHOD.NAME", "simsiam", "--results", tmp_path / "r.jsonl",
-             "--seeds", 0, "--probe-settings", "KNN.PRESETS", "['eman']", "SVM.SHOTS", "[1]", "SVM.DRAWS", 2,
+             "--seeds", 0, "--probe-settings", "KNN.PRESETS", "['eman']", "SVM.SHOTS", "[1]", "SVM.TRIALS", 2,
              "FEATURES.CACHE", tmp_path / "cache"]  # fmt: skip
     done = run_tool("studies/beside_lightly", *words)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ def test_from_images_to_a_report(backbone):
     weights = backbone / "backbone.pkl"
     run("convert", backbone, weights, "--report", backbone / "conversion.json")
     run("lowshot", "knn", "--config", LOWSHOT, "--weights", backbone, "--results", results)
-    run("lowshot", "svm", "--config", LOWSHOT, "--weights", backbone, "--results", results, "SVM.DRAWS", "2")
+    run("lowshot", "svm", "--config", LOWSHOT, "--weights", backbone, "--results", results, "SVM.TRIALS", "2")
     output = ["--results", results, "OUTPUT_DIR", backbone / "mask_rcnn"]
     said = run("transfer", "--config", DETECT, "--weights", weights, "--engine", "auto", *output, *TINY_DETECTOR)
     assert "engine " in said
@@ -79,7 +79,7 @@ def test_a_mistyped_key_is_named_with_the_nearest(tmp_path):
     assert "SOLVER.BASE_LR" in said
     said = run("transfer", "--config", DETECT, "--weights", "none", "SOLVER.MAX_ITERS", "1", code=2)
     assert "nearest known key is SOLVER.MAX_ITER" in said
-    said = run("lowshot", "svm", "--config", LOWSHOT, "--weights", "pixels", "SVM.DRAWS", "many", code=2)
+    said = run("lowshot", "svm", "--config", LOWSHOT, "--weights", "pixels", "SVM.TRIALS", "many", code=2)
     assert "expects int" in said
 
 

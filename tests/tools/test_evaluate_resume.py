@@ -64,7 +64,7 @@ tasks:
   - name: svm
     command: >-
       tools/lowshot.py svm --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}
-      SVM.DRAWS 2 SVM.SHOTS [1,2]
+      SVM.TRIALS 2 SVM.SHOTS [1,2]
 """
 
 

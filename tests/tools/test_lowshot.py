@@ -63,7 +63,7 @@ def npz(tmp_path):
 def test_given_features_need_no_weights_and_every_score_is_recorded(lowshot, npz, tmp_path):
     assert lowshot("knn", *npz, "KNN.PRESETS", "['eman']") == 0
     assert lowshot("retrieval", *npz, "KNN.PRESETS", "['eman']") == 0
-    assert lowshot("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[1,4]") == 0
+    assert lowshot("svm", *npz, "SVM.TRIALS", "2", "SVM.SHOTS", "[1,4]") == 0
     found = {(record["task"], record["metric"], record["trial"]) for record in records(tmp_path)}
     assert {("knn/k=20", "top1", 0), ("retrieval", "mAP", 0), ("svm/k=4", "top1", 1)} <= found
     assert all(record["checkpoint"]["name"] == "train.npz" for record in records(tmp_path))
@@ -88,7 +88,7 @@ def test_the_network_at_random_of_a_checkpoint_is_evaluated_like_it_and_its_reco
 
 def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot, npz, tmp_path):
     assert lowshot("retrieval", *npz, "KNN.PRESETS", "['eman']") == 0
-    assert lowshot("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[4]") == 0
+    assert lowshot("svm", *npz, "SVM.TRIALS", "2", "SVM.SHOTS", "[4]") == 0
     found = [record for record in records(tmp_path) if record["metric"] != "mean_per_class"]
     assert len(found) == 2 + 2 + 4  # top1 and top5 by kNN, mAP and recall, two draws of top1 and top5
     for record in found:
@@ -119,7 +119,7 @@ def test_diagnostics_are_recorded_with_alignment_where_there_are_images(lowshot,
 
 
 def test_second_run_skips_what_is_recorded(lowshot, npz, tmp_path, capsys):
-    arguments = ("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[2]")
+    arguments = ("svm", *npz, "SVM.TRIALS", "2", "SVM.SHOTS", "[2]")
     assert lowshot(*arguments) == 0
     file = tmp_path / "results.jsonl"
     lines = file.read_text().splitlines(keepends=True)
@@ -228,7 +228,7 @@ def test_wrong_input_is_one_line_and_code_2(lowshot, capsys, arguments, message)
         ("knn", ("SEARCH.PRECISION", "fp8"), "expected SEARCH.PRECISION of fp32, bf16"),
         ("svm", ("SVM.SOLVER", "magic"), "expected SVM.SOLVER of batched, liblinear"),
         ("svm", ("SVM.SHOTS", "[500]"), "images to draw from, expected at least 500"),
-        ("svm", ("SVM.PROTOCOL", "voc07"), "does not fit digits train"),
+        ("svm", ("SVM.PRESET", "voc07"), "does not fit digits train"),
     ],
 )
 def test_settings_are_checked_before_features_are_extracted(
@@ -312,7 +312,7 @@ def test_multi_hot_labels_are_refused_where_they_cannot_be_scored(lowshot, npz, 
     assert lowshot("knn", *npz, "KNN.PRESETS", "['majority-5']") == 2
     assert "found multi-hot labels" in capsys.readouterr().err
     np.savez(tmp_path / "test.npz", features=features, labels=0 * labels)
-    assert lowshot("svm", *npz, "SVM.PROTOCOL", "voc07") == 2
+    assert lowshot("svm", *npz, "SVM.PRESET", "voc07") == 2
     assert "carries a label" in capsys.readouterr().err
 
 
@@ -351,7 +351,7 @@ def leaking(tmp_path):
     "words",
     [
         ("knn", "--weights", "pixels", "KNN.PRESETS", "['majority-5']"),
-        ("svm", "--weights", "pixels", "SVM.SHOTS", "[2]", "SVM.DRAWS", "1", "SVM.HELD_OUT_PER_CLASS", "5"),
+        ("svm", "--weights", "pixels", "SVM.SHOTS", "[2]", "SVM.TRIALS", "1", "SVM.HELD_OUT_PER_CLASS", "5"),
         ("retrieval", "--weights", "pixels", "KNN.PRESETS", "['majority-5']"),
         ("linear", "--weights", "scratch", "LINEAR.EPOCHS", "1", "LINEAR.BATCH_SIZE", "8", "LINEAR.FRACTION", "1.0"),
         ("finetune", "--weights", "scratch", "FINETUNE.EPOCHS", "1", "FINETUNE.BATCH_SIZE", "8",

@@ -12,7 +12,7 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from tests.tools.in_process import run_tool
 from tests.transfer import own_set
 
-SMALL = ["INPUT.IMAGE_SIZE", "32", "FEATURES.WORKERS", "0", "FEATURES.PRECISION", "fp32", "SVM.DRAWS", "1",
+SMALL = ["INPUT.IMAGE_SIZE", "32", "FEATURES.WORKERS", "0", "FEATURES.PRECISION", "fp32", "SVM.TRIALS", "1",
          "SVM.SHOTS", "[1]"]  # fmt: skip
 
 

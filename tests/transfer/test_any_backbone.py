@@ -13,9 +13,9 @@ from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.vitdet import describe, resample_patches, to_vitdet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.config import check_settings
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.initial_weights import read_initial
-from momentum_transfer.transfer.ranges import check_settings
 from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.training_state import Position

@@ -10,9 +10,9 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import value_of
 from momentum_transfer.transfer import fit
+from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.cost import Estimate
 from momentum_transfer.transfer.data.own.open import open_own
-from momentum_transfer.transfer.decisive import identity
 from momentum_transfer.transfer.own_settings import OwnSource, load_for, within_minutes
 from momentum_transfer.transfer.tasks import open_task
 from tests.tools.in_process import run_tool

@@ -12,8 +12,8 @@ from momentum_transfer.backbones.build import build_backbone as timm_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.data import annotations
-from momentum_transfer.transfer.decisive import identity
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.torchvision_engine.engine import build

@@ -5,7 +5,7 @@ import pytest
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer import run as run_module
-from momentum_transfer.transfer.decisive import identity
+from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.run import Request, _claim, run
 
 #: What a training of either engine leaves as soon as there is something to go on with.

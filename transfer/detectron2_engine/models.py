@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 from momentum_transfer.transfer.any_backbone import network_pixels
-from momentum_transfer.transfer.config import add_own_keys
+from momentum_transfer.transfer.config import add_own_keys, backbone_problems
 from momentum_transfer.transfer.detectron2_engine.backbones import (
     PYRAMIDS,
     SMALL,
@@ -28,7 +28,6 @@ from momentum_transfer.transfer.detectron2_engine.backbones import (
 )
 from momentum_transfer.transfer.detectron2_engine.data import ENGINE
 from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
-from momentum_transfer.transfer.ranges import backbone_problems
 
 
 def heads() -> tuple[type[nn.Module], type[nn.Module]]:

@@ -294,13 +294,13 @@ def test_class_that_every_drawn_image_shows_tells_no_image_from_another(solver):
     [
         (
             {"protocol": "coco"},
-            "expected SVM.PROTOCOL of imagenet, .*, voc07, voc07-sklearn, found 'coco'",
+            "expected SVM.PRESET of imagenet, .*, voc07, voc07-sklearn, found 'coco'",
         ),
         ({"select_c": "train"}, "expected SVM.SELECT_C of heldout, test"),
         ({"solver": "magic"}, "expected SVM.SOLVER of"),
         ({"class_weights": "2"}, r"expected SVM\.CLASS_WEIGHTS of .*plain, vissl, found '2'"),
         ({"voc_shots": "all"}, r"expected SVM\.VOC_SHOTS of pcl, vissl, found 'all'"),
-        ({"voc_shots": "vissl"}, r"expected SVM\.VOC_SHOTS pcl under SVM\.PROTOCOL imagenet, found vissl"),
+        ({"voc_shots": "vissl"}, r"expected SVM\.VOC_SHOTS pcl under SVM\.PRESET imagenet, found vissl"),
         ({"shots": (0,)}, r"SVM\.SHOTS as a list of one or more whole numbers .*found \(0,\)"),
         ({"costs": (0.0,)}, r"SVM\.COSTS as a list of one or more numbers above 0, found"),
     ],

@@ -1,16 +1,20 @@
-"""Settings that make no sense end in one line before anything is read or computed."""
+"""Settings that make no sense are refused in one line; what a setting decides is in identity, claims and resumption."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
+from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.ranges import without_rule
 from momentum_transfer.core.settings import value_of
+from momentum_transfer.report.differences import NOT_COMPARED, Comparisons
+from momentum_transfer.report.page import build, read_records
 from momentum_transfer.transfer import config
+from momentum_transfer.transfer.config import SETTINGS, check_settings, get_cfg, identity
 from momentum_transfer.transfer.engines import choose_engine
-from momentum_transfer.transfer.ranges import RULES, check_settings
-from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, tiny_config
+from momentum_transfer.transfer.run import Request, run
+from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [p for room in ("transfer", "smoke") for p in sorted((ROOT / "configs" / room).glob("*.yaml"))]
@@ -27,7 +31,7 @@ def test_every_config_passes(file):
     check_settings(config.load(file))
 
 
-@pytest.mark.parametrize("key", RULES)
+@pytest.mark.parametrize("key", SETTINGS)
 def test_a_value_out_of_its_range_is_refused(key):
     cfg = tiny_config("mask_rcnn").clone()
     cfg.defrost()
@@ -36,10 +40,6 @@ def test_a_value_out_of_its_range_is_refused(key):
     (value_of(cfg, section) if section else cfg)[name] = [-1.5] if "ALPHA" in key or "PIXEL_MEAN" in key else wrong
     with pytest.raises(InputError, match=rf"expected {key} .* found .*; "):
         check_settings(cfg)
-
-
-def test_every_setting_has_a_rule():
-    assert without_rule(config.get_cfg(), RULES) == []
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,53 @@ def test_cascades_that_detectron2_would_not_build_are_refused(settings, message)
 def test_levels_and_devices_that_are_not_there_are_refused(name, settings, message):
     with pytest.raises(InputError, match=message):
         choose_engine("torchvision", tiny_config(name, *settings.split()))
+
+
+SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny", "TEST.VISUALS", "0"]
+
+
+def test_two_backbones_given_by_model_weights_are_compared(tmp_path):
+    files = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        file = tmp_path / f"backbone_{seed}.pth"
+        torch.save(build_backbone(Architecture("resnet10", 32)).state_dict(), file)
+        out = tmp_path / f"run_{seed}"
+        cfg = shapes_config("retinanet", tmp_path, *SHORT, "MODEL.WEIGHTS", str(file), "OUTPUT_DIR", str(out))
+        run(cfg, Request(cfg.MODEL.WEIGHTS))
+        files.append(out / "results.jsonl")
+    report = build(read_records(files)[0], resamples=10)
+    assert report.results.unlike == {}
+    words = Comparisons(report.results, 10).words("backbone_1", "backbone_0")
+    assert words
+    assert NOT_COMPARED not in words.values()
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_identity_follows_the_table_for_every_setting(key):
+    before, after = get_cfg(), get_cfg()
+    section, _, name = key.rpartition(".")
+    value = value_of(before, key)
+    other = (["another"] if isinstance(value, (list, tuple)) else not value if isinstance(value, bool)
+             else f"{value}x" if isinstance(value, str) else value + 1)  # fmt: skip
+    (value_of(after, section) if section else after)[name] = type(value)(other)
+    decides = SETTINGS[key].decides
+    assert (identity(before) != identity(after)) == (decides != "nothing")
+    assert (identity(before, evaluation=False) != identity(after, evaluation=False)) == (decides == "training")
+
+
+def test_what_decides_nothing_or_scores_may_change_at_a_resumption_and_the_rest_may_not(tmp_path):
+    cfg = shapes_config("retinanet", tmp_path, *SHORT)
+    run(cfg, Request("none"))
+    out = tmp_path / "out"
+    (out / "model_final.pth").unlink()
+    (out / "results.jsonl").unlink()
+    free = ["MODEL.WEIGHTS", "elsewhere.pth", "TEST.DETECTIONS_PER_IMAGE", "7", "DATALOADER.NUM_WORKERS", "1"]
+    (out / "training.json").unlink()
+    run(shapes_config("retinanet", tmp_path, *SHORT, *free), Request("none", resume=True))
+    assert (out / "model_final.pth").is_file()
+    (out / "model_final.pth").unlink()
+    (out / "training.json").unlink()
+    other = shapes_config("retinanet", tmp_path, *SHORT, "SOLVER.BASE_LR", "0.5")
+    with pytest.raises(InputError, match=r"cannot resume .*: SOLVER.BASE_LR was 0\.\d+ and is 0\.5"):
+        run(other, Request("none", resume=True))

@@ -1,9 +1,14 @@
 import pytest
 
+from momentum_transfer.backbones.resnet import DEPTHS, STEMS
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.ranges import without_rule
+from momentum_transfer.core.neighbours import PRECISIONS
 from momentum_transfer.core.settings import load_config
-from momentum_transfer.lowshot.config import get_cfg
+from momentum_transfer.images.datasets import DATASETS
+from momentum_transfer.images.digits import VARIANTS
+from momentum_transfer.lowshot.augment import LEVELS
+from momentum_transfer.lowshot.config import KNN_PRESET, SETTINGS, check_settings, get_cfg
+from momentum_transfer.lowshot.fixmatch import STUDENTS
 from momentum_transfer.lowshot.image_evaluations import (
     check_batch,
     finetune_preset,
@@ -11,7 +16,9 @@ from momentum_transfer.lowshot.image_evaluations import (
     fixmatch_setting,
     linear_preset,
 )
-from momentum_transfer.lowshot.ranges import RULES, check_settings
+from momentum_transfer.lowshot.knn import PRESETS
+from momentum_transfer.lowshot.svm import lowshot_svm as svm
+from momentum_transfer.pretrain.norms import TEACHER_NORMS
 
 
 def test_defaults_pass():
@@ -29,7 +36,7 @@ def test_defaults_pass():
         ("SEARCH.QUERY_CHUNK", "0", r"expected SEARCH\.QUERY_CHUNK of at least 1"),
         ("SEARCH.DATABASE_CHUNK", "-5", r"expected SEARCH\.DATABASE_CHUNK of at least 1"),
         ("RETRIEVAL.TOP", "0", r"expected RETRIEVAL\.TOP of at least 1"),
-        ("SVM.DRAWS", "0", r"expected SVM\.DRAWS of at least 1"),
+        ("SVM.TRIALS", "0", r"expected SVM\.TRIALS of at least 1"),
         ("SVM.HELD_OUT_PER_CLASS", "0", r"expected SVM\.HELD_OUT_PER_CLASS of at least 1"),
         ("SVM.SHOTS", "[1, 2.5]", r"SHOTS as a list of one or more whole numbers of at least 1, found \[1, 2\.5\]"),
         ("SVM.SHOTS", "['all']", r"expected SVM\.SHOTS .*, found \['all'\]"),
@@ -48,8 +55,36 @@ def test_sizes_that_nothing_can_be_computed_with_are_refused(key, value, message
         check_settings(load_config(get_cfg(), None, [key, value]))
 
 
-def test_every_setting_has_a_rule():
-    assert without_rule(get_cfg(), RULES) == []
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("DATASETS.NAME", (*DATASETS, "voc07")),
+        ("DATASETS.VARIANT", VARIANTS),
+        ("SEARCH.PRECISION", PRECISIONS),
+        ("SVM.PRESET", svm.PROTOCOLS),
+        ("SVM.CLASS_WEIGHTS", ("", *svm.CLASS_WEIGHTS)),
+        ("SVM.SOLVER", svm.SOLVERS),
+        ("FIXMATCH.STUDENT_NORM", ("", *STUDENTS)),
+        ("FIXMATCH.TEACHER_NORM", ("", *TEACHER_NORMS)),
+        ("FIXMATCH.STRONG_LEVELS", ("", *LEVELS)),
+        ("MODEL.ARCH", (*DEPTHS, "timm:NAME")),
+        ("MODEL.STEM", STEMS),
+    ],
+)
+def test_names_in_the_table_are_those_that_the_code_has(key, names):
+    assert set(SETTINGS[key].rule.words) == set(names)
+
+
+def test_presets_of_knn_in_the_table_are_those_that_the_code_has():
+    assert str(KNN_PRESET) == f"of {', '.join(PRESETS)}, majority-K, weighted-K"
+    assert all(map(KNN_PRESET.holds, PRESETS))
+
+
+def test_what_changes_no_number_decides_nothing():
+    assert {key for key, setting in SETTINGS.items() if setting.decides == "nothing"} == {
+        "OUTPUT_DIR", "FEATURES.WORKERS", "FEATURES.CACHE",
+        *(f"{name}.{key}" for name in ("LINEAR", "FINETUNE", "FIXMATCH") for key in ("WORKERS", "TRIALS")),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -73,7 +108,7 @@ def test_every_setting_has_a_rule():
             r"expected FIXMATCH\.STATISTICS_MOMENTUM as the weight of the new value, .*found 1\.5",
         ),
         ("FIXMATCH", "STATISTICS_MOMENTUM", "0.0", r"above 0 and at most 0\.5, or 1 \(1: copies the student's"),
-        ("FIXMATCH", "STATISTICS_MOMENTUM", "0.9", r"share that is kept, as papers write it; if so, write 0\.1"),
+        ("FIXMATCH", "STATISTICS_MOMENTUM", "0.9", r"fraction that is kept, as papers write it; if so, write 0\.1"),
         ("FIXMATCH", "MOMENTUM", "0.999", r"FIXMATCH\.MOMENTUM as the weight of the new value.* if so, write 0\.001"),
         ("FIXMATCH", "BN_MOMENTUM", "0.9", r"FIXMATCH\.BN_MOMENTUM as the weight of the new value"),
         ("FIXMATCH", "MOMENTUM", "-0.1", r"FIXMATCH\.MOMENTUM as the weight of the new value, .*found -0\.1"),
