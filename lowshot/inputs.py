@@ -38,12 +38,12 @@ SCRATCH = "scratch"
 
 
 def load_source(
-    weights: str, which: str | None, family: str | None, architecture: str | None = None
+    weights: str, network: str | None, family: str | None, architecture: str | None = None
 ) -> SourceBackbone | None:
     """The backbone behind ``--weights``, or None for the pixel baseline and for a start from scratch."""
     if weights in (PIXELS, SCRATCH):
         return None
-    return load_backbone(weights, which=which, family=family, architecture=architecture)
+    return load_backbone(weights, network=network, family=family, architecture=architecture)
 
 
 def architecture_of(cfg: CfgNode, source: SourceBackbone | None) -> AnyArchitecture:

@@ -125,7 +125,7 @@ def convert_file(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    which: str | None = None,
+    network: str | None = None,
     family: str | None = None,
     anchor: str | Path | None = None,
     constant: float | None = None,
@@ -139,7 +139,7 @@ def convert_file(
     """Read, rescale if asked, write; every key is accounted for, or nothing is written.
 
     Args:
-        checkpoint, which, family, trust_pickle, architecture, resize_positions: as for
+        checkpoint, network, family, trust_pickle, architecture, resize_positions: as for
             :func:`momentum_transfer.backbones.read.load_backbone`.
         without_prefix: leave CLS tokens and registers of a ViT out of a .pkl, which is then another function.
         out: the suffix chooses the format: .pkl (Detectron2, a ResNet or a plain ViT), .pth or .safetensors
@@ -166,7 +166,7 @@ def convert_file(
     if sum(each is not None for each in (anchor, constant, scale)) > 1:
         raise InputError("expected one of anchor, constant and scale, found several; convert twice")
     source = _read(
-        checkpoint, architecture, which=which, family=family, trust_pickle=trust_pickle,
+        checkpoint, architecture, network=network, family=family, trust_pickle=trust_pickle,
         resize_positions=resize_positions,
     )  # fmt: skip
     other = None if anchor is None else str(anchor)

@@ -54,14 +54,14 @@ class Reading:
 
 
 def choose(
-    tables: Tables, tree: Any, which: str | None, family: str | None, path: Path, hints: Hints = NO_HINTS
+    tables: Tables, tree: Any, network: str | None, family: str | None, path: Path, hints: Hints = NO_HINTS
 ) -> Reading:
     """The best reading of a file, with the decisions in its notes.
 
     Args:
         tables: of ``tensor_tables``.
         tree: the whole file, for the default network of this project's checkpoints.
-        which: the network asked for, or None.
+        network: the network asked for, or None.
         family: the rule asked for, or None.
         hints: what is known of the network beside the file's tensors.
 
@@ -78,7 +78,7 @@ def choose(
         names = [entry.name for entries in tables.values() for entry in entries]
         rules = tuple(rule for rule in FAMILIES if rule.has_evidence(names))
     default = tree.get("network_default") if own else None
-    readings = _readings(rules, tables, which, default, family, hints)
+    readings = _readings(rules, tables, network, default, family, hints)
     readings.sort(key=lambda reading: (reading.score, bool(reading.looks_like)), reverse=True)
     if not readings or (readings[0].score[0] == 0 and not any(reading.looks_like for reading in readings)):
         raise InputError(_nothing_found(tables, readings, path, hints))
@@ -92,7 +92,7 @@ def choose(
         )
     runner_up = f"; runner-up {others[0].describe()}" if others else ""
     best.report.notes.append(f"{path.name}: {best.describe()}, {best.family.title}{runner_up}")
-    best.report.notes.append(_network_note(best, which))
+    best.report.notes.append(_network_note(best, network))
     return best
 
 
@@ -101,33 +101,33 @@ def _readings(rules: tuple[Family, ...], *arguments: Any) -> list[Reading]:
     return [reading for rule in rules if (reading := _read(rule, *arguments)) is not None]
 
 
-def _network_note(reading: Reading, which: str | None) -> str:
+def _network_note(reading: Reading, network: str | None) -> str:
     held = " and ".join(reading.available)
-    if which is not None:
+    if network is not None:
         return f"network: {reading.network}, as asked (the file holds {held})"
     if len(reading.available) > 1:
-        return f"network: {reading.network}, the default of {reading.family.title} (file: {held}; --which chooses)"
+        return f"network: {reading.network}, the default of {reading.family.title} (file: {held}; --network chooses)"
     return f"network: {reading.network}, the only one in the file"
 
 
 def _read(
-    rule: Family, tables: Tables, which: str | None, default: str | None, family: str | None, hints: Hints
+    rule: Family, tables: Tables, network: str | None, default: str | None, family: str | None, hints: Hints
 ) -> Reading | None:
     """Apply one rule; None where the file has none of its places, or not the network asked for."""
     found = {
-        network: place
-        for network, spots in rule.networks.items()
+        name: place
+        for name, spots in rule.networks.items()
         if (place := _first_place(spots, tables, asked=family is not None)) is not None
     }
     if not found or (rule.needs and rule.needs not in found):
         return None
-    network = which or default or rule.default
-    if network not in found:
-        if which is not None and ONLY not in found:
-            problem = f"expected a {which} network, found only the {' and '.join(found)} (family {rule.name})"
-            return Reading(rule, which, tuple(found), None, {}, KeyReport(), problem=problem)
-        network = next(iter(found))
-    return _account(rule, network, found, tables, hints)
+    chosen = network or default or rule.default
+    if chosen not in found:
+        if network is not None and ONLY not in found:
+            problem = f"expected a {network} network, found only the {' and '.join(found)} (family {rule.name})"
+            return Reading(rule, network, tuple(found), None, {}, KeyReport(), problem=problem)
+        chosen = next(iter(found))
+    return _account(rule, chosen, found, tables, hints)
 
 
 def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Place | None:
@@ -254,9 +254,7 @@ def _nothing_found(tables: Tables, readings: list[Reading], path: Path, hints: H
     if any(re.search(r"(^|\.)(token_embedding|embeddings\.word_embeddings)\.weight$", key) for key in keys):
         return f"expected a backbone, found only a text tower ({found}) in {path}; give the image tower, or both"
     if problems:
-        return (
-            f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or name its --arch, --family and --which"
-        )
+        return f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or --arch, --family and --network"
     asked = [reading for reading in readings if hints.asked and reading.architecture == hints.asked]
     if asked:  # no tensor has its shape: another width, or another kind of network
         return coverage_message(max(asked, key=lambda reading: len(reading.report.wrong_shape)), path)

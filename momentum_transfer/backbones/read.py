@@ -64,7 +64,7 @@ def load_backbone(
     path: str | Path,
     architecture: str | AnyArchitecture | None = None,
     *,
-    which: str | None = None,
+    network: str | None = None,
     family: str | None = None,
     trust_pickle: bool = False,
     resize_positions: bool = False,
@@ -77,7 +77,7 @@ def load_backbone(
             ``module:package.path:factory``, a module that the user's own code makes, which this runs; or
             ``random-of:`` and any of these: the same architecture at random (``source.random_of``).
         architecture: of the network, ``timm:NAME?img_size=224`` for example, where the file does not tell it.
-        which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
+        network: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
         family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
         trust_pickle: allow the file to run code while it is read.
         resize_positions: resample position embeddings to the image size of ``architecture``.
@@ -87,19 +87,19 @@ def load_backbone(
         InputError: no checkpoint, an unknown network, an ambiguous family, no such network, or values that are no
             weights.
     """
-    if which not in (None, "student", "teacher"):
-        raise InputError(f"expected which to be student or teacher, found {which!r}")
+    if network not in (None, "student", "teacher"):
+        raise InputError(f"expected network to be student or teacher, found {network!r}")
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
     if str(path).startswith(RANDOM_OF):
-        return _at_random(str(path), architecture, which, family, trust_pickle, resize_positions)
+        return _at_random(str(path), architecture, network, family, trust_pickle, resize_positions)
     if str(path).startswith((TIMM, MODULE)):
         if isinstance(architecture, str) and architecture != str(path):
             raise InputError(
                 f"expected no --arch with {path}, which is a network by itself, found {architecture}; leave it out, "
                 f"or repeat the same text (options stand behind the name: {TIMM}NAME?img_size=224)"
             )
-        return named_backbone(str(path), which, family)
+        return named_backbone(str(path), network, family)
     file = checkpoint_file(path)
     refuse_other_formats(file)
     read = read_shards if is_index(file) else read_tree
@@ -109,11 +109,11 @@ def load_backbone(
     refuse_vitdet(tables, file)
     if hints.asked is None and hints.told is None:
         refuse_other_models(tree, tables, file)
-    reading = choose(tables, tree, which, family, file, hints)
+    reading = choose(tables, tree, network, family, file, hints)
     _say_network(reading, carried)
-    if which is not None and reading.network != which:
+    if network is not None and reading.network != network:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
-        raise InputError(f"expected the {which}, found a file that holds {held}: {file}; leave --which out")
+        raise InputError(f"expected the {network}, found a file that holds {held}: {file}; leave --network out")
     source = _finish(reading, tree, carried, file)
     source.name = weights_name(path if is_hub_name(path) else file)
     if is_hub_name(path):
@@ -124,7 +124,7 @@ def load_backbone(
 def _at_random(
     text: str,
     architecture: str | AnyArchitecture | None,
-    which: str | None,
+    network: str | None,
     family: str | None,
     trust_pickle: bool,
     resize_positions: bool,
@@ -138,7 +138,7 @@ def _at_random(
     else:
         with speaking(quiet=True):
             found = load_backbone(
-                like, architecture, which=which, family=family, trust_pickle=trust_pickle,
+                like, architecture, network=network, family=family, trust_pickle=trust_pickle,
                 resize_positions=resize_positions,
             ).architecture  # fmt: skip
     source = random_of(found, like)
@@ -253,7 +253,7 @@ def load(
     path: str | Path,
     into: nn.Module | None = None,
     *,
-    which: str | None = None,
+    network: str | None = None,
     family: str | None = None,
     trust_pickle: bool = False,
     architecture: str | None = None,
@@ -261,7 +261,7 @@ def load(
     """The backbone of a checkpoint of any known family.
 
     Args:
-        path, which, family, trust_pickle, architecture: as for
+        path, network, family, trust_pickle, architecture: as for
             :func:`momentum_transfer.backbones.read.load_backbone`.
         into: a network under torchvision's or timm's names that takes the weights, ``torchvision.models.resnet50()``
             for example; what it has besides the backbone (its classifier ``fc``) stays as it is. Without it a backbone
@@ -271,7 +271,7 @@ def load(
         InputError: as ``load_backbone``; or ``into`` lacks a tensor of the backbone, has it in another shape, or has
             backbone tensors that the checkpoint lacks. Nothing is loaded then.
     """
-    source = load_backbone(path, which=which, family=family, trust_pickle=trust_pickle, architecture=architecture)
+    source = load_backbone(path, network=network, family=family, trust_pickle=trust_pickle, architecture=architecture)
     if into is None:
         return Loaded(source.build(), source.report)
     _check(into, source.state)

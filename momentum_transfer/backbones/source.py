@@ -150,14 +150,14 @@ class SourceBackbone:
         return network.float().eval()
 
 
-def named_backbone(text: str, which: str | None = None, family: str | None = None) -> SourceBackbone:
+def named_backbone(text: str, network: str | None = None, family: str | None = None) -> SourceBackbone:
     """The backbone behind ``timm:NAME`` or ``module:package.path:factory``, with its weights.
 
     Raises:
         InputError: as ``timm_network.published`` or ``module_network.of_text``, or a choice that means nothing here.
     """
-    if which is not None or family is not None:
-        raise InputError(f"expected no --which and no --family with {text}, which is one network; leave them out")
+    if network is not None or family is not None:
+        raise InputError(f"expected no --network and no --family with {text}, which is one network; leave them out")
     if text.startswith(MODULE):
         return of_network(of_text(text).build())
     architecture = parse_architecture(text)

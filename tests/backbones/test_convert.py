@@ -156,7 +156,7 @@ def tool(monkeypatch, capsys):
 def test_tool_writes_weights_report_and_metadata(tool, tmp_path):
     sample = family_writers.ours()
     torch.save(sample.tree, tmp_path / "step.pt")
-    ran = tool(tmp_path / "step.pt", tmp_path / "out.pkl", "--which", "student", "--report", tmp_path / "report.json")
+    ran = tool(tmp_path / "step.pt", tmp_path / "out.pkl", "--network", "student", "--report", tmp_path / "report.json")
     assert ran.returncode == 0, ran.stderr
     assert "network: student, as asked" in ran.stdout
     report = json.loads((tmp_path / "report.json").read_text())

@@ -51,7 +51,7 @@ class TestEveryFamily:
         sample = writer()
         path = write(sample, tmp_path)
         for name, net in sample.networks.items():
-            source = load_backbone(path, which=None if name == "backbone" else name)
+            source = load_backbone(path, network=None if name == "backbone" else name)
             assert source.network == name
             for key in expected_shapes(TINY):
                 assert torch.equal(source.state[key], net.state_dict()[key]), key
@@ -164,9 +164,9 @@ def test_exported_backbone_of_a_run_folder_is_read_where_no_checkpoint_is_left(t
     save_file(dict(net.state_dict()), tmp_path / "backbone.safetensors", metadata={"network": "teacher"})
     source = load_backbone(tmp_path)
     assert source.network == "teacher"
-    assert load_backbone(tmp_path, which="teacher").network == "teacher"
+    assert load_backbone(tmp_path, network="teacher").network == "teacher"
     with pytest.raises(InputError, match="holds the teacher only"):
-        load_backbone(tmp_path, which="student")
+        load_backbone(tmp_path, network="student")
 
 
 def test_checkpoint_of_another_version_of_this_project_is_refused(tmp_path):
@@ -185,7 +185,7 @@ def test_network_is_said_aloud(tmp_path, capsys):
     path = write(family_writers.momentum2(), tmp_path)
     load_backbone(path)
     assert "network: teacher, the default of Momentum² Teacher" in capsys.readouterr().out
-    load_backbone(path, which="student")
+    load_backbone(path, network="student")
     assert "network: student, as asked" in capsys.readouterr().out
 
 
@@ -414,10 +414,10 @@ def test_unknown_family_and_network_name_the_known_ones(tmp_path):
     path = write(family_writers.simsiam(), tmp_path)
     with pytest.raises(InputError, match="expected a family of momentum-transfer, momentum2"):
         load_backbone(path, family="simclr9")
-    with pytest.raises(InputError, match="expected which to be student or teacher"):
-        load_backbone(path, which="both")
+    with pytest.raises(InputError, match="expected network to be student or teacher"):
+        load_backbone(path, network="both")
     with pytest.raises(InputError, match="expected a teacher network, found only the student"):
-        load_backbone(path, which="teacher")
+        load_backbone(path, network="teacher")
 
 
 def test_names_go_to_detectron2_and_back_one_to_one():

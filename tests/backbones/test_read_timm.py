@@ -44,7 +44,7 @@ def test_every_nesting_gives_the_networks_own_features_and_accounts_for_every_ke
     sample = writer()
     path = write(sample, tmp_path)
     for network in (None, *sample.networks):
-        source = load_backbone(path, which=None if network == "backbone" else network)
+        source = load_backbone(path, network=None if network == "backbone" else network)
         expected = network or sample.default
         assert (source.family, str(source.architecture), source.network) == (
             sample.family,
