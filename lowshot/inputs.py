@@ -12,8 +12,9 @@ from torch import Tensor
 
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.read import SourceBackbone, load_backbone
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import cache_root, part_title, sha256_of_text

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import own_input
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import distributed, records
 from momentum_transfer.core import records as results
 from momentum_transfer.core.devices import choose_device

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from momentum_transfer.backbones.build import expected_shapes
 from momentum_transfer.backbones.families import FAMILIES
-from momentum_transfer.backbones.layouts import expected_shapes, from_detectron2, to_detectron2
-from momentum_transfer.backbones.read import CoverageError, KeyReport, checkpoint_file, load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.read import checkpoint_file, load_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_backbone, from_detectron2, to_detectron2
+from momentum_transfer.backbones.source import CoverageError, KeyReport
 from momentum_transfer.core.errors import InputError
 from tests.backbones import family_writers
 from tests.backbones.family_writers import TINY, WRITERS, Sample, detectron2_name, network
