@@ -46,7 +46,7 @@ _WAYS = {
         "convert.write({out!r}, source.state, source.architecture, convert.metadata_of(source))",
     ),
     "plain script": (
-        "import pickle\nfrom momentum_transfer.backbones.layouts import to_detectron2",
+        "import pickle\nfrom momentum_transfer.backbones.resnet import to_detectron2",
         "state = torch.load({checkpoint!r}, weights_only=True)\n"
         "tree = {{'model': {{to_detectron2(name): t.numpy() for name, t in state.items()}}}}\n"
         "with open({out!r}, 'wb') as stream: pickle.dump(tree, stream)",

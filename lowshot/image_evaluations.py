@@ -15,7 +15,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import distributed
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.read import SourceBackbone, load_backbone
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import cache_root, part_title, sha256_of_text
@@ -38,12 +39,12 @@ SCRATCH = "scratch"
 
 
 def load_source(
-    weights: str, which: str | None, family: str | None, architecture: str | None = None
+    weights: str, network: str | None, family: str | None, architecture: str | None = None
 ) -> SourceBackbone | None:
     """The backbone behind ``--weights``, or None for the pixel baseline and for a start from scratch."""
     if weights in (PIXELS, SCRATCH):
         return None
-    return load_backbone(weights, which=which, family=family, architecture=architecture)
+    return load_backbone(weights, network=network, family=family, architecture=architecture)
 
 
 def architecture_of(cfg: CfgNode, source: SourceBackbone | None) -> AnyArchitecture:

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import own_input
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import distributed, records
 from momentum_transfer.core import records as results
 from momentum_transfer.core.devices import choose_device
@@ -44,7 +44,7 @@ class Request:
     Attributes:
         command: of ``config.EVALUATIONS``, or "features" to compute and keep features alone.
         weights: a checkpoint, a run's folder, ``inputs.PIXELS`` or ``inputs.SCRATCH``; "" where features are given.
-        which, family, arch: as ``load_backbone`` takes them; ``arch`` is also that of a start from scratch.
+        network, family, arch: as ``load_backbone`` takes them; ``arch`` is also that of a start from scratch.
         features, test_features: files of features made elsewhere.
         results: where records go (None: OUTPUT_DIR/results.jsonl).
         verify: recognise images in the feature cache by content.
@@ -54,7 +54,7 @@ class Request:
 
     command: str
     weights: str = ""
-    which: str | None = None
+    network: str | None = None
     family: str | None = None
     arch: str | None = None
     features: str = ""
@@ -138,7 +138,7 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     on_images = request.command in ON_IMAGES
     if request.weights == (inputs.PIXELS if on_images else inputs.SCRATCH):
         raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
-    source = request.source or inputs.load_source(request.weights, request.which, request.family, request.arch)
+    source = request.source or inputs.load_source(request.weights, request.network, request.family, request.arch)
     cfg, own = _own_images(cfg, request, source)
     images = inputs.Images(cfg, request.verify, own)
     subject = subject_of(

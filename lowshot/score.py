@@ -11,8 +11,8 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import AnyArchitecture, own_input
-from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import records as results
 from momentum_transfer.core.files import sha256_of, sha256_of_text
 from momentum_transfer.core.ranges import NOTHING

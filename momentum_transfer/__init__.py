@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _P
     from momentum_transfer.backbones.build import build_backbone
     from momentum_transfer.backbones.convert_file import convert_file as convert
     from momentum_transfer.backbones.norm_rescale import rescale_to_anchor as norm_rescale
-    from momentum_transfer.backbones.read import KeyReport, SourceBackbone, load, load_backbone
+    from momentum_transfer.backbones.read import load, load_backbone
+    from momentum_transfer.backbones.source import KeyReport, SourceBackbone
     from momentum_transfer.core.errors import InputError
     from momentum_transfer.core.records import append as append_records
     from momentum_transfer.core.records import make_record
@@ -38,8 +39,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _P
 #: public name -> module and, after the colon, the name there
 _PUBLIC = {
     "InputError": "momentum_transfer.core.errors:InputError",
-    "KeyReport": "momentum_transfer.backbones.read:KeyReport",
-    "SourceBackbone": "momentum_transfer.backbones.read:SourceBackbone",
+    "KeyReport": "momentum_transfer.backbones.source:KeyReport",
+    "SourceBackbone": "momentum_transfer.backbones.source:SourceBackbone",
     "add_momentum_transfer_config": "momentum_transfer.transfer.detectron2_engine.models:add_momentum_transfer_config",
     "append_records": "momentum_transfer.core.records:append",
     "build_backbone": "momentum_transfer.backbones.build:build_backbone",

@@ -193,7 +193,7 @@ def main(args: argparse.Namespace) -> None:
             cfg = settings(args, seed, who)
             train_peer(cfg) if who else train(cfg, resuming=True)
             for command in ("knn", "svm"):
-                evaluate(probe, Request(command, cfg.OUTPUT_DIR, which="student", results=args.results))
+                evaluate(probe, Request(command, cfg.OUTPUT_DIR, network="student", results=args.results))
 
 
 def parser() -> argparse.ArgumentParser:

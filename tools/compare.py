@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
     archs = args.arch or [None] * len(paths)
     if len(archs) != len(paths):
         raise InputError(f"expected {len(paths)} --arch, one a checkpoint, found {len(archs)}; give each its own")
-    sources = [load_backbone(path, which=args.which, trust_pickle=args.trust_pickle, architecture=arch)
+    sources = [load_backbone(path, network=args.network, trust_pickle=args.trust_pickle, architecture=arch)
                for path, arch in zip(paths, archs, strict=True)]  # fmt: skip
     comparisons = [compare(sources[0], other, batches, batch_statistics=args.batch_statistics) for other in sources[1:]]
     by_stage = [comparison.stages() for comparison in comparisons]
@@ -87,8 +87,6 @@ def parser() -> argparse.ArgumentParser:
                       help="BatchNorm normalises by each batch, as fine-tuning does: for NormRescale")  # fmt: skip
     made.add_argument(
         "--network",
-        "--which",
-        dest="which",
         choices=("student", "teacher"),
         help="network to take; default: what the paper evaluates",
     )

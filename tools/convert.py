@@ -1,7 +1,7 @@
 """Convert any known checkpoint to Detectron2 or torchvision weights; every key is accounted for, or nothing is written.
 
 python tools/convert.py CHECKPOINT OUT.pkl                              Detectron2 weights, their settings in OUT.yaml
-python tools/convert.py CHECKPOINT OUT.safetensors --which student      torchvision names (.pth too)
+python tools/convert.py CHECKPOINT OUT.safetensors --network student     torchvision names (.pth too)
 python tools/convert.py VIT.pth OUT.safetensors --arch 'timm:vit_base_patch16_224?img_size=448' --resize-positions
 python tools/convert.py BYOL_LARS.pth OUT.pkl --norm-rescale SGD.pth    NormRescale with an anchor (RCF, equation 3)
 python tools/convert.py SGD.pth OUT.pth --scale 10                      the norms that LARS leaves, nothing else
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> None:
         check_target(Path(args.report))
     try:
         source = convert_file(
-            args.checkpoint, args.out, which=args.which, family=args.family, anchor=args.norm_rescale,
+            args.checkpoint, args.out, network=args.network, family=args.family, anchor=args.norm_rescale,
             constant=args.constant, scale=args.scale, scope=args.scope, trust_pickle=args.trust_pickle,
             architecture=args.arch, resize_positions=args.resize_positions,
             without_prefix=args.without_prefix,
@@ -70,8 +70,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's or timm's names)")
     made.add_argument(
         "--network",
-        "--which",
-        dest="which",
         choices=("student", "teacher"),
         help="network to take; default: what the paper evaluates",
     )

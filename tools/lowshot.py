@@ -71,9 +71,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("command", choices=("features", *EVALUATIONS))
     made.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
     made.add_argument("--weights", default="", help="checkpoint, run folder, hf:org/name, timm:NAME, random-of:CKPT, …")
-    made.add_argument(
-        "--network", "--which", dest="which", choices=("teacher", "student"), help="network of the checkpoint"
-    )
+    made.add_argument("--network", choices=("teacher", "student"), help="network of the checkpoint")
     made.add_argument("--train", metavar="FOLDER", help="images of one's own, a folder a class (or train/ and val/)")
     made.add_argument("--val", metavar="FOLDER", help="what tests, a folder a class; or:")
     made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
     from momentum_transfer.lowshot import inputs
     from momentum_transfer.pretrain.resume import load_embedding
 
-    source = load_backbone(args.weights, which=args.which, architecture=args.arch)
+    source = load_backbone(args.weights, network=args.network, architecture=args.arch)
     network = load_embedding(args.weights, source.network)
     images = inputs.Images(cfg)
     count = min(args.views, len(images.train))
@@ -137,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--companions", type=int, default=4, help="random sets for each (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of the companions (default: %(default)s)")
-    made.add_argument("--network", "--which", dest="which", choices=("teacher", "student"))
+    made.add_argument("--network", choices=("teacher", "student"))
     made.add_argument("--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it")
     made.add_argument("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")

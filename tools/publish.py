@@ -21,7 +21,7 @@ from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, warn
 
 if TYPE_CHECKING:
-    from momentum_transfer.backbones.read import SourceBackbone
+    from momentum_transfer.backbones.source import SourceBackbone
 
 
 def main(args: argparse.Namespace) -> None:

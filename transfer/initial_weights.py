@@ -12,10 +12,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from momentum_transfer.backbones import hub
-from momentum_transfer.backbones.containers import is_constant
+from momentum_transfer.backbones.build import detectron2_names
 from momentum_transfer.backbones.hub import is_hub_name
-from momentum_transfer.backbones.read import detectron2_names, load_backbone
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import is_constant
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError

@@ -1,15 +1,13 @@
-"""How noisy a network's batch statistics make its outputs: the same image among other companions, another output.
+"""How noisy a network's batch statistics make its outputs: the same image among other images of the batch.
 
 A teacher that normalises with the statistics of its batch gives one view of an image another target in every batch
 ("Momentum² Teacher", arXiv 2101.07525, section 3.1, whose Momentum BN blends them with a history; "EMAN", arXiv
-2101.08482, section 1: cross-sample dependency). Measured as the cosine distance between the outputs of one view among
-different companions, as a share of the mean distance between images under the same normalisation: 0 where companions
-do not matter, 1 where they matter as much as the image itself. There is no published number for it.
+2101.08482, section 1: cross-sample dependency). Measured as the cosine distance between the outputs of one view in
+different batches, as a fraction of the mean distance between images under the same normalisation: 0 where the other
+images do not matter, 1 where they matter as much as the image itself. There is no published number for it.
 
-BatchNorm in a network of any make: whether it has any, and another normalisation in its place.
+Also: whether a network has BatchNorm, and another normalisation instead.
 """
-
-from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -24,8 +22,7 @@ from momentum_transfer.core.errors import InputError
 
 
 def replace_batch_norm(network: nn.Module, norm_layer: Callable[[int], nn.Module]) -> None:
-    """Put ``norm_layer(channels)`` in the place of every BatchNorm, with its scale and shift, its epsilon, and the
-    activation that timm keeps inside some of them; tensor names stay."""
+    """Replace every BatchNorm by ``norm_layer(channels)`` with its scale, shift, epsilon and (timm) activation."""
     for parent in list(network.modules()):
         for name, child in parent.named_children():
             if isinstance(child, _BatchNorm):
@@ -57,7 +54,7 @@ def has_batch_norm(network: nn.Module) -> bool:
 
 
 #: Images that go through the network at once, at most, but always whole batches.
-AT_ONCE = 512
+_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -69,37 +66,30 @@ class Noise:
 
     @property
     def relative(self) -> float:
-        """Share of the distance between images; 0 of a network that gives all images one output."""
+        """Fraction of the distance between images; 0 of a network that gives all images one output."""
         return self.same / self.different if self.different > 0 else 0.0
 
 
 def statistics_noise(
-    network: nn.Module, views: Tensor, batch: int, alpha: float, companions: int = 4, seed: int = 0
+    network: nn.Module, views: Tensor, batch: int, alpha: float, sets: int = 4, seed: int = 0
 ) -> Noise:
     """The noise of the outputs under BN of ``batch`` images.
 
     Args:
         network: images [N, 3, H, W] -> outputs [N, D]; its statistics and mode stay as they are.
         views: [N, 3, H, W], one of each image; N a multiple of ``batch``.
-        alpha: weight of the batch's mean and (biased) variance; the rest has the running statistics. 1 is plain BN, 0
-            is what evaluation and EMAN do.
-        companions: random sets of companions for each view, at least 2; drawn with ``seed``.
-
-    Raises:
-        InputError: no batch normalisation, or sizes that do not go together.
+        alpha: weight of the batch's mean and (biased) variance against the running ones: 1 is plain BN, 0 evaluation.
+        sets: random sets of other images for each view, at least 2; drawn with ``seed``.
     """
-    check_sizes(len(views), batch, companions)
+    check_sizes(len(views), batch, sets)
     if not has_batch_norm(network):
-        raise InputError(
-            "expected a network with batch normalisation, found none in it: its outputs have no such noise"
-        )
+        raise InputError("expected a network with batch normalisation, found none: its outputs have no such noise")
     generator = torch.Generator().manual_seed(seed)
-    outputs = []
-    mode = network.training
+    outputs, mode = [], network.training
     network.eval()
     try:
-        with blended_statistics(network, batch, alpha), torch.no_grad():
-            for _ in range(companions):
+        with _blended_statistics(network, batch, alpha), torch.no_grad():
+            for _ in range(sets):
                 order = torch.randperm(len(views), generator=generator).to(views.device)
                 outputs.append(_in_order(network, views, order, batch))
     finally:
@@ -107,16 +97,16 @@ def statistics_noise(
     return distances(torch.stack(outputs))
 
 
-def check_sizes(views: int, batch: int, companions: int) -> None:
-    """Raise :class:`InputError` for batches that the views do not fill, or a single set of companions."""
+def check_sizes(views: int, batch: int, sets: int) -> None:
+    """Raise InputError for batches that the views do not fill, or a single set of other images."""
     if batch < 2 or views % batch or views < 2:
         raise InputError(f"expected batches of at least 2 that divide the {views} views, found {batch}; change one")
-    if companions < 2:
-        raise InputError(f"expected at least 2 sets of companions, found {companions}; raise them")
+    if sets < 2:
+        raise InputError(f"expected at least 2 sets of other images, found {sets}; raise --companions")
 
 
 def distances(outputs: Tensor) -> Noise:
-    """Mean cosine distances of outputs [R, N, D]: of one view over R sets of companions, and between N views."""
+    """Mean cosine distances of outputs [R, N, D]: of one view over R sets of other images, and between N views."""
     unit = torch.nn.functional.normalize(outputs.double(), dim=-1)
     sets, views = unit.shape[:2]
     # Over all ordered pairs Σ u·v = |Σ u|², of which the R (or N) pairs of a vector with itself are no pairs.
@@ -126,8 +116,8 @@ def distances(outputs: Tensor) -> Noise:
 
 
 @contextlib.contextmanager
-def blended_statistics(network: nn.Module, batch: int, alpha: float) -> Iterator[None]:
-    """Within it every BatchNorm normalises ``batch`` images after the other with a blend of theirs and its history."""
+def _blended_statistics(network: nn.Module, batch: int, alpha: float) -> Iterator[None]:
+    """Within it every BatchNorm normalises ``batch`` images at a time by a blend of batch and running statistics."""
     layers: list[_BatchNorm] = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:
         if layer.running_mean is None:
@@ -160,7 +150,7 @@ def _blended(layer: _BatchNorm, batch: int, alpha: float) -> Callable[[Tensor], 
 
 def _in_order(network: nn.Module, views: Tensor, order: Tensor, batch: int) -> Tensor:
     """Outputs [N, D] of the views, which go through the network in ``order`` and come back in their own."""
-    size = max(batch, AT_ONCE // batch * batch)
+    size = max(batch, _AT_ONCE // batch * batch)
     parts = [network(views[order[start : start + size]]) for start in range(0, len(order), size)]
     outputs = torch.cat(parts)
     return torch.empty_like(outputs).index_copy_(0, order, outputs)

@@ -1,7 +1,5 @@
 """Backbones by name: ``resnet50``, ``resnet50?width=128``, ``timm:convnext_tiny``, ``timm:swin_tiny…?img_size=96``."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from torch import nn
 from momentum_transfer.backbones import resnet
 from momentum_transfer.backbones.module_network import ModuleArchitecture, ModuleBackbone
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.resnet import Architecture, NormLayer, ResNet
+from momentum_transfer.backbones.resnet import DEPTHS, STEMS, Architecture, NormLayer, ResNet, to_detectron2
 from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture, check_name
 from momentum_transfer.backbones.timm_network import TimmBackbone, build_timm
 from momentum_transfer.core.errors import InputError
@@ -27,9 +25,6 @@ def parse_architecture(text: str) -> AnyArchitecture:
     """The architecture that a text names: a ResNet's name, or ``timm:NAME``, then ``?key=value&key=value``.
 
     A ResNet takes ``width`` and ``stem``, a timm network ``img_size`` and what else its constructor takes.
-
-    Raises:
-        InputError: an unknown name (with the nearest ones), an option twice or without a value, timm missing.
     """
     name, mark, query = text.partition("?")
     options = _options(text, query) if mark else {}
@@ -42,11 +37,7 @@ def parse_architecture(text: str) -> AnyArchitecture:
 
 
 def named_architecture(arch: str, width: int = 64, stem: str = "imagenet") -> AnyArchitecture:
-    """The architecture of the settings MODEL.ARCH, MODEL.WIDTH and MODEL.STEM; the last two are a ResNet's.
-
-    Raises:
-        InputError: as ``parse_architecture``.
-    """
+    """The architecture of the settings MODEL.ARCH, MODEL.WIDTH and MODEL.STEM (of a ResNet)."""
     return parse_architecture(arch) if arch.startswith(TIMM) else Architecture(arch, width, stem)
 
 
@@ -68,11 +59,7 @@ def build_backbone(architecture: AnyArchitecture | str, norm_layer: NormLayer | 
 
     Args:
         architecture: or the text that ``parse_architecture`` reads, such as ``timm:convnext_tiny``.
-        norm_layer: channels -> normalisation module, in the place of every BatchNorm; None for the network's own. A
-            network without BatchNorm keeps what it has.
-
-    Raises:
-        InputError: options that the network does not take; timm missing.
+        norm_layer: channels -> normalisation module instead of every BatchNorm; None for the network's own.
     """
     if isinstance(architecture, str):
         architecture = parse_architecture(architecture)
@@ -85,11 +72,8 @@ def build_backbone(architecture: AnyArchitecture | str, norm_layer: NormLayer | 
 
 @lru_cache(maxsize=32)
 def own_input(architecture: AnyArchitecture) -> NetworkInput | None:
-    """How the images of a network are to be, where it says so; None for a ResNet: settings and data sets say it.
-
-    Raises:
-        InputError: options that the network does not take, an img_size that it is built for and cannot take among them.
-    """
+    """The input that a network itself asks for; None for a ResNet, whose input settings and data sets choose.
+    InputError: options that the network does not take, such as an img_size that it cannot process."""
     if isinstance(architecture, TimmArchitecture):
         with torch.device("meta"):
             network = build_timm(architecture)
@@ -103,14 +87,35 @@ def own_input(architecture: AnyArchitecture) -> NetworkInput | None:
 
 
 def metadata_of(architecture: AnyArchitecture) -> dict[str, str]:
-    """The architecture as the metadata of files tell it; ``architecture_in`` reads it back."""
+    """The architecture as metadata of files; ``architecture_in`` reads it back."""
     if not isinstance(architecture, Architecture):
         return {"architecture": str(architecture)}
     return {"architecture": architecture.name, "width": str(architecture.width), "stem": architecture.stem}
 
 
-def architecture_in(metadata: Mapping[str, str]) -> TimmArchitecture | None:
-    """The timm network that metadata tell of; None without one: a ResNet is known by its tensors."""
+def architecture_in(metadata: Mapping[str, str]) -> Architecture | TimmArchitecture | None:
+    """The architecture that ``metadata_of`` described; None where metadata say none that is known."""
     text = metadata.get("architecture", "")
-    found = parse_architecture(text) if text.startswith(TIMM) else None
-    return found if isinstance(found, TimmArchitecture) else None
+    if text.startswith(TIMM):
+        found = parse_architecture(text)
+        return found if isinstance(found, TimmArchitecture) else None
+    if text in DEPTHS and metadata.get("width", "").isdecimal() and metadata.get("stem") in STEMS:
+        return Architecture(text, int(metadata["width"]), metadata["stem"])
+    return None
+
+
+@lru_cache(maxsize=32)
+def expected_shapes(architecture: AnyArchitecture) -> Mapping[str, tuple[int, ...]]:
+    """torchvision's or timm's name -> shape of every parameter and buffer."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in build_backbone(architecture).state_dict().items()}
+
+
+def detectron2_names(architecture: AnyArchitecture) -> dict[str, str]:
+    """torchvision name -> Detectron2 name of every parameter and buffer, one to one; InputError if it is no ResNet."""
+    if not isinstance(architecture, Architecture):
+        raise InputError(
+            f"expected a ResNet for Detectron2's .pkl, found {architecture}, for which Detectron2 has no names; "
+            "write OUT.safetensors under timm's names"
+        )
+    return {name: to_detectron2(name) for name in expected_shapes(architecture)}

@@ -1,7 +1,5 @@
 """A comparison of backbones as records and as plots: RCF figures 3a (weight norms) and 3b (CKA)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from momentum_transfer.backbones.build import Backbone
-from momentum_transfer.backbones.read import SourceBackbone
 from momentum_transfer.backbones.similarity import MIN_BATCH, block_names, cka_of_networks, stage_ends, weight_norms
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import atomic_path, write_text
@@ -23,7 +20,7 @@ from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.images.views import eval_transform
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
 
 class ImageBatches:
@@ -34,10 +31,6 @@ class ImageBatches:
         image_size: side in pixels.
         batch_size: images a batch; an incomplete last batch is left out, so that all weigh the same.
         count: at most this many images; 0: all.
-        device: where the batches go.
-
-    Raises:
-        InputError: no such folder, fewer images than one batch, or a size, batch or count that is none.
     """
 
     def __init__(
@@ -51,7 +44,7 @@ class ImageBatches:
         folder = Path(images)
         self._items: Any
         if folder.is_dir():
-            self._items = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+            self._items = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
             self._transform = eval_transform("imagefolder", image_size)
         elif images == "digits":
             self._items = build_dataset("digits", split="val", image_size=image_size)
@@ -73,86 +66,60 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[Tensor]:
         for start in range(0, len(self) * self.batch_size, self.batch_size):
-            images = [self._transform(self._open(index)) for index in self._order[start : start + self.batch_size]]
+            items = [self._items[index] for index in self._order[start : start + self.batch_size]]
+            images = [self._transform(read_rgb(item) if isinstance(item, Path) else item[0]) for item in items]
             yield torch.stack(images).to(self.device)
-
-    def _open(self, index: int) -> Image.Image:
-        item = self._items[index]
-        if not isinstance(item, Path):
-            return item[0]
-        return read_rgb(item)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One backbone beside the reference.
-
-    Attributes:
-        cka: [blocks of the reference, blocks of the other].
-    """
+    """One backbone beside the reference: CKA [blocks of the reference, blocks of the other] on ``batches``."""
 
     reference: SourceBackbone
     other: SourceBackbone
     reference_blocks: list[str]
     other_blocks: list[str]
     cka: Tensor
-    images: str
-    count: int
+    batches: ImageBatches
     protocol: str
-    image_size: int
-    batch_size: int
-    seed: int
+
+    @property
+    def count(self) -> int:
+        """Images compared."""
+        return len(self.batches) * self.batches.batch_size
 
     def stages(self) -> dict[str, float]:
         """CKA of stem, res2 to res5 (their last blocks) and avgpool, as far as both networks have them."""
-        ours, theirs = stage_ends(self.reference_blocks), stage_ends(self.other_blocks)
         rows, columns = self.reference_blocks, self.other_blocks
-        both = [name for name in ours if name in theirs]
-        return {name: float(self.cka[rows.index(ours[name]), columns.index(theirs[name])]) for name in both}
+        ends, others = stage_ends(rows), stage_ends(columns)
+        both = [name for name in ends if name in others]
+        return {name: float(self.cka[rows.index(ends[name]), columns.index(others[name])]) for name in both}
 
 
 def compare(
     reference: SourceBackbone, other: SourceBackbone, batches: ImageBatches, *, batch_statistics: bool = False
 ) -> Comparison:
-    """CKA of two backbones on the same images.
-
-    Args:
-        batch_statistics: BatchNorm takes each batch's own statistics, as fine-tuning begins, and not the stored ones.
-    """
+    """CKA of two backbones on the same images; with ``batch_statistics`` under BatchNorm's batch statistics, as
+    fine-tuning begins, instead of the stored ones."""
     networks: list[Backbone] = [source.build().to(batches.device) for source in (reference, other)]
     for network in networks:
         network.train(batch_statistics)
-    names = (other.name, reference.name)
-    progress = track(batches, f"CKA of {names[0]} with {names[1]}", len(batches))
-    cka = cka_of_networks(networks[0], networks[1], progress).cpu()
-    blocks = [block_names(network) for network in networks]
-    count = len(batches) * batches.batch_size
+    first, second = networks
+    cka = cka_of_networks(first, second, track(batches, f"CKA of {other.name} with {reference.name}", len(batches)))
     protocol = f"linear, unbiased mini-batch HSIC, {'batch' if batch_statistics else 'stored'} statistics"
-    return Comparison(
-        reference, other, blocks[0], blocks[1], cka, batches.name, count, protocol,
-        batches.image_size, batches.batch_size, batches.seed,
-    )  # fmt: skip
+    return Comparison(reference, other, block_names(first), block_names(second), cka.cpu(), batches, protocol)
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """CKA a stage, in percent, as records of the other backbone."""
-    other, reference = comparison.other, comparison.reference
+    other, reference, batches = comparison.other, comparison.reference, comparison.batches
+    about: dict[str, Any] = {
+        "protocol": comparison.protocol, "engine": "torch", "dataset": batches.name, "seed": batches.seed,
+        "images": comparison.count, "image_size": batches.image_size, "batch_size": batches.batch_size,
+        "reference": {**_named(reference), "network": reference.network},
+    }  # fmt: skip
     return [
-        results.make_record(
-            "cka",
-            name,
-            100 * value,
-            checkpoint=_named(other),
-            network=other.network,
-            protocol=comparison.protocol,
-            engine="torch",
-            dataset=comparison.images,
-            seed=comparison.seed,
-            images=comparison.count,
-            image_size=comparison.image_size,
-            batch_size=comparison.batch_size,
-            reference={**_named(reference), "network": reference.network},
-        )
+        results.make_record("cka", name, 100 * value, checkpoint=_named(other), network=other.network, **about)
         for name, value in comparison.stages().items()
     ]
 
@@ -170,12 +137,9 @@ def add_records(file: Path, lines: list[dict[str, Any]]) -> int:
 
 def norm_records(source: SourceBackbone) -> list[dict[str, Any]]:
     """2-norm of every convolution, as records."""
-    return [
-        results.make_record(
-            "weight_norm", name, value, checkpoint=_named(source), network=source.network, engine="torch"
-        )
-        for name, value in weight_norms(source.state).items()
-    ]
+    about: dict[str, Any] = {"checkpoint": _named(source), "network": source.network, "engine": "torch"}
+    norms = weight_norms(source.state)
+    return [results.make_record("weight_norm", name, value, **about) for name, value in norms.items()]
 
 
 def _named(source: SourceBackbone) -> dict[str, str]:
@@ -185,28 +149,18 @@ def _named(source: SourceBackbone) -> dict[str, str]:
 def write_matrix(path: Path, comparison: Comparison) -> None:
     """The whole CKA matrix as JSON: ``rows`` (reference), ``columns`` (other), ``cka``."""
     tree = {
-        "reference": comparison.reference.metadata,
-        "other": comparison.other.metadata,
-        "images": comparison.images,
-        "count": comparison.count,
-        "protocol": comparison.protocol,
-        "image_size": comparison.image_size,
-        "batch_size": comparison.batch_size,
-        "seed": comparison.seed,
-        "rows": comparison.reference_blocks,
-        "columns": comparison.other_blocks,
+        "reference": comparison.reference.metadata, "other": comparison.other.metadata,
+        "images": comparison.batches.name, "count": comparison.count, "protocol": comparison.protocol,
+        "image_size": comparison.batches.image_size, "batch_size": comparison.batches.batch_size,
+        "seed": comparison.batches.seed, "rows": comparison.reference_blocks, "columns": comparison.other_blocks,
         "cka": comparison.cka.tolist(),
-    }
+    }  # fmt: skip
     write_text(path, json.dumps(tree, indent=1) + "\n")
 
 
 def plot(folder: Path, labels: list[str], sources: list[SourceBackbone], comparisons: list[Comparison]) -> list[Path]:
-    """Write norms.png (figure 3a), cka.png (figure 3b) and one heat map a pair.
-
-    Args:
-        labels: of ``sources``; the first is the reference.
-        comparisons: of the first source with each of the others, in order.
-    """
+    """Write norms.png (figure 3a), cka.png (figure 3b) and one heat map a pair; ``labels`` are of ``sources``, and
+    ``comparisons`` of the first source with each of the others, in order."""
     from matplotlib.figure import Figure  # no pyplot: nothing global, no display
 
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -1,20 +1,16 @@
-"""Checkpoint containers: finds the dicts of tensors that the family rules name, and lists everything else.
+"""Checkpoint containers: finds the dicts of tensors that the families name, and what else a file holds.
 
-Checkpoints in several files: transformers' index (``model.safetensors.index.json``) and its shards.
-
-Refusals: files that hold no backbone that can be read, recognised before any family rule, each with its reason.
+Checkpoints in several files, by transformers' index (``model.safetensors.index.json``) and its shards; files that hold
+no backbone, refused before any family is tried, each with its reason.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from momentum_transfer.backbones.families import FAMILIES, normalise
@@ -43,21 +39,16 @@ def tensor_tables(tree: Any) -> dict[str, list[Entry]]:
     Raises:
         InputError: two tensors have one path (the key "a.b" beside a dict "a" with "b"), so a report would lose one.
     """
-    containers = dict.fromkeys(
-        place.container for rule in FAMILIES for spots in rule.networks.values() for place in spots
-    )
     tables = {}
-    for container in containers:
+    places = (place for rule in FAMILIES for spots in rule.networks.values() for place in spots)
+    for container in dict.fromkeys(place.container for place in places):
         node: Any = tree
         for part in filter(None, container.split(".")):
             node = node.get(part) if isinstance(node, Mapping) else None
         if isinstance(node, Mapping):
             prefix = f"{container}." if container else ""
-            entries = [
-                Entry(f"{prefix}{key}", normalise(str(key)), value)
-                for key, value in node.items()
-                if isinstance(value, Tensor)
-            ]
+            entries = [Entry(f"{prefix}{key}", normalise(str(key)), value) for key, value in node.items()
+                       if isinstance(value, Tensor)]  # fmt: skip
             if entries:
                 tables[container] = _with_one_backbone(entries)
     paths = Counter(entry.key for entries in tables.values() for entry in entries)
@@ -110,24 +101,14 @@ def _holds_tensors(node: Any) -> bool:
 INDEX = ".index.json"
 
 
-def is_index(path: Path) -> bool:
-    """Whether the file's name says that it lists shards."""
-    return path.name.endswith(INDEX)
-
-
-def shard_files(index: Path) -> list[Path]:
-    """The shards of an index, in the order of their names.
-
-    Raises:
-        InputError: no such file, no index, or a shard that is not beside it.
-    """
-    return [index.parent / name for name in sorted(set(_weight_map(index).values()))]
+def _shards(index: Path, placed: Mapping[str, str]) -> list[Path]:
+    return [index.parent / name for name in sorted(set(placed.values()))]
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> file name."""
-    told = read_json(index, "an index of shards")
-    placed = told.get("weight_map") if isinstance(told, dict) else None
+    listed = read_json(index, "an index of shards")
+    placed = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
         raise InputError(f"expected a weight_map of tensors to files, found none in {index}; download it again")
     for name in sorted(set(placed.values())):
@@ -139,39 +120,26 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def read_shards(index: Path, *, trust_pickle: bool = False) -> dict[str, Any]:
-    """The tensors of all shards, as one file would hold them.
-
-    Raises:
-        InputError: as ``shard_files`` and ``read_tree``; or a shard does not hold what the index says, or more.
-    """
+    """The tensors of all shards as those of one file; InputError if a shard is absent, or not what the index says."""
     placed = _weight_map(index)
     whole: dict[str, Any] = {}
-    for file in shard_files(index):
+    for file in _shards(index, placed):
         tree = read_tree(file, trust_pickle=trust_pickle)
-        wanted = {name for name, place in placed.items() if place == file.name}
+        listed = {name for name, place in placed.items() if place == file.name}
         held = set(tree) if isinstance(tree, Mapping) else set()
-        if held != wanted:
-            name = sorted(map(str, held ^ wanted))[0]
+        if held != listed:
+            name = sorted(map(str, held ^ listed))[0]
             raise InputError(
-                f"expected in {file} the {len(wanted)} tensors that {index.name} lists, found {len(held)} "
+                f"expected in {file} the {len(listed)} tensors that {index.name} lists, found {len(held)} "
                 f"({name} differs); the files are of different downloads, take all anew"
             )
         whole.update(tree)
     return whole
 
 
-def sha256_of_checkpoint(path: Path) -> str:
-    """Hash of a file; of an index, that of its shards' hashes."""
-    if not is_index(path):
-        return sha256_of(path)
-    return sha256_of_text(" ".join(sha256_of(file) for file in shard_files(path)))
-
-
-class Named(Protocol):
-    """A tensor of the file: ``momentum_transfer.backbones.read.Entry``."""
-
-    @property
-    def name(self) -> str: ...
+def sha256_of_shards(index: Path) -> str:
+    """Hash of the hashes of an index's shards."""
+    return sha256_of_text(" ".join(sha256_of(file) for file in _shards(index, _weight_map(index))))
 
 
 _OTHER_MODELS = (
@@ -189,57 +157,23 @@ _OWN_DETECTOR = ("backbone.bottom_up.", "backbone.net.", "sem_seg_head.")
 _VITDET = re.compile(r"^backbone\.net\.blocks\.0\.")
 _FINAL_NORM = re.compile(r"^backbone\.net\.(fc_)?norm\.")
 
-#: Suffix or end of a file's name -> what wrote it. Their kernels are stored in another order, under other names.
-_OTHER_FORMATS = {
-    ".npz": "JAX weights in numpy's archive (ViT's, MLP-Mixer's, SigLIP's releases)",
-    ".msgpack": "Flax weights", ".h5": "TensorFlow or Keras weights", ".keras": "Keras weights",
-    ".pb": "a TensorFlow graph", ".index": "a TensorFlow checkpoint", ".tflite": "TensorFlow Lite weights",
-    ".onnx": "an ONNX program", ".gguf": "quantised weights (GGUF)", ".mlmodel": "a Core ML program",
-}  # fmt: skip
 
-
-def refuse_other_formats(path: Path) -> None:
-    """Raise for the files of JAX, Flax, TensorFlow and of exported programs, known by their names.
-
-    Raises:
-        InputError: the file is one of them.
-    """
-    kind = next((what for end, what in _OTHER_FORMATS.items() if path.name.lower().endswith(end)), "")
-    if re.search(r"\.data-\d+-of-\d+$", path.name):
-        kind = "a TensorFlow checkpoint"
-    if kind and path.is_file():
-        raise InputError(
-            f"expected torch weights, found {kind}: {path}; take the torch file of the same network, timm's or "
-            "transformers' (model.safetensors)"
-        )
-
-
-def refuse_other_models(tree: Any, tables: Mapping[str, Sequence[Named]], path: Path) -> None:
-    """Raise for torchvision's vision transformers, detectors, segmenters and JAX weights.
-
-    Raises:
-        InputError: the file is one of them.
-    """
+def refuse_other_models(tree: Any, tables: Tables, path: Path) -> None:
+    """Raise InputError for torchvision's vision transformers, detectors, segmenters and JAX weights."""
     for entries in tables.values():
         if any(entry.name.startswith(_OWN_DETECTOR) for entry in entries):
             continue
         for kind, pattern in _OTHER_MODELS:
             match = next((entry.name for entry in entries if re.search(pattern, entry.name)), None)
             if match is not None:
-                raise InputError(
-                    f"expected a backbone, found {kind} ({match}) in {path}; give the backbone's own checkpoint"
-                )
+                raise InputError(f"expected a backbone, found {kind} ({match}) in {path}; give the backbone's own file")
     jax_name = next(_haiku_names(tree), None)
     if jax_name is not None:
         raise InputError(f"expected torch weights, found Haiku's ({jax_name}) in {path}. {JAX_REASON}")
 
 
-def refuse_vitdet(tables: Mapping[str, Sequence[Named]], path: Path) -> None:
-    """Raise for detectors on ViTDet's network, of which no ViT of timm can be made again.
-
-    Raises:
-        InputError: the file is one of them.
-    """
+def refuse_vitdet(tables: Tables, path: Path) -> None:
+    """Raise InputError for detectors on ViTDet's network, of which no ViT of timm can be made again."""
     for entries in tables.values():
         names = [entry.name for entry in entries]
         if any(map(_VITDET.match, names)) and not any(map(_FINAL_NORM.match, names)):
@@ -262,49 +196,3 @@ def _haiku_names(node: Any, depth: int = 0) -> Iterator[str]:
                 yield key
             else:
                 yield from _haiku_names(value, depth + 1)
-
-
-def refuse_values(state: Mapping[str, Tensor], path: Path) -> None:
-    """Raise for weights that are not finite floating-point numbers, convolutions and linear layers of one value,
-    negative variances, and counters not integer.
-
-    Raises:
-        InputError: naming the first such tensor.
-    """
-    for name, tensor in state.items():
-        if name.endswith("num_batches_tracked"):
-            if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-                raise InputError(
-                    f"expected an integer counter, found {tensor.dtype} in {name} of {path}; the weights were cast "
-                    "with their counters: cast only the floating-point tensors, or leave the counters out"
-                )
-        elif not tensor.is_floating_point():
-            kind = "complex" if tensor.is_complex() else "integer"
-            raise InputError(
-                f"expected floating-point weights, found {kind} ones ({name} is {tensor.dtype}) in {path}; "
-                "give the weights before quantisation"
-            )
-        elif not bool(torch.isfinite(tensor).all()):
-            raise InputError(
-                f"expected finite weights, found NaN or Inf in {name} of {path}; the training diverged, take an "
-                "earlier checkpoint"
-            )
-        elif is_constant(name, tensor):
-            raise InputError(
-                f"expected trained weights, found {float(tensor.flatten()[0]):g} in all {tensor.numel():,} places of "
-                f"{name} of {path}; nothing was copied into it: take the original file, or write it anew"
-            )
-        elif name.endswith("running_var") and bool((tensor < 0).any()):
-            raise InputError(
-                f"expected variances of at least 0, found {float(tensor.min()):.3g} in {name} of {path}; the file is "
-                "damaged, take the original"
-            )
-
-
-def is_constant(name: str, tensor: Tensor) -> bool:
-    """Whether the weights of a convolution or a linear layer are all one value.
-
-    No network of timm begins so: scales, position biases and norms do, which are other names or vectors.
-    """
-    matrix = name.endswith("weight") and tensor.dim() > 1 and tensor.numel() > 1
-    return matrix and bool((tensor == tensor.flatten()[0]).all())

@@ -1,12 +1,9 @@
-"""From a checkpoint file of any known family to weights for Detectron2 or torchvision, rescaled if asked.
+"""Converts a checkpoint file of any known family to weights for Detectron2 or torchvision, rescaled if asked.
 
-Settings that Detectron2 needs for a converted backbone: printed, and written beside it as a YAML to merge.
-
-The configurations of Detectron2's model zoo are for weights in BGR with a standard deviation of 1 and the stride in the
-first 1x1 convolution. They load every tensor of a converted .pkl without a word, and compute other features from it.
+The settings that Detectron2 needs for a converted .pkl are printed, and written beside it as a YAML to merge: its model
+zoo's configurations are for weights in BGR with a standard deviation of 1 and the stride in the first 1x1 convolution.
+They load every tensor of a converted .pkl without a warning, and compute other features from it.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,12 @@ import torch
 import yaml
 
 from momentum_transfer.backbones import convert, norm_rescale, vitdet
-from momentum_transfer.backbones import norm_rescale as synthetic_lars
 from momentum_transfer.backbones.build import build_backbone, own_input
 from momentum_transfer.backbones.model_config import input_in, read_model_config
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.read import CoverageError, SourceBackbone, load_backbone
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import DEPTHS, Architecture
+from momentum_transfer.backbones.source import CoverageError, SourceBackbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say, warn
@@ -29,18 +26,8 @@ _HEADER = "# Settings of Detectron2 for weights of momentum-transfer convert"
 _FUNCTION = "call momentum_transfer.add_momentum_transfer_config(cfg) before you merge"
 
 
-def beside(weights: Path) -> Path:
-    """Where the settings of a .pkl are: OUT.pkl → OUT.yaml."""
-    return weights.with_suffix(".yaml")
-
-
-def check_target(weights: Path) -> None:
-    """Raise where the settings cannot be written beside ``weights``, before anything is computed.
-
-    Raises:
-        InputError: as ``convert.check_target``; or a file of that name is there that no conversion has written.
-    """
-    path = beside(weights)
+def _check_settings_file(path: Path) -> None:
+    """Raise InputError, before anything is computed, where the settings cannot be written."""
     convert.check_target(path)
     if path.exists() and not path.read_bytes().startswith(_HEADER.encode()):
         raise InputError(
@@ -49,20 +36,20 @@ def check_target(weights: Path) -> None:
         )
 
 
-def write(weights: Path, source: SourceBackbone) -> None:
-    """Write the settings for ``source``, converted to ``weights``, and print them with what no setting can say."""
+def _write_settings(path: Path, source: SourceBackbone) -> None:
+    """Write the settings for ``source``, and print them with what no setting can say."""
     if isinstance(source.architecture, Architecture) and source.architecture.stem != "imagenet":
         warn(
             f"no detector builds the {source.architecture.stem} stem of {source.architecture} (3x3, stride 1): "
             "Detectron2 would leave its first convolution at random; no settings are written"
         )
-        beside(weights).unlink(missing_ok=True)  # an earlier conversion's, of other weights
+        path.unlink(missing_ok=True)  # an earlier conversion's, of other weights
         return
-    found = settings(source)
-    text = yaml.safe_dump(found, sort_keys=False, default_flow_style=None)
-    write_text(beside(weights), f"{_HEADER}: {source.architecture}; merge it last.\n{text}")
-    say(f"wrote {beside(weights)}: merge it into Detectron2's configuration, whose defaults are for other weights:")
-    say("  " + " ".join(_overrides(found)))
+    tree = settings(source)
+    text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None)
+    write_text(path, f"{_HEADER}: {source.architecture}; merge it last.\n{text}")
+    say(f"wrote {path}: merge it into Detectron2's configuration, whose defaults are for other weights:")
+    say("  " + " ".join(_overrides(tree)))
     for note in _notes(source):
         say(f"  {note}")
 
@@ -70,13 +57,13 @@ def write(weights: Path, source: SourceBackbone) -> None:
 def settings(source: SourceBackbone) -> dict[str, Any]:
     """The settings as Detectron2's configuration nests them; those of a ViT need this project's keys there."""
     architecture = source.architecture
-    # A ResNet does not tell its input, but timm's config beside it may.
+    # A ResNet asks for no input, but timm's config beside it may.
     images = own_input(architecture) or input_in(read_model_config(source.path)) or NetworkInput()
     mean, std = images.pixels
-    found: dict[str, Any] = {"VERSION": 2, "INPUT": {"FORMAT": "RGB"}, "MODEL": {"PIXEL_MEAN": mean, "PIXEL_STD": std}}
+    model: dict[str, Any] = {"PIXEL_MEAN": mean, "PIXEL_STD": std}
     if isinstance(architecture, Architecture):
         block, _ = DEPTHS[architecture.name]
-        found["MODEL"]["RESNETS"] = {
+        model["RESNETS"] = {
             "DEPTH": int(architecture.name.removeprefix("resnet")),
             "STRIDE_IN_1X1": False,
             "STEM_OUT_CHANNELS": architecture.width,
@@ -85,13 +72,12 @@ def settings(source: SourceBackbone) -> dict[str, Any]:
             "WIDTH_PER_GROUP": architecture.width,
         }
     else:
-        found["MODEL"]["BACKBONE"] = {"ARCH": str(architecture), "FREEZE_AT": 0}
-        found["MODEL"]["VIT"] = {"FORM": "vitdet"}
-    return found
+        model |= {"BACKBONE": {"ARCH": str(architecture), "FREEZE_AT": 0}, "VIT": {"FORM": "vitdet"}}
+    return {"VERSION": 2, "INPUT": {"FORMAT": "RGB"}, "MODEL": model}
 
 
 def _overrides(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """KEY VALUE words for the command line of Detectron2's train_net; VERSION is none of them."""
+    """KEY VALUE for the command line of Detectron2's train_net, without VERSION."""
     words: list[str] = []
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -125,7 +111,7 @@ def convert_file(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    which: str | None = None,
+    network: str | None = None,
     family: str | None = None,
     anchor: str | Path | None = None,
     constant: float | None = None,
@@ -138,63 +124,48 @@ def convert_file(
 ) -> SourceBackbone:
     """Read, rescale if asked, write; every key is accounted for, or nothing is written.
 
+    A .pkl gets the settings that Detectron2 needs for it beside it: OUT.yaml.
+
     Args:
-        checkpoint, which, family, trust_pickle, architecture, resize_positions: as for
-            :func:`momentum_transfer.backbones.read.load_backbone`.
-        without_prefix: leave CLS tokens and registers of a ViT out of a .pkl, which is then another function.
+        checkpoint, network, family, trust_pickle, architecture, resize_positions: as for ``read.load_backbone``.
         out: the suffix chooses the format: .pkl (Detectron2, a ResNet or a plain ViT), .pth or .safetensors
             (torchvision's names or timm's).
         anchor: NormRescale: give every weight the norm that it has in this checkpoint (RCF, equation 3).
         constant: multiply every weight by this instead (RCF, table 8).
-        scale: multiply every weight of a ResNet by this, and its BatchNorm statistics as they follow
-            (``synthetic_lars``).
-        scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``; with ``scale`` of ``synthetic_lars.SCOPES``.
-
-    A .pkl gets the settings that Detectron2 needs for it beside it (``detectron2_settings``): OUT.yaml.
-
-    Returns:
-        What was written, with the report of the checkpoint's keys.
+        scale: multiply every weight of a ResNet by this, and its BatchNorm statistics as they follow.
+        scope: which tensors are rescaled, one of ``norm_rescale.SCOPES``; with ``scale`` of ``LARS_SCOPES``.
+        without_prefix: leave CLS tokens and registers of a ViT out of a .pkl, which is then another function.
 
     Raises:
-        InputError: as ``load_backbone`` and ``convert.write``; :class:`CoverageError` carries the report.
+        InputError: as ``load_backbone`` and ``convert.write``; :class:`CoverageError` carries the report of the keys.
     """
     out = Path(out)
     convert.check_suffix(out)
     convert.check_target(out)
     if out.suffix == ".pkl":
-        check_target(out)
+        _check_settings_file(out.with_suffix(".yaml"))
     if sum(each is not None for each in (anchor, constant, scale)) > 1:
         raise InputError("expected one of anchor, constant and scale, found several; convert twice")
-    source = _read(
-        checkpoint, architecture, which=which, family=family, trust_pickle=trust_pickle,
-        resize_positions=resize_positions,
-    )  # fmt: skip
-    other = None if anchor is None else str(anchor)
-    scaling = synthetic_lars.apply_lars(source, scale, scope)
-    rescaling = norm_rescale.apply(source, other, constant, scope, trust_pickle=trust_pickle)
+    title = f"keys of {checkpoint}"
+    try:
+        source = load_backbone(
+            checkpoint, architecture, network=network, family=family, trust_pickle=trust_pickle,
+            resize_positions=resize_positions,
+        )  # fmt: skip
+    except CoverageError as error:
+        error.report.show(title)
+        raise
+    source.report.show(title)
+    scaling = norm_rescale.apply_lars(source, scale, scope)
+    rescaling = norm_rescale.apply(source, anchor, constant, scope, trust_pickle=trust_pickle)
     if not rescaling and not scaling and (warning := norm_rescale.lars_warning(source.state)):
         warn(warning)
     metadata = convert.architecture_metadata(source, rescaling) | ({"scaled": scaling} if scaling else {})
     convert.write(out, source.state, source.architecture, metadata, without_prefix=without_prefix)
     rescaled = (f", NormRescale {rescaling}" if rescaling else "") + (f", {scaling}" if scaling else "")
-    say(f"wrote {out}: {_shape(source)}, network {source.network}{rescaled}")
-    if out.suffix == ".pkl":
-        write(out, source)
-    return source
-
-
-def _read(checkpoint: str | Path, architecture: str | None, **options: Any) -> SourceBackbone:
-    """The checkpoint; the report of its keys is printed either way."""
-    title = f"keys of {checkpoint}"
-    try:
-        source = load_backbone(checkpoint, architecture, **options)
-    except CoverageError as error:
-        error.report.show(title)
-        raise
-    source.report.show(title)
-    return source
-
-
-def _shape(source: SourceBackbone) -> str:
     arch = source.architecture
-    return f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)
+    shape = f"{arch.name}, width {arch.width}, stem {arch.stem}" if isinstance(arch, Architecture) else str(arch)
+    say(f"wrote {out}: {shape}, network {source.network}{rescaled}")
+    if out.suffix == ".pkl":
+        _write_settings(out.with_suffix(".yaml"), source)
+    return source

@@ -1,13 +1,9 @@
 """A file of the Hub on this disk: from a mirror folder, from huggingface_hub's cache, or over the network.
 
-``$MOMENTUM_TRANSFER_HUB`` names a mirror, a folder with a repository as ``org/name/`` (a revision of it as
-``org/name@revision/``): machines without a network read weights by the same names. Without it huggingface_hub fetches
-and caches as always (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and its tokens hold).
-
-Names of weights on the Hub, ``hf:org/name[@revision][:file]``: parsed and told; nothing is fetched here.
+Names are ``hf:org/name[@revision][:file]``. ``$MOMENTUM_TRANSFER_HUB`` names a mirror, a folder with a repository as
+``org/name/`` (a revision of it as ``org/name@revision/``), for machines without a network. Without it huggingface_hub
+fetches and caches as always (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and its tokens hold).
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -28,7 +24,7 @@ _NAME = re.compile(rf"hf:(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[\w./-]
 
 @dataclass(frozen=True)
 class HubName:
-    """A file of a model repository. revision: branch, tag or commit (""= main); file: "" where it is to be found."""
+    """A file of a model repository. revision: branch, tag or commit ("": main); file: "" where it is to be found."""
 
     repository: str
     revision: str = ""
@@ -40,16 +36,12 @@ class HubName:
 
 
 def is_hub_name(weights: str | Path) -> bool:
-    """Whether the words mean a file on the Hub, and no path."""
+    """Whether the text names a file on the Hub, and no path."""
     return str(weights).startswith(PREFIX)
 
 
 def parse(text: str | Path) -> HubName:
-    """The parts of a name.
-
-    Raises:
-        InputError: another form, or a file that would lie outside of its repository.
-    """
+    """The parts of a name; InputError for another form, or a file that would lie outside of its repository."""
     found = _NAME.fullmatch(str(text))
     parts = found.groupdict(default="") if found else {}
     file, revision = PurePosixPath(parts.get("file", "")), parts.get("revision", "")
@@ -73,7 +65,7 @@ def local_file(weights: str | Path) -> Path:
     """The local copy of ``hf:org/name[@revision][:file]``, fetched if need be.
 
     Raises:
-        InputError: no such name, repository, revision or file; several files to choose from; or no network and no copy.
+        InputError: no such name, repository, revision or file; several files to choose from; no network and no copy.
     """
     name = parse(weights)
     if (folder := mirror()) is not None:
@@ -82,7 +74,7 @@ def local_file(weights: str | Path) -> Path:
 
 
 def origin(weights: str | Path, file: Path) -> str:
-    """Where ``file``, the local copy of ``weights``, comes from, with the commit where the cache tells it."""
+    """Where ``file``, the local copy of ``weights``, comes from, with the commit where the cache knows it."""
     name, parts = parse(weights), file.parts
     if "snapshots" in parts[:-2]:
         place = len(parts) - 1 - parts[::-1].index("snapshots")
@@ -91,11 +83,7 @@ def origin(weights: str | Path, file: Path) -> str:
 
 
 def mirror() -> Path | None:
-    """The folder of ``$MOMENTUM_TRANSFER_HUB``; None where it is not set.
-
-    Raises:
-        InputError: it is set to what is no folder.
-    """
+    """The folder of ``$MOMENTUM_TRANSFER_HUB``; None where it is not set, InputError where it is no folder."""
     chosen = os.environ.get(MIRROR)
     if not chosen:
         return None
@@ -122,44 +110,29 @@ def _mirrored(folder: Path, name: HubName) -> Path:
 
 
 def _choose(name: HubName, files: Sequence[str]) -> str:
-    """The file that the name means, of all files of its repository.
-
-    Raises:
-        InputError: it is not there, or there are several weights and none with a name of ``PREFERRED``.
-    """
+    """The file that the name means, of all files of its repository."""
+    repository = HubName(name.repository, name.revision)
+    weights = [file for file in files if file.endswith(_WEIGHTS)]
+    if name.file in files:
+        return name.file
     if name.file:
-        if name.file in files:
-            return name.file
-        raise InputError(f"expected {name.file} in {_repository(name)}, found {_listed(_weights(files) or files)}")
+        raise InputError(f"expected {name.file} in {repository}, found {_listed(weights or files)}")
     for preferred in PREFERRED:
         if preferred in files:
             return preferred
-    weights = _weights(files)
     if len(weights) != 1:
-        raise InputError(
-            f"expected one file of weights in {_repository(name)}, found {_listed(weights)}; say which: "
-            f"{_repository(name)}:FILE"
-        )
+        found = _listed(weights)
+        raise InputError(f"expected one file of weights in {repository}, found {found}; say which: {repository}:FILE")
     return weights[0]
 
 
-def _companions(file: str, files: Sequence[str]) -> list[str]:
+def _read_beside(file: str, files: Sequence[str]) -> list[str]:
     """What is read beside a file of weights: the model's config, and the shards that an index lists."""
     folder, _, name = file.rpartition("/")
-    held = [other for other in files if other.rpartition("/")[0] == folder]
-    stem = name.partition(".")[0]
-    shards = [other for other in held if other.rpartition("/")[2].startswith(f"{stem}-") and "-of-" in other]
-    return [other for other in held if other.endswith("config.json") and other.rpartition("/")[2] == "config.json"] + (
-        shards if name.endswith(".index.json") else []
-    )
-
-
-def _repository(name: HubName) -> HubName:
-    return HubName(name.repository, name.revision)
-
-
-def _weights(files: Sequence[str]) -> list[str]:
-    return [file for file in files if file.endswith(_WEIGHTS)]
+    held = [(other, other.rpartition("/")[2]) for other in files if other.rpartition("/")[0] == folder]
+    start = f"{name.partition('.')[0]}-" if name.endswith(".index.json") else None
+    shards = [other for other, last in held if start is not None and last.startswith(start) and "-of-" in other]
+    return [other for other, last in held if last == "config.json"] + shards
 
 
 def _listed(files: Sequence[str]) -> str:
@@ -169,13 +142,13 @@ def _listed(files: Sequence[str]) -> str:
 
 
 def endpoint() -> str:
-    """The Hub's address, with HF_ENDPOINT heard when it is set after the import, too."""
+    """The Hub's address; HF_ENDPOINT counts even if it is set after the import."""
     constants = extra("huggingface_hub.constants", PURPOSE)
     return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
 
 
 def reachable() -> bool:
-    """Whether the Hub's host answers: huggingface_hub itself would try for half a minute, and print each time."""
+    """Whether the Hub's host answers; huggingface_hub itself would try for half a minute, and print each time."""
     return not extra("huggingface_hub.constants", PURPOSE).is_offline_mode() and machine.reachable(endpoint())
 
 
@@ -186,7 +159,7 @@ def _fetched(name: HubName) -> Path:
         if online:
             files = hub.HfApi(endpoint=endpoint()).list_repo_files(name.repository, revision=name.revision or None)
             file = _choose(name, files)
-            for beside in _companions(file, files):
+            for beside in _read_beside(file, files):
                 hub.hf_hub_download(name.repository, beside, revision=name.revision or None, endpoint=endpoint())
             path = Path(hub.hf_hub_download(name.repository, file, revision=name.revision or None, endpoint=endpoint()))
         else:

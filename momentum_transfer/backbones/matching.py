@@ -1,9 +1,7 @@
-"""Family detection: applies every family rule to a file, scores the results and chooses the best.
+"""Family detection: applies every family rule to a file and chooses the best.
 
 The score is the number of backbone tensors found with the right shape, then the number of keys explained.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping
@@ -14,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentum_transfer.backbones.build import AnyArchitecture
+from momentum_transfer.backbones.build import AnyArchitecture, expected_shapes
 from momentum_transfer.backbones.containers import Entry, Tables
 from momentum_transfer.backbones.families import BY_NAME, FAMILIES, ONLY, Family, Place
-from momentum_transfer.backbones.layouts import COUNTER, expected_shapes
-from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.resnet import COUNTER, Architecture
 from momentum_transfer.backbones.source import KeyReport
-from momentum_transfer.backbones.understanding import NO_HINTS, Hints, Understood, understand
+from momentum_transfer.backbones.understanding import Hints, Understood, understand
 from momentum_transfer.backbones.vitdet import POSITIONS
 from momentum_transfer.core.errors import InputError
 
@@ -53,17 +50,12 @@ class Reading:
         return f"{self.family.name} ({self.score[0]} backbone tensors, {self.score[1]} keys explained)"
 
 
-def choose(
-    tables: Tables, tree: Any, which: str | None, family: str | None, path: Path, hints: Hints = NO_HINTS
-) -> Reading:
+def choose(tables: Tables, tree: Any, network: str | None, family: str | None, path: Path, hints: Hints) -> Reading:
     """The best reading of a file, with the decisions in its notes.
 
     Args:
-        tables: of ``tensor_tables``.
         tree: the whole file, for the default network of this project's checkpoints.
-        which: the network asked for, or None.
-        family: the rule asked for, or None.
-        hints: what is known of the network beside the file's tensors.
+        network, family: those asked for, or None.
 
     Raises:
         InputError: nothing found, a tie, or a checkpoint of another version of this project.
@@ -78,7 +70,8 @@ def choose(
         names = [entry.name for entries in tables.values() for entry in entries]
         rules = tuple(rule for rule in FAMILIES if rule.has_evidence(names))
     default = tree.get("network_default") if own else None
-    readings = _readings(rules, tables, which, default, family, hints)
+    attempts = [_read(rule, tables, network, default, family, hints) for rule in rules]
+    readings = [reading for reading in attempts if reading is not None]
     readings.sort(key=lambda reading: (reading.score, bool(reading.looks_like)), reverse=True)
     if not readings or (readings[0].score[0] == 0 and not any(reading.looks_like for reading in readings)):
         raise InputError(_nothing_found(tables, readings, path, hints))
@@ -92,42 +85,37 @@ def choose(
         )
     runner_up = f"; runner-up {others[0].describe()}" if others else ""
     best.report.notes.append(f"{path.name}: {best.describe()}, {best.family.title}{runner_up}")
-    best.report.notes.append(_network_note(best, which))
+    best.report.notes.append(_network_note(best, network))
     return best
 
 
-def _readings(rules: tuple[Family, ...], *arguments: Any) -> list[Reading]:
-    """Of each rule that finds a place in the file; the rest of the arguments as ``_read`` takes them."""
-    return [reading for rule in rules if (reading := _read(rule, *arguments)) is not None]
-
-
-def _network_note(reading: Reading, which: str | None) -> str:
+def _network_note(reading: Reading, network: str | None) -> str:
     held = " and ".join(reading.available)
-    if which is not None:
+    if network is not None:
         return f"network: {reading.network}, as asked (the file holds {held})"
     if len(reading.available) > 1:
-        return f"network: {reading.network}, the default of {reading.family.title} (file: {held}; --which chooses)"
+        return f"network: {reading.network}, the default of {reading.family.title} (file: {held}; --network chooses)"
     return f"network: {reading.network}, the only one in the file"
 
 
 def _read(
-    rule: Family, tables: Tables, which: str | None, default: str | None, family: str | None, hints: Hints
+    rule: Family, tables: Tables, network: str | None, default: str | None, family: str | None, hints: Hints
 ) -> Reading | None:
-    """Apply one rule; None where the file has none of its places, or not the network asked for."""
+    """Apply one rule; None where the file has none of its places."""
     found = {
-        network: place
-        for network, spots in rule.networks.items()
+        name: place
+        for name, spots in rule.networks.items()
         if (place := _first_place(spots, tables, asked=family is not None)) is not None
     }
     if not found or (rule.needs and rule.needs not in found):
         return None
-    network = which or default or rule.default
-    if network not in found:
-        if which is not None and ONLY not in found:
-            problem = f"expected a {which} network, found only the {' and '.join(found)} (family {rule.name})"
-            return Reading(rule, which, tuple(found), None, {}, KeyReport(), problem=problem)
-        network = next(iter(found))
-    return _account(rule, network, found, tables, hints)
+    chosen = network or default or rule.default
+    if chosen not in found:
+        if network is not None and ONLY not in found:
+            problem = f"expected a {network} network, found only the {' and '.join(found)} (family {rule.name})"
+            return Reading(rule, network, tuple(found), None, {}, KeyReport(), problem=problem)
+        chosen = next(iter(found))
+    return _account(rule, chosen, found, tables, hints)
 
 
 def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Place | None:
@@ -142,18 +130,16 @@ def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Pl
 def _account(
     rule: Family, network: str, found: Mapping[str, Place], tables: Tables, hints: Hints
 ) -> Reading | None:  # fmt: skip
-    """Give every tensor of the file its fate under ``rule``; None where the rule does not hold names of this layout."""
-    report = KeyReport()
-    unexplained = 0
+    """Account for every tensor of the file under ``rule``; None where the rule has no names of this layout."""
+    report, unexplained, second = KeyReport(), 0, []
     inside: dict[str, Entry] = {}
-    second: list[str] = []
     for container, entries in tables.items():
         for entry in entries:
             owner = _owner(entry, container, found)
             if owner == network:
                 name = entry.name[len(found[network].prefix) :]
                 if inside.setdefault(name, entry) is not entry:
-                    second.append(entry.key)  # two keys, one tensor of the backbone: which is meant, nobody can tell
+                    second.append(entry.key)  # two keys for one tensor of the backbone
             elif reason := rule.reason_to_drop(entry.name):
                 report.dropped[entry.key] = reason
             elif owner is not None:
@@ -167,9 +153,8 @@ def _account(
     understood = understand(rule, inside, hints)
     if understood is None:
         return None
-    reading = Reading(rule, network, tuple(found), understood.architecture, {}, report, unexplained)
-    reading.problem, reading.renamed = understood.problem, len(understood.tensors)
-    reading.looks_like = understood.looks_like
+    reading = Reading(rule, network, tuple(found), understood.architecture, {}, report, unexplained,
+                      understood.problem, len(understood.tensors), understood.looks_like)  # fmt: skip
     report.notes.extend(understood.notes)
     if understood.architecture is not None:
         reading.state = _compare(understood, inside, rule, report)
@@ -179,11 +164,8 @@ def _account(
 
 def _owner(entry: Entry, container: str, found: Mapping[str, Place]) -> str | None:
     """The network to whose place the entry belongs; the longest prefix decides."""
-    owners = [
-        (len(place.prefix), network)
-        for network, place in found.items()
-        if place.container == container and entry.name.startswith(place.prefix)
-    ]
+    owners = [(len(place.prefix), network) for network, place in found.items()
+              if place.container == container and entry.name.startswith(place.prefix)]  # fmt: skip
     return max(owners)[1] if owners else None
 
 
@@ -196,15 +178,14 @@ def _copied(entry: Entry, container: str, rule: Family, found: Mapping[str, Plac
     return ""
 
 
-def _compare(made: Understood, inside: Mapping[str, Entry], rule: Family, report: KeyReport) -> dict[str, Tensor]:
+def _compare(understood: Understood, inside: Mapping[str, Entry], rule: Family, report: KeyReport) -> dict[str, Tensor]:
     """Match the tensors under the prefix with the architecture; fills ``report``."""
-    assert made.architecture is not None
-    expected = expected_shapes(made.architecture)
+    assert understood.architecture is not None
     state: dict[str, Tensor] = {}
     became: dict[str, list[str]] = {}
     wrong: set[str] = set()
-    for name, shape in expected.items():
-        tensor = made.tensors.get(name)
+    for name, shape in expected_shapes(understood.architecture).items():
+        tensor = understood.tensors.get(name)
         if tensor is None:
             if name.endswith(COUNTER):
                 report.filled.append(name)
@@ -214,27 +195,27 @@ def _compare(made: Understood, inside: Mapping[str, Entry], rule: Family, report
             continue
         if (*tensor.shape, 1, 1) == shape:  # a linear layer as timm's 1x1 convolution
             tensor = tensor[:, :, None, None]
-        if tuple(tensor.shape) != shape:
-            culprits = [source for source in made.sources[name] if source not in became] or made.sources[name][-1:]
-            for key, found in ((inside[source].key, inside[source].tensor.shape) for source in culprits):
-                if key not in wrong:
-                    wrong.add(key)
-                    report.wrong_shape.append((key, tuple(found), shape))
+        sources = understood.sources[name]
+        if tuple(tensor.shape) == shape:
+            state[name] = tensor
+            for source in sources:
+                became.setdefault(source, []).append(name)
             continue
-        for source in made.sources[name]:
-            became.setdefault(source, []).append(name)
-        state[name] = tensor
+        for source in [source for source in sources if source not in became] or sources[-1:]:
+            entry = inside[source]
+            if entry.key not in wrong:
+                wrong.add(entry.key)
+                report.wrong_shape.append((entry.key, tuple(entry.tensor.shape), shape))
     for source, entry in inside.items():
+        reason = understood.dropped.get(source) or rule.reason_to_drop(entry.name)
         if entry.key in wrong:
             continue
         if source in became:
             report.used[entry.key] = ", ".join(became[source])
+        elif reason and source not in understood.doubled:
+            report.dropped[entry.key] = reason
         else:
-            reason = made.dropped.get(source) or rule.reason_to_drop(entry.name)
-            if reason and source not in made.doubled:
-                report.dropped[entry.key] = reason
-            else:
-                report.unexpected.append(entry.key)
+            report.unexpected.append(entry.key)
     return state
 
 
@@ -242,11 +223,9 @@ def _nothing_found(tables: Tables, readings: list[Reading], path: Path, hints: H
     """Why no rule found a backbone, with what the file holds."""
     readings = sorted(readings, key=lambda reading: reading.renamed, reverse=True)  # the one that knows most names
     problems = [reading.problem for reading in readings if reading.problem]
-    keys = [entry.key for entries in tables.values() for entry in entries]
+    keys, known = [entry.key for entries in tables.values() for entry in entries], ", ".join(BY_NAME)
     if not keys:
-        return (
-            f"expected a checkpoint with a dict of tensors, found none in {path}; known families: {', '.join(BY_NAME)}"
-        )
+        return f"expected a checkpoint with a dict of tensors, found none in {path}; known families: {known}"
     found = f"{len(keys)} tensors, such as {', '.join(keys[:3])}"
     heads = re.compile(r"(^|\.)(fc|head|classifier|linear|projector|projection_head)\.")
     if all(heads.search(key) for key in keys):
@@ -254,16 +233,12 @@ def _nothing_found(tables: Tables, readings: list[Reading], path: Path, hints: H
     if any(re.search(r"(^|\.)(token_embedding|embeddings\.word_embeddings)\.weight$", key) for key in keys):
         return f"expected a backbone, found only a text tower ({found}) in {path}; give the image tower, or both"
     if problems:
-        return (
-            f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or name its --arch, --family and --which"
-        )
+        return f"{problems[0]} ({found}) in {path}; give a backbone's checkpoint, or --arch, --family and --network"
     asked = [reading for reading in readings if hints.asked and reading.architecture == hints.asked]
     if asked:  # no tensor has its shape: another width, or another kind of network
         return coverage_message(max(asked, key=lambda reading: len(reading.report.wrong_shape)), path)
-    return (
-        f"expected the names of a known family, found {found} in {path}; known families: {', '.join(BY_NAME)}; "
-        "--arch timm:NAME names any other network of timm"
-    )
+    return (f"expected the names of a known family, found {found} in {path}; known families: {known}; --arch timm:NAME "
+            "names any other network of timm")  # fmt: skip
 
 
 def coverage_message(reading: Reading, path: Path) -> str:
@@ -273,28 +248,25 @@ def coverage_message(reading: Reading, path: Path) -> str:
         return f"{reading.problem} in {path} (family {reading.family.name}); nothing was loaded"
     called = reading.architecture.name if isinstance(reading.architecture, Architecture) else str(reading.architecture)
     if report.wrong_shape and not (report.missing or report.unexpected) and _of_positions(report):
-        key, shape, wanted = report.wrong_shape[0]
+        key, shape, expected = report.wrong_shape[0]
         return (
             f"expected positions of {called}, found those of another image size ({key} is {list(shape)}, expected "
-            f"{list(wanted)}) in {path}; give the file's own size, or resample them: convert --resize-positions"
+            f"{list(expected)}) in {path}; give the file's own size, or resample them: convert --resize-positions"
         )
     looks_like = f"; its tensors are those of {reading.looks_like}" if reading.looks_like not in ("", called) else ""
     parts = []
     if report.missing:
         parts.append(f"{len(report.missing)} missing ({', '.join(report.missing[:3])})")
     if report.wrong_shape:
-        key, shape, wanted = report.wrong_shape[0]
-        parts.append(f"{len(report.wrong_shape)} of another shape ({key} is {list(shape)}, expected {list(wanted)})")
+        key, shape, expected = report.wrong_shape[0]
+        parts.append(f"{len(report.wrong_shape)} of another shape ({key} is {list(shape)}, expected {list(expected)})")
     if report.unexpected:
-        parts.append(
-            f"{len(report.unexpected)} that no {called} has, or has once already ({', '.join(report.unexpected[:3])})"
-        )
-    return (
-        f"expected every tensor of a {called}, found {'; '.join(parts)} in {path} "
-        f"(family {reading.family.name}); nothing was loaded{looks_like}"
-    )
+        keys = ", ".join(report.unexpected[:3])
+        parts.append(f"{len(report.unexpected)} that no {called} has, or has once already ({keys})")
+    return (f"expected every tensor of a {called}, found {'; '.join(parts)} in {path} (family {reading.family.name}); "
+            f"nothing was loaded{looks_like}")  # fmt: skip
 
 
 def _of_positions(report: KeyReport) -> bool:
-    named = (*POSITIONS, "position_embeddings", "positional_embedding", "position_embedding.weight")
-    return all(key.endswith(named) and shape[-1:] == wanted[-1:] for key, shape, wanted in report.wrong_shape)
+    names = (*POSITIONS, "position_embeddings", "positional_embedding", "position_embedding.weight")
+    return all(key.endswith(names) and shape[-1:] == expected[-1:] for key, shape, expected in report.wrong_shape)

@@ -1,7 +1,5 @@
 """The model config (``config.json``) that transformers and timm write beside their weights: what no tensor shows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,11 +30,10 @@ def read_model_config(file: Path) -> dict[str, Any]:
     """transformers' or timm's config beside a file of weights; empty where there is none."""
     path = file.parent / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
-    known = isinstance(found, dict) and ("model_type" in found or "architecture" in found)
-    return found if known else {}
+    return config if isinstance(config, dict) and {"model_type", "architecture"} & config.keys() else {}
 
 
 def timm_architecture_in(config: Mapping[str, Any]) -> TimmArchitecture | None:
@@ -62,45 +59,43 @@ def timm_architecture_in(config: Mapping[str, Any]) -> TimmArchitecture | None:
 
 
 def input_in(config: Mapping[str, Any]) -> NetworkInput | None:
-    """The normalisation that timm's config tells of; None for any other config, and for what are no three numbers."""
+    """The normalisation in timm's config; None for any other config, and for what are no three numbers."""
     details = config.get("pretrained_cfg")
     values = [details.get(key) for key in ("mean", "std")] if isinstance(details, dict) else []
-    told = [v for v in values if isinstance(v, list) and len(v) == 3 and all(type(x) in (int, float) for x in v)]
-    if len(told) != 2 or not all(0 <= x <= 1 for x in (*told[0], *told[1])) or 0 in told[1]:
+    triples = [v for v in values if isinstance(v, list) and len(v) == 3 and all(type(x) in (int, float) for x in v)]
+    if len(triples) != 2 or not all(0 <= x <= 1 for x in (*triples[0], *triples[1])) or 0 in triples[1]:
         return None
-    return NetworkInput(mean=tuple(told[0]), std=tuple(told[1]))
+    return NetworkInput(mean=tuple(triples[0]), std=tuple(triples[1]))
 
 
 def detectors_network(file: Path) -> TimmArchitecture | None:
-    """The network of timm in a finished detector, as ``network.json`` beside its weights tells it; None without one."""
+    """The network of timm in a finished detector, by ``network.json`` beside its weights; None without one."""
     try:
-        found = json.loads((file.parent / "network.json").read_text(encoding="utf-8"))
-        told = architecture_in({"architecture": str(found["architecture"])})
+        described = json.loads((file.parent / "network.json").read_text(encoding="utf-8"))
+        network = architecture_in({"architecture": str(described["architecture"])})
     except (OSError, ValueError, RecursionError, TypeError, KeyError, InputError):
         return None
-    if told is None:
+    if not isinstance(network, TimmArchitecture):
         return None
-    kept = tuple((key, value) for key, value in told.options if key not in _OF_TRAINING)
-    return TimmArchitecture(told.name, kept)
+    return TimmArchitecture(network.name, tuple(item for item in network.options if item[0] not in _OF_TRAINING))
 
 
 def clues_of(layout: str, family: str, classifier: bool, shapes: Shapes, config: Mapping[str, Any]) -> Clues:
-    """What layout, family and config say of a network; a config of another width is none of this file's."""
-    vision = config.get("vision_config")
-    told = vision if isinstance(vision, dict) else config
+    """What layout, family and config say of a network; a config of another width belongs to another file."""
+    config = config["vision_config"] if isinstance(config.get("vision_config"), dict) else config
     eps, final_eps, activation = _DEFAULTS.get(layout, (None, None, ""))
-    if not layout.startswith("transformers") or not _same_width(told, shapes):
+    if not layout.startswith("transformers") or not _same_width(config, shapes):
         return Clues(layout, family, classifier, eps=eps, final_eps=final_eps, activation=activation)
-    stated = _number(told, "layer_norm_eps")
+    stated = _number(config, "layer_norm_eps")
     if stated is not None and "convnext" in layout:
         final_eps = stated
     elif stated is not None:
         eps = stated
-    heads = told.get("num_attention_heads", told.get("num_heads"))
-    temperature, side, window = (_number(told, key) for key in ("rope_theta", "image_size", "window_size"))
+    heads = config.get("num_attention_heads", config.get("num_heads"))
+    temperature, side, window = (_number(config, key) for key in ("rope_theta", "image_size", "window_size"))
     return Clues(
         layout, family, classifier, heads=tuple(heads) if isinstance(heads, list) else heads, eps=eps,
-        final_eps=final_eps, activation=_ACTIVATIONS.get(str(told.get("hidden_act", "")), activation),
+        final_eps=final_eps, activation=_ACTIVATIONS.get(str(config.get("hidden_act", "")), activation),
         side=None if side is None else int(side), window=None if window is None else int(window),
         rope_temperature=temperature,
     )  # fmt: skip

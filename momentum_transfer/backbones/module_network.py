@@ -1,13 +1,11 @@
-"""Any ``nn.Module`` as a backbone: what it is to give, and how its maps, widths and input are found.
+"""Any ``nn.Module`` as a backbone: what it must give, and how its maps, widths and input are found.
 
-The protocol: ``module(images [N, 3, H, W])`` gives features [N, D], or one map [N, C, h, w], or a dict of maps
-[N, C, h, w] by any names, with pooled features [N, D] under "pooled" if the module has its own. Maps are told by their
-strides, the image's side over the map's; where no features are pooled, they are the mean of the deepest map over its
-positions. A module may say in an attribute ``input`` how its images are to be: a :class:`NetworkInput` or a dict of its
-fields; one that says nothing takes images of 224 px and those of the settings' size.
+The protocol: ``module(images [N, 3, H, W])`` gives features [N, D], or one map [N, C, h, w], or a dict of maps by any
+names, with pooled features [N, D] under "pooled" if the module has its own. Maps are known by their strides, the
+image's side over the map's; where no features are pooled, they are the mean of the deepest map. An attribute ``input``
+of the module, a :class:`NetworkInput` or a dict of its fields, describes its images; without it they have 224 px and
+the settings' normalisation.
 """
-
-from __future__ import annotations
 
 import copy
 import importlib
@@ -27,7 +25,7 @@ from momentum_transfer.backbones.network_input import STRIDES, NetworkInput
 from momentum_transfer.core.errors import InputError, first_line
 
 MODULE = "module:"
-#: What is not the user's code's fault, but that of the machine: it keeps its own message.
+#: Errors that are not the fault of the user's code: they keep their own message.
 _OF_MACHINE = (InputError, MemoryError, torch.cuda.OutOfMemoryError)
 
 
@@ -37,8 +35,8 @@ class ModuleArchitecture:
 
     Args:
         text: what records call it: ``module:package.path:factory``.
-        factory: makes the module anew.
-        input: how its images are to be, in the place of what the module says.
+        factory: makes a new module.
+        input: of its images, instead of the module's own ``input``.
     """
 
     text: str
@@ -53,8 +51,8 @@ class ModuleArchitecture:
     def __str__(self) -> str:
         return self.text
 
-    def build(self, norm_layer: Callable[[int], nn.Module] | None = None) -> ModuleBackbone:
-        """The module as a backbone; ``norm_layer``: channels -> module, in the place of every BatchNorm."""
+    def build(self, norm_layer: Callable[[int], nn.Module] | None = None) -> "ModuleBackbone":
+        """The module as a backbone; ``norm_layer``: channels -> module, instead of every BatchNorm."""
         try:
             inspect.signature(self.factory).bind()
         except TypeError as error:
@@ -66,9 +64,8 @@ class ModuleArchitecture:
         except _OF_MACHINE:
             raise
         except Exception as error:  # the user's own code runs here
-            raise InputError(
-                f"expected {self.text} to give a torch.nn.Module, found {first_line(error)}; --debug shows where"
-            ) from error
+            found = f"{first_line(error)}; --debug shows where"
+            raise InputError(f"expected {self.text} to give a torch.nn.Module, found {found}") from error
         if not isinstance(module, nn.Module):
             raise InputError(f"expected {self.text} to give a torch.nn.Module, found a {type(module).__name__}")
         if norm_layer is not None:
@@ -77,33 +74,27 @@ class ModuleArchitecture:
 
 
 def of_module(module: nn.Module, name: str, spec: NetworkInput | None = None) -> ModuleArchitecture:
-    """The architecture of a module at hand; every copy that is built of it is one of its own."""
+    """The architecture of a module in memory; each build is a new copy of it."""
     return ModuleArchitecture(name, partial(copy.deepcopy, module), spec)
 
 
 def of_text(text: str) -> ModuleArchitecture:
-    """The architecture behind ``module:package.path:factory``; this imports, that is runs, the user's own code.
-
-    Raises:
-        InputError: no such form, no such module in the working folder or on Python's path or one that cannot be
-            imported, no such name in it.
-    """
+    """The architecture behind ``module:package.path:factory``; importing it runs the user's own code."""
     package, colon, name = text.removeprefix(MODULE).partition(":")
     if not all(package.split(".")) or not colon or not name.isidentifier():
         raise InputError(f"expected {MODULE}package.path:factory, found {text!r}; name the module and its function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # as python -m does, after everything that is installed
     try:
-        found = importlib.import_module(package)
+        imported = importlib.import_module(package)
     except Exception as error:  # the user's own code runs here
         if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
             raise InputError(
                 f"expected a Python module {package}, found none ({error}); run in its folder, or set PYTHONPATH"
             ) from error
-        raise InputError(
-            f"expected {package} to be imported, found {type(error).__name__}: {error}; --debug shows where"
-        ) from error
-    factory = getattr(found, name, None)
+        kind = type(error).__name__
+        raise InputError(f"expected {package} to be imported, found {kind}: {error}; --debug shows where") from error
+    factory = getattr(imported, name, None)
     if not callable(factory):
         raise InputError(f"expected a function {name} that gives a network in {package}, found {factory!r}")
     return ModuleArchitecture(text, factory)
@@ -119,9 +110,11 @@ class ModuleBackbone(nn.Module):
         super().__init__()
         self.net = module
         self.architecture = architecture
-        said = architecture.input or _own_input(module, architecture)
-        self.says_input = said is not None
-        self.input = said or NetworkInput()
+        own = getattr(module, "input", None)
+        if own is not None and architecture.input is None:
+            own = input_of(own, f"the attribute input of {architecture}")
+        self.says_input = architecture.input is not None or own is not None
+        self.input = architecture.input or own or NetworkInput()
         self._by_name: dict[str, str] = {}  # our name of a map -> the module's
         self._deepest = ""
         self.channels: dict[str, int] = {}
@@ -135,38 +128,35 @@ class ModuleBackbone(nn.Module):
     def stages(self, x: Tensor) -> dict[str, Tensor]:
         """Maps by the names of ``strides``, and "pooled"."""
         outputs = self._outputs(x)
-        self._require_maps()
-        return {**{name: outputs[theirs] for name, theirs in self._by_name.items()}, "pooled": self._pooled(outputs)}
+        return {**self._named(outputs), "pooled": self._pooled(outputs)}
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         """``stages`` without the pooled features."""
-        self._require_maps()
-        outputs = self._outputs(x)
-        return {name: outputs[theirs] for name, theirs in self._by_name.items()}
+        return self._named(self._outputs(x))
 
-    def _require_maps(self) -> None:
+    def _named(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self._by_name:
             raise InputError(
                 f"expected maps of stride 4, 8, 16 or 32 of {self.architecture}, found pooled features alone; let its "
                 "forward give a dict of maps"
             )
+        return {name: outputs[key] for name, key in self._by_name.items()}
 
     def _outputs(self, x: Tensor) -> dict[str, Tensor]:
         try:
-            found = self.net(x)
+            outputs = self.net(x)
         except _OF_MACHINE:
             raise
         except Exception as error:  # the user's own code runs here
             raise InputError(
                 f"expected {self.architecture} to take images [N, {', '.join(map(str, x.shape[1:]))}], found "
-                f"{first_line(error)}; correct it, or give it an attribute input of the size that it takes (--debug "
-                "shows where)"
+                f"{first_line(error)}; correct it or its attribute input, the size that it takes (--debug shows where)"
             ) from error
-        if isinstance(found, Tensor):
-            found = {"pooled" if found.dim() == 2 else "map": found}
-        if not isinstance(found, Mapping) or not found:
-            raise self._wrong(f"a {type(found).__name__}")
-        for name, tensor in found.items():
+        if isinstance(outputs, Tensor):
+            outputs = {"pooled" if outputs.dim() == 2 else "map": outputs}
+        if not isinstance(outputs, Mapping) or not outputs:
+            raise self._wrong(f"a {type(outputs).__name__}")
+        for name, tensor in outputs.items():
             if not isinstance(tensor, Tensor) or tensor.dim() != (2 if name == "pooled" else 4):
                 shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise self._wrong(f"{shape} under {name!r}")
@@ -174,7 +164,7 @@ class ModuleBackbone(nn.Module):
                 raise self._wrong(f"{tuple(tensor.shape)} under {name!r} for {len(x)} images")
             if not tensor.is_floating_point():
                 raise self._wrong(f"{tensor.dtype} under {name!r}")
-        return dict(found)
+        return dict(outputs)
 
     def _wrong(self, found: str) -> InputError:
         return InputError(
@@ -195,30 +185,18 @@ class ModuleBackbone(nn.Module):
         finally:
             self.net.train(training)
         maps = {name: tensor for name, tensor in outputs.items() if name != "pooled"}
-        for theirs, tensor in maps.items():
+        for key, tensor in maps.items():
             if self._deepest == "" or tensor.shape[-1] <= outputs[self._deepest].shape[-1]:
-                self._deepest = theirs
+                self._deepest = key
             for name, stride in STRIDES.items():
                 if tensor.shape[-1] == -(-size // stride):
-                    self._by_name[name], self.channels[name], self.strides[name] = theirs, tensor.shape[1], stride
+                    self._by_name[name], self.channels[name], self.strides[name] = key, tensor.shape[1], stride
         return int(self._pooled(outputs).shape[1])
 
 
-def _own_input(module: nn.Module, architecture: ModuleArchitecture) -> NetworkInput | None:
-    said = getattr(module, "input", None)
-    return said if said is None else input_of(said, f"the attribute input of {architecture}")
-
-
 def input_of(said: Any, where: str, size: int = NetworkInput().size) -> NetworkInput:
-    """A :class:`NetworkInput`, or a dict of some of its fields, checked.
-
-    Args:
-        where: for the message.
-        size: where the dict says none.
-
-    Raises:
-        InputError: something else, or values of another kind.
-    """
+    """A :class:`NetworkInput` from one or from a dict of some of its fields, checked; ``size`` where the dict has none,
+    ``where`` for the message of the InputError."""
     try:
         found = said if isinstance(said, NetworkInput) else NetworkInput(**{"size": size, **said})
         sound = not isinstance(found.size, bool) and found.size == int(found.size) > 0

@@ -1,6 +1,4 @@
-"""What a network wants its images to be: size, mean, standard deviation, interpolation and the part that is kept."""
-
-from __future__ import annotations
+"""The images that a network takes: size, mean, standard deviation, interpolation and the part that is kept."""
 
 import math
 from typing import NamedTuple
@@ -13,13 +11,10 @@ STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
 
 
 class NetworkInput(NamedTuple):
-    """Images as a network was, or is to be, trained on them.
+    """Images of ``size`` px, normalised by ``mean`` and ``std`` a channel (of values in 0..1).
 
-    Attributes:
-        size: side in pixels.
-        mean, std: a channel, of values in 0..1.
-        interpolation: "bilinear" or "bicubic".
-        crop: the part of the resized image's side that the central crop keeps; .875 is 224 of 256.
+    ``interpolation`` is "bilinear" or "bicubic"; ``crop`` the fraction of the resized image's side that the central
+    crop keeps: .875 is 224 of 256.
     """
 
     size: int = 224
@@ -40,6 +35,6 @@ class NetworkInput(NamedTuple):
         return mean, std
 
     def __str__(self) -> str:
-        """As protocols and the console say it."""
+        """For protocols and the console."""
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
         return f"{self.size} px, {self.interpolation}, crop {self.crop:g}, mean {mean}, std {std}"

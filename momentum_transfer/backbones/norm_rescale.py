@@ -1,44 +1,37 @@
 """NormRescale: give LARS-trained weights the norms of SGD-trained ones, so that SGD fine-tuning suits them.
 
-Huang et al., "Revisiting the Critical Factors of Augmentation-Invariant Representation Learning" (RCF), section 4.1,
-equation 3: ``w* = ||w_S|| · w_L / ||w_L||`` with the 2-norm, for each weight tensor of the backbone.
+Huang et al., "Revisiting the Critical Factors of Augmentation-Invariant Representation Learning" (RCF, arXiv
+2208.00275), section 4.1, equation 3: ``w* = ||w_S|| · w_L / ||w_L||`` with the 2-norm, for each weight tensor of the
+backbone. The paper says "for any weight of the LARS-trained model", and gives the missing weight decay of the BatchNorm
+parameters as the cause; so the default scope ``conv+bn`` is every learned tensor. Running statistics are measured, not
+learned: scaling them is the further scope ``all``. The method is for fine-tuning, where BatchNorm takes batch
+statistics; in eval mode the stored ones no longer fit the weights: compute them again (precise BN) before.
 
-Which tensors: the paper says "for any weight of the LARS-trained model", and gives the missing weight decay of the
-BatchNorm parameters as the cause; so the default scope ``conv+bn`` is every learned tensor. Running statistics are
-measured, not learned: scaling them is the further scope ``all``.
+Synthetic LARS: larger weights of a ResNet, and nothing else about it. RCF (and its appendix B.4) finds that LARS leaves
+weights about 10 times as large as SGD does; two such checkpoints also differ in what they have learned. Here one
+checkpoint's weights are multiplied by c:
 
-The method is meant for fine-tuning, where BatchNorm takes batch statistics: those features keep their likeness (BYOL on
-the digits: CKA at res5 with the SGD-trained anchor 0.46 before, 0.45 after; ``tools/compare.py --batch-statistics``).
-In eval mode the stored statistics no longer fit the weights, and the same CKA falls to 0.11 with ``conv+bn`` and 0.41
-with ``all``: recompute them (precise BN) before such features are used as they are.
-
-Synthetic LARS: larger weights of a ResNet, and nothing else about it.
-
-RCF (arXiv 2208.00275, section 4.1 and appendix B.4) finds that LARS leaves weights about 10 times as large as SGD does,
-and repairs the transfer of such a network by NormRescale. A LARS-trained checkpoint differs from an SGD-trained one in
-what it has learned, too. Here one checkpoint's weights are multiplied by c, so that nothing differs but the norms:
-
-- convolutions: a BatchNorm stands behind each, which divides c out. The network computes the same function, but the
-  gradient of a weight is 1/c of what it was and the weight c times as large, so SGD turns it at 1/c² of the rate.
+- convolutions: the BatchNorm behind each divides c out, so the network computes the same function, but SGD turns a
+  weight at 1/c² of the rate (the gradient is 1/c of what it was, the weight c times as large).
 - gamma and beta of the BatchNorms: ReLU, pooling and the sum of a block's branches are homogeneous, so every feature is
   c times as large. The next convolution's BatchNorm divides that out too, but not a head without one.
 
-The stored statistics follow: after a BatchNorm's convolution means are as many times as large as that convolution's
-input and weights together, and variances the square of it. So ``eval()`` computes what it computed before (features
-times c where gamma and beta are scaled), up to BatchNorm's eps, which small variances feel.
+The stored statistics follow: means are as many times as large as a convolution's input and weights together, variances
+the square of it. So ``eval()`` computes what it computed before (features times c where gamma and beta are scaled), up
+to BatchNorm's eps.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from momentum_transfer.backbones.read import SourceBackbone, load_backbone
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
 
@@ -46,7 +39,7 @@ SCOPES = ("conv", "bn", "conv+bn", "all")
 DEFAULT_SCOPE = "conv+bn"
 #: Median norm of the 3x3 convolutions over that of He initialisation, above which weights look LARS-trained: weight
 #: decay keeps SGD-trained norms near or below 1, and LARS-trained ones are about 10 times higher (RCF, section B.4).
-LARS_RATIO = 1.5
+_LARS_RATIO = 1.5
 
 
 def in_scope(name: str, tensor: Tensor, scope: str) -> bool:
@@ -77,39 +70,34 @@ def rescale_to_anchor(
     """Equation 3, tensor by tensor; tensors outside ``scope`` are the same objects as before.
 
     Raises:
-        InputError: one side lacks a tensor in ``scope`` or has it in another shape (another architecture), or a norm is
-            zero on either side; the message names the tensor.
+        InputError: another architecture, or a norm of zero on either side; the message names the tensor.
     """
     _same_architecture(state, anchor, scope)
     result = dict(state)
     for name, tensor in state.items():
         if in_scope(name, tensor, scope):
-            wanted = _nonzero(name, anchor[name], "anchor")
-            result[name] = _scaled(name, tensor, wanted / _nonzero(name, tensor, "checkpoint"))
+            norm = _nonzero(name, anchor[name], "anchor")
+            result[name] = _scaled(name, tensor, norm / _nonzero(name, tensor, "checkpoint"))
     return result
 
 
 def _same_architecture(state: Mapping[str, Tensor], anchor: Mapping[str, Tensor], scope: str) -> None:
     """Both ways: a shallower checkpoint finds all its names in a deeper anchor, whose norms are still not its own."""
-    ours, theirs = (
+    shapes, others = (
         {name: list(tensor.shape) for name, tensor in side.items() if in_scope(name, tensor, scope)}
         for side in (state, anchor)
     )
-    for name in [*ours, *theirs]:
-        if ours.get(name) != theirs.get(name):
-            found, wanted = (f"shape {side[name]}" if name in side else "no such tensor" for side in (theirs, ours))
+    for name in [*shapes, *others]:
+        if shapes.get(name) != others.get(name):
+            found, expected = (f"shape {side[name]}" if name in side else "no such tensor" for side in (others, shapes))
             raise InputError(
                 f"expected an anchor of the same architecture, found {found} for {name} where the checkpoint has "
-                f"{wanted}; take another anchor, or --constant 0.1"
+                f"{expected}; take another anchor, or --constant 0.1"
             )
 
 
 def rescale_by_constant(state: Mapping[str, Tensor], factor: float, scope: str = DEFAULT_SCOPE) -> dict[str, Tensor]:
-    """RCF's "Constant" (table 8): every tensor in ``scope`` times ``factor``, 0.1 in the paper.
-
-    Raises:
-        InputError: the factor is not positive and finite, or a tensor has zero norm, before or after.
-    """
+    """RCF's "Constant" (table 8): every tensor in ``scope`` times ``factor``, 0.1 in the paper."""
     if not (math.isfinite(factor) and factor > 0):
         raise InputError(f"expected a positive factor for --constant, found {factor}; the paper's is 0.1")
     result = dict(state)
@@ -131,9 +119,7 @@ def _nonzero(name: str, tensor: Tensor, owner: str) -> float:
 
 
 def _scaled(name: str, tensor: Tensor, factor: float) -> Tensor:
-    scaled = (tensor.double() * factor).to(tensor.dtype)
-    if not bool(torch.isfinite(scaled).all()):
-        raise InputError(f"expected finite weights, found {name} overflowing {tensor.dtype} at factor {factor:.3g}")
+    scaled = _times(name, tensor, factor)
     if _norm(scaled) == 0.0:
         raise InputError(
             f"expected weights above zero, found {name} vanishing in {tensor.dtype} at factor {factor:.3g}; convert "
@@ -142,34 +128,37 @@ def _scaled(name: str, tensor: Tensor, factor: float) -> Tensor:
     return scaled
 
 
+def _times(name: str, tensor: Tensor, factor: float) -> Tensor:
+    scaled = (tensor.double() * factor).to(tensor.dtype)
+    if not bool(torch.isfinite(scaled).all()):
+        raise InputError(f"expected finite weights, found {name} overflowing {tensor.dtype} at factor {factor:.3g}")
+    return scaled
+
+
 def apply(
     source: SourceBackbone,
-    anchor: str | None,
+    anchor: str | Path | None,
     constant: float | None,
     scope: str = DEFAULT_SCOPE,
     *,
     trust_pickle: bool = False,
 ) -> str:
-    """Rescale ``source.state`` in place of the old one, by an anchor (any source) or a constant; neither: do nothing.
-
-    Returns:
-        What was done, for the file's metadata; "" if nothing.
-    """
+    """Rescale ``source.state`` by an anchor (any source) or a constant; returns what was done, for the metadata."""
+    before = source.state
     if anchor is not None:
-        other = load_backbone(anchor, trust_pickle=trust_pickle)
-        before = norms(source.state, scope)
-        source.state = rescale_to_anchor(source.state, other.state, scope)
-        _tell(before, norms(source.state, scope))
-        return f"anchor {other.name} sha256 {other.sha256} network {other.network} scope {scope}"
-    if constant is not None:
-        before = norms(source.state, scope)
-        source.state = rescale_by_constant(source.state, constant, scope)
-        _tell(before, norms(source.state, scope))
-        return f"constant {constant} scope {scope}"
-    return ""
+        other = load_backbone(str(anchor), trust_pickle=trust_pickle)
+        source.state = rescale_to_anchor(before, other.state, scope)
+        text = f"anchor {other.name} sha256 {other.sha256} network {other.network} scope {scope}"
+    elif constant is not None:
+        source.state = rescale_by_constant(before, constant, scope)
+        text = f"constant {constant} scope {scope}"
+    else:
+        return ""
+    _say_factors(norms(before, scope), norms(source.state, scope))
+    return text
 
 
-def _tell(before: Mapping[str, float], after: Mapping[str, float]) -> None:
+def _say_factors(before: Mapping[str, float], after: Mapping[str, float]) -> None:
     factors = [after[name] / norm for name, norm in before.items()]
     spread = f"{min(factors):.3g} to {max(factors):.3g}, median {median(factors):.3g}"
     say(f"NormRescale: {len(factors)} tensors, factors {spread}; for fine-tuning: running statistics no longer fit")
@@ -191,7 +180,7 @@ def he_ratio(state: Mapping[str, Tensor]) -> float:
 def lars_warning(state: Mapping[str, Tensor]) -> str:
     """A sentence if the norms look LARS-trained, else ""."""
     ratio = he_ratio(state)
-    if ratio <= LARS_RATIO:
+    if ratio <= _LARS_RATIO:
         return ""
     return (
         f"the 3x3 convolutions have {ratio:.1f} times the norm of a fresh network, as LARS-trained weights do; "
@@ -202,57 +191,31 @@ def lars_warning(state: Mapping[str, Tensor]) -> str:
 
 LARS_SCOPES = ("conv", "bn", "conv+bn")
 #: The BatchNorm whose convolution sees the image itself, which has no scale to follow.
-FIRST = "bn1."
+_FIRST = "bn1."
 
 
 def scale_weights(state: Mapping[str, Tensor], factor: float, scope: str = "conv+bn") -> dict[str, Tensor]:
-    """The learned weights in ``scope`` times ``factor``, and the running statistics as they follow.
-
-    Args:
-        state: of a ResNet, torchvision's names.
-
-    Raises:
-        InputError: the factor is not positive and finite, the scope is unknown, or a tensor overflows its type.
-    """
+    """The learned weights in ``scope`` of a ResNet times ``factor``, and the running statistics as they follow."""
     if not (math.isfinite(factor) and factor > 0):
         raise InputError(f"expected a positive factor for --scale, found {factor}; LARS-trained weights look like 10")
     if scope not in LARS_SCOPES:
-        raise InputError(
-            f"expected a scope of {', '.join(LARS_SCOPES)} for --scale, found {scope!r}; statistics follow"
-        )
-    return {name: _lars_scaled(name, tensor, factor ** _power(name, tensor, scope)) for name, tensor in state.items()}
+        raise InputError(f"expected a scope of {', '.join(LARS_SCOPES)} for --scale, found {scope!r}; correct it")
+    powers = {name: _power(name, tensor, scope) for name, tensor in state.items()}
+    return {name: _times(name, state[name], factor**power) if power else state[name] for name, power in powers.items()}
 
 
 def _power(name: str, tensor: Tensor, scope: str) -> int:
-    """By which power of the factor a tensor grows."""
+    """The power of the factor by which a tensor grows."""
     if not tensor.is_floating_point():
         return 0
     if not name.endswith(("running_mean", "running_var")):
         return int(in_scope(name, tensor, scope))
-    seen = ("conv" in scope) + ("bn" in scope and not name.startswith(FIRST))
+    seen = ("conv" in scope) + ("bn" in scope and not name.startswith(_FIRST))
     return 2 * seen if name.endswith("running_var") else seen
 
 
-def _lars_scaled(name: str, tensor: Tensor, times: float) -> Tensor:
-    if times == 1.0:
-        return tensor
-    scaled = (tensor.double() * times).to(tensor.dtype)
-    if not bool(torch.isfinite(scaled).all()):
-        raise InputError(
-            f"expected finite weights, found {name} overflowing {tensor.dtype} at factor {times:.3g}; lower it"
-        )
-    return scaled
-
-
 def apply_lars(source: SourceBackbone, factor: float | None, scope: str = "conv+bn") -> str:
-    """Scale ``source.state`` in place of the old one; no factor: do nothing.
-
-    Returns:
-        What was done, for the file's metadata; "" if nothing.
-
-    Raises:
-        InputError: as :func:`scale_weights`, or the network is no ResNet.
-    """
+    """Scale ``source.state`` by ``factor``, if any; returns what was done, for the metadata."""
     if factor is None:
         return ""
     if not isinstance(source.architecture, Architecture):

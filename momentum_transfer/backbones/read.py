@@ -1,12 +1,8 @@
 """Reads a backbone from any known checkpoint and accounts for every key.
 
-The layouts are rules in ``backbones.families``; ``backbones.matching`` scores all of them on the file. The best wins, a
-tie is an error.
-
-Any known checkpoint into a module, with the report of what became of every key.
+Files that this project exported or converted are read straight by their metadata. In any other file the families' rules
+(``backbones.families``) are compared (``backbones.matching``): the best one counts, a tie is an error.
 """
-
-from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
@@ -15,49 +11,32 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from momentum_transfer.backbones import hub
-from momentum_transfer.backbones.build import AnyArchitecture, architecture_in, metadata_of, parse_architecture
-from momentum_transfer.backbones.containers import (
-    INDEX,
-    is_index,
-    leftovers,
-    read_shards,
-    refuse_other_formats,
-    refuse_other_models,
-    refuse_values,
-    refuse_vitdet,
-    sha256_of_checkpoint,
-    tensor_tables,
-)
+from momentum_transfer.backbones import build, containers, hub
+from momentum_transfer.backbones import source as sources
+from momentum_transfer.backbones.build import AnyArchitecture, architecture_in, parse_architecture
+from momentum_transfer.backbones.containers import INDEX
 from momentum_transfer.backbones.families import BY_NAME, ONLY
-from momentum_transfer.backbones.hub import is_hub_name
-from momentum_transfer.backbones.layouts import detectron2_names, expected_shapes, infer_detectron2
 from momentum_transfer.backbones.matching import OWN_FORMAT, Reading, choose, coverage_message
 from momentum_transfer.backbones.model_config import detectors_network, read_model_config, timm_architecture_in
 from momentum_transfer.backbones.module_network import MODULE
-from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree
-from momentum_transfer.backbones.source import (
-    RANDOM_SEED,
-    CoverageError,
-    KeyReport,
-    SourceBackbone,
-    named_backbone,
-    random_of,
-)
-from momentum_transfer.backbones.timm_models import TIMM
+from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.safe_load.read_file import read_safetensors_metadata, read_tree, refuse_other_formats
+from momentum_transfer.backbones.source import CoverageError, KeyReport, SourceBackbone, refuse_values
+from momentum_transfer.backbones.timm_models import TIMM, TimmArchitecture
 from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.core import digests
 from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import RANDOM_OF, weights_name
+from momentum_transfer.core.files import RANDOM_OF, sha256_of, weights_name
 from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.settings import learned_settings, pretraining_hash
 
-__all__ = ["CoverageError", "KeyReport", "SourceBackbone", "carried_metadata", "checkpoint_file", "detectron2_names",
-           "expected_shapes", "infer_detectron2", "load_backbone"]  # fmt: skip
-
+#: The ``format`` in the metadata of this project's exports and conversions.
+BACKBONE_FORMAT = "momentum-transfer/backbone/1"
+#: What stands in a converted .pth or .pkl beside its weights.
+_BESIDE = {"metadata", "matching_heuristics", "__author__", digests.KEY}
 #: What a folder without a training's checkpoints may hold: this project's export, transformers', timm's, open_clip's.
-EXPORTED = ("backbone.safetensors", "model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin",
+_EXPORTED = ("backbone.safetensors", "model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin",
             f"pytorch_model.bin{INDEX}", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # fmt: skip
 
 
@@ -65,7 +44,7 @@ def load_backbone(
     path: str | Path,
     architecture: str | AnyArchitecture | None = None,
     *,
-    which: str | None = None,
+    network: str | None = None,
     family: str | None = None,
     trust_pickle: bool = False,
     resize_positions: bool = False,
@@ -73,13 +52,13 @@ def load_backbone(
     """Read the backbone of a checkpoint of any known family.
 
     Args:
-        path: a file, an output folder of ``tools/pretrain.py`` (its last checkpoint is taken), or weights on the Hub,
-            ``hf:org/name[@revision][:file]``; or ``timm:NAME``, the weights that timm publishes, or
+        path: a file, an output folder of ``tools/pretrain.py`` (its last checkpoint is taken); weights on the Hub,
+            ``hf:org/name[@revision][:file]``; ``timm:NAME``, the weights that timm publishes;
             ``module:package.path:factory``, a module that the user's own code makes, which this runs; or
             ``random-of:`` and any of these: the same architecture at random (``source.random_of``).
-        architecture: of the network, ``timm:NAME?img_size=224`` for example, where the file does not tell it.
-        which: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
-        family: name of a rule in ``source_families.FAMILIES``; the default is the rule that fits best.
+        architecture: of the network, such as ``timm:NAME?img_size=224``, where the file does not say it.
+        network: "student" or "teacher" where the file holds both; the default is the one that the paper evaluates.
+        family: name of a rule in ``families.FAMILIES``; the default is the rule that fits best.
         trust_pickle: allow the file to run code while it is read.
         resize_positions: resample position embeddings to the image size of ``architecture``.
 
@@ -88,48 +67,73 @@ def load_backbone(
         InputError: no checkpoint, an unknown network, an ambiguous family, no such network, or values that are no
             weights.
     """
-    if which not in (None, "student", "teacher"):
-        raise InputError(f"expected which to be student or teacher, found {which!r}")
+    if network not in (None, "student", "teacher"):
+        raise InputError(f"expected network to be student or teacher, found {network!r}")
     if family is not None and family not in BY_NAME:
         raise InputError(f"expected a family of {', '.join(BY_NAME)}, found {family!r}")
     if str(path).startswith(RANDOM_OF):
-        return _at_random(str(path), architecture, which, family, trust_pickle, resize_positions)
+        options = {"network": network, "family": family, "trust_pickle": trust_pickle}
+        return _at_random(str(path), architecture, resize_positions=resize_positions, **options)
     if str(path).startswith((TIMM, MODULE)):
         if isinstance(architecture, str) and architecture != str(path):
             raise InputError(
                 f"expected no --arch with {path}, which is a network by itself, found {architecture}; leave it out, "
                 f"or repeat the same text (options stand behind the name: {TIMM}NAME?img_size=224)"
             )
-        return named_backbone(str(path), which, family)
+        return sources.named_backbone(str(path), network, family)
     file = checkpoint_file(path)
     refuse_other_formats(file)
-    read = read_shards if is_index(file) else read_tree
-    tree = read(file, trust_pickle=trust_pickle)
-    tables, carried = tensor_tables(tree), carried_metadata(tree, file)
-    hints = _hints(tree, carried, file, architecture, resize_positions)
-    refuse_vitdet(tables, file)
-    if hints.asked is None and hints.told is None:
-        refuse_other_models(tree, tables, file)
-    reading = choose(tables, tree, which, family, file, hints)
+    tree = (containers.read_shards if file.name.endswith(INDEX) else read_tree)(file, trust_pickle=trust_pickle)
+    carried = carried_metadata(tree, file)
+    reading = None
+    if family is None and architecture is None and not resize_positions:
+        reading = _own(tree, carried, file)
+    if reading is None:
+        tables, hints = containers.tensor_tables(tree), _hints(tree, carried, file, architecture, resize_positions)
+        containers.refuse_vitdet(tables, file)
+        if hints.asked is None and hints.known is None:
+            containers.refuse_other_models(tree, tables, file)
+        reading = choose(tables, tree, network, family, file, hints)
+        reading.report.dropped.update(containers.leftovers(tree, tables))
     _say_network(reading, carried)
-    if which is not None and reading.network != which:
+    if network is not None and reading.network != network:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
-        raise InputError(f"expected the {which}, found a file that holds {held}: {file}; leave --which out")
-    source = _finish(reading, tree, carried, file)
-    source.name = weights_name(path if is_hub_name(path) else file)
-    if is_hub_name(path):
+        raise InputError(f"expected the {network}, found a file that holds {held}: {file}; leave --network out")
+    source = _finish(reading, carried, file)
+    on_hub = str(path).startswith(hub.PREFIX)
+    source.name = weights_name(path if on_hub else file)
+    if on_hub:
         source.metadata["source"] = hub.origin(path, file)
     return source
 
 
-def _at_random(
-    text: str,
-    architecture: str | AnyArchitecture | None,
-    which: str | None,
-    family: str | None,
-    trust_pickle: bool,
-    resize_positions: bool,
-) -> SourceBackbone:
+def _own(tree: Any, carried: Mapping[str, str], file: Path) -> Reading | None:
+    """A backbone that this project exported or converted, straight by its metadata.
+
+    None for any other file, and for one that does not hold exactly what its metadata says: matching explains it.
+    """
+    architecture = architecture_in(carried) if carried.get("format") == BACKBONE_FORMAT else None
+    if architecture is None:
+        return None
+    container = next((key for key in ("model", "state_dict") if isinstance(tree.get(key), Mapping)), "")
+    is_resnet, in_detectron2s_names = isinstance(architecture, Architecture), container == "model"
+    if (container and not set(tree) <= _BESIDE | {container}) or (in_detectron2s_names and not is_resnet):
+        return None
+    tensors, shapes = tree[container] if container else tree, build.expected_shapes(architecture)
+    names = build.detectron2_names(architecture) if in_detectron2s_names else {name: name for name in shapes}
+    held = {key: tuple(value.shape) if isinstance(value, Tensor) else None for key, value in tensors.items()}
+    if held != {names[name]: shape for name, shape in shapes.items()}:
+        return None
+    report = KeyReport(used={f"{container}.{key}" if container else key: name for name, key in names.items()})
+    report.dropped = {key: "not weights (training state or settings)" for key in tree if key in _BESIDE}
+    only = f"network: {ONLY}, the only one in the file"
+    report.notes = [f"{file.name}: {architecture}, as this project wrote it", only]
+    family = BY_NAME["detectron2" if in_detectron2s_names else "torchvision" if is_resnet else "named"]
+    state = {name: tensors[key] for name, key in names.items()}
+    return Reading(family, ONLY, (ONLY,), architecture, state, report)
+
+
+def _at_random(text: str, architecture: str | AnyArchitecture | None, **options: Any) -> SourceBackbone:
     """``random-of:CHECKPOINT``: a network of the checkpoint's architecture, and none of its weights."""
     like = text.removeprefix(RANDOM_OF)
     if not like or like.startswith(RANDOM_OF):
@@ -138,12 +142,9 @@ def _at_random(
         found = parse_architecture(like)
     else:
         with speaking(quiet=True):
-            found = load_backbone(
-                like, architecture, which=which, family=family, trust_pickle=trust_pickle,
-                resize_positions=resize_positions,
-            ).architecture  # fmt: skip
-    source = random_of(found, like)
-    say(f"{source.name}: {found} at random, seed {RANDOM_SEED}; BatchNorm statistics (if any) of two photographs")
+            found = load_backbone(like, architecture, **options).architecture
+    source = sources.random_of(found, like)
+    say(f"{source.name}: {found} at random, seed {sources.RANDOM_SEED}; BatchNorm statistics of two sample images")
     return source
 
 
@@ -157,22 +158,19 @@ def _hints(
     if isinstance(asked, str):
         asked = parse_architecture(asked)
     config = read_model_config(file)
-    told = architecture_in(carried) or timm_architecture_in(config) or detectors_network(file)
+    described = architecture_in(carried)
+    known = described if isinstance(described, TimmArchitecture) else None
+    known = known or timm_architecture_in(config) or detectors_network(file)
     named = tree.get("arch") if isinstance(tree, Mapping) else None
-    if told is None and asked is None and isinstance(named, str):
-        told = timm_architecture_in({"architecture": named})
-    return Hints(asked, told, config, resize_positions)
+    if known is None and asked is None and isinstance(named, str):
+        known = timm_architecture_in({"architecture": named})
+    return Hints(asked, known, config, resize_positions)
 
 
 def checkpoint_file(path: str | Path) -> Path:
-    """``path`` itself; for a run folder the checkpoint that its ``last`` pointer names; else a folder's ``EXPORTED``.
-
-    ``hf:org/name…`` is fetched from the Hub.
-
-    Raises:
-        InputError: the folder holds neither, ``last`` names a file that is not there, or the Hub has no such file.
-    """
-    if is_hub_name(path):
+    """``path`` itself; the local copy of ``hf:org/name…``; the ``last`` checkpoint of a run folder; of another folder
+    the first of ``_EXPORTED``."""
+    if str(path).startswith(hub.PREFIX):
         return hub.local_file(path)
     path = Path(path)
     if not path.is_dir():
@@ -180,18 +178,18 @@ def checkpoint_file(path: str | Path) -> Path:
     for folder in (path / "checkpoints", path):
         if (newest := CheckpointFolder(folder).last()) is not None:
             return newest
-    for name in EXPORTED:
+    for name in _EXPORTED:
         if (path / name).is_file():
             return path / name
     for other in sorted(path.iterdir()):
         refuse_other_formats(other)
     raise InputError(
-        f"expected a checkpoint file or a run folder, found a folder without checkpoints/last or {EXPORTED[1]}: {path}"
+        f"expected a checkpoint file or a run folder, found a folder without checkpoints/last or {_EXPORTED[1]}: {path}"
     )
 
 
 def _say_network(reading: Reading, carried: Mapping[str, str]) -> None:
-    """Take the network's name from the metadata where the layout does not tell it; print the decisions."""
+    """Take the network's name from the metadata where the layout does not show it; print the decisions."""
     if reading.network == ONLY and "network" in carried:
         reading.network = carried["network"]
         reading.report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
@@ -199,24 +197,16 @@ def _say_network(reading: Reading, carried: Mapping[str, str]) -> None:
         say(note)
 
 
-def _finish(reading: Reading, tree: Any, carried: Mapping[str, str], path: Path) -> SourceBackbone:
+def _finish(reading: Reading, carried: Mapping[str, str], path: Path) -> SourceBackbone:
     report, architecture = reading.report, reading.architecture
-    report.dropped.update(leftovers(tree, tensor_tables(tree)))
     if not report.complete or architecture is None:
         raise CoverageError(coverage_message(reading, path), report)
     refuse_values(reading.state, path)
-    sha256 = sha256_of_checkpoint(path)
-    metadata = {
-        "source": path.name,
-        "source_sha256": sha256,
-        "source_family": reading.family.name,
-        **carried,
-        "network": reading.network,
-        **metadata_of(architecture),
-    }
-    return SourceBackbone(
-        reading.state, architecture, reading.family.name, reading.network, path, sha256, metadata, report
-    )
+    sha256 = containers.sha256_of_shards(path) if path.name.endswith(INDEX) else sha256_of(path)
+    origin = {"source": path.name, "source_sha256": sha256, "source_family": reading.family.name}
+    metadata = {**origin, **carried, "network": reading.network, **build.metadata_of(architecture)}
+    family, network = reading.family.name, reading.network
+    return SourceBackbone(reading.state, architecture, family, network, path, sha256, metadata, report)
 
 
 def carried_metadata(tree: Any, path: Path) -> dict[str, str]:
@@ -254,7 +244,7 @@ def load(
     path: str | Path,
     into: nn.Module | None = None,
     *,
-    which: str | None = None,
+    network: str | None = None,
     family: str | None = None,
     trust_pickle: bool = False,
     architecture: str | None = None,
@@ -262,17 +252,15 @@ def load(
     """The backbone of a checkpoint of any known family.
 
     Args:
-        path, which, family, trust_pickle, architecture: as for
-            :func:`momentum_transfer.backbones.read.load_backbone`.
+        path, network, family, trust_pickle, architecture: as for :func:`load_backbone`.
         into: a network under torchvision's or timm's names that takes the weights, ``torchvision.models.resnet50()``
-            for example; what it has besides the backbone (its classifier ``fc``) stays as it is. Without it a backbone
-            of the checkpoint's architecture is made: images [N, 3, H, W] -> features [N, C], in eval mode.
+            for example; what it has besides the backbone stays as it is. Without it a backbone of the checkpoint's
+            architecture is made: images [N, 3, H, W] -> features [N, C], in eval mode.
 
     Raises:
-        InputError: as ``load_backbone``; or ``into`` lacks a tensor of the backbone, has it in another shape, or has
-            backbone tensors that the checkpoint lacks. Nothing is loaded then.
+        InputError: as ``load_backbone``; or its tensors are not exactly those of ``into``: nothing is loaded.
     """
-    source = load_backbone(path, which=which, family=family, trust_pickle=trust_pickle, architecture=architecture)
+    source = load_backbone(path, network=network, family=family, trust_pickle=trust_pickle, architecture=architecture)
     if into is None:
         return Loaded(source.build(), source.report)
     _check(into, source.state)
@@ -281,12 +269,12 @@ def load(
 
 
 def _check(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    theirs = module.state_dict()
+    held = module.state_dict()
     parts = {name.split(".")[0] for name in state}
-    problems = [f"it lacks {name}" for name in state if name not in theirs]
-    problems += [f"{name} is {tuple(theirs[name].shape)}, not {tuple(value.shape)}" for name, value in state.items()
-                 if name in theirs and theirs[name].shape != value.shape]  # fmt: skip
-    problems += [f"the checkpoint lacks {name}" for name in theirs if name.split(".")[0] in parts and name not in state]
+    problems = [f"it lacks {name}" for name in state if name not in held]
+    problems += [f"{name} is {tuple(held[name].shape)}, not {tuple(value.shape)}" for name, value in state.items()
+                 if name in held and held[name].shape != value.shape]  # fmt: skip
+    problems += [f"the checkpoint lacks {name}" for name in held if name.split(".")[0] in parts and name not in state]
     if problems:
         raise InputError(
             f"expected a network of the checkpoint's architecture under torchvision's names, found {len(problems)} "

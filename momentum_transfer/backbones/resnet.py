@@ -1,12 +1,11 @@
-"""ResNets under torchvision's parameter names, with the width, the stem and the normalisation as arguments.
+"""ResNets under torchvision's names, with width, stem and normalisation as arguments, and their names elsewhere.
 
 He et al., "Deep Residual Learning for Image Recognition" (arXiv 1512.03385), with the stride in the 3x3 convolution.
-Blocks and stages are built by torchvision itself, so a state dict loads into its ``resnet50`` as it is.
+Blocks and stages are built by torchvision itself, so a state dict loads into its ``resnet50`` as it is. One table a
+code base gives the names; inverses are derived.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -37,9 +36,6 @@ class Architecture:
         name: a key of ``DEPTHS``.
         width: channels of the stem, 64 in the paper; 128 is "2x" (every layer twice as wide).
         stem: "imagenet" (7x7 stride 2, then max-pooling) or "small" (3x3 stride 1, no pooling: CIFAR-sized images).
-
-    Raises:
-        InputError: unknown name or stem, or a width below 1.
     """
 
     name: str = "resnet50"
@@ -48,9 +44,8 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if self.name not in DEPTHS:
-            raise InputError(
-                f"expected an architecture of {', '.join(DEPTHS)} or timm:NAME, found {self.name!r}; correct its name"
-            )
+            known = ", ".join(DEPTHS)
+            raise InputError(f"expected an architecture of {known} or timm:NAME, found {self.name!r}; correct its name")
         if self.stem not in STEMS:
             raise InputError(f"expected a stem of {', '.join(STEMS)}, found {self.stem!r}; correct its name")
         if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
@@ -63,11 +58,7 @@ class Architecture:
 
 
 class ResNet(TorchvisionResNet):
-    """A ResNet without its classifier: images to pooled features.
-
-    Args:
-        architecture: depth, width and stem.
-        norm_layer: channels -> normalisation module, called once for each layer.
+    """A ResNet without its classifier: images to pooled features. ``norm_layer``: channels -> normalisation module.
 
     Attributes:
         num_features: channels C of the pooled features.
@@ -81,17 +72,15 @@ class ResNet(TorchvisionResNet):
     def __init__(self, architecture: Architecture, norm_layer: NormLayer) -> None:
         nn.Module.__init__(self)  # torchvision's __init__ fixes the width at 64; its _make_layer does not
         block, depths = DEPTHS[architecture.name]
-        width = architecture.width
+        width, large = architecture.width, architecture.stem == "imagenet"
         self.architecture = architecture
         self._norm_layer = norm_layer
         self.inplanes, self.dilation, self.groups, self.base_width = width, 1, 1, 64
-        if architecture.stem == "imagenet":
-            self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
-        else:
-            self.conv1 = nn.Conv2d(3, width, kernel_size=3, stride=1, padding=1, bias=False)
+        kernel, stride, padding = (7, 2, 3) if large else (3, 1, 1)
+        self.conv1 = nn.Conv2d(3, width, kernel_size=kernel, stride=stride, padding=padding, bias=False)
         self.bn1 = norm_layer(width)
         self.relu = nn.ReLU(inplace=True)
-        pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if architecture.stem == "imagenet" else nn.Identity()
+        pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large else nn.Identity()
         self.maxpool = pool
         self.layer1 = self._make_layer(block, width, depths[0])
         self.layer2 = self._make_layer(block, width * 2, depths[1], stride=2)
@@ -99,18 +88,14 @@ class ResNet(TorchvisionResNet):
         self.layer4 = self._make_layer(block, width * 8, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.num_features = width * 8 * block.expansion
-        first = 4 if architecture.stem == "imagenet" else 1
-        self.strides = {f"res{n + 2}": first * 2**n for n in range(4)}
+        self.strides = {f"res{n + 2}": (4 if large else 1) * 2**n for n in range(4)}
         self.channels = {f"res{n + 2}": self.num_features >> 3 - n for n in range(4)}
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def stages(self, x: Tensor) -> dict[str, Tensor]:
-        """Feature maps of the four stages and the pooled features.
-
-        Args:
-            x: images [N, 3, H, W].
+        """Maps and pooled features of images [N, 3, H, W].
 
         Returns:
             "res2" [N, C/8, H/4, W/4] to "res5" [N, C, H/32, W/32] (strides of the ImageNet stem), "pooled" [N, C].
@@ -119,12 +104,14 @@ class ResNet(TorchvisionResNet):
             raise ValueError(f"expected images [N, 3, H, W], found a tensor of shape {tuple(x.shape)}")
         maps = {}
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for name, stage in zip(
-            ("res2", "res3", "res4", "res5"), (self.layer1, self.layer2, self.layer3, self.layer4), strict=True
-        ):
+        for name, stage in self.named_stages():
             x = maps[name] = stage(x)
         maps["pooled"] = self.avgpool(x).flatten(1)
         return maps
+
+    def named_stages(self) -> list[tuple[str, nn.Sequential]]:
+        """("res2", its blocks) to ("res5", …)."""
+        return [("res2", self.layer1), ("res3", self.layer2), ("res4", self.layer3), ("res5", self.layer4)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Pooled features [N, C] of images [N, 3, H, W]."""
@@ -132,8 +119,60 @@ class ResNet(TorchvisionResNet):
 
 
 def build_backbone(architecture: Architecture, norm_layer: NormLayer = nn.BatchNorm2d) -> ResNet:
-    """A freshly initialised ResNet (He initialisation, fan-out; residual branches are not zeroed).
-
-    Zero-initialised residual branches hid the signal from the teacher at small budgets, so they are not offered.
-    """
+    """A freshly initialised ResNet: He initialisation, fan-out; residual branches do not begin at zero."""
     return ResNet(architecture, norm_layer)
+
+
+#: BatchNorm's integer buffer: batches seen. Files from before torch 0.4.1 and Detectron2's own lack it.
+COUNTER = "num_batches_tracked"
+#: Names of Detectron2 -> of torchvision: modules of the stem, stages, modules inside a block.
+_STEM = {"stem.conv1": "conv1", "stem.conv1.norm": "bn1"}
+_STAGES = {"res2": "layer1", "res3": "layer2", "res4": "layer3", "res5": "layer4"}
+_BLOCK = {"conv1": "conv1", "conv1.norm": "bn1", "conv2": "conv2", "conv2.norm": "bn2", "conv3": "conv3",
+          "conv3.norm": "bn3", "shortcut": "downsample.0", "shortcut.norm": "downsample.1"}  # fmt: skip
+#: lightly's ``nn.Sequential(*children)``: 2 is the ReLU, 3 the max-pooling, 8 the average pooling, 9 the classifier.
+_NUMBERED = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
+
+
+def from_detectron2(name: str) -> str:
+    """``res2.0.conv1.norm.weight`` -> ``layer1.0.bn1.weight``; a name outside the table is returned as it is."""
+    return _rename(name, _STEM, _STAGES, _BLOCK)
+
+
+def to_detectron2(name: str) -> str:
+    """``layer1.0.bn1.weight`` -> ``res2.0.conv1.norm.weight``; a name outside the table is returned as it is."""
+    return _rename(name, *({right: left for left, right in table.items()} for table in (_STEM, _STAGES, _BLOCK)))
+
+
+def from_numbered(name: str) -> str:
+    """``4.0.bn1.weight`` -> ``layer1.0.bn1.weight``; a name outside the table is returned as it is."""
+    head, dot, rest = name.partition(".")
+    return f"{_NUMBERED.get(head, head)}{dot}{rest}"
+
+
+def _rename(name: str, stem: Mapping[str, str], stages: Mapping[str, str], block: Mapping[str, str]) -> str:
+    module, _, tensor = name.rpartition(".")
+    if module in stem:
+        return f"{stem[module]}.{tensor}"
+    stage, _, rest = module.partition(".")
+    index, _, inner = rest.partition(".")
+    if stage in stages and inner in block:
+        return f"{stages[stage]}.{index}.{block[inner]}.{tensor}"
+    return name
+
+
+def infer_architecture(shapes: Mapping[str, tuple[int, ...]]) -> Architecture:
+    """Depth, width and stem from torchvision names and shapes; InputError if it is no ResNet of ``DEPTHS``."""
+    stem = shapes.get("conv1.weight")
+    if stem is None or len(stem) != 4 or stem[1] != 3 or stem[2] != stem[3] or stem[2] not in (3, 7):
+        found = "none" if stem is None else list(stem)
+        raise InputError(f"expected a stem conv1.weight of shape [C, 3, 7, 7] or [C, 3, 3, 3], found {found}")
+    blocks = tuple(
+        len({name.split(".")[1] for name in shapes if name.startswith(f"layer{stage}.")}) for stage in (1, 2, 3, 4)
+    )
+    bottleneck = "layer1.0.conv3.weight" in shapes
+    for name, (block, depths) in DEPTHS.items():
+        if depths == blocks and (block.expansion == 4) == bottleneck:
+            return Architecture(name, stem[0], "imagenet" if stem[2] == 7 else "small")
+    found = f"{blocks} blocks ({'Bottleneck' if bottleneck else 'BasicBlock'}) in layer1 to layer4"
+    raise InputError(f"expected the blocks of one of {', '.join(DEPTHS)}, found {found}")

@@ -4,16 +4,14 @@ CKA: Kornblith et al., "Similarity of Neural Network Representations Revisited" 
 ``CKA = HSIC(K, L) / sqrt(HSIC(K, K) · HSIC(L, L))``, K = X X^T, L = Y Y^T. Estimated from mini-batches as in Nguyen et
 al., "Do Wide and Deep Networks Learn the Same Things?" (arXiv 2010.15327), equations 3 and 4: each HSIC is the mean
 over batches of the unbiased estimator of Song et al. (JMLR 2012), so memory does not grow with the number of images.
-The numerator and the two factors are unbiased, whatever the batch size; their ratio is consistent, not unbiased, and a
-value may leave [0, 1] slightly. The biased estimator that most code uses tends to 1 where features outnumber images.
+The ratio of unbiased estimates is consistent, and may leave [0, 1] slightly. The biased estimator that most code uses
+tends to 1 where features outnumber images.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.backbones.network_input import IMAGENET_MEAN, IMAGENET_STD
@@ -26,15 +24,8 @@ MIN_BATCH = 4
 
 
 def unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
-    """Unbiased HSIC of every pair of Gram matrices (Song et al. 2012, equation 5).
-
-    Args:
-        first: Gram matrices [A, n, n] of n samples.
-        second: Gram matrices [B, n, n] of the same samples.
-
-    Returns:
-        [A, B]. May be negative, because it is unbiased.
-    """
+    """Unbiased HSIC [A, B] of every pair of Gram matrices [A, n, n] and [B, n, n] of the same n samples; can be < 0
+    (Song et al. 2012, equation 5)."""
     n = first.shape[-1]
     if n < MIN_BATCH:
         raise InputError(f"expected at least {MIN_BATCH} images a batch for the unbiased HSIC, found {n}; give more")
@@ -47,10 +38,7 @@ def unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
 
 
 class MinibatchCKA:
-    """Linear CKA between every layer of one network and every layer of another, fed batch by batch.
-
-    Batches should have one size: the mean over batches weighs them equally.
-    """
+    """Linear CKA between every layer of one network and every layer of another, fed batches of one size."""
 
     def __init__(self) -> None:
         self._cross: Tensor | float = 0.0
@@ -59,12 +47,7 @@ class MinibatchCKA:
         self.batches = 0
 
     def update(self, first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-        """Add a batch.
-
-        Args:
-            first: features [n, …] of the layers of the first network; anything beyond the first axis is flattened.
-            second: the same of the second network, for the same n images.
-        """
+        """Add a batch: features [n, …] of the layers of both networks, for the same n images."""
         self.update_grams(_grams(first), _grams(second))
 
     def update_grams(self, k: Tensor, l_: Tensor) -> None:
@@ -83,9 +66,7 @@ class MinibatchCKA:
 
 
 def _grams(layers: Iterable[Tensor]) -> Tensor:
-    """Linear Gram matrices [layers, n, n] in float64.
-
-    Layers are taken one at a time, so features of an iterator need not all be kept.
+    """Linear Gram matrices [layers, n, n] in float64, one layer at a time.
 
     The features' mean over the batch is subtracted first: HSIC does not see it, and large means would cost digits.
     """
@@ -94,10 +75,7 @@ def _grams(layers: Iterable[Tensor]) -> Tensor:
 
 
 def block_outputs(network: Backbone, images: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Outputs of a network's blocks, by name.
-
-    Args:
-        images: [N, 3, H, W].
+    """Outputs of a network's blocks for images [N, 3, H, W], by name.
 
     Yields:
         of a ResNet ("stem", [N, C, H', W']) before pooling, ("res2.0", …), … of every residual block; of another
@@ -122,9 +100,7 @@ def _residual_blocks(network: ResNet, images: Tensor) -> Iterator[tuple[str, Ten
     x = network.relu(network.bn1(network.conv1(images)))
     yield "stem", x
     x = network.maxpool(x)
-    for name, stage in zip(
-        ("res2", "res3", "res4", "res5"), (network.layer1, network.layer2, network.layer3, network.layer4), strict=True
-    ):
+    for name, stage in network.named_stages():
         for index, block in enumerate(stage):
             x = block(x)
             yield f"{name}.{index}", x
@@ -134,8 +110,7 @@ def _residual_blocks(network: ResNet, images: Tensor) -> Iterator[tuple[str, Ten
 def block_names(network: Backbone) -> list[str]:
     """The names that ``block_outputs`` yields."""
     if isinstance(network, ResNet):
-        stages: tuple[nn.Sequential, ...] = (network.layer1, network.layer2, network.layer3, network.layer4)
-        blocks = [f"res{number}.{index}" for number, stage in enumerate(stages, 2) for index in range(len(stage))]
+        blocks = [f"{name}.{index}" for name, stage in network.named_stages() for index in range(len(stage))]
         return ["stem", *blocks, "avgpool"]
     if isinstance(network, TimmBackbone) and network.plain:
         return [*(f"block.{number}" for number in range(network.depth)), "avgpool"]
@@ -149,27 +124,23 @@ def stage_ends(names: Sequence[str]) -> dict[str, str]:
 
 @torch.no_grad()
 def cka_of_networks(first: Backbone, second: Backbone, batches: Iterable[Tensor]) -> Tensor:
-    """CKA of every block of ``first`` with every block of ``second``, of any depth or width.
+    """CKA [blocks of first, blocks of second], in the order of ``block_names``; depths and widths may differ.
 
     Args:
-        first, second: in eval mode.
         batches: images [n, 3, H, W] normalised by ImageNet's statistics, the same number n each time; a network with
             statistics of its own sees them normalised by those.
-
-    Returns:
-        [blocks of first, blocks of second], rows and columns as ``block_names``.
     """
     cka = MinibatchCKA()
     for images in batches:
         grams = [
-            _grams(output for _, output in block_outputs(network, _as_wanted(images, network)))
+            _grams(output for _, output in block_outputs(network, _normalised(images, network)))
             for network in (first, second)
         ]
         cka.update_grams(*grams)
     return cka.compute()
 
 
-def _as_wanted(images: Tensor, network: Backbone) -> Tensor:
+def _normalised(images: Tensor, network: Backbone) -> Tensor:
     mean, std = network.input.mean, network.input.std
     if (mean, std) == (IMAGENET_MEAN, IMAGENET_STD):
         return images
@@ -179,12 +150,7 @@ def _as_wanted(images: Tensor, network: Backbone) -> Tensor:
 
 
 def weight_norms(state: Mapping[str, Tensor], kernel: int | None = None) -> dict[str, float]:
-    """2-norm of each convolution, in network order (RCF figure 3a takes the 3x3 ones).
-
-    Args:
-        state: torchvision names.
-        kernel: only kernels of this side; None: all convolutions.
-    """
+    """2-norm of each convolution, in network order; with ``kernel`` only those of this side (RCF figure 3a: 3)."""
     return {
         name.removesuffix(".weight"): float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
         for name, tensor in state.items()

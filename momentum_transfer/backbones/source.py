@@ -1,9 +1,7 @@
 """A backbone with its weights, and where it comes from: a file, a name of timm, a module of the user's.
 
-Key report: which keys of a checkpoint were used, dropped (with the reason) or missing, as data and as a table.
+The key report says which keys of a checkpoint were used, dropped (with the reason) or missing.
 """
-
-from __future__ import annotations
 
 import hashlib
 from collections import Counter
@@ -17,18 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from momentum_transfer.backbones.build import (
-    AnyArchitecture,
-    Backbone,
-    build_backbone,
-    metadata_of,
-    own_input,
-    parse_architecture,
-)
-from momentum_transfer.backbones.containers import refuse_values
+from momentum_transfer.backbones import build
+from momentum_transfer.backbones.build import AnyArchitecture, Backbone, metadata_of
 from momentum_transfer.backbones.families import ONLY
 from momentum_transfer.backbones.module_network import MODULE, ModuleArchitecture, of_text
 from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.resnet import COUNTER
 from momentum_transfer.backbones.timm_models import TimmArchitecture
 from momentum_transfer.backbones.timm_network import published
 from momentum_transfer.core import log
@@ -49,9 +41,8 @@ class KeyReport:
         wrong_shape: (key in the file, shape found, shape expected).
         unexpected: keys under the backbone's prefix that are neither a backbone tensor nor dropped by a rule, or that
             name a backbone tensor which an earlier key named (``module.conv1.weight`` beside ``conv1.weight``).
-        filled: ``num_batches_tracked`` counters that the file lacks, set to 0. BatchNorm's evaluation and its momentum
-            updates do not read them.
-        notes: decisions, in words: which family won, which network was taken.
+        filled: ``num_batches_tracked`` counters that the file lacks, set to 0: evaluation does not read them.
+        notes: which family was chosen, which network was taken.
     """
 
     used: dict[str, str] = field(default_factory=dict)
@@ -73,22 +64,19 @@ class KeyReport:
 
     def rows(self) -> list[tuple[str, str, int, str]]:
         """(what happened, why, how many keys, examples), grouped by rule."""
-        integers = [key for key, target in self.used.items() if target.endswith("num_batches_tracked")]
-        floats = [key for key in self.used if key not in set(integers)]
-        rows = [("used", "weights and BatchNorm statistics", len(floats), _examples(floats))]
+        integers = [key for key, target in self.used.items() if target.endswith(COUNTER)]
+        groups = [("used", "weights and BatchNorm statistics", [key for key in self.used if key not in set(integers)])]
         if integers:
-            rows.append(
-                ("used", "integers, kept as they are (num_batches_tracked)", len(integers), _examples(integers))
-            )
-        for reason, count in Counter(self.dropped.values()).items():
-            keys = [key for key, why in self.dropped.items() if why == reason]
-            rows.append(("dropped", reason, count, _examples(keys)))
+            groups.append(("used", f"integers, kept as they are ({COUNTER})", integers))
+        for reason in Counter(self.dropped.values()):
+            groups.append(("dropped", reason, [key for key, why in self.dropped.items() if why == reason]))
         if self.filled:
-            rows.append(("filled with 0", "integers absent from the file", len(self.filled), _examples(self.filled)))
+            groups.append(("filled with 0", "integers absent from the file", self.filled))
         shapes = [f"{key} {list(found)} for {list(expected)}" for key, found, expected in self.wrong_shape]
-        for what, keys in (("missing", self.missing), ("wrong shape", shapes), ("unexpected", self.unexpected)):
-            rows.append((what, "", len(keys), _examples(keys)))
-        return rows
+        groups += [("missing", "", self.missing), ("wrong shape", "", shapes), ("unexpected", "", self.unexpected)]
+        return [
+            (what, why, len(keys), ", ".join(keys[:2]) + (", …" if len(keys) > 2 else "")) for what, why, keys in groups
+        ]
 
     def show(self, title: str) -> None:
         """Print the grouped table."""
@@ -103,25 +91,15 @@ class CoverageError(InputError):
         self.report = report
 
 
-def _examples(keys: Sequence[str], count: int = 2) -> str:
-    return ", ".join(keys[:count]) + (", …" if len(keys) > count else "")
-
-
-#: A network at random, ``random-of:CHECKPOINT``: seed of its weights; photographs' crops of its BN statistics, px.
-RANDOM_SEED, _CROPS, _CROP_SIZE = 0, 32, 128
-
-
 @dataclass
 class SourceBackbone:
-    """A backbone read from a file.
+    """A backbone with its weights.
 
     Attributes:
         state: torchvision's names (ResNets) or timm's -> tensors, statistics and counters included, no classifier.
-        architecture: inferred from names and shapes, or as asked.
         family: name of the rule that read it.
-        network: "student", "teacher", or "backbone" where the file holds one network and does not say which.
-        path: the file itself (a run folder is resolved to its checkpoint).
-        sha256: of that file.
+        network: "student", "teacher", or "backbone" where the file holds one network without saying which.
+        path, sha256: of the file itself (a run folder is resolved to its checkpoint).
         metadata: text that travels with conversions: source, hashes, network, method.
         report: what became of every key.
         name: what results call it.
@@ -145,59 +123,89 @@ class SourceBackbone:
 
     def build(self) -> Backbone:
         """The network with these weights: float32, eval mode, every tensor loaded strictly."""
-        network = build_backbone(self.architecture)
+        network = build.build_backbone(self.architecture)
         network.load_state_dict(self.state, strict=True)
         return network.float().eval()
 
 
-def named_backbone(text: str, which: str | None = None, family: str | None = None) -> SourceBackbone:
-    """The backbone behind ``timm:NAME`` or ``module:package.path:factory``, with its weights.
+def refuse_values(state: Mapping[str, Tensor], path: Path) -> None:
+    """Raise InputError at the first tensor that is not trained: NaN or Inf, a convolution or linear layer of one value,
+    a negative variance, integers as weights, fractions as counters."""
+    for name, tensor in state.items():
+        if flaw := _flaw(name, tensor, f"{name} of {path}"):
+            raise InputError(flaw)
 
-    Raises:
-        InputError: as ``timm_network.published`` or ``module_network.of_text``, or a choice that means nothing here.
-    """
-    if which is not None or family is not None:
-        raise InputError(f"expected no --which and no --family with {text}, which is one network; leave them out")
+
+def _flaw(name: str, tensor: Tensor, where: str) -> str:
+    if name.endswith(COUNTER):
+        if not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
+            return ""
+        return (f"expected an integer counter, found {tensor.dtype} in {where}; the weights were cast with their "
+                "counters: cast only the floating-point tensors, or leave the counters out")  # fmt: skip
+    if not tensor.is_floating_point():
+        kind = "complex" if tensor.is_complex() else "integer"
+        return (f"expected floating-point weights, found {kind} ones ({tensor.dtype} in {where}); give the weights "
+                "before quantisation")  # fmt: skip
+    if not bool(torch.isfinite(tensor).all()):
+        return f"expected finite weights, found NaN or Inf in {where}; its training diverged, take an earlier one"
+    if is_constant(name, tensor):
+        value, count = f"{float(tensor.flatten()[0]):g}", f"{tensor.numel():,}"
+        return (f"expected trained weights, found {value} in all {count} places of {where}; nothing was copied into "
+                "it: take the original file, or write it anew")  # fmt: skip
+    if name.endswith("running_var") and bool((tensor < 0).any()):
+        return f"expected variances of at least 0, found {float(tensor.min()):.3g} in {where}; take the original file"
+    return ""
+
+
+def is_constant(name: str, tensor: Tensor) -> bool:
+    """Whether all weights of a convolution or a linear layer are one value; no network of timm begins so."""
+    matrix = name.endswith("weight") and tensor.dim() > 1 and tensor.numel() > 1
+    return matrix and bool((tensor == tensor.flatten()[0]).all())
+
+
+def named_backbone(text: str, network: str | None = None, family: str | None = None) -> SourceBackbone:
+    """The backbone behind ``timm:NAME`` or ``module:package.path:factory``, with its weights; it holds one network."""
+    if network is not None or family is not None:
+        raise InputError(f"expected no --network and no --family with {text}, which is one network; leave them out")
     if text.startswith(MODULE):
         return of_network(of_text(text).build())
-    architecture = parse_architecture(text)
+    architecture = build.parse_architecture(text)
     assert isinstance(architecture, TimmArchitecture)
     return of_network(published(architecture))
 
 
 def of_network(network: Backbone) -> SourceBackbone:
-    """A network at hand as what is evaluated: its tensors as they are, named by its architecture's text.
-
-    Raises:
-        InputError: weights that are not there (on the meta device), or no weights to compute with.
-    """
+    """A network in memory as a source: its tensors as they are, named by its architecture's text."""
     if absent := [name for name, tensor in network.state_dict().items() if tensor.is_meta]:
         raise InputError(
             f"expected the weights of {network.architecture}, found none in {absent[0]}, which is on the meta device; "
             "make the module on the CPU, and load its weights"
         )
     state = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
-    text, report = str(network.architecture), KeyReport(used={name: name for name in state})
+    text = str(network.architecture)
     refuse_values({name: tensor for name, tensor in state.items() if tensor.is_floating_point()}, Path(text))
-    sha256 = sha256_of_tensors(state)
-    metadata = {"source": text, "source_sha256": sha256, "network": ONLY, **metadata_of(network.architecture)}
-    made = SourceBackbone(state, network.architecture, "named", ONLY, Path(text), sha256, metadata, report)
-    made.name = weights_name(text)
-    return made
+    metadata = {"source": text, "source_sha256": _sha256_of_tensors(state), "network": ONLY}
+    return _of_state(state, network.architecture, text, metadata)
+
+
+def _of_state(
+    state: dict[str, Tensor], architecture: AnyArchitecture, text: str, metadata: Mapping[str, str]
+) -> SourceBackbone:
+    metadata = {**metadata, **metadata_of(architecture)}
+    report, sha256 = KeyReport(used={name: name for name in state}), metadata["source_sha256"]
+    return SourceBackbone(state, architecture, "named", ONLY, Path(text), sha256, metadata, report, weights_name(text))
+
+
+#: A network at random, ``random-of:CHECKPOINT``: seed of its weights; images of its BN statistics, their side in px.
+RANDOM_SEED, _CROPS, _CROP_SIZE = 0, 32, 128
 
 
 def random_of(architecture: AnyArchitecture, like: str) -> SourceBackbone:
     """The network at random that ``random-of:LIKE`` names: another one to compare a checkpoint with.
 
-    Weights are those of a fresh network under the seed `RANDOM_SEED`, the same in every tool and trial. Where it has
-    BatchNorms, their statistics are those of crops of scikit-learn's two photographs: mean 0 and variance 1 belong to
-    no network, and make frozen features look better or worse than they are.
-
-    Args:
-        like: the checkpoint whose architecture this is, for the name.
-
-    Raises:
-        InputError: a module of the user's own, which alone decides its weights.
+    Weights are those of a fresh network under the seed `RANDOM_SEED`, the same in every tool and trial. BatchNorm
+    statistics, if any, are those of crops of scikit-learn's two sample images: mean 0 and variance 1 belong to no
+    network, and make frozen features look better or worse than they are.
     """
     text = f"{RANDOM_OF}{like}"
     if isinstance(architecture, ModuleArchitecture):
@@ -205,44 +213,43 @@ def random_of(architecture: AnyArchitecture, like: str) -> SourceBackbone:
     state = {name: tensor.clone() for name, tensor in _random_state(architecture).items()}
     about = {"method": "random", "random_seed": str(RANDOM_SEED), **metadata_of(architecture)}
     sha256 = sha256_of_text(str(about))  # not of the tensors: the last bits of statistics differ by machine
-    metadata = {"source": f"{RANDOM_OF}{weights_name(like)}", "source_sha256": sha256, "network": ONLY, **about}
-    report = KeyReport(used={name: name for name in state})
-    return SourceBackbone(state, architecture, "named", ONLY, Path(text), sha256, metadata, report, weights_name(text))
+    source = {"source": f"{RANDOM_OF}{weights_name(like)}", "source_sha256": sha256, "network": ONLY}
+    return _of_state(state, architecture, text, {**source, **about})
 
 
 @lru_cache(maxsize=2)  # a run asks more than once
 def _random_state(architecture: AnyArchitecture) -> Mapping[str, Tensor]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(RANDOM_SEED)
-        network = build_backbone(architecture).eval()
+        network = build.build_backbone(architecture).eval()
         norms = [each for each in network.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         for norm in norms:
             norm.momentum = None  # one batch: its statistics are the running ones
             norm.train()
         if norms:
-            network(_photograph_crops(own_input(architecture) or NetworkInput(_CROP_SIZE)))
-    found: Mapping[str, Tensor] = network.state_dict()
-    return found
+            network(_sample_crops(build.own_input(architecture) or NetworkInput(_CROP_SIZE)))
+    state: Mapping[str, Tensor] = network.state_dict()
+    return state
 
 
-def _photograph_crops(wanted: NetworkInput) -> Tensor:
-    """[crops, 3, size, size] of scikit-learn's sample photographs, the same every time, normalised."""
+def _sample_crops(spec: NetworkInput) -> Tensor:
+    """[crops, 3, size, size] of scikit-learn's sample images, the same every time, normalised."""
     from sklearn.datasets import load_sample_images
 
-    draw, crops = np.random.default_rng(0), []
-    photographs = load_sample_images().images  # uint8 [427, 640, 3]
-    side = min(wanted.size, *photographs[0].shape[:2])
+    random, crops = np.random.default_rng(0), []
+    samples = load_sample_images().images  # uint8 [427, 640, 3]
+    side = min(spec.size, *samples[0].shape[:2])
     for number in range(_CROPS):
-        photograph = photographs[number % len(photographs)]
-        top, left = (int(draw.integers(length - side + 1)) for length in photograph.shape[:2])
-        crops.append(photograph[top : top + side, left : left + side])
+        sample = samples[number % len(samples)]
+        top, left = (int(random.integers(length - side + 1)) for length in sample.shape[:2])
+        crops.append(sample[top : top + side, left : left + side])
     images = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).float() / 255
-    images = nn.functional.interpolate(images, size=(wanted.size, wanted.size), mode="bilinear")
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (wanted.mean, wanted.std))
+    images = nn.functional.interpolate(images, size=(spec.size, spec.size), mode="bilinear")
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
     return (images - mean) / std
 
 
-def sha256_of_tensors(state: Mapping[str, Tensor]) -> str:
+def _sha256_of_tensors(state: Mapping[str, Tensor]) -> str:
     """Hex SHA-256 of names, types, shapes and bytes, in order of names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):

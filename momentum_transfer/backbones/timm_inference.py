@@ -5,12 +5,10 @@ Rules, where shapes leave a choice:
   that shares most of width, MLP, patch, depth and image size, in this order; what differs is spelled out as an option;
 - a plain ViT with a classifier is timm's own name of it; without one, or out of a self-supervised project, the name
   tagged with DINO's or MAE's weights: the same network, and ImageNet's mean and standard deviation;
-- the number of heads, which no shape tells: the model config beside the file, else that of the project's networks of
+- the number of heads, which no shape shows: the model config beside the file, else that of the project's networks of
   that width (MoCo v3's ViT-S has 12: its paper, section 5), else it is asked for;
 - the image size of a network without position embeddings: that of its name; of Swin: the last stage is one window.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping
@@ -18,8 +16,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from momentum_transfer.backbones import timm_models as named
-from momentum_transfer.backbones.timm_models import Named, TimmArchitecture
+from momentum_transfer.backbones.timm_models import Named, TimmArchitecture, named
 from momentum_transfer.core.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -30,16 +27,12 @@ class Clues:
     """What is known of a network beside its tensors' shapes.
 
     Attributes:
-        layout: of the names, a ``Layout.name``.
-        family: of the file, a ``Family.name``.
         classifier: whether the file has one.
         heads: of a plain network, or of each stage.
-        eps: of all LayerNorms; None where timm's own of the name is right.
-        final_eps: of the last one, where it differs.
+        eps, final_eps: of all LayerNorms, of the last one; None where timm's own of the name is right.
         activation: timm's name of it; "" where timm's own of the name is right.
         side: of the images in pixels.
-        window: of Swin.
-        scaled_window: of a Swin V2 fine-tuned with larger windows than it was trained with.
+        window, scaled_window: of Swin; whether a Swin V2 was fine-tuned with larger windows than it was trained with.
         rope_temperature: RoPE's base.
     """
 
@@ -61,14 +54,7 @@ class UnknownNetwork(InputError):
 
 
 def infer_timm(shapes: Shapes, clues: Clues) -> TimmArchitecture:
-    """The timm network of these tensors.
-
-    Args:
-        shapes: timm name -> shape.
-
-    Raises:
-        InputError: no network that can be told from its tensors; it asks for ``--arch``.
-    """
+    """The timm network of tensors, timm name -> shape; InputError asks for ``--arch`` where they leave it open."""
     if "stages.0.blocks.0.conv_dw.weight" in shapes and "head.norm.weight" in shapes and "stem.1.weight" in shapes:
         return _convnext(shapes, clues)
     if "layers.0.blocks.0.attn.logit_scale" in shapes:
@@ -78,8 +64,8 @@ def infer_timm(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     if "blocks.0.attn.qkv.weight" in shapes and len(shapes.get("patch_embed.proj.weight", ())) == 4:
         return _dinov3(shapes, clues) if "blocks.0.gamma_1" in shapes else _vit(shapes, clues)
     raise UnknownNetwork(
-        f"expected a network that its tensors tell (ResNet, ViT, Swin, ConvNeXt), found names such as "
-        f"{', '.join(list(shapes)[:2])}; name it, --arch timm:NAME"
+        f"cannot infer the architecture from the tensors {', '.join(list(shapes)[:2])}, … (known: ResNet, ViT, Swin, "
+        "ConvNeXt); pass --arch timm:NAME"
     )
 
 
@@ -100,7 +86,7 @@ def _heads(width: int, rows: tuple[Named, ...], clues: Clues, text: str) -> int:
     if known:
         return known
     raise InputError(
-        f"expected to know the heads of a ViT of width {width}, found that no tensor tells them; name the network, "
+        f"expected to know the heads of a ViT of width {width}, found that no tensor shows them; name the network, "
         f"--arch '{text}{'&' if '?' in text else '?'}num_heads=N'"
     )
 
@@ -148,44 +134,37 @@ def _project(
     """The table of names, and what its networks fix beside widths: LayerScale, norms, tokens."""
     layer_scale = "blocks.0.ls1.gamma" in shapes
     if "attn_pool.latent" in shapes:
-        return named.SIGLIP, {}
+        return named("siglip"), {}
     if "norm_pre.weight" in shapes and classes:
-        quick = clues.activation == "quick_gelu"
-        return named.CLIP_QUICK_GELU if quick else named.CLIP, {"pre_norm": True}
-    if layer_scale and (gated or registers or clues.layout.endswith("dinov2") or _is_dinov2(shapes)):
-        rows: tuple[Named, ...] = named.DINOV2_GATED if gated else named.DINOV2
+        kind = "clip quick_gelu" if clues.activation == "quick_gelu" else "clip"
+        return named(kind), {"pre_norm": True}
+    patch_of_dinov2 = shapes["patch_embed.proj.weight"][-1] == 14 and classes
+    if layer_scale and (gated or registers or clues.layout.endswith("dinov2") or patch_of_dinov2):
+        rows = named("dinov2 gated" if gated else "dinov2")
         if registers:
             rows = tuple(row._replace(name=row.name.replace("_dinov2", "_reg4_dinov2")) for row in rows)
         return rows, {"layer_scale": True, "no_embed_class": bool(registers), "registers": 4}
     if not classes:
-        return named.NO_CLASS_TOKEN, {}
+        return named("no class token"), {}
     if "dist_token" in shapes:
-        return named.DISTILLED, {}
+        return named("distilled"), {}
     if layer_scale and shapes["pos_embed"][1] == isqrt(shapes["pos_embed"][1]) ** 2:
-        return named.DEIT3, {"layer_scale": True, "no_embed_class": True}
+        return named("deit3"), {"layer_scale": True, "no_embed_class": True}
     own = (clues.classifier and clues.family in ("named", "timm")) or clues.layout == "transformers-vit"
-    return named.VIT if own else named.SELF_SUPERVISED + named.VIT, {}
-
-
-def _is_dinov2(shapes: Shapes) -> bool:
-    return shapes["patch_embed.proj.weight"][-1] == 14 and "cls_token" in shapes
+    return named("vit") if own else named("self-supervised") + named("vit"), {}
 
 
 def _dinov3(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     """DINOv3 in timm's Eva class; timm's own names pool the patches, the project and transformers its class token."""
     if "reg_token" not in shapes or "pos_embed" in shapes:
-        raise InputError(
-            "expected DINOv3's names, found those of another network of timm's EVA; name it, --arch timm:NAME"
-        )
+        raise InputError("expected DINOv3's names, found those of another EVA of timm's; name it, --arch timm:NAME")
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
     gated = "blocks.0.mlp.fc1_g.weight" in shapes
-    rows: tuple[Named, ...] = named.DINOV3_GATED if gated else named.DINOV3
+    rows = named("dinov3 gated" if gated else "dinov3")
     if "blocks.0.attn.q_bias" in shapes:
         rows = tuple(row._replace(name=f"{row.name}_qkvb") for row in rows if "7b" not in row.name)
     if gated and clues.activation not in ("", "silu"):
-        raise InputError(
-            f"expected SwiGLU, silu with a gate, found {clues.activation} in the model config; timm has none"
-        )
+        raise InputError(f"expected SwiGLU (silu), found {clues.activation} in the model config; timm has none")
     options: dict[str, Any] = {}
     if (registers := shapes["reg_token"][1]) != 4:
         options["num_reg_tokens"] = registers
@@ -302,7 +281,7 @@ def _swin(shapes: Shapes, clues: Clues) -> TimmArchitecture:
 
 
 def _swin_v2(shapes: Shapes, clues: Clues) -> TimmArchitecture:
-    """Swin V2's tensors do not depend on the window: it must be told, by the release's buffers or a model config."""
+    """Swin V2's tensors do not depend on the window: it comes from the release's buffers or a model config."""
     depths, width, heads = _swin_measures(shapes, "logit_scale", 0)
     if clues.scaled_window:
         raise InputError(
@@ -311,17 +290,16 @@ def _swin_v2(shapes: Shapes, clues: Clues) -> TimmArchitecture:
         )
     if clues.window is None:
         raise InputError(
-            "expected to know the window of a Swin V2, found that no tensor of this file tells it; name the network, "
+            "expected to know the window of a Swin V2, found that no tensor of this file shows it; name the network, "
             "--arch timm:swinv2_tiny_window8_256 for example"
         )
     size, window = _SWIN_NAMES.get((depths, width), ""), clues.window
     side = clues.side or shapes["patch_embed.proj.weight"][-1] * 2 ** (len(depths) - 1) * window
     name = f"swinv2_{size}_window{window}_{side}"
-    if size and (window, side) in ((8, 256), (16, 256)) and size != "large":
-        return TimmArchitecture(name, tuple(_values(name, clues).items()))
-    if size in ("base", "large") and (window, side) == (12, 192):
-        return TimmArchitecture(name, tuple(_values(name, clues).items()))
-    name = "swinv2_tiny_window8_256"
-    options = {"embed_dim": width, "depths": depths, "num_heads": heads, "window_size": window, "img_size": side,
-               "patch_size": shapes["patch_embed.proj.weight"][-1]}  # fmt: skip
+    options: dict[str, Any] = {}
+    large = size in ("base", "large") and (window, side) == (12, 192)
+    if not large and not (size not in ("", "large") and (window, side) in ((8, 256), (16, 256))):
+        name = "swinv2_tiny_window8_256"
+        options = {"embed_dim": width, "depths": depths, "num_heads": heads, "window_size": window, "img_size": side,
+                   "patch_size": shapes["patch_embed.proj.weight"][-1]}  # fmt: skip
     return TimmArchitecture(name, tuple({**options, **_values(name, clues)}.items()))

@@ -1,17 +1,12 @@
-"""Names of timm's networks, with their options: ``timm:vit_small_patch16_224?img_size=96``.
+"""Networks of timm by name and options: ``timm:vit_small_patch16_224?img_size=96``, checked and made by timm.
 
-timm's plain networks by project: what their entry points fix, so that a file's shapes can be given their name.
-
-Where a file shares nothing with any row of a table, its first row stands for it, with all options spelled out.
-
-timm's own networks from the text of an architecture: options to timm's constructors, their refusals to one line.
+Also timm's plain networks by project, with what their entry points fix, so that a file's shapes can be given a name.
 """
-
-from __future__ import annotations
 
 import difflib
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -22,7 +17,7 @@ TIMM = "timm:"
 #: What an architecture's text may not ask of timm: they make another kind of network, or read files.
 _OURS = ("num_classes", "in_chans", "features_only", "out_indices", "checkpoint_path", "cache_dir", "scriptable",
          "exportable", "no_jit", "feature_cls", "output_fmt", "device", "dtype")  # fmt: skip
-#: Sides of images in pixels; a slip of the hand beyond it would ask for more position embeddings than memory holds.
+#: Sides of images in pixels: a typing error beyond it would ask for more position embeddings than memory holds.
 _LARGEST = 10_000
 
 
@@ -31,8 +26,7 @@ class TimmArchitecture:
     """A network of timm.
 
     Args:
-        name: as timm knows it, with or without the tag of its published weights (``resnet50.a1_in1k``);
-            the tag says which size, mean and standard deviation are its own.
+        name: with or without the tag of published weights (``resnet50.a1_in1k``), which decide its normalisation.
         options: of its constructor, in the order of the text.
     """
 
@@ -47,9 +41,7 @@ class TimmArchitecture:
                 raise InputError(f"expected numbers or words as options, found {key}={value!r} in {self}; correct it")
         size = dict(self.options).get("img_size", 1)
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _LARGEST:
-            raise InputError(
-                f"expected img_size as a side in pixels, 1 to {_LARGEST}, found {size!r} in {self}; correct it"
-            )
+            raise InputError(f"expected img_size in pixels, 1 to {_LARGEST}, found {size!r} in {self}; correct it")
 
     def __str__(self) -> str:
         """The text that ``parse_architecture`` reads back."""
@@ -58,11 +50,7 @@ class TimmArchitecture:
 
 
 def check_name(name: str) -> None:
-    """Refuse what timm has no network of, naming the nearest.
-
-    Raises:
-        InputError: an unknown name or tag, or timm missing.
-    """
+    """Raise InputError for an unknown name or tag of timm, naming the nearest, or if timm is missing."""
     timm = extra("timm", "networks of timm")
     bare, dot, tag = name.partition(".")
     if timm.is_model(bare):
@@ -77,7 +65,7 @@ def check_name(name: str) -> None:
 
 
 def _nearest(word: str, names: list[str]) -> list[str]:
-    """Up to three names: those that begin with the word or hold it, the shortest first, else those spelled like it."""
+    """Up to three names: those that hold the word (at the beginning and the shortest first), else similar ones."""
     word = re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_")
     holding = sorted((name for name in names if word and word in name),
                      key=lambda name: (not name.startswith(word), len(name), name))  # fmt: skip
@@ -93,108 +81,76 @@ class Named(NamedTuple):
     heads: int
     patch: int
     side: int
-    ratio: float = 4.0
+    ratio: float
 
 
-VIT = (
-    Named("vit_base_patch16_224", 768, 12, 12, 16, 224), Named("vit_base_patch16_384", 768, 12, 12, 16, 384),
-    Named("vit_base_patch32_224", 768, 12, 12, 32, 224), Named("vit_base_patch8_224", 768, 12, 12, 8, 224),
-    Named("vit_tiny_patch16_224", 192, 12, 3, 16, 224), Named("vit_tiny_patch16_384", 192, 12, 3, 16, 384),
-    Named("vit_small_patch16_224", 384, 12, 6, 16, 224), Named("vit_small_patch16_384", 384, 12, 6, 16, 384),
-    Named("vit_small_patch32_224", 384, 12, 6, 32, 224), Named("vit_small_patch8_224", 384, 12, 6, 8, 224),
-    Named("vit_large_patch16_224", 1024, 24, 16, 16, 224), Named("vit_large_patch16_384", 1024, 24, 16, 16, 384),
-    Named("vit_large_patch14_224", 1024, 24, 16, 14, 224), Named("vit_large_patch32_224", 1024, 24, 16, 32, 224),
-    Named("vit_huge_patch14_224", 1280, 32, 16, 14, 224),
-    Named("vit_giant_patch14_224", 1408, 40, 16, 14, 224, 48 / 11),
-    Named("vit_gigantic_patch14_224", 1664, 48, 16, 14, 224, 64 / 13),
-)  # fmt: skip
-SELF_SUPERVISED = (
-    Named("vit_base_patch16_224.dino", 768, 12, 12, 16, 224), Named("vit_base_patch8_224.dino", 768, 12, 12, 8, 224),
-    Named("deit_tiny_patch16_224", 192, 12, 3, 16, 224),
-    Named("vit_small_patch16_224.dino", 384, 12, 6, 16, 224), Named("vit_small_patch8_224.dino", 384, 12, 6, 8, 224),
-    Named("vit_large_patch16_224.mae", 1024, 24, 16, 16, 224), Named("vit_huge_patch14_224.mae", 1280, 32, 16, 14, 224),
-)  # fmt: skip
-DISTILLED = (
-    Named("deit_base_distilled_patch16_224", 768, 12, 12, 16, 224),
-    Named("deit_tiny_distilled_patch16_224", 192, 12, 3, 16, 224),
-    Named("deit_small_distilled_patch16_224", 384, 12, 6, 16, 224),
-)
-DEIT3 = (
-    Named("deit3_base_patch16_224", 768, 12, 12, 16, 224), Named("deit3_small_patch16_224", 384, 12, 6, 16, 224),
-    Named("deit3_medium_patch16_224", 512, 12, 8, 16, 224), Named("deit3_large_patch16_224", 1024, 24, 16, 16, 224),
-    Named("deit3_huge_patch14_224", 1280, 32, 16, 14, 224),
-)  # fmt: skip
-NO_CLASS_TOKEN = (
-    Named("vit_huge_patch14_gap_224.in1k_ijepa", 1280, 32, 16, 14, 224),
-    Named("vit_huge_patch16_gap_448.in1k_ijepa", 1280, 32, 16, 16, 448),
-    Named("vit_giant_patch16_gap_224.in22k_ijepa", 1408, 40, 16, 16, 224, 48 / 11),
-)
-DINOV2 = (
-    Named("vit_base_patch14_dinov2", 768, 12, 12, 14, 518), Named("vit_small_patch14_dinov2", 384, 12, 6, 14, 518),
-    Named("vit_large_patch14_dinov2", 1024, 24, 16, 14, 518),
-)  # fmt: skip
-DINOV2_GATED = (Named("vit_giant_patch14_dinov2", 1536, 40, 24, 14, 518, 2.66667 * 2),)
-CLIP = (
-    Named("vit_base_patch16_clip_224", 768, 12, 12, 16, 224), Named("vit_base_patch16_clip_384", 768, 12, 12, 16, 384),
-    Named("vit_base_patch32_clip_224", 768, 12, 12, 32, 224), Named("vit_base_patch32_clip_256", 768, 12, 12, 32, 256),
-    Named("vit_large_patch14_clip_224", 1024, 24, 16, 14, 224),
-    Named("vit_large_patch14_clip_336", 1024, 24, 16, 14, 336),
-    Named("vit_huge_patch14_clip_224", 1280, 32, 16, 14, 224),
-    Named("vit_giant_patch14_clip_224", 1408, 40, 16, 14, 224, 48 / 11),
-    Named("vit_gigantic_patch14_clip_224", 1664, 48, 16, 14, 224, 64 / 13),
-    Named("vit_medium_patch16_clip_224", 512, 12, 8, 16, 224),
-    Named("vit_medium_patch32_clip_224", 512, 12, 8, 32, 224),
-    Named("vit_betwixt_patch32_clip_224", 640, 12, 10, 32, 224),
-    Named("vit_xsmall_patch16_clip_224", 256, 10, 4, 16, 224),
-)  # fmt: skip
-_QUICK = ("base_patch16_clip_224", "base_patch32_clip_224", "large_patch14_clip_224", "large_patch14_clip_336",
-          "huge_patch14_clip_224", "gigantic_patch14_clip_224")  # fmt: skip
-#: OpenAI's activation, x * sigmoid(1.702 x).
-CLIP_QUICK_GELU = tuple(
-    row._replace(name=row.name.replace("clip", "clip_quickgelu")) for row in CLIP if row.name.endswith(_QUICK)
-)
-SIGLIP = (
-    Named("vit_base_patch16_siglip_224", 768, 12, 12, 16, 224),
-    Named("vit_base_patch16_siglip_256", 768, 12, 12, 16, 256),
-    Named("vit_base_patch16_siglip_384", 768, 12, 12, 16, 384),
-    Named("vit_base_patch16_siglip_512", 768, 12, 12, 16, 512),
-    Named("vit_base_patch32_siglip_256", 768, 12, 12, 32, 256),
-    Named("vit_large_patch16_siglip_256", 1024, 24, 16, 16, 256),
-    Named("vit_large_patch16_siglip_384", 1024, 24, 16, 16, 384),
-    Named("vit_large_patch16_siglip_512", 1024, 24, 16, 16, 512),
-    Named("vit_so400m_patch14_siglip_224", 1152, 27, 16, 14, 224, 3.7362),
-    Named("vit_so400m_patch14_siglip_378", 1152, 27, 16, 14, 378, 3.7362),
-    Named("vit_so400m_patch16_siglip_256", 1152, 27, 16, 16, 256, 3.7362),
-    Named("vit_so400m_patch16_siglip_384", 1152, 27, 16, 16, 384, 3.7362),
-    Named("vit_so400m_patch16_siglip_512", 1152, 27, 16, 16, 512, 3.7362),
-)  # fmt: skip
-DINOV3 = (
-    Named("vit_base_patch16_dinov3", 768, 12, 12, 16, 256), Named("vit_small_patch16_dinov3", 384, 12, 6, 16, 256),
-    Named("vit_large_patch16_dinov3", 1024, 24, 16, 16, 256),
-)  # fmt: skip
-DINOV3_GATED = (
-    Named("vit_huge_plus_patch16_dinov3", 1280, 32, 20, 16, 256),
-    Named("vit_small_plus_patch16_dinov3", 384, 12, 6, 16, 256),
-    Named("vit_7b_patch16_dinov3", 4096, 40, 32, 16, 256, 2.0),
-)
+#: Size in a name -> width, depth, heads, ratio of the MLP's width.
+_SIZES: dict[str, tuple[int, int, int, float]] = {
+    "tiny": (192, 12, 3, 4), "xsmall": (256, 10, 4, 4), "small": (384, 12, 6, 4), "medium": (512, 12, 8, 4),
+    "betwixt": (640, 12, 10, 4), "base": (768, 12, 12, 4), "large": (1024, 24, 16, 4),
+    "so400m": (1152, 27, 16, 3.7362), "huge": (1280, 32, 16, 4), "giant": (1408, 40, 16, 48 / 11),
+    "gigantic": (1664, 48, 16, 64 / 13), "giant_dinov2": (1536, 40, 24, 2.66667 * 2),
+    "small_plus": (384, 12, 6, 4), "huge_plus": (1280, 32, 20, 4), "7b": (4096, 40, 32, 2),
+}  # fmt: skip
+#: Kind of network -> timm's names; where a file shares nothing with any, the first stands for it, with all options.
+_NAMES = {
+    "vit": "vit_base_patch16_224 vit_base_patch16_384 vit_base_patch32_224 vit_base_patch8_224 vit_tiny_patch16_224 "
+           "vit_tiny_patch16_384 vit_small_patch16_224 vit_small_patch16_384 vit_small_patch32_224 "
+           "vit_small_patch8_224 vit_large_patch16_224 vit_large_patch16_384 vit_large_patch14_224 "
+           "vit_large_patch32_224 vit_huge_patch14_224 vit_giant_patch14_224 vit_gigantic_patch14_224",
+    "self-supervised": "vit_base_patch16_224.dino vit_base_patch8_224.dino deit_tiny_patch16_224 "
+                       "vit_small_patch16_224.dino vit_small_patch8_224.dino vit_large_patch16_224.mae "
+                       "vit_huge_patch14_224.mae",
+    "distilled": "deit_base_distilled_patch16_224 deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224",
+    "deit3": "deit3_base_patch16_224 deit3_small_patch16_224 deit3_medium_patch16_224 deit3_large_patch16_224 "
+             "deit3_huge_patch14_224",
+    "no class token": "vit_huge_patch14_gap_224.in1k_ijepa vit_huge_patch16_gap_448.in1k_ijepa "
+                      "vit_giant_patch16_gap_224.in22k_ijepa",
+    "dinov2": "vit_base_patch14_dinov2 vit_small_patch14_dinov2 vit_large_patch14_dinov2",
+    "dinov2 gated": "vit_giant_patch14_dinov2",
+    "clip": "vit_base_patch16_clip_224 vit_base_patch16_clip_384 vit_base_patch32_clip_224 vit_base_patch32_clip_256 "
+            "vit_large_patch14_clip_224 vit_large_patch14_clip_336 vit_huge_patch14_clip_224 "
+            "vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_224 vit_medium_patch16_clip_224 "
+            "vit_medium_patch32_clip_224 vit_betwixt_patch32_clip_224 vit_xsmall_patch16_clip_224",
+    # OpenAI's activation, x * sigmoid(1.702 x)
+    "clip quick_gelu": "vit_base_patch16_clip_quickgelu_224 vit_base_patch32_clip_quickgelu_224 "
+                       "vit_large_patch14_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_336 "
+                       "vit_huge_patch14_clip_quickgelu_224 vit_gigantic_patch14_clip_quickgelu_224",
+    "siglip": "vit_base_patch16_siglip_224 vit_base_patch16_siglip_256 vit_base_patch16_siglip_384 "
+              "vit_base_patch16_siglip_512 vit_base_patch32_siglip_256 vit_large_patch16_siglip_256 "
+              "vit_large_patch16_siglip_384 vit_large_patch16_siglip_512 vit_so400m_patch14_siglip_224 "
+              "vit_so400m_patch14_siglip_378 vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384 "
+              "vit_so400m_patch16_siglip_512",
+    "dinov3": "vit_base_patch16_dinov3 vit_small_patch16_dinov3 vit_large_patch16_dinov3",
+    "dinov3 gated": "vit_huge_plus_patch16_dinov3 vit_small_plus_patch16_dinov3 vit_7b_patch16_dinov3",
+}  # fmt: skip
+
+
+@cache
+def named(kind: str) -> tuple[Named, ...]:
+    """timm's plain networks of a kind, a key of ``_NAMES``."""
+    return tuple(map(_row, _NAMES[kind].split()))
+
+
+def _row(name: str) -> Named:
+    parts = re.fullmatch(r"[a-z0-9]+?_(\w+?)(?:_distilled)?_patch(\d+)(\D*?(dinov[23])?)_?(\d{3})?(?:\.\w+)?", name)
+    assert parts is not None
+    size, patch, _, project, side = parts.groups()
+    width, depth, heads, ratio = _SIZES.get(f"{size}_{project}", _SIZES[size])
+    pixels = int(side) if side else 518 if project == "dinov2" else 256
+    return Named(name, width, depth, heads, int(patch), pixels, ratio)
 
 
 #: Options of ours beside the constructor's: epsilons of all LayerNorms and of the last one.
 _EPSILONS = ("norm_eps", "final_norm_eps")
 #: Far beyond the largest networks that there are: pixels or channels of an option, and blocks, by their options' names.
-MOST_WIDTH, MOST_BLOCKS = 16_384, 1_000
+_MOST_WIDTH, _MOST_BLOCKS = 16_384, 1_000
 _DEPTHS = ("depth", "depths", "layers", "num_blocks")
 
 
 def create(architecture: TimmArchitecture, **source: Any) -> Any:
-    """timm's network without its classifier; a convolutional one takes any size, so that only its images change.
-
-    Args:
-        source: where its weights come from, as ``timm.create_model`` takes it.
-
-    Raises:
-        InputError: timm is missing, or the network does not take the options.
-    """
+    """timm's network without its classifier; ``img_size`` of one that takes any size is left out. ``source``: where its
+    weights come from, as ``timm.create_model`` takes it."""
     options = dict(architecture.options)
     _check_sizes(options, architecture)
     epsilons = {key: options.pop(key) for key in _EPSILONS if key in options}
@@ -211,17 +167,13 @@ def create(architecture: TimmArchitecture, **source: Any) -> Any:
 
 
 def _check_sizes(options: dict[str, Any], architecture: TimmArchitecture) -> None:
-    """InputError for options that would build for hours, or fill any memory: they may be a stranger's.
-
-    Rates of drop path are checked too: timm builds with any, and then scales by what is no probability.
-    """
+    """InputError for untrusted options that would build for hours or fill any memory, and for drop rates that are no
+    probability, which timm takes."""
     for key, value in options.items():
         if key.endswith(("drop_rate", "drop_path_rate")) and not (_is_number(value) and 0 <= value < 1):
-            raise InputError(
-                f"expected {key} from 0 to below 1, found {shown(value)} in {architecture!s:.80}; correct it"
-            )
+            raise InputError(f"expected {key} from 0 to below 1, found {shown(value)} in {architecture!s:.80}")
         numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if isinstance(number, int)]
-        most = MOST_BLOCKS if key in _DEPTHS else MOST_WIDTH
+        most = _MOST_BLOCKS if key in _DEPTHS else _MOST_WIDTH
         if numbers and (max(map(abs, numbers)) > most or (key in _DEPTHS and sum(numbers) > most)):
             raise InputError(f"expected options up to {most}, found {key} {shown(value)} in {architecture!s:.80}")
 
@@ -231,7 +183,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: float | None = None) -> None:
-    """Epsilons of the LayerNorms, which other projects' classes choose otherwise than timm's entry points."""
+    """Epsilons of all LayerNorms and of the last one: other projects' classes differ from timm's entry points."""
     for name, value in (("norm_eps", norm_eps), ("final_norm_eps", final_norm_eps)):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < 1):  # False for NaN
             raise InputError(f"expected {name} between 0 and 1, found {shown(value)}; correct it")
@@ -262,9 +214,9 @@ def _create_with(architecture: TimmArchitecture, options: dict[str, Any], source
     try:
         return timm.create_model(architecture.name, num_classes=0, **source, **options)
     except _OF_OPTIONS as error:
-        told = re.search(r"(?:unexpected|multiple values for) keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
-        if isinstance(error, TypeError) and told and told[1] in options:
-            raise _NoSuchOption(told[1], architecture) from error
+        named = re.search(r"(?:unexpected|multiple values for) keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
+        if isinstance(error, TypeError) and named and named[1] in options:
+            raise _NoSuchOption(named[1], architecture) from error
         if not options:
             raise
         raise InputError(

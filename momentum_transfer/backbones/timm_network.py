@@ -5,8 +5,6 @@ their last blocks. Which of both a network is, its strides, channels, patch size
 own description of it (``feature_info``, ``forward_intermediates``), never from its name.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -23,15 +21,9 @@ from momentum_transfer.backbones.timm_models import TimmArchitecture, create
 from momentum_transfer.core.errors import InputError, extra, first_line
 
 
-def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Module] | None = None) -> TimmBackbone:
-    """The network without its classifier, drawn at random as timm does but for zero biases of the first convolution.
-
-    Args:
-        norm_layer: channels -> module, in the place of every BatchNorm; a network without any keeps what it has.
-
-    Raises:
-        InputError: timm is missing, or the network does not take the options.
-    """
+def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Module] | None = None) -> "TimmBackbone":
+    """The network without its classifier, initialised as timm does but for zero biases of the first convolution.
+    ``norm_layer``: channels -> module, instead of every BatchNorm."""
     network = create(architecture)
     if norm_layer is not None:
         replace_batch_norm(network, norm_layer)
@@ -42,8 +34,8 @@ def build_timm(architecture: TimmArchitecture, norm_layer: Callable[[int], nn.Mo
 def _draw_image_biases(network: nn.Module) -> None:
     """Give convolutions of the image whose biases are all 0 those of PyTorch: U(−b, b), b = (inputs of a sum)^-½.
 
-    Detectors pad images with zeros. Without biases each later LayerNorm there is one of exact zeros, which multiplies
-    gradients by eps^-½, 1000 a layer: 1e25 in a first step. Random numbers drawn afterwards stay the same.
+    Detectors pad images with zeros: without biases each later LayerNorm normalises exact zeros there, and multiplies
+    gradients by eps^-½, 1000 a layer. Random numbers drawn afterwards stay the same.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for module in network.modules():
@@ -54,47 +46,37 @@ def _draw_image_biases(network: nn.Module) -> None:
                 module.bias.uniform_(-bound, bound)
 
 
-def published(architecture: TimmArchitecture) -> TimmBackbone:
-    """The network with the weights that timm publishes for its tag, from a mirror, the cache or the Hub.
-
-    Raises:
-        InputError: timm publishes none, or they cannot be had: no network.
-    """
+def published(architecture: TimmArchitecture) -> "TimmBackbone":
+    """The network with the weights that timm publishes for its tag, from a mirror, the cache or the Hub."""
     timm = extra("timm", "networks of timm")
     if not timm.models.is_model_pretrained(architecture.name):
         raise InputError(f"expected a network that timm publishes weights of, found {architecture}; give a checkpoint")
     config = timm.get_pretrained_cfg(architecture.name)
     if not config.hf_hub_id:
-        return TimmBackbone(_downloaded(architecture), architecture)
+        try:  # from the address of its own that timm knows
+            return TimmBackbone(create(architecture, pretrained=True), architecture)
+        except OSError as error:  # urllib's URLError is one
+            raise InputError(
+                f"expected to get timm's weights of {architecture}, found no way there ({error}); fetch them where "
+                "there is a network, or give a checkpoint's file"
+            ) from error
     repository = config.hf_hub_id + (f"{config.architecture}.{config.tag}" if config.hf_hub_id.endswith("/") else "")
     file = local_file(f"hf:{repository}" + (f":{config.hf_hub_filename}" if config.hf_hub_filename else ""))
     overlay = {"file": str(file), "custom_load": False}
     return TimmBackbone(create(architecture, pretrained=True, pretrained_cfg_overlay=overlay), architecture)
 
 
-def _downloaded(architecture: TimmArchitecture) -> Any:
-    """From the address of its own that timm knows."""
-    try:
-        return create(architecture, pretrained=True)
-    except OSError as error:  # urllib's URLError is one
-        raise InputError(
-            f"expected to get timm's weights of {architecture}, found no way there ({error}); fetch them where there "
-            "is a network, or give a checkpoint's file"
-        ) from error
-
-
 class TimmBackbone(nn.Module):
     """A network of timm without its classifier.
 
-    It shares timm's parameters, buffers and children with the network inside, so that its state dict, its parameters'
-    names and its conversions are those of timm's own module; the network's code runs unchanged.
+    It shares parameters, buffers and children with timm's module inside, so that its state dict has timm's names.
 
     Attributes:
         architecture: from which ``build_backbone`` makes it again.
-        input: images as timm's config of the network wants them.
+        input: its images, by timm's config of the network.
         num_features: width C of what ``forward`` gives.
         plain: one map of one stride: ``tokens``. Otherwise ``stages``.
-        strides, channels: of the maps by name, "res2" to "res5"; a stride that the network has no map of is not there.
+        strides, channels: of the maps that the network has, by name, "res2" to "res5".
         depth: how many maps timm describes: of a plain network its blocks.
         patch_size: of a plain network: the stride of its map; otherwise 0.
         num_prefix_tokens: tokens before the patches in ``tokens`` (CLS, registers), of a plain network.
@@ -129,18 +111,14 @@ class TimmBackbone(nn.Module):
         self.channels = {name: int(info[number]["num_chs"]) for name, number in self._index.items()}
         self._found = ", ".join(map(str, dict.fromkeys(reductions))) or "none"
 
-    def train(self, mode: bool = True) -> TimmBackbone:
+    def train(self, mode: bool = True) -> "TimmBackbone":
         """The network inside reads its own flag."""
         self.network.training = mode
         super().train(mode)
         return self
 
     def check_size(self) -> None:
-        """Try an image of the size that the options ask for; on the meta device it costs no arithmetic.
-
-        Raises:
-            InputError: the network is built for it, and cannot take it.
-        """
+        """Raise InputError if the network cannot take images of ``img_size``; on the meta device that is cheap."""
         training, side = self.training, self.input.size
         try:
             # A size that it refuses is an InputError; other errors are operations that meta tensors do not have.
@@ -161,52 +139,46 @@ class TimmBackbone(nn.Module):
         return self.network.forward_head(features, pre_logits=True)
 
     def stages(self, x: Tensor) -> dict[str, Tensor]:
-        """Maps of a hierarchical network and its pooled features.
-
-        Args:
-            x: images [N, 3, H, W].
+        """Maps and pooled features of images [N, 3, H, W].
 
         Returns:
             the names of ``strides``: [N, channels, H/stride, W/stride], not normalised; "pooled" [N, num_features].
-
-        Raises:
-            InputError: the network yields no such maps, or not from images of this size.
         """
-        self._require_maps()
         with self._sizes(x):
-            final, maps = self._intermediates(x, sorted(set(self._index.values())))
+            final, maps = self._intermediates(x, self._map_numbers())
             return {**self._named(maps), "pooled": self._pooled(final)}
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         """``stages`` without what comes after the last map: no pooled features, nothing that detectors do not use."""
-        self._require_maps()
         with self._sizes(x):
-            indices = sorted(set(self._index.values()))
-            return self._named(self._intermediates(x, indices, intermediates_only=True, stop_early=True))
+            maps = self._intermediates(x, self._map_numbers(), intermediates_only=True, stop_early=True)
+            return self._named(maps)
 
     def _named(self, maps: list[Tensor]) -> dict[str, Tensor]:
-        order = sorted(set(self._index.values()))
-        return {name: maps[order.index(number)] for name, number in self._index.items()}
+        return {name: maps[self._map_numbers().index(number)] for name, number in self._index.items()}
+
+    def _map_numbers(self) -> list[int]:
+        if not self.strides:
+            kind = "the tokens of one map" if self.plain else f"strides {self._found}"
+            raise InputError(
+                f"expected a network with maps of stride 4, 8, 16 or 32, found {kind} in {self.architecture}; "
+                "choose another network"
+            )
+        return sorted(set(self._index.values()))
 
     def tokens(self, x: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
         """The tokens of a plain network's last blocks, each normalised by its final norm, where timm applies one.
 
         Args:
             x: images [N, 3, H, W].
-            blocks: how many, the last one comes last.
 
         Returns:
-            for each block the prefix tokens [N, P, C] and the patches as a map [N, C, h, w].
-
-        Raises:
-            InputError: a hierarchical network, fewer blocks, or images of a size that it does not take.
+            for each block the prefix tokens [N, P, C] and the patches as a map [N, C, h, w]; the last block comes last.
         """
         if not self.plain:
             raise InputError(f"expected a plain network with tokens, found the maps of {self.architecture}; use stages")
         if not 1 <= blocks <= self.depth:
-            raise InputError(
-                f"expected 1 to {self.depth} last blocks of {self.architecture}, found {blocks}; ask for fewer"
-            )
+            raise InputError(f"expected 1 to {self.depth} last blocks of {self.architecture}, found {blocks}")
         with self._sizes(x):
             options = {"norm": True, "intermediates_only": True, "stop_early": True}
             if self.num_prefix_tokens:
@@ -218,17 +190,9 @@ class TimmBackbone(nn.Module):
         known = {key: value for key, value in options.items() if key in self._takes}
         return self.network.forward_intermediates(x, indices=indices, output_fmt="NCHW", **known)
 
-    def _require_maps(self) -> None:
-        if not self.strides:
-            kind = "the tokens of one map" if self.plain else f"strides {self._found}"
-            raise InputError(
-                f"expected a network with maps of stride 4, 8, 16 or 32, found {kind} in {self.architecture}; "
-                "choose another network"
-            )
-
     @contextmanager
     def _sizes(self, x: Tensor) -> Iterator[None]:
-        """Say in one line which sizes of images the network takes, where timm asserts it."""
+        """Turn timm's and torch's errors about image sizes into an InputError."""
         if x.dim() != 4 or x.shape[1] != 3:
             raise ValueError(f"expected images [N, 3, H, W], found a tensor of shape {tuple(x.shape)}")
         height, width = x.shape[-2:]
@@ -251,7 +215,7 @@ class TimmBackbone(nn.Module):
             ) from error
 
 
-#: What torch says where an image of this size does not go through a network.
+#: torch's errors where an image of this size does not go through a network.
 _OF_SIZES = re.compile(r"must match the size|[Ss]hape '\[|[Kk]ernel size|too small|broadcast|reshape tensor"
                        r"|[Nn]egative dimension|size of tensor|Sizes of tensors|Expected size|cannot be multiplied"
                        r"|calculated shape|view size")  # fmt: skip

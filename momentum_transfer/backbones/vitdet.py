@@ -1,14 +1,12 @@
-"""ViTDet's network (arXiv 2203.16527) from a plain ViT of timm: what of it is the same function, and the tensors' way.
+"""ViTDet's network (arXiv 2203.16527) from a plain ViT of timm: whether it is the same function, and its tensors.
 
 Detectron2's ViT has absolute position embeddings and blocks of norm, attention, norm, MLP; no CLS token, registers,
 final norm, LayerScale, rotary positions or gates. LayerScale folds into the layer before it without a difference:
-W' = diag(γ) W, b' = γ ⊙ b in ``attn.proj`` and ``mlp.fc2``. Prefix tokens take part in attention, so that a network
-without them is another function: it is only made where it is asked for by name.
+W' = diag(γ) W, b' = γ ⊙ b in ``attn.proj`` and ``mlp.fc2``. Prefix tokens take part in attention: a network without
+them is another function, made only where it is asked for by name.
 
-Position embeddings resampled to another image size, only where that is asked for; timm's own resampling.
+Also timm's resampling of position embeddings to another image size, only where that is asked for.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import isqrt
@@ -29,7 +27,7 @@ _MLP = {"fc1", "act", "drop1", "norm", "fc2", "drop2"}
 
 
 class VitShape(NamedTuple):
-    """What a plain ViT is made of.
+    """The parts of a plain ViT.
 
     Attributes:
         width, depth, heads, hidden: channels, blocks, attention heads, channels inside the MLP.
@@ -51,10 +49,7 @@ class VitShape(NamedTuple):
 
 def describe(network: TimmBackbone) -> VitShape:
     """The shape of a plain ViT, where ViTDet's network computes what its patches do apart from prefix tokens.
-
-    Raises:
-        InputError: it computes something else (rotary positions, gates, …); the message says what.
-    """
+    InputError: it computes something else (rotary positions, gates, …); the message says what."""
     reason = next(_differences(network), None)
     if reason:
         raise InputError(
@@ -111,10 +106,10 @@ def _block_differences(block: Any) -> Iterator[str]:
         return
     if not isinstance(mlp.act, nn.GELU) or getattr(mlp.act, "approximate", "none") != "none":
         yield f"another activation than GELU ({type(mlp.act).__name__})"
-    extra = {name for name, child in attention.named_children() if not _identity(child)} - _ATTENTION
+    further = {name for name, child in attention.named_children() if not _identity(child)} - _ATTENTION
     normed = [part for part in ("q_norm", "k_norm", "norm") if not _identity(getattr(attention, part, None))]
-    if extra or not isinstance(getattr(attention, "qkv", None), nn.Linear) or normed:
-        yield f"another attention ({', '.join([*sorted(extra), *normed]) or type(attention).__name__})"
+    if further or not isinstance(getattr(attention, "qkv", None), nn.Linear) or normed:
+        yield f"another attention ({', '.join([*sorted(further), *normed]) or type(attention).__name__})"
     if any(getattr(attention, part, None) is not None for part in ("gate", "relative_position_bias_table")):
         yield "an attention with gates or position biases"
     if not isinstance(block.norm1, nn.LayerNorm):
@@ -126,24 +121,19 @@ def _identity(module: nn.Module | None) -> bool:
 
 
 def to_vitdet(state: Mapping[str, Tensor], shape: VitShape, patch: int = 16) -> dict[str, Tensor]:
-    """A ViT's tensors for ViTDet's network: LayerScale folded, prefix tokens and final norm left out.
-
-    Args:
-        state: timm's names.
-        shape: of that network.
-        patch: pixels of the patches that the projection is resampled to (``resample_patches``).
+    """A ViT's tensors for ViTDet's network: LayerScale folded, no prefix tokens, no final norm, patches resampled.
 
     Returns:
         ``patch_embed.proj.…``, ``pos_embed`` [1, grid², C] and ``blocks.i.{norm1, attn.{qkv,proj}, norm2,
         mlp.{fc1,fc2}}.…``: the names of timm and Detectron2.
     """
-    found = {"pos_embed": state["pos_embed"][:, -shape.grid * shape.grid :]}
+    tensors = {"pos_embed": state["pos_embed"][:, -shape.grid * shape.grid :]}
     for name, tensor in state.items():
         if name.startswith("patch_embed.proj."):
-            found[name] = resample_patches(tensor, patch) if tensor.dim() == 4 else tensor
+            tensors[name] = resample_patches(tensor, patch) if tensor.dim() == 4 else tensor
         elif name.startswith("blocks.") and ".ls1." not in name and ".ls2." not in name:
-            found[name] = _scaled(name, tensor, state)
-    return found
+            tensors[name] = _scaled(name, tensor, state)
+    return tensors
 
 
 def _scaled(name: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Tensor:
@@ -173,11 +163,8 @@ def for_detectron2(
 ) -> dict[str, Tensor]:
     """A plain ViT's tensors as Detectron2's ViT names them under its simple feature pyramid, ``backbone.net.…``.
 
-    The function is that of the last block: Detectron2's ViT has no final norm. Patches of another size than 16 px are
-    resampled to it.
-
-    Args:
-        without_prefix: CLS tokens and registers may go, although the result is another function.
+    The function is that of the last block: Detectron2's ViT has no final norm. Other patches than 16 px are resampled.
+    ``without_prefix``: CLS tokens and registers may go, although the result is another function.
 
     Raises:
         InputError: the function would differ, and why.
@@ -206,11 +193,14 @@ def resize_positions(made: Converted, architecture: TimmArchitecture) -> None:
     layers = extra("timm.layers", "networks of timm")
     with torch.device("meta"):
         network = build_backbone(architecture).network
-    positions, wanted = made.tensors.get("pos_embed"), getattr(network, "pos_embed", None)
-    if positions is not None and wanted is not None and positions.shape != wanted.shape:
+    positions, expected = made.tensors.get("pos_embed"), getattr(network, "pos_embed", None)
+    if positions is not None and expected is not None and positions.shape != expected.shape:
         made.tensors["pos_embed"] = _resampled(positions, network, made, layers)
     for name in [name for name in made.tensors if name.endswith(POSITIONS[1])]:
-        attention = _module(network, name.rpartition(".")[0])
+        try:
+            attention = network.get_submodule(name.rpartition(".")[0])
+        except AttributeError:
+            continue
         table = getattr(attention, POSITIONS[1], None)
         if table is not None and table.shape != made.tensors[name].shape:
             resized = layers.resize_rel_pos_bias_table(
@@ -231,10 +221,3 @@ def _resampled(positions: Tensor, network: Any, made: Converted, layers: Any) ->
         positions.float(), new_size=list(grid), old_size=[side, side], num_prefix_tokens=prefix
     )
     return resized.to(positions.dtype)
-
-
-def _module(network: Any, name: str) -> Any:
-    try:
-        return network.get_submodule(name)
-    except AttributeError:
-        return None

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from momentum_transfer.backbones.read import detectron2_names, load_backbone
+from momentum_transfer.backbones.build import detectron2_names
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.initial_weights import read_initial
 from momentum_transfer.transfer.torchvision_engine.engine import build

@@ -10,7 +10,6 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from momentum_transfer.backbones import convert_file as detectron2_settings
 from momentum_transfer.backbones.convert_file import convert_file
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
@@ -132,4 +131,4 @@ def test_the_header_names_no_file(tmp_path):
     torch.save(network().state_dict(), tmp_path / "a.pth")
     out = tmp_path / "a\nMODEL: x.pkl"
     convert_file(tmp_path / "a.pth", out)
-    assert set(yaml.safe_load(detectron2_settings.beside(out).read_text())) == {"VERSION", "INPUT", "MODEL"}
+    assert set(yaml.safe_load(out.with_suffix(".yaml").read_text())) == {"VERSION", "INPUT", "MODEL"}

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from momentum_transfer.backbones.build import expected_shapes
 from momentum_transfer.backbones.families import FAMILIES
-from momentum_transfer.backbones.layouts import expected_shapes, from_detectron2, to_detectron2
-from momentum_transfer.backbones.read import CoverageError, KeyReport, checkpoint_file, load_backbone
-from momentum_transfer.backbones.resnet import Architecture, build_backbone
+from momentum_transfer.backbones.read import checkpoint_file, load_backbone
+from momentum_transfer.backbones.resnet import Architecture, build_backbone, from_detectron2, to_detectron2
+from momentum_transfer.backbones.source import CoverageError, KeyReport
 from momentum_transfer.core.errors import InputError
 from tests.backbones import family_writers
 from tests.backbones.family_writers import TINY, WRITERS, Sample, detectron2_name, network
@@ -51,7 +52,7 @@ class TestEveryFamily:
         sample = writer()
         path = write(sample, tmp_path)
         for name, net in sample.networks.items():
-            source = load_backbone(path, which=None if name == "backbone" else name)
+            source = load_backbone(path, network=None if name == "backbone" else name)
             assert source.network == name
             for key in expected_shapes(TINY):
                 assert torch.equal(source.state[key], net.state_dict()[key]), key
@@ -164,9 +165,9 @@ def test_exported_backbone_of_a_run_folder_is_read_where_no_checkpoint_is_left(t
     save_file(dict(net.state_dict()), tmp_path / "backbone.safetensors", metadata={"network": "teacher"})
     source = load_backbone(tmp_path)
     assert source.network == "teacher"
-    assert load_backbone(tmp_path, which="teacher").network == "teacher"
+    assert load_backbone(tmp_path, network="teacher").network == "teacher"
     with pytest.raises(InputError, match="holds the teacher only"):
-        load_backbone(tmp_path, which="student")
+        load_backbone(tmp_path, network="student")
 
 
 def test_checkpoint_of_another_version_of_this_project_is_refused(tmp_path):
@@ -185,7 +186,7 @@ def test_network_is_said_aloud(tmp_path, capsys):
     path = write(family_writers.momentum2(), tmp_path)
     load_backbone(path)
     assert "network: teacher, the default of Momentum² Teacher" in capsys.readouterr().out
-    load_backbone(path, which="student")
+    load_backbone(path, network="student")
     assert "network: student, as asked" in capsys.readouterr().out
 
 
@@ -414,10 +415,10 @@ def test_unknown_family_and_network_name_the_known_ones(tmp_path):
     path = write(family_writers.simsiam(), tmp_path)
     with pytest.raises(InputError, match="expected a family of momentum-transfer, momentum2"):
         load_backbone(path, family="simclr9")
-    with pytest.raises(InputError, match="expected which to be student or teacher"):
-        load_backbone(path, which="both")
+    with pytest.raises(InputError, match="expected network to be student or teacher"):
+        load_backbone(path, network="both")
     with pytest.raises(InputError, match="expected a teacher network, found only the student"):
-        load_backbone(path, which="teacher")
+        load_backbone(path, network="teacher")
 
 
 def test_names_go_to_detectron2_and_back_one_to_one():

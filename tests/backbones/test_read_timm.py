@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from timm.models import vision_transformer
 
 from momentum_transfer.backbones import timm_models
-from momentum_transfer.backbones.build import build_backbone
+from momentum_transfer.backbones.build import build_backbone, expected_shapes
 from momentum_transfer.backbones.convert_file import convert_file
-from momentum_transfer.backbones.layouts import expected_shapes
-from momentum_transfer.backbones.read import CoverageError, load_backbone
+from momentum_transfer.backbones.read import load_backbone
+from momentum_transfer.backbones.source import CoverageError
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.errors import InputError
 from tests.backbones import timm_family_writers as writers
@@ -44,7 +44,7 @@ def test_every_nesting_gives_the_networks_own_features_and_accounts_for_every_ke
     sample = writer()
     path = write(sample, tmp_path)
     for network in (None, *sample.networks):
-        source = load_backbone(path, which=None if network == "backbone" else network)
+        source = load_backbone(path, network=None if network == "backbone" else network)
         expected = network or sample.default
         assert (source.family, str(source.architecture), source.network) == (
             sample.family,
@@ -63,14 +63,10 @@ def test_every_nesting_gives_the_networks_own_features_and_accounts_for_every_ke
     assert all(name in " ".join(report.dropped) for name in sample.dropped)
 
 
-TABLES = ("VIT", "SELF_SUPERVISED", "DISTILLED", "DEIT3", "NO_CLASS_TOKEN", "DINOV2", "DINOV2_GATED", "CLIP",
-          "CLIP_QUICK_GELU", "SIGLIP", "DINOV3", "DINOV3_GATED")  # fmt: skip
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("table", TABLES)
-def test_the_tables_of_names_say_what_timm_builds(table):
-    for row in getattr(timm_models, table):
+@pytest.mark.parametrize("kind", timm_models._NAMES)
+def test_the_tables_of_names_say_what_timm_builds(kind):
+    for row in timm_models.named(kind):
         with torch.device("meta"):
             network = timm.create_model(row.name, num_classes=0)
         block = network.blocks[0]

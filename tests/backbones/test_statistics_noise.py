@@ -43,7 +43,7 @@ def test_noise_equals_a_naive_loop_over_batches_and_pairs(alpha):
     same = [1 - cosine_similarity(outputs[a, i], outputs[b, i], dim=0) for i in range(8) for a, b in pairs]
     others = list(itertools.combinations(range(8), 2))
     different = [1 - cosine_similarity(outputs[r, i], outputs[r, j], dim=0) for r in range(3) for i, j in others]
-    found = statistics_noise(plain, views, 4, alpha, companions=3, seed=7)
+    found = statistics_noise(plain, views, 4, alpha, sets=3, seed=7)
     assert found.same == pytest.approx(float(torch.stack(same).mean()), rel=1e-4)
     assert found.different == pytest.approx(float(torch.stack(different).mean()), rel=1e-4)
     assert found.relative == pytest.approx(found.same / found.different)
@@ -81,6 +81,6 @@ def test_what_has_no_such_noise_is_refused():
     with pytest.raises(InputError, match="divide the 4 views, found 3"):
         statistics_noise(nn.BatchNorm2d(3), torch.zeros(4, 3, 2, 2), 3, 1.0)
     with pytest.raises(InputError, match="at least 2 sets"):
-        statistics_noise(nn.BatchNorm2d(3), torch.zeros(4, 3, 2, 2), 2, 1.0, companions=1)
+        statistics_noise(nn.BatchNorm2d(3), torch.zeros(4, 3, 2, 2), 2, 1.0, sets=1)
     with pytest.raises(InputError, match="with running statistics"):
         statistics_noise(nn.BatchNorm2d(3, track_running_stats=False), torch.zeros(4, 3, 2, 2), 2, 1.0)

@@ -13,15 +13,16 @@ from momentum_transfer.backbones.batch_statistics import has_batch_norm
 from momentum_transfer.backbones.build import (
     architecture_in,
     build_backbone,
+    expected_shapes,
     metadata_of,
     own_input,
     parse_architecture,
 )
 from momentum_transfer.backbones.convert import export_backbone
 from momentum_transfer.backbones.convert_file import convert_file
-from momentum_transfer.backbones.layouts import expected_shapes
-from momentum_transfer.backbones.read import CoverageError, load_backbone
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import CoverageError
 from momentum_transfer.backbones.timm_models import TimmArchitecture
 from momentum_transfer.backbones.timm_network import TimmBackbone
 from momentum_transfer.core.errors import InputError
@@ -125,8 +126,7 @@ def test_the_text_is_read_back(text: str):
     assert str(architecture) == text
     assert parse_architecture(str(architecture)) == architecture
     assert len({architecture, parse_architecture(text)}) == 1
-    described = metadata_of(architecture)
-    assert architecture_in(described) == (None if isinstance(architecture, Architecture) else architecture)
+    assert architecture_in(metadata_of(architecture)) == architecture
 
 
 def test_shapes_are_those_of_the_state_dict_and_inputs_are_timms():

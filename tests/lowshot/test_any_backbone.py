@@ -252,7 +252,7 @@ def test_published_weights_of_timm_are_read_from_a_mirror(tmp_path, monkeypatch)
         wanted = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
         assert torch.equal(source.build()(images), wanted)
     assert (source.name, str(source.architecture)) == ("test_vit.r160_in1k", "timm:test_vit.r160_in1k")
-    with pytest.raises(InputError, match="expected no --which"):
-        load_backbone("timm:test_vit.r160_in1k", which="teacher")
+    with pytest.raises(InputError, match="expected no --network"):
+        load_backbone("timm:test_vit.r160_in1k", network="teacher")
     with pytest.raises(InputError, match=r"expected a tag of .*found 'nope'"):
         load_backbone("timm:resnet50.nope")

@@ -29,7 +29,7 @@ def test_byol_of_a_convnext_resumes_bit_for_bit_and_exports_what_it_is(tiny_cfg,
     assert str(whole.architecture) == CONVNEXT["MODEL.ARCH"]
     assert whole.network == "student"
     assert all(torch.equal(tensor, resumed.state[name]) for name, tensor in whole.state.items())
-    checkpoint = load_backbone(tmp_path / "whole", which="teacher")
+    checkpoint = load_backbone(tmp_path / "whole", network="teacher")
     assert (checkpoint.architecture, checkpoint.network) == (whole.architecture, "teacher")
     assert not all(torch.equal(tensor, checkpoint.state[name]) for name, tensor in whole.state.items())
 

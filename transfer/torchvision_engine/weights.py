@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from momentum_transfer.backbones.read import detectron2_names
+from momentum_transfer.backbones.build import detectron2_names
 from momentum_transfer.transfer.initial_weights import match_backbone, match_detector
 from momentum_transfer.transfer.torchvision_engine.backbone import BottomUp
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector

@@ -1,1 +1,1 @@
-"""Files from strangers: tensors come out, code never runs."""
+"""Untrusted files: tensors come out, code never runs."""

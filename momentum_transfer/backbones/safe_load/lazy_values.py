@@ -1,10 +1,7 @@
 """Lazy values of a pickle (storages, tensors, arrays, dtypes, unknown objects): plain data until they are checked.
 
-Nothing here trusts a number of the file: sizes are compared with the bytes that are really there before anything is
-allocated or mapped.
+Sizes are compared with the bytes that are really there before anything is allocated or mapped.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +27,7 @@ class Description:
 class Shell(Description):
     """Stands for an object whose class is not imported. Accepts any construction and state, does nothing with them."""
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Shell:
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> "Shell":
         return super().__new__(cls)
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
@@ -43,7 +40,7 @@ class Shell(Description):
     def extend(self, _items: Any) -> None:
         """pickle's APPENDS on a list subclass."""
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Shell:
+    def __call__(self, *_args: Any, **_kwargs: Any) -> "Shell":
         return Shell()
 
     def __hash__(self) -> int:
@@ -51,7 +48,7 @@ class Shell(Description):
 
 
 class FileStorage:
-    """A run of ``nbytes`` bytes that a checkpoint declares; ``place`` tells where in which file they are."""
+    """A run of ``nbytes`` bytes that a checkpoint declares; ``place`` says where in which file they are."""
 
     def __init__(self, dtype: torch.dtype, count: int) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -78,7 +75,7 @@ class FileStorage:
 
 
 def _shown(value: Any) -> str:
-    """A number as it is, anything else as its type: nested shared tuples print exponentially."""
+    # nested shared tuples would print exponentially
     return str(value) if type(value) is int else f"a {type(value).__name__}"
 
 
@@ -91,9 +88,7 @@ class LazyTensor:
     def read(self) -> Tensor:
         numbers = (self.offset, *self.size, *self.stride)
         if not isinstance(self.storage, FileStorage) or any(type(n) is not int or n < 0 for n in numbers):
-            raise InputError(
-                "expected a tensor with a storage, a size and a stride, found something else; damaged file"
-            )
+            raise InputError("expected a storage, a size and a stride of a tensor, found others; damaged file")
         count = int(np.prod(self.size, dtype=object)) if self.size else 1
         last = self.offset + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True)) if count else 0
         if count > self.storage.count or last >= max(self.storage.count, 1):
@@ -130,9 +125,10 @@ class LazyDtype(Description):
         return np.dtype(name).newbyteorder(order) if order in ("<", ">") else np.dtype(name)
 
 
-_DTYPE_NAMES = {f"{kind}{size}" for kind, sizes in (("f", "248"), ("i", "1248"), ("u", "1248")) for size in sizes} | {
-    "b1", "c8", "c16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
-    "uint32", "uint64", "complex64", "complex128"}  # fmt: skip
+_DTYPE_NAMES = {
+    "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1", "c8", "c16", "bool", "float16", "float32",
+    "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",
+}  # fmt: skip
 
 
 def array_of(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
@@ -141,17 +137,13 @@ def array_of(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
         raw = raw.encode("latin1")  # bytes of Python 2
     kind = dtype.read() if isinstance(dtype, LazyDtype) else LazyDtype(dtype).read()
     sides = shape if isinstance(shape, (tuple, list)) else (None,)
-    if (
-        not isinstance(raw, (bytes, bytearray))
-        or order not in ("C", "F")
-        or any(type(side) is not int or side < 0 for side in sides)
-    ):  # checked before any arithmetic: numpy would unfold nested shared tuples
+    wrong_sides = any(type(side) is not int or side < 0 for side in sides)
+    if not isinstance(raw, (bytes, bytearray)) or order not in ("C", "F") or wrong_sides:
+        # before any arithmetic: numpy would unfold nested shared tuples
         raise InputError("expected the bytes of a numpy array, found something else; the checkpoint is damaged")
     needed = int(np.prod(shape, dtype=object)) * kind.itemsize if shape else kind.itemsize
     if needed != len(raw):
-        raise InputError(
-            f"expected {needed:,} bytes for an array of shape {list(shape)}, found {len(raw):,}; damaged file"
-        )
+        raise InputError(f"expected {needed:,} bytes for an array {list(shape)}, found {len(raw):,}; damaged file")
     array = np.frombuffer(raw, dtype=kind).reshape(shape, order=order)
     return array if isinstance(raw, bytearray) and kind.isnative else array.astype(kind.newbyteorder("="))
 
@@ -174,8 +166,7 @@ def resolve(tree: Any) -> Any:
         if depth > 64:
             raise InputError("expected nested dicts of tensors, found more than 64 levels; the checkpoint is crafted")
         if id(node) not in known:
-            known[id(node)] = value = convert(node, depth)
-            return value
+            known[id(node)] = convert(node, depth)
         return known[id(node)]
 
     def convert(node: Any, depth: int) -> Any:

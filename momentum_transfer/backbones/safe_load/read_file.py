@@ -1,13 +1,12 @@
-"""Reading files from strangers: tensors come out, code never runs, and no file makes us allocate more than it holds.
+"""Reads untrusted files: tensors come out, code never runs, and nothing is allocated beyond what a file holds.
 
 Formats: torch's zip files (1.6 and later), torch's legacy pickle streams, plain pickles of numpy arrays (Detectron2's
 model zoo) and safetensors. ``torch.load(weights_only=True)`` is tried first on zips; what it refuses, and every other
 pickle, goes to the restricted reader of ``safe_load.unpickler``, whose allow-list holds data only.
 """
 
-from __future__ import annotations
-
 import pickle
+import re
 import struct
 import warnings
 import zipfile
@@ -25,17 +24,17 @@ from momentum_transfer.core.digests import verify, verify_records, verify_safete
 from momentum_transfer.core.errors import InputError, one_line
 
 #: torch's legacy streams start with this number, pickled (torch.serialization.MAGIC_NUMBER).
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-#: What reading a damaged file raises, by whichever byte is wrong.
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+#: What reading a damaged file raises.
 _DAMAGE = (EOFError, struct.error, pickle.UnpicklingError, zipfile.BadZipFile, LookupError, TypeError, ValueError,
            AttributeError, AssertionError, RuntimeError, OverflowError, OSError)  # fmt: skip
 #: More than any checkpoint has (optimizer states and logs included); crafted references can make exponentially many.
-MAX_DEPTH, MAX_NODES = 64, 2_000_000
+_MAX_DEPTH, _MAX_NODES = 64, 2_000_000
 _TORCHSCRIPT_RECORDS = ("constants.pkl", "code/")
 
 _NEXT = "download it again and compare its size with the publisher's"
 _ZIP_START, _PICKLE_STARTS = b"PK\x03\x04", (b"\x80", b"(", b"}", b"c")
-#: what the first bytes say when the file is no checkpoint -> what to tell the user
+#: First bytes of files that are no checkpoint -> what they are.
 _FOREIGN_STARTS = (
     (b"<", "an HTML or XML page saved under this name (a login or error page, usually)"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
@@ -48,6 +47,27 @@ _FOREIGN_STARTS = (
 )
 
 
+#: End of a file's name -> what wrote it. Kernels are stored there in another order, under other names.
+_OTHER_FORMATS = {
+    ".npz": "JAX weights in numpy's archive (ViT's, MLP-Mixer's, SigLIP's releases)",
+    ".msgpack": "Flax weights", ".h5": "TensorFlow or Keras weights", ".keras": "Keras weights",
+    ".pb": "a TensorFlow graph", ".index": "a TensorFlow checkpoint", ".tflite": "TensorFlow Lite weights",
+    ".onnx": "an ONNX program", ".gguf": "quantised weights (GGUF)", ".mlmodel": "a Core ML program",
+}  # fmt: skip
+
+
+def refuse_other_formats(path: Path) -> None:
+    """Raise InputError for files of JAX, Flax, TensorFlow and of exported programs, known by their names."""
+    kind = next((what for end, what in _OTHER_FORMATS.items() if path.name.lower().endswith(end)), "")
+    if re.search(r"\.data-\d+-of-\d+$", path.name):
+        kind = "a TensorFlow checkpoint"
+    if kind and path.is_file():
+        raise InputError(
+            f"expected torch weights, found {kind}: {path}; take the torch file of the same network, timm's or "
+            "transformers' (model.safetensors)"
+        )
+
+
 def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
     """The nested dicts, lists, scalars and tensors of a checkpoint file.
 
@@ -56,11 +76,11 @@ def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
         trust_pickle: unpickle with code execution. Only for files whose author you trust.
 
     Returns:
-        What the file holds. Tensors are on the CPU; those of zip files are mapped, not read, until they are used.
+        Tensors on the CPU; those of zip files are mapped, not read, until they are used.
 
     Raises:
         InputError: no such file, no checkpoint, truncated, oversized, or a pickle that calls something outside the
-            allow-list; the message names the global it would have called.
+            allow-list; the message names the global that it would have called.
     """
     head = _first_bytes(path)
     if _is_safetensors(path, head):
@@ -82,10 +102,7 @@ def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
         verify(tree, path)
         return tree
     except _DAMAGE as error:
-        detail = one_line(error)
-        raise InputError(
-            f"expected a whole checkpoint, found a truncated or damaged one: {path} ({detail}); {_NEXT}"
-        ) from error
+        raise _damaged("checkpoint", path, error) from error
 
 
 def read_safetensors_metadata(path: Path) -> dict[str, str]:
@@ -97,6 +114,11 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
             return dict(file.metadata() or {})
         except safetensors.SafetensorError as error:
             raise InputError(f"expected text metadata in {path}, found other: {one_line(error)}; {_NEXT}") from error
+
+
+def _damaged(what: str, path: Path, error: Exception) -> InputError:
+    detail = one_line(error)
+    return InputError(f"expected a whole {what}, found a truncated or damaged one: {path} ({detail}); {_NEXT}")
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -127,9 +149,7 @@ def _open_safetensors(path: Path) -> Any:
     try:
         return safetensors.safe_open(str(path), framework="pt")
     except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(
-            f"expected a safetensors file, found a truncated or damaged one: {path} ({one_line(error)}); {_NEXT}"
-        ) from error
+        raise _damaged("safetensors file", path, error) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -137,9 +157,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         try:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except (safetensors.SafetensorError, *_DAMAGE) as error:
-            raise InputError(
-                f"expected tensors of known kinds, found others: {path} ({one_line(error)}); {_NEXT}"
-            ) from error
+            reason = one_line(error)
+            raise InputError(f"expected tensors of known kinds, found others: {path} ({reason}); {_NEXT}") from error
 
 
 # ----------------------------------------------------------------------------------------------------- torch's zips
@@ -152,9 +171,7 @@ def _check_zip(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise InputError(
-            f"expected a whole checkpoint, found a truncated or damaged zip: {path} ({one_line(error)}); {_NEXT}"
-        ) from error
+        raise _damaged("zip", path, error) from error
     declared = sum(record.file_size for record in records)
     if declared > size:
         raise InputError(
@@ -196,9 +213,9 @@ def _check_tree(tree: Any, path: Path) -> Any:
     while waiting:
         node, depth = waiting.pop()
         seen += 1
-        if depth > MAX_DEPTH or seen > MAX_NODES:
+        if depth > _MAX_DEPTH or seen > _MAX_NODES:
             raise InputError(
-                f"expected nested dicts of tensors, found more than {MAX_DEPTH} levels or {MAX_NODES:,} values in "
+                f"expected nested dicts of tensors, found more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values in "
                 f"{path}; the checkpoint is crafted"
             )
         if isinstance(node, Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
@@ -211,17 +228,18 @@ def _check_tree(tree: Any, path: Path) -> Any:
     return tree
 
 
-#: What a plain state dict names. ``weights_only`` itself also allows constructors that allocate as told
+#: The globals of a plain state dict. ``weights_only`` also allows constructors that allocate what a file asks for
 #: (torch.FloatTensor, bytearray); files that name those go to the restricted reader.
-_PLAIN_GLOBALS = {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter",
-                  "torch.nn.parameter.Parameter", "torch.Size", "torch.device"} | {
-    f"torch.{kind}Storage" for kind in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte",
-                                        "Bool", "ComplexFloat", "ComplexDouble")
+_PLAIN_GLOBALS = {
+    "collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch.Size",
+    "torch.nn.parameter.Parameter", "torch.device", "torch.DoubleStorage", "torch.FloatStorage", "torch.HalfStorage",
+    "torch.BFloat16Storage", "torch.LongStorage", "torch.IntStorage", "torch.ShortStorage", "torch.CharStorage",
+    "torch.ByteStorage", "torch.BoolStorage", "torch.ComplexFloatStorage", "torch.ComplexDoubleStorage",
 }  # fmt: skip
 
 
 def _globals_of_zip(path: Path) -> set[str]:
-    """Every global that the pickle names, found without running it."""
+    """Every global that the pickle names, without running it."""
     with zipfile.ZipFile(path) as archive:
         record = next(info for info in archive.infolist() if info.filename.partition("/")[2] == "data.pkl")
         with archive.open(record) as stream:
@@ -240,9 +258,8 @@ def _read_zip_restricted(path: Path) -> Any:
         for key, storage in unpickler.storages.items():
             record = places.get(f"data/{key}")
             if record is None or record.compress_type != zipfile.ZIP_STORED or record.file_size < storage.nbytes:
-                raise InputError(
-                    f"expected {storage.nbytes:,} bytes of tensor data, found fewer in data/{key} of {path}; {_NEXT}"
-                )
+                need = f"{storage.nbytes:,} bytes of tensor data"
+                raise InputError(f"expected {need}, found fewer in data/{key} of {path}; {_NEXT}")
             storage.place(path, _data_offset(path, record))
     return resolve(tree)
 
@@ -267,7 +284,7 @@ def _read_stream(path: Path) -> Any:
             return RestrictedUnpickler(stream, size - stream.tell(), path)
 
         first = unpickler().load()
-        if first != LEGACY_MAGIC:
+        if first != _LEGACY_MAGIC:
             return resolve(first)
         unpickler().load()  # protocol version
         unpickler().load()  # sizes of C types on the writer's machine
@@ -285,16 +302,15 @@ def _place_legacy_storages(path: Path, stream: Any, keys: Any, storages: Mapping
         offset = stream.tell()
         length = count * storage.itemsize
         if count < 0 or storage.nbytes > length or offset + length > size:
-            raise InputError(
-                f"expected {storage.nbytes:,} bytes for storage {key}, found that the file ends first: {path}; {_NEXT}"
-            )
+            need = f"{storage.nbytes:,} bytes for storage {key}"
+            raise InputError(f"expected {need}, found that the file ends first: {path}; {_NEXT}")
         storage.place(path, offset)
         stream.seek(offset + length)
 
 
 def _read_trusted(path: Path, is_zip: bool, head: bytes) -> Any:
-    """With code execution, asked for by name."""
-    if is_zip or LEGACY_MAGIC.to_bytes(10, "little") in head:
+    """With code execution, as the user asked."""
+    if is_zip or _LEGACY_MAGIC.to_bytes(10, "little") in head:
         return torch.load(path, map_location="cpu", weights_only=False)
     with open(path, "rb") as stream:
         return pickle.load(stream, encoding="latin1")

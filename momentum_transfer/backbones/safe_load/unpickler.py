@@ -2,41 +2,30 @@
 
 ``pickle`` runs whatever callable a file names. Here every name resolves to an entry of one allow-list: tensors and
 numpy arrays become descriptions that are turned into tensors once their sizes are checked against the file, and
-configuration objects (``argparse.Namespace``, OmegaConf, Lightning's and MMEngine's) become inert shells that take
-any state and do nothing. Their own classes are never imported.
-
-Built on pickle's Python implementation, because the C one allocates what a crafted length or memo index asks for.
+configuration objects (``argparse.Namespace``, OmegaConf, Lightning's and MMEngine's) become inert shells. Their own
+classes are never imported. Built on pickle's Python implementation: the C one allocates what a crafted length asks for.
 """
-
-from __future__ import annotations
 
 import codecs
 import pickle
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import torch
 
-from momentum_transfer.backbones.safe_load.lazy_values import (
-    Description,
-    FileStorage,
-    LazyArray,
-    LazyCall,
-    LazyDtype,
-    LazyTensor,
-    Shell,
-    array_of,
-)
+from momentum_transfer.backbones.safe_load import lazy_values as lazy
+from momentum_transfer.backbones.safe_load.lazy_values import Description, FileStorage, LazyCall, array_of
 from momentum_transfer.core.errors import InputError
 
 #: JAX and Haiku names: BYOL's published weights.
 _JAX_MODULES = ("jax", "jaxlib", "haiku", "optax", "byol", "dm_haiku")
 JAX_REASON = (
     "BYOL's JAX weights were trained with SAME padding, and loading them with torch's padding costs about 4 points of "
-    "accuracy; they are refused rather than loaded wrongly. Use a checkpoint trained in torch"
+    "accuracy; use a checkpoint trained in torch"
 )
 #: Top-level modules whose objects are settings or logs: they become shells. (numpy's and torch's data are exact names.)
 _SHELL_MODULES = ("argparse", "omegaconf", "easydict", "addict", "yacs", "fvcore", "mmcv", "mmengine", "hydra", "box",
@@ -58,14 +47,6 @@ _OTHER_TENSORS = {
 }
 #: Python 2's names, which pickle protocols 0 to 2 still use.
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-
-
-def _scalar(dtype: Any, raw: Any) -> Any:
-    return array_of(raw, dtype, ()).item()
-
-
-def _parameter(tensor: Any, *_flags: Any) -> Any:
-    return tensor
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
@@ -96,24 +77,25 @@ def _ordered(items: Any = ()) -> OrderedDict:
     return OrderedDict(pairs)
 
 
+@cache
 def _allow_list() -> dict[str, Any]:
     allowed: dict[str, Any] = {
         "collections.OrderedDict": _ordered,
-        "torch._utils._rebuild_tensor_v2": lambda *args: LazyTensor(*args[:4]),
-        "torch._utils._rebuild_tensor": LazyTensor,
-        "torch._utils._rebuild_parameter": _parameter,
-        "torch.nn.parameter.Parameter": _parameter,
+        "torch._utils._rebuild_tensor_v2": lambda *args: lazy.LazyTensor(*args[:4]),
+        "torch._utils._rebuild_tensor": lazy.LazyTensor,
+        "torch._utils._rebuild_parameter": lambda tensor, *_flags: tensor,
+        "torch.nn.parameter.Parameter": lambda tensor, *_flags: tensor,
         "torch.Size": lambda size=(): tuple(size),
         "_codecs.encode": _encode,
         "builtins.set": lambda items=(): set(_check_keys(items)), "builtins.complex": complex,
         "builtins.frozenset": lambda items=(): frozenset(_check_keys(items)),
         "builtins.bytearray": _bytearray, "builtins.bytes": lambda *args: bytes(_bytearray(*args)),
         "numpy.ndarray": lambda shape, dtype, raw: LazyCall(array_of, raw, dtype, shape),
-        "numpy.dtype": LazyDtype,
+        "numpy.dtype": lazy.LazyDtype,
     }  # fmt: skip
     for core in ("numpy.core", "numpy._core"):
-        allowed[f"{core}.multiarray._reconstruct"] = LazyArray
-        allowed[f"{core}.multiarray.scalar"] = lambda *args: LazyCall(_scalar, *args)
+        allowed[f"{core}.multiarray._reconstruct"] = lazy.LazyArray
+        allowed[f"{core}.multiarray.scalar"] = lambda dtype, raw: LazyCall(lambda: array_of(raw, dtype, ()).item())
         allowed[f"{core}.numeric._frombuffer"] = lambda *args: LazyCall(array_of, *args)
     for kind, dtype in _STORAGE_DTYPES.items():
         allowed[f"torch.{kind}Storage"] = allowed[f"torch.storage.{kind}Storage"] = dtype
@@ -122,10 +104,6 @@ def _allow_list() -> dict[str, Any]:
         if isinstance(value, torch.dtype):
             allowed[str(value)] = value
     return allowed
-
-
-def _kind(dtype: Any) -> str:
-    return str(dtype) if isinstance(dtype, torch.dtype) else f"a {type(dtype).__name__}"
 
 
 def plain_key(key: Any) -> str:
@@ -140,32 +118,23 @@ _STORAGE_DTYPES = {
     "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
     "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
 }  # fmt: skip
-_ALLOWED = _allow_list()
 
 
-class BoundedStream:
+class _BoundedStream:
     """A stream that refuses to read more than is left, before anything is allocated for it."""
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
         self.stream, self.left = stream, size
 
     def read(self, count: int = -1) -> bytes:
-        """``count`` bytes.
-
-        Raises:
-            EOFError: fewer are left.
-        """
+        """``count`` bytes; EOFError if fewer are left."""
         if count < 0 or count > self.left:
             raise EOFError(f"{count:,} bytes asked for, {self.left:,} left")
         self.left -= count
         return self.stream.read(count)
 
     def readline(self) -> bytes:
-        """Up to and with the next newline.
-
-        Raises:
-            EOFError: there is none.
-        """
+        """Up to and with the next newline; EOFError if there is none."""
         line = self.stream.readline(self.left)
         if not line.endswith(b"\n"):
             raise EOFError("a line that does not end")
@@ -179,7 +148,6 @@ class RestrictedUnpickler(pickle._Unpickler):
     Args:
         stream: at the first byte of a pickle; left after its last.
         size: bytes that the stream holds from there on.
-        path: for messages.
 
     Attributes:
         storages: key -> the storages that the pickle refers to; the caller places them in the file.
@@ -192,7 +160,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     append: Callable[[Any], None]
 
     def __init__(self, stream: IO[bytes], size: int, path: Path) -> None:
-        bounded: Any = BoundedStream(stream, size)  # it has the methods that pickle calls, not all of a file's
+        bounded: Any = _BoundedStream(stream, size)  # it has the methods that pickle calls, not all of a file's
         super().__init__(bounded, encoding="latin1")
         self.path = path
         self.storages: dict[str, FileStorage] = {}
@@ -204,67 +172,53 @@ class RestrictedUnpickler(pickle._Unpickler):
         if isinstance(target, Description):
             target.set_state(state)
         elif not isinstance(target, OrderedDict):  # torch keeps module versions there (_metadata); not needed
-            raise InputError(
-                f"expected state for a known object, found it for {type(target).__name__} in {self.path}; damaged file"
-            )
-
-    dispatch[pickle.BUILD[0]] = load_build
+            kind = type(target).__name__
+            raise InputError(f"expected state for a known object, found it for {kind} in {self.path}; damaged file")
 
     def load_bytearray8(self) -> None:
         """BYTEARRAY8; pickle's own allocates before it reads."""
         (count,) = struct.unpack("<Q", self.read(8))
         self.append(bytearray(self.read(count)))
 
-    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
-
     def load_setitem(self) -> None:
-        """SETITEM."""
         _check_keys(self.stack[-2:-1])
         super().load_setitem()  # type: ignore[misc]  # typeshed leaves it out
 
-    dispatch[pickle.SETITEM[0]] = load_setitem
-
     def load_setitems(self) -> None:
-        """SETITEMS."""
         _check_keys(self.stack[::2])
         super().load_setitems()  # type: ignore[misc]  # typeshed leaves it out
 
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-
     def load_dict(self) -> None:
-        """DICT."""
         _check_keys(self.stack[::2])
         super().load_dict()  # type: ignore[misc]  # typeshed leaves it out
 
-    dispatch[pickle.DICT[0]] = load_dict
-
     def load_additems(self) -> None:
-        """ADDITEMS."""
         _check_keys(self.stack)
         super().load_additems()  # type: ignore[misc]  # typeshed leaves it out
 
-    dispatch[pickle.ADDITEMS[0]] = load_additems
-
     def load_frozenset(self) -> None:
-        """FROZENSET."""
         _check_keys(self.stack)
         super().load_frozenset()  # type: ignore[misc]  # typeshed leaves it out
 
-    dispatch[pickle.FROZENSET[0]] = load_frozenset
+    dispatch |= {
+        pickle.BUILD[0]: load_build, pickle.BYTEARRAY8[0]: load_bytearray8, pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems, pickle.DICT[0]: load_dict, pickle.ADDITEMS[0]: load_additems,
+        pickle.FROZENSET[0]: load_frozenset,
+    }  # fmt: skip
 
     def find_class(self, module: str, name: str) -> Any:
         """The allow-listed stand-in of ``module.name``; an InputError that names it otherwise."""
         module = _RENAMED.get(module, module)
         full, top = f"{module}.{name}", module.partition(".")[0]
-        if full in _ALLOWED:
-            return _ALLOWED[full]
+        if full in _allow_list():
+            return _allow_list()[full]
         if full in _OTHER_TENSORS:
             raise InputError(
                 f"expected dense floating-point tensors, found {_OTHER_TENSORS[full]} ({full}) in {self.path}; save "
                 "the checkpoint again with dense float32 weights"
             )
         if full in _SHELL_NAMES or top in _SHELL_MODULES:
-            return Shell
+            return lazy.Shell
         if top in _JAX_MODULES:
             raise InputError(f"expected torch weights, found a pickle that names {full}: {self.path}. {JAX_REASON}")
         raise InputError(
@@ -275,12 +229,10 @@ class RestrictedUnpickler(pickle._Unpickler):
     def persistent_load(self, pid: Any) -> FileStorage:
         """torch's references to storages: ("storage", dtype, key, location, element count[, view])."""
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] not in ("storage", b"storage"):
-            raise InputError(
-                f"expected a reference to a tensor storage, found a {type(pid).__name__} in {self.path}; damaged file"
-            )
+            kind = type(pid).__name__
+            raise InputError(f"expected a reference to a tensor storage, found a {kind} in {self.path}; damaged file")
         dtype, count, key = pid[1], pid[4], plain_key(pid[2])
         if not isinstance(dtype, torch.dtype) or (len(pid) > 5 and pid[5] is not None):
-            raise InputError(
-                f"expected a plain tensor storage, found one of {_kind(dtype)} in {self.path}; save it anew"
-            )
+            form = dtype if isinstance(dtype, torch.dtype) else f"a {type(dtype).__name__}"
+            raise InputError(f"expected a plain tensor storage, found one of {form} in {self.path}; save it anew")
         return self.storages.setdefault(key, FileStorage(dtype, count))

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from momentum_transfer.backbones.hub import is_hub_name
-from momentum_transfer.backbones.read import SourceBackbone, load_backbone
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.core.log import say, warn

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import loggers
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, shown

@@ -195,7 +195,7 @@ def test_tensor_that_repeats_its_storage_is_refused(tmp_path):
 @pytest.mark.parametrize("writer", WRITERS, **by_name)
 def test_references_that_multiply_are_refused(writer, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "momentum_transfer.backbones.safe_load.read_file.MAX_NODES", 10_000
+        "momentum_transfer.backbones.safe_load.read_file._MAX_NODES", 10_000
     )  # the real bound takes seconds to reach
     laughs = [0]
     for _ in range(40):
