@@ -244,11 +244,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
     made.add_argument("--dry-run", action="store_true", help="print the plan with the expected hours and money")
     made.add_argument(
-        "--measured",
-        nargs="+",
-        default=[],
-        metavar="RECORDS",
-        help="records of earlier runs whose hours count",
+        "--measured", nargs="+", default=[], metavar="RECORDS", help="records of earlier runs whose hours count"
     )
     made.add_argument("--price", type=_positive_number, metavar="MONEY", help="of a GPU hour: the plan shows costs")
     made.add_argument("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")

@@ -71,10 +71,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
     made.add_argument("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
     made.add_argument(
-        "--minutes",
-        type=float,
-        metavar="M",
-        help="a schedule of so long; the first of several runs decides",
+        "--minutes", type=float, metavar="M", help="a schedule of so long; the first of several runs decides"
     )
     made.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
     made.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")

@@ -1,8 +1,6 @@
-"""Parts of a labelled dataset: class subsets, sample fractions, long tails, coarse taxonomies.
+"""Subsets of a labelled dataset: by class, by fraction, long-tailed, with coarse classes; and stratified splits.
 
 Everything is a pure function of the labels and a seed, so that a resumed or repeated run keeps the same images.
-
-Seeded, stratified splits of labelled images into a part that trains and one that tests.
 """
 
 from __future__ import annotations
@@ -23,14 +21,7 @@ from momentum_transfer.images.labelled_images import LabelledImages
 
 
 class Selected:
-    """Some images of a dataset under (possibly) other labels.
-
-    Args:
-        dataset: the whole.
-        indices: of the images kept, [n].
-        labels: of the images kept, [n]; numbers into `classes`.
-        classes: names of the classes.
-    """
+    """The images ``indices`` [n] of a dataset under (possibly) other ``labels`` [n], numbers into ``classes``."""
 
     def __init__(
         self, dataset: LabelledImages, indices: NDArray[np.int64], labels: NDArray[np.int64], classes: list[str]
@@ -48,7 +39,7 @@ class Selected:
 
 
 def file_names(dataset: LabelledImages) -> list[str] | None:
-    """Paths of the images of a data set of files, in order; None for one in memory."""
+    """Paths of the images, in order; None for a data set in memory."""
     if isinstance(dataset, Selected):
         inner = file_names(dataset.dataset)
         return None if inner is None else [inner[index] for index in dataset.indices]
@@ -73,19 +64,15 @@ def select(
     """Apply, in this order, a class subset, a long tail, a sample fraction and a coarse taxonomy.
 
     Args:
-        class_fraction: share of the classes kept, drawn with the seed. Smaller subsets lie within larger ones
+        class_fraction: fraction of the classes kept, chosen by the seed. Smaller subsets lie within larger ones
             (RCF, class subsets of 10 to 100 %). The kept classes are numbered anew, in their old order.
-        sample_fraction: share of every class's images kept, at least one.
+        sample_fraction: fraction of every class's images kept, at least one.
         long_tail: f of the exponential profile `n_i = n_max · f^(i/(C−1))`, C classes in their order (CIFAR-LT; Cui et
             al., arXiv:1901.05555); 1 keeps all.
         taxonomy: file that maps fine classes to coarse ones, see `read_taxonomy`.
-        seed: of every draw.
 
-    Returns:
-        The dataset itself when nothing is left out or renamed.
-
-    Raises:
-        InputError: a fraction outside (0, 1], an incomplete taxonomy.
+    Returns the dataset itself when nothing is left out or renamed; raises InputError for a fraction outside (0, 1] or
+    an incomplete taxonomy.
     """
     for what, value in (("class", class_fraction), ("sample", sample_fraction), ("long-tail", long_tail)):
         SHARE.require(f"the {what} fraction", value)
@@ -113,7 +100,7 @@ def select(
 
 
 def without_class(dataset: LabelledImages, name: str) -> LabelledImages:
-    """The images of all classes but the named one; the dataset itself where it has none of that name."""
+    """The images of all classes but the named one."""
     if name not in dataset.classes:
         return dataset
     indices = np.flatnonzero(dataset.labels != dataset.classes.index(name)).astype(np.int64)
@@ -145,11 +132,8 @@ def draw_per_class(labels: NDArray[np.int64], counts: NDArray[np.int64], seed: i
 def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Read a coarse taxonomy: lines `fine coarse` (class names without spaces, or tab-separated), `#` for comments.
 
-    Returns:
-        The coarse class of every fine one, [len(classes)], and the coarse names in alphabetical order.
-
-    Raises:
-        InputError: no such file, a malformed line, or a class that it does not map.
+    Returns the coarse class of every fine one, [len(classes)], and the coarse names in alphabetical order. Raises
+    InputError if there is no such file, a line is malformed, or a class is not mapped.
     """
     if not Path(path).is_file():
         raise InputError(f"expected a taxonomy file of `fine coarse` lines, found no file {path}")
@@ -172,42 +156,39 @@ def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int6
 
 
 def stretched_epochs(epochs: int, all_images: int, kept_images: int, batch_size: int) -> int:
-    """Epochs over a subset that take at least the iterations of `epochs` over the whole; smaller batches are dropped.
-
-    Raises:
-        InputError: a subset smaller than one batch.
-    """
+    """Epochs over a subset that take at least the iterations of `epochs` over the whole, in whole batches."""
     if kept_images < batch_size:
         raise InputError(f"expected at least one batch of {batch_size} images in the subset, found {kept_images}")
     iterations = epochs * (all_images // batch_size)
     return math.ceil(iterations / (kept_images // batch_size))
 
 
-def stratified_split(labels: Sequence[Sequence[int]], share: float, seed: int) -> NDArray[np.bool_]:
+def stratified_split(labels: Sequence[Sequence[int]], fraction: float, seed: int) -> NDArray[np.bool_]:
     """Which items train, bool [N]: iterative stratification (Sechidis et al., ECML 2011) into two parts.
 
     The rarest class goes first; each of its items goes where most of that class is still wanted, then where most items
-    are, then by lot. Items without a label come last. Both parts get an item at least.
+    are, then at random. Items without a label come last. Both parts get an item at least.
 
     Args:
         labels: the classes of each item: one, several or none.
-        share: of the items that train, between 0 and 1.
-        seed: of the order and the lots; the split is a function of the labels, the share and the seed.
+        fraction: of the items that train, between 0 and 1.
+        seed: of the order and the random choices.
 
-    Raises:
-        InputError: a share that is no share, or fewer than two items.
+    Raises InputError for another fraction, or fewer than two items.
     """
-    if not 0 < share < 1:
-        raise InputError(f"expected a share between 0 and 1 of the images for training (--split 0.8), found {share:g}")
+    if not 0 < fraction < 1:
+        raise InputError(
+            f"expected a fraction of images for training between 0 and 1 (--split 0.8), found {fraction:g}"
+        )
     count = len(labels)
     if count < 2:
         raise InputError(f"expected at least two images to split, found {count}; add some, or give --val")
     random = np.random.default_rng(seed)
     classes = [frozenset(found) for found in labels]
     number = sorted(set().union(*classes))
-    shares = np.array([share, 1 - share])
-    wanted = {k: shares * sum(k in found for found in classes) for k in number}
-    room = shares * count
+    fractions = np.array([fraction, 1 - fraction])
+    wanted = {k: fractions * sum(k in found for found in classes) for k in number}
+    room = fractions * count
     part = np.full(count, -1)
     order = random.permutation(count)
 
@@ -225,7 +206,7 @@ def stratified_split(labels: Sequence[Sequence[int]], share: float, seed: int) -
             members[k].append(item)
     left = set(number)
     while left:
-        rarest = min(left, key=lambda k: (wanted[k].sum(), k))  # what is wanted is what is not yet placed
+        rarest = min(left, key=lambda k: (wanted[k].sum(), k))  # what is wanted is not yet placed
         for item in members[rarest]:
             if part[item] < 0:
                 place(item, wanted[rarest])

@@ -1,13 +1,12 @@
-"""Coarse taxonomies from a hierarchy of concepts such as WordNet's: RCF, table 6 (2, 10, 79, 127 classes).
+"""Coarse classes from a hierarchy of concepts such as WordNet's (RCF, table 6), and iNaturalist's species.
 
-The hierarchy is a text file of ``parent child`` lines (WordNet identifiers, or any names without spaces), as ImageNet's
-``wordnet.is_a.txt`` has them. RCF clusters bottom-up: in every round all concepts whose narrower concepts are classes
-become classes themselves. The rounds give decreasing numbers of classes; one of them, or a cut at one concept (RCF's
-balanced two classes, artifact and the rest), is written as a mapping for DATA.TAXONOMY.
+A hierarchy is a text file of ``parent child`` lines (names without spaces), as ImageNet's ``wordnet.is_a.txt``. RCF
+clusters bottom-up: in every round all concepts whose narrower concepts are classes become classes themselves. One of
+the rounds (RCF: 10, 79 or 127 classes), or a cut at one concept (its two balanced classes, artifact and the rest), is
+written as a mapping for DATA.TAXONOMY.
 
-iNaturalist as it is published: split lists in COCO's form beside the images (2017-2019), or one folder a species.
-
-"The iNaturalist Species Classification and Detection Dataset" (CVPR 2018) and the yearly competitions after it.
+iNaturalist ("The iNaturalist Species Classification and Detection Dataset", CVPR 2018, and the yearly competitions) is
+read as published: split lists in COCO's form beside the images (2017-2019), or one folder a species.
 """
 
 from __future__ import annotations
@@ -25,15 +24,11 @@ from momentum_transfer.core.files import write_text
 from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.labelled_images import FileImages
 
-#: A class of the mapping that holds what lies under no given concept.
-REST = "other"
-
 
 def read_hierarchy(path: str | Path) -> dict[str, list[str]]:
     """Child -> its parents, in the order of the file.
 
-    Raises:
-        InputError: no such file, a line that is no ``parent child`` pair, a concept that is its own ancestor.
+    Raises InputError if there is no such file, a line is no ``parent child`` pair, or a concept is its own ancestor.
     """
     path = Path(path)
     if not path.is_file():
@@ -63,7 +58,7 @@ def _refuse_circles(parents: dict[str, list[str]], path: Path) -> None:
         done.update(trail)
 
 
-def trail_of(concept: str, parents: dict[str, list[str]]) -> list[str]:
+def _trail(concept: str, parents: dict[str, list[str]]) -> list[str]:
     """A concept and its ancestors up to the root, by the first parent of each (a few have several)."""
     trail = [concept]
     while above := parents.get(trail[-1]):
@@ -72,57 +67,47 @@ def trail_of(concept: str, parents: dict[str, list[str]]) -> list[str]:
 
 
 def rounds(classes: Sequence[str], parents: dict[str, list[str]]) -> list[dict[str, str]]:
-    """Mappings class -> cluster of every round of bottom-up clustering, from one class each to one class for all.
-
-    Raises:
-        InputError: a class that the hierarchy does not have.
-    """
+    """Mappings class -> cluster of every round of bottom-up clustering, from one class each to one class for all."""
     _check_classes(classes, parents)
     clusters = {name: name for name in classes}
-    found = [dict(clusters)]
+    mappings = [dict(clusters)]
     while len(set(clusters.values())) > 1:
         leaves = set(clusters.values())
-        inner = {ancestor for leaf in leaves for ancestor in trail_of(leaf, parents)[1:]}
-        # Concepts above nothing but leaves become leaves; what lies over another inner concept waits.
-        waiting = {trail_of(concept, parents)[1] for concept in inner if len(trail_of(concept, parents)) > 1}
-        ready = inner - waiting
+        inner = {ancestor for leaf in leaves for ancestor in _trail(leaf, parents)[1:]}
+        # Concepts above nothing but leaves become leaves; those above another inner concept wait.
+        ready = inner - {parent for concept in inner for parent in _trail(concept, parents)[1:2]}
         if not ready:
             break
         for name, cluster in clusters.items():
-            above = trail_of(cluster, parents)[1:2]
+            above = _trail(cluster, parents)[1:2]
             clusters[name] = above[0] if above and above[0] in ready else cluster
-        if len(set(clusters.values())) < len(set(found[-1].values())):
-            found.append(dict(clusters))
-    return found
+        if len(set(clusters.values())) < len(set(mappings[-1].values())):
+            mappings.append(dict(clusters))
+    return mappings
 
 
 def of_count(classes: Sequence[str], parents: dict[str, list[str]], count: int) -> dict[str, str]:
-    """The round that leaves ``count`` classes.
-
-    Raises:
-        InputError: no round leaves so many; the error names those that there are.
-    """
-    made = {len(set(mapping.values())): mapping for mapping in rounds(classes, parents)}
-    if count not in made:
+    """The round that leaves ``count`` classes; InputError with the possible counts if there is none."""
+    mappings = {len(set(mapping.values())): mapping for mapping in rounds(classes, parents)}
+    if count not in mappings:
         raise InputError(
             f"expected a number of classes that bottom-up clustering of these {len(classes)} gives "
-            f"({', '.join(map(str, sorted(made)))}), found {count}; the numbers depend on the hierarchy's version"
+            f"({', '.join(map(str, sorted(mappings)))}), found {count}; the numbers depend on the hierarchy's version"
         )
-    return made[count]
+    return mappings[count]
 
 
 def under(classes: Sequence[str], parents: dict[str, list[str]], concepts: Iterable[str]) -> dict[str, str]:
     """Each class under the first of the given concepts that is above it, else under ``other``.
 
-    Raises:
-        InputError: a concept above none of the classes, or a class that the hierarchy does not have.
+    Raises InputError for a concept above none of the classes, or a class that the hierarchy does not have.
     """
     _check_classes(classes, parents)
     concepts = list(concepts)
     mapping = {}
     for name in classes:
-        trail = trail_of(name, parents)
-        mapping[name] = next((concept for concept in concepts if concept in trail), REST)
+        trail = _trail(name, parents)
+        mapping[name] = next((concept for concept in concepts if concept in trail), "other")
     if empty := [concept for concept in concepts if concept not in mapping.values()]:
         raise InputError(f"expected concepts above some of the classes, found none below {empty[0]}; correct --under")
     return mapping
@@ -152,16 +137,10 @@ _FOLDERS = {"train": "2021_train", "val": "2021_valid"}
 def inaturalist_images(root: Path, split: str, max_unreadable: int) -> FileImages:
     """The labelled images of one split.
 
-    Args:
-        root: folder of the data set.
-        split: "train2018" and "val2018" (2017 and 2019 too) read the published lists, ``root/train2018.json``, whose
-            image names such as ``train_val2018/Aves/2761/….jpg`` are relative to root. "train" and "val" are 2021's
-            extracted folders 2021_train and 2021_valid; "2021_train_mini", and "2017" to "2019" for all images of a
-            year, are torchvision's other folders.
-        max_unreadable: see ``FileImages``.
-
-    Raises:
-        InputError: an unknown split, no such files, or a list that contradicts itself.
+    "train2018" and "val2018" (2017 and 2019 too) read the published lists, ``root/train2018.json``, whose image names
+    such as ``train_val2018/Aves/2761/….jpg`` are relative to root. "train" and "val" are 2021's extracted folders
+    2021_train and 2021_valid; "2021_train_mini", and "2017" to "2019" for all images of a year, are torchvision's other
+    folders. Raises InputError for an unknown split, missing files, or a list that contradicts itself.
     """
     if re.fullmatch(r"(train|val)201[789]", split):
         return _listed(root, root / f"{split}.json", max_unreadable)
@@ -191,7 +170,7 @@ def _listed(root: Path, file: Path, max_unreadable: int) -> FileImages:
     return FileImages(paths, labels, [str(category["name"]) for category in categories], max_unreadable)
 
 
-#: What is read of every entry of the published lists.
+#: The fields used of every entry of the published lists.
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "images": {"id": int, "file_name": str},
     "annotations": {"image_id": int, "category_id": int},
@@ -200,7 +179,6 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The list in ``file``, with every section and field that is used."""
     try:
         listing = json.loads(file.read_bytes())
     except FileNotFoundError as error:

@@ -76,5 +76,5 @@ def test_every_list_that_a_user_gives_goes_through_the_reader(tmp_path: Path):
     }
     file.write_bytes(b"a \xff\xfe 1\n")
     for what, read in readers.items():
-        with pytest.raises(InputError, match=r"list\.txt, which cannot be read: bytes that are no UTF-8 text"):
+        with pytest.raises(InputError, match=r"list\.txt, found bytes that are no UTF-8 text"):
             pytest.fail(f"{what}: {read()}")

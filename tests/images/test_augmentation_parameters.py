@@ -7,10 +7,10 @@ from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import v2
 
 from momentum_transfer.images.augmentations import (
-    DRAWS,
+    NUMBERS,
     RECIPES,
     Augmentation,
-    draw_crops,
+    _draw_crops,
     draw_parameters,
     recipe_augmentations,
     uniforms,
@@ -23,7 +23,7 @@ LEAST_P = 1e-3  # fixed keys and seeds: a failure is a change of the code, not c
 
 
 def draws(sizes: tuple[int, int], augmentation: Augmentation):  # type: ignore[no-untyped-def]
-    return draw_parameters(augmentation, np.tile(sizes, (N, 1)), uniforms(KEYS, DRAWS))
+    return draw_parameters(augmentation, np.tile(sizes, (N, 1)), uniforms(KEYS, NUMBERS))
 
 
 def drawn_by(theirs):
@@ -32,12 +32,12 @@ def drawn_by(theirs):
 
 
 def test_uniforms_are_uniform_and_uncorrelated():
-    numbers = uniforms(KEYS, DRAWS)
+    numbers = uniforms(KEYS, NUMBERS)
     assert numbers.min() >= 0
     assert numbers.max() < 1
     for column in numbers.T:
         assert kstest(column, "uniform").pvalue > LEAST_P
-    correlation = np.corrcoef(numbers.T) - np.eye(DRAWS)
+    correlation = np.corrcoef(numbers.T) - np.eye(NUMBERS)
     assert np.abs(correlation).max() < 4.5 / np.sqrt(N)
 
 
@@ -71,7 +71,7 @@ def test_crops_are_distributed_as_torchvisions(sizes: tuple[int, int], scale: tu
 
 def test_an_image_that_no_crop_fits_gives_its_central_crop():
     for sizes, expected in (((10, 200), [0, 93, 10, 13]), ((200, 10), [93, 0, 13, 10])):
-        crop = draw_crops(np.array([sizes]), (1.0, 1.0), np.full((1, 22), 0.5))
+        crop = _draw_crops(np.array([sizes]), (1.0, 1.0), np.full((1, 22), 0.5))
         theirs = drawn_by(v2.RandomResizedCrop(8, scale=(1.0, 1.0)))([torch.zeros(3, *sizes)])
         assert crop[0].tolist() == [theirs[k] for k in ("top", "left", "height", "width")]
         assert crop[0].tolist() == expected

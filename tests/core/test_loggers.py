@@ -5,7 +5,7 @@ import types
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.loggers import Metrics, boards
+from momentum_transfer.core.loggers import Metrics, open_loggers
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_no_login_is_one_line_before_the_first_step(wandb, tmp_path, monkeypatch
     with pytest.raises(
         InputError, match=r"cannot be reached: api_key not configured \(no-tty\); unset it, or .*offline"
     ):
-        boards(tmp_path)
+        open_loggers(tmp_path)
 
 
 def test_a_project_without_the_package_says_which_extra_to_install(tmp_path, monkeypatch):
