@@ -24,14 +24,14 @@ TOOLS = {
     "convert": "turn any known checkpoint into Detectron2 or torchvision weights; NormRescale",
     "compare": "compare backbones on the same images: CKA, norms of weights",
     "transfer": "fine-tune a detector or segmenter from pretrained weights and score it",
-    "predict": "find objects in new photographs with a fine-tuned detector",
+    "predict": "find objects in new images with a fine-tuned detector",
     "export": "write a fine-tuned detector as ONNX or torch.export, checked against itself",
     "lowshot": "probe a backbone with few labels: kNN, retrieval, SVM, linear, fine-tuning, FixMatch",
     "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",
     "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
     "choose": "which weights to start from, on data of your own, under a budget in minutes",
     "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
-    "noise": "how much a network's outputs depend on which images share its batch statistics",
+    "noise": "how much a network's outputs depend on the other images of the batch",
     "study": "the papers' claims shown at small scale: one question, its runs, the answer by the verdict rule",
     "status": "a live table of a suite's tasks, from the files in its folder",
     "report": "make the page that says how well backbones transfer",
@@ -42,14 +42,13 @@ TOOLS = {
 
 
 def usage() -> str:
-    """The help of the command."""
     width = max(map(len, TOOLS))
     return "\n".join([str(__doc__).strip(), "", *(f"  {name:{width}}  {line}" for name, line in TOOLS.items())])
 
 
 def main() -> int:
-    """Run the tool that the first word names with the words after it; the exit code."""
-    name, *words = sys.argv[1:] or [""]
+    """Run the tool that the first argument names; returns the exit code."""
+    name, *arguments = sys.argv[1:] or [""]
     if name in ("", "-h", "--help"):
         print(usage())
         return 0 if name else 2
@@ -57,13 +56,13 @@ def main() -> int:
         print(f"{COMMAND} {__version__}")
         return 0
     if name == "--configs":
-        print("\n".join(config for config in shipped_configs() if all(word in config for word in words)))
+        print("\n".join(config for config in shipped_configs() if all(word in config for word in arguments)))
         return 0
     if name not in TOOLS:
         near = difflib.get_close_matches(name, TOOLS, n=1, cutoff=0)[0]
         print(f"error: expected a command of {', '.join(TOOLS)}, found {name}; did you mean {near}?", file=sys.stderr)
         return 2
-    sys.argv = [f"{COMMAND} {name}", *words]
+    sys.argv = [f"{COMMAND} {name}", *arguments]
     runpy.run_module(f"momentum_transfer.tools.{name}", run_name="__main__")  # ends with the tool's own exit code
     return 0
 

@@ -177,9 +177,7 @@ def stratified_split(labels: Sequence[Sequence[int]], fraction: float, seed: int
     Raises InputError for another fraction, or fewer than two items.
     """
     if not 0 < fraction < 1:
-        raise InputError(
-            f"expected a fraction of images for training between 0 and 1 (--split 0.8), found {fraction:g}"
-        )
+        raise InputError(f"expected a training fraction between 0 and 1 (--split 0.8), found {fraction:g}")
     count = len(labels)
     if count < 2:
         raise InputError(f"expected at least two images to split, found {count}; add some, or give --val")

@@ -196,7 +196,7 @@ def test_canvas_holds_the_image_in_its_corner_and_shrinks_larger_ones():
 
 
 def test_digits_have_no_device_path():
-    with pytest.raises(InputError, match="draw digits in workers"):
+    with pytest.raises(InputError, match="render digits in workers"):
         build_device_views("digits", 32)
 
 
