@@ -1,4 +1,4 @@
-"""Which weights should I start from? Compare candidates on your own data, under a budget in minutes.
+"""Which weights to start from: compare candidates on your own data, under a budget in minutes.
 
     python tools/choose.py --weights A.pth B.pth outputs/mine --train IMAGES --split 0.8 --minutes 60
     python tools/choose.py --weights A.pth hf:org/name --train IMAGES/train --val IMAGES/val --minutes 20
@@ -27,7 +27,6 @@ from momentum_transfer.core.shipped import workplace
 
 
 def main(args: argparse.Namespace) -> None:
-    """Open the data, read the candidates, time, print the plan, run it, and write the page."""
     if not args.minutes > 0:
         raise InputError(f"expected --minutes above 0, found {args.minutes:g}")
     if args.trials < 1:

@@ -5,6 +5,7 @@ momentum-transfer NAME --help           its options
 momentum-transfer --configs [WORD …]    the configs that ship, all or those whose names hold a word
 """
 
+import ast
 import difflib
 import runpy
 import sys
@@ -17,33 +18,17 @@ if not __package__:  # python tools/NAME.py
 from momentum_transfer import __version__
 from momentum_transfer.core.shipped import COMMAND, shipped_configs
 
-#: tools/NAME.py -> its line of the help
-TOOLS = {
-    "data": "data sets by name: download STL-10, CIFAR, MNIST, VOC; check folders of COCO, LVIS, ImageNet, …",
-    "pretrain": "pretrain a backbone without labels: Momentum² Teacher, BYOL, MoCo, SimSiam, …",
-    "convert": "turn any known checkpoint into Detectron2 or torchvision weights; NormRescale",
-    "compare": "compare backbones on the same images: CKA, norms of weights",
-    "transfer": "fine-tune a detector or segmenter from pretrained weights and score it",
-    "predict": "find objects in new images with a fine-tuned detector",
-    "export": "write a fine-tuned detector as ONNX or torch.export, checked against itself",
-    "lowshot": "probe a backbone with few labels: kNN, retrieval, SVM, linear, fine-tuning, FixMatch",
-    "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",
-    "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
-    "choose": "which weights to start from, on data of your own, under a budget in minutes",
-    "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
-    "noise": "how much a network's outputs depend on the other images of the batch",
-    "study": "the papers' claims shown at small scale: one question, its runs, the answer by the verdict rule",
-    "status": "a live table of a suite's tasks, from the files in its folder",
-    "report": "make the page that says how well backbones transfer",
-    "publish": "scores and weights in the Hugging Face Hub's layout, and pushed there if asked",
-    "demo": "what this is, within a minute: a number and a page from embedded digits",
-    "quickstart": "the whole chain on embedded data, in minutes on two cores",
-}
+#: The tools in the order of their use; the first line of each file's docstring is its help.
+TOOLS = ("data", "pretrain", "convert", "compare", "transfer", "predict", "export", "lowshot", "taxonomy", "score",
+         "choose", "evaluate", "noise", "study", "status", "report", "publish", "demo", "quickstart")  # fmt: skip
 
 
 def usage() -> str:
-    width = max(map(len, TOOLS))
-    return "\n".join([str(__doc__).strip(), "", *(f"  {name:{width}}  {line}" for name, line in TOOLS.items())])
+    lines = []
+    for name in TOOLS:
+        docstring = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
+        lines.append(f"  {name:{max(map(len, TOOLS))}}  {docstring.splitlines()[0]}")
+    return "\n".join([str(__doc__).strip(), "", *lines])
 
 
 def main() -> int:

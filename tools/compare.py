@@ -32,9 +32,8 @@ def main(args: argparse.Namespace) -> None:
     labels = args.labels or [weights_name(path) for path in paths]
     if len(labels) != len(paths):
         raise InputError(f"expected {len(paths)} --labels, one a checkpoint, found {len(labels)}; give each a name")
-    batches = comparison.ImageBatches(
-        args.images, args.image_size, args.batch_size, args.count, args.seed, choose_device()
-    )
+    device = choose_device()
+    batches = comparison.ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, device)
     archs = args.arch or [None] * len(paths)
     if len(archs) != len(paths):
         raise InputError(f"expected {len(paths)} --arch, one a checkpoint, found {len(archs)}; give each its own")

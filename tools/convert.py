@@ -1,4 +1,4 @@
-"""Convert any known checkpoint to Detectron2 or torchvision weights; every key is accounted for, or nothing is written.
+"""Convert any known checkpoint to Detectron2 or torchvision weights: all keys accounted for, or nothing written.
 
 python tools/convert.py CHECKPOINT OUT.pkl                              Detectron2 weights, their settings in OUT.yaml
 python tools/convert.py CHECKPOINT OUT.safetensors --which student      torchvision names (.pth too)
@@ -26,7 +26,6 @@ SCOPES, DEFAULT_SCOPE = ("conv", "bn", "conv+bn", "all"), "conv+bn"
 
 
 def main(args: argparse.Namespace) -> None:
-    """Convert, and report what became of every key if asked to."""
     say(f"reading {args.checkpoint}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.convert import check_target
     from momentum_transfer.backbones.convert_file import convert_file
@@ -81,9 +80,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--report", metavar="FILE.json", help="write what became of every key")
     rescale = parser.add_mutually_exclusive_group()
-    rescale.add_argument(
-        "--norm-rescale", metavar="ANCHOR", help="give every weight the norm it has in this checkpoint"
-    )
+    rescale.add_argument("--norm-rescale", metavar="ANCHOR", help="give every weight its norm in this checkpoint")
     rescale.add_argument("--constant", type=float, metavar="X", help="multiply every weight by X (RCF table 8: 0.1)")
     rescale.add_argument("--scale", type=float, metavar="X", help="of a ResNet: the same, and BN statistics follow")
     add("--scope", choices=SCOPES, default=DEFAULT_SCOPE,

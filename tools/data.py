@@ -21,7 +21,6 @@ from momentum_transfer.core.log import say, table
 
 
 def main(args: argparse.Namespace) -> None:
-    """Download or check each of the named sets; without a name, list them."""
     say(f"data sets in {args.root or 'the default folder'}")
     from momentum_transfer.images.published import LICENSED, PUBLISHED  # here, because torchvision takes seconds
     from momentum_transfer.transfer.data.datasets import datasets_root

@@ -1,4 +1,4 @@
-"""See within a minute what this does: a backbone pretrained for a moment on embedded digits, and how good it is.
+"""See within a minute what this does: pretrain a backbone on embedded digits, and measure it.
 
     python tools/demo.py [--output outputs/demo] [--steps 400]
 

@@ -1,4 +1,4 @@
-"""Run a suite of evaluations on checkpoints, side by side; finished tasks are skipped, failed ones do not stop it.
+"""Run a suite of evaluations on several checkpoints, here or on Slurm; what is done is skipped.
 
     python tools/evaluate.py --weights outputs/momentum2 outputs/random --suite configs/suites/quick.yaml
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run       (--preset m2: as Momentum²)
@@ -44,7 +44,6 @@ _SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion
 
 
 def main(args: argparse.Namespace) -> None:
-    """Plan, run (with --dry-run only show), list how each task ended, report; or with --plan count seeds."""
     if args.plan:
         _show_seeds(args)
         return

@@ -23,7 +23,6 @@ FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
 
 
 def main(args: argparse.Namespace) -> None:
-    """Load, write, check."""
     suffix = FORMATS[args.format]
     if args.out.suffix != suffix:
         raise InputError(f"expected --out to end in {suffix} with --format {args.format}, found {args.out}")

@@ -25,7 +25,6 @@ from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
 
 
 def main(args: argparse.Namespace) -> None:
-    """Merge the settings and evaluate."""
     from momentum_transfer.core.settings import load_config
 
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])

@@ -1,4 +1,4 @@
-"""How noisy are batch statistics at batch size n? One image among other images of the batch gives another output.
+"""Measure the noise of batch statistics: how much outputs depend on the other images of the batch.
 
     python tools/noise.py --weights outputs/momentum2_digits --config configs/smoke/lowshot_digits.yaml
     python tools/noise.py --weights moco_v2_800ep.pth.tar --config configs/lowshot/own_images.yaml DATASETS.ROOT IMAGES
@@ -28,7 +28,6 @@ RUNNING = "noise/running"
 
 
 def main(args: argparse.Namespace) -> None:
-    """Load, measure every n and alpha, print, record."""
     from momentum_transfer.core.settings import load_config
     from momentum_transfer.lowshot.config import get_cfg
     from momentum_transfer.lowshot.ranges import check_settings

@@ -20,7 +20,6 @@ from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
-    """Load the run, predict, say what was written."""
     say(f"loading {args.detector}")
     from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
     from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict

@@ -17,7 +17,6 @@ from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
-    """Merge the settings and train."""
     from momentum_transfer.core.settings import load_config
     from momentum_transfer.pretrain.config import get_cfg
 

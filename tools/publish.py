@@ -22,7 +22,6 @@ from momentum_transfer.core.log import say, warn
 
 
 def main(args: argparse.Namespace) -> None:
-    """Read records and weights, write the folder, push it."""
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
     from momentum_transfer.report.aggregate import aggregate, check_strangers
@@ -59,7 +58,7 @@ def _chosen(asked: str | None, of_weights: str, names: list[str]) -> str:
     if name in names:
         return name
     raise InputError(
-        f"expected --checkpoint NAME of {', '.join(names)}, found {asked or of_weights or 'none'}; say whose scores"
+        f"expected --checkpoint of {', '.join(names)}, found {asked or of_weights or 'none'}; say whose scores"
     )
 
 

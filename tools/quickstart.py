@@ -59,7 +59,6 @@ def _probes(name: str, arguments: list[str], needs: tuple[str, ...]) -> list[Ste
 
 
 def main(args: argparse.Namespace) -> None:
-    """Run, or with --dry-run only print, the chain."""
     if args.jobs < 1:
         raise InputError(f"expected --jobs of at least 1, found {args.jobs}")
     output = Path(os.path.relpath(args.output, workplace()))  # where the steps run

@@ -19,7 +19,6 @@ from momentum_transfer.core.shipped import typed
 
 
 def main(args: argparse.Namespace) -> None:
-    """Read, build, write the three files."""
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.report.methods import parse
     from momentum_transfer.report.page import make_report, page_name, write_report  # here: matplotlib takes a second

@@ -36,7 +36,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def main(args: argparse.Namespace) -> None:
-    """Score, print, append what the results file does not hold yet."""
     task, settings = _settings(args)
     file = _target(args)
     scores_of_task = import_module(f"momentum_transfer.transfer.scores.{args.task}")  # alone: another imports scipy

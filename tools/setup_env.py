@@ -76,13 +76,14 @@ def make_venv():
 def install(extras):
     target = "." + ("[%s]" % ",".join(extras) if extras else "")
     print(
-        "installing %s into .venv: about 3 GB to download the first time; log in .venv/install.log" % target, flush=True
+        "installing %s into .venv: about 3 GB to download the first time; log: .venv/install.log" % target, flush=True
     )
     command = [python_of_venv(), "-m", "pip", "install", "--disable-pip-version-check"]
     command += ["--no-compile", "--editable", target]  # Python compiles what is imported, then
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True}
     with open(LOG, "w") as log:
-        process = subprocess.Popen(command, cwd=ROOT, **output)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
+        )
         for line in process.stdout or ():
             log.write(line)
             if line.startswith(("Collecting torch", "Installing collected", "Successfully installed")):

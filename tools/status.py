@@ -31,7 +31,6 @@ _ORDER = ("failed", "silent", "running", "stopped", "not run", "queued", "to do"
 
 
 def main(args: argparse.Namespace) -> None:
-    """Show the table once, or again and again until every task has ended."""
     output = Path(args.folder)
     while True:
         tasks = standings(output, submitted(output))
@@ -47,7 +46,6 @@ def main(args: argparse.Namespace) -> None:
 
 
 def show(tasks: Sequence[Standing], *, everything: bool) -> None:
-    """Print the table, the most urgent first, and a line that counts all."""
     ordered = sorted(tasks, key=lambda one: _ORDER.index(one.state))
     rows = ordered if everything else ordered[:ROWS]
     table(

@@ -30,7 +30,6 @@ _PREFIX = "study_"
 
 
 def main(args: argparse.Namespace) -> None:
-    """List the studies, or run one and print its answer."""
     if args.list:
         suites = {name: study_suite(name) for name in studies()}
         table(
@@ -94,7 +93,6 @@ def answer(suite: Suite, output: Path) -> None:
 
 
 def _run(suite: Suite, output: Path, args: argparse.Namespace) -> int:
-    """Run the suite; returns the exit code."""
     command = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
     command += ["--dry-run"] if args.dry_run else []
     return subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode

@@ -24,7 +24,6 @@ from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
-    """Merge the settings, then check the data or run the trials."""
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.build import parse_architecture
     from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for, within_minutes

@@ -7,8 +7,6 @@ The digest detects damage; the checks of parts, types and steps detect a file th
 of which a half-fitting part would otherwise be trained on in silence.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile
@@ -70,9 +68,7 @@ class CheckpointFolder:
         name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         path = self.folder / name
         if not _is_name(name) or not path.is_file():
-            raise InputError(
-                f"expected {pointer} to name a checkpoint beside it, found {shown(name)}; correct or delete it"
-            )
+            raise InputError(f"expected {pointer} to name a checkpoint beside it, found {shown(name)}; delete it")
         return path
 
 
@@ -105,18 +101,15 @@ def load(path: str | Path) -> dict[str, Any]:
     state = read_archive(path, own=True)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise InputError(
-            f"expected a checkpoint of format {FORMAT}, found {shown(found)} in {path}; give one of this tool"
-        )
+        raise InputError(f"expected a checkpoint of format {FORMAT}, found {shown(found)} in {path}; give another")
     return state
 
 
 def read_archive(path: str | Path, *, own: bool = False) -> Any:
     """Read what ``torch.save`` wrote, on the CPU, running no code; verify its digest or else the archive's checksums.
 
-    The digest is left out of the result. With ``own``, a file without one is warned of.
-
-    Raises InputError if there is no such file, it is damaged, or of another kind.
+    With ``own``, a file without a digest is warned of. Raises InputError if there is no such file, it is damaged, or of
+    another kind.
     """
     path = Path(path)
     if not path.is_file():

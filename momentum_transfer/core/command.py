@@ -4,8 +4,6 @@ Processes that srun starts (``srun --ntasks=2 python tools/pretrain.py …``) ta
 Slurm's variables, as torchrun would set them (https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
@@ -137,7 +135,7 @@ def run_tool(
     tool_environment()
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    parser.description, parser.epilog = as_typed(parser.description), as_typed(parser.epilog)
+    parser.description, parser.epilog = as_typed(parser.description or ""), as_typed(parser.epilog or "")
     refuse = parser.error
     # A shell pattern may expand to a file name that begins with a dash.
     setattr(parser, "error", lambda message: refuse(printable(message)))  # noqa: B010, mypy forbids the assignment
@@ -171,11 +169,9 @@ def tool_environment() -> None:
     warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
 
 
-def _warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
+def _warning(message: Warning | str, category: type[Warning], file: str, line: int, code: str | None = None) -> str:
     """A library's warning on one line; it may quote an untrusted file, as Matplotlib's do."""
-    return f"{filename}:{lineno}: {category.__name__}: {printable(str(message))}\n"
+    return f"{file}:{line}: {category.__name__}: {printable(str(message))}\n"
 
 
 def _background_error(args: threading.ExceptHookArgs) -> None:

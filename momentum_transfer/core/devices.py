@@ -4,8 +4,6 @@ The number of workers is measured on the run's own first steps: the images of a 
 so each candidate reads the next few batches, nothing is computed twice, and the result is the same for every choice.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -131,6 +129,5 @@ def measured_batches(
 
 
 def _choose(seconds: dict[int, float]) -> int:
-    """The fewest workers that no other number beats by a worthwhile fraction."""
     fastest = min(seconds.values())
     return min(workers for workers, value in seconds.items() if value * (1 - _WORTH) <= fastest)

@@ -4,8 +4,6 @@ This project's files carry a SHA-256 over every tensor, name and number in them;
 each record, which is what can be verified of files from elsewhere.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """The process group: ranks, sizes, gathers. Every function is inert in a single process."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Also: refusals of the system as one line, one line a job under torchrun, and which extra brings a missing package.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import importlib

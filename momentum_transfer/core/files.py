@@ -29,9 +29,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     The data is flushed to disk before the rename: a crash, a full disk or a kill leaves the previous file or the new
     one, never a part. The temporary file keeps the suffix, from which ``numpy.save`` and Pillow read the format, and is
-    locked, so that ``remove_leftovers`` spares it.
-
-    Raises OSError for what the system refused (libraries hide it behind their own errors), naming ``path``.
+    locked, so that ``remove_leftovers`` spares it. Raises OSError for what the system refused (libraries hide it behind
+    their own errors), naming ``path``.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +41,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise
     temporary = Path(name)
     try:
-        _locked(handle)
+        lock(handle)
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
@@ -78,14 +77,16 @@ def refused_by_system(error: BaseException, folder: Path) -> int | None:
     return errno.ENOSPC if full and isinstance(error, (OSError, RuntimeError)) else None
 
 
-def _locked(handle: int) -> bool | None:
-    """Whether this process has the lock on an open file now; None where the file system knows no locks."""
+def lock(descriptor: int) -> bool | None:
+    """True: locked; False: another process holds the lock; None: this file system has no locks."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+            return None
+        raise
     return True
 
 
@@ -107,7 +108,7 @@ def remove_leftovers(folder: str | Path, *, below: bool = True) -> int:
 def _remove_unlocked(file: str) -> bool:
     handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        if not _locked(handle):
+        if not lock(handle):
             return False
         os.unlink(file)
     finally:
@@ -245,6 +246,4 @@ def cache_root() -> Path:
     try:
         return Path(chosen).expanduser()
     except RuntimeError as error:
-        raise InputError(
-            f"expected a cache folder, found no home folder for {chosen}; set MOMENTUM_TRANSFER_CACHE"
-        ) from error
+        raise InputError(f"expected a cache, found no home folder ({chosen}); set MOMENTUM_TRANSFER_CACHE") from error

@@ -211,7 +211,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """One line a row, the cells of each column equally wide."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]

@@ -1,7 +1,5 @@
 """What this machine offers: free memory, cores, memory kept between steps, and hosts that answer."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

@@ -6,8 +6,6 @@ tolerance of 1e-6 of the run would end the warm-up of a run beyond a million ste
 LARS: "Large Batch Training of Convolutional Networks" (arXiv 1708.03888), for pretraining and linear classifiers.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

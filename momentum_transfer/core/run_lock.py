@@ -5,11 +5,7 @@ from the remains of a killed one: the system's lock on the file, the process num
 time, renewed every ten seconds. So it works where file locks reach other machines, where they do not, and without any.
 """
 
-from __future__ import annotations
-
 import contextlib
-import errno
-import fcntl
 import os
 import socket
 import threading
@@ -19,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import remove_leftovers
+from momentum_transfer.core.files import lock, remove_leftovers
 from momentum_transfer.core.log import say
 
 NAME = ".lock"
@@ -27,7 +23,6 @@ NAME = ".lock"
 BEAT, SILENCE = 10.0, 35.0
 #: Seconds to wait for children of a killed run: loader workers notice the end of their parent within seconds.
 PATIENCE = 30.0
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 #: Descriptors that forked children (loader workers) give back at once, so that they never hold a lock.
 _private: set[int] = set()
@@ -143,7 +138,7 @@ def _taken(path: Path, patience: float) -> tuple[int, bool]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            locked = _lock(descriptor)
+            locked = lock(descriptor)
             owner = _owner_in(os.pread(descriptor, 400, 0).decode("utf-8", "replace"))
             if locked is not False:
                 if locked and not _same_file(descriptor, path):  # its owner has removed it meanwhile
@@ -167,19 +162,6 @@ def _taken(path: Path, patience: float) -> tuple[int, bool]:
             say(f"{path.parent}: a task of a killed run is still going; waiting until it has ended")
             waiting = True
         time.sleep(0.1)
-
-
-def _lock(descriptor: int) -> bool | None:
-    """True: taken; False: another process has it; None: this file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in _UNSUPPORTED:
-            return None
-        raise
-    return True
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

@@ -4,8 +4,6 @@ An ``Order`` is an endless sequence of images; ``Batches`` cuts it into one proc
 ``training_loader`` reads them in worker processes. Resuming needs only the number of steps done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -51,14 +49,10 @@ class Epochs:
 def whole_steps(images: int, step: int, seed: int) -> Epochs:
     """Shuffled epochs of as many images as fill whole steps: pretraining's order.
 
-    ``step`` counts the images of one optimizer step, over all processes and micro-batches.
-
-    Raises InputError if there are fewer images than one step takes.
+    ``step`` counts the images of one optimizer step, over all processes; InputError if there are fewer images.
     """
     if images < step:
-        raise InputError(
-            f"expected at least one batch of {step} images, found {images}; lower SOLVER.BATCH_SIZE or give more data"
-        )
+        raise InputError(f"expected at least one batch of {step} images, found {images}; lower SOLVER.BATCH_SIZE")
 
     def permutation(epoch: int) -> Tensor:
         return torch.randperm(images, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))

@@ -9,7 +9,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
 
 from momentum_transfer.core.errors import InputError
 
@@ -109,16 +108,12 @@ def typed(command: Sequence[str]) -> str:
     return shlex.join(["python", *command])
 
 
-@overload
-def as_typed(text: str) -> str: ...
-@overload
-def as_typed(text: None) -> None: ...
-def as_typed(text: str | None) -> str | None:
+def as_typed(text: str) -> str:
     """A help text or message with ``python tools/NAME.py`` as ``momentum-transfer NAME`` where there is no checkout.
 
     torchrun takes a file or a module, so there it is ``-m momentum_transfer.tools.NAME``.
     """
-    if text is None or CHECKOUT is not None:
+    if CHECKOUT is not None:
         return text
     text = re.sub(r"(torchrun [^\n]*?)\btools/(\w+)\.py", r"\1-m momentum_transfer.tools.\2", text)
     return re.sub(r"(?:python )?\btools/(\w+)\.py", rf"{COMMAND} \1", text)

@@ -4,8 +4,6 @@ YAML gives plain values: no code is run, every key stands once, aliases unfold t
 headers are checked before anything that they ask for is allocated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -98,9 +96,7 @@ def parse_mapping(text: str, where: str, holds: str = "settings") -> dict[str, A
             detail = f"{error.problem}{line}"
         if isinstance(error, RecursionError):
             detail = "it is nested too deeply"
-        raise InputError(
-            f"expected a YAML mapping in {where}, but it cannot be read: {detail[:400]}; correct it"
-        ) from error
+        raise InputError(f"expected a YAML mapping in {where}, cannot read it: {detail[:400]}; correct it") from error
     if not isinstance(loaded, dict):
         kind = "an empty file" if loaded is None else type(loaded).__name__
         raise InputError(f"expected a YAML mapping of {holds} in {where}, found {kind}; write KEY: value lines")
@@ -194,9 +190,7 @@ def opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
             warnings.simplefilter("ignore")  # numpy's, of headers that Python 2 wrote
             yield archive
     except _DAMAGE as error:
-        raise InputError(
-            f"expected a NumPy .npz archive without pickled objects in {path}: {one_line(error)}"
-        ) from error
+        raise InputError(f"expected a NumPy .npz without pickled objects in {path}: {one_line(error)}") from error
 
 
 def names_of(archive: zipfile.ZipFile) -> list[str]:

@@ -33,5 +33,5 @@ def check_torch():
     if len(numbers) == 2 and all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) < TORCH:
         wanted = f"{TORCH[0]}.{TORCH[1]}"
         raise InputError(
-            f"expected torch {wanted} or newer, found {found}; pip install --upgrade 'torch>={wanted}' torchvision"
+            f"expected torch {wanted} or newer, found {found}; pip install -U 'torch>={wanted}' torchvision"
         )

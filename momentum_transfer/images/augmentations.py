@@ -6,8 +6,6 @@ of "Revisiting the Critical Factors of Augmentation-Invariant Representation Lea
 alone: not of the batch, the device or earlier numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,13 +62,14 @@ def recipe_augmentations(
     return replace(first, **changes), replace(second, **changes)
 
 
+Floats, Integers, Flags = NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop
 _RATIO = (3 / 4, 4 / 3)
 NUMBERS = 2 * CROP_TRIES + 16  # uniform numbers that one view takes
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
-def uniforms(keys: NDArray[np.int64], columns: int) -> NDArray[np.float64]:
+def uniforms(keys: Integers, columns: int) -> Floats:
     """Uniform numbers in [0, 1), [N, columns]; row n continues SplitMix64 (Steele et al. 2014) from keys[n]."""
     step = np.arange(1, columns + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = keys.astype(np.uint64)[:, None] + step
@@ -83,18 +82,16 @@ def uniforms(keys: NDArray[np.int64], columns: int) -> NDArray[np.float64]:
 class ViewParameters:
     """What is done to each image of a batch, in this order."""
 
-    crop: NDArray[np.int64]  #: top, left, height, width, [N, 4]
-    flip: NDArray[np.bool_]  #: [N]
-    factors: NDArray[np.float64]  #: brightness, contrast, saturation (neutral: 1) and hue (neutral: 0), [N, 4]
-    order: NDArray[np.int64]  #: the order of these four, [N, 4]
-    gray: NDArray[np.bool_]  #: [N]
-    sigma: NDArray[np.float64]  #: of the blur in pixels, 0 for none, [N]
-    solarize: NDArray[np.bool_]  #: [N]
+    crop: Integers  #: top, left, height, width, [N, 4]
+    flip: Flags  #: [N]
+    factors: Floats  #: brightness, contrast, saturation (neutral: 1) and hue (neutral: 0), [N, 4]
+    order: Integers  #: the order of these four, [N, 4]
+    gray: Flags  #: [N]
+    sigma: Floats  #: of the blur in pixels, 0 for none, [N]
+    solarize: Flags  #: [N]
 
 
-def _draw_crops(
-    sizes: NDArray[np.int64], scale: tuple[float, float], numbers: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def _draw_crops(sizes: Integers, scale: tuple[float, float], numbers: Floats) -> Integers:
     """torchvision's RandomResizedCrop.get_params for images of height and width ``sizes`` [N, 2].
 
     From uniform ``numbers`` [N, 2 · CROP_TRIES + 2]: top, left, height, width [N, 4] of the first try that fits, else
@@ -119,9 +116,7 @@ def _draw_crops(
     return np.where(fits.any(1, keepdims=True), fitting, central).astype(np.int64)
 
 
-def draw_parameters(
-    augmentation: Augmentation, sizes: NDArray[np.int64], numbers: NDArray[np.float64]
-) -> ViewParameters:
+def draw_parameters(augmentation: Augmentation, sizes: Integers, numbers: Floats) -> ViewParameters:
     """Parameters of one view of every image from uniform ``numbers`` [N, NUMBERS]."""
     crops, rest = numbers[:, : 2 * CROP_TRIES + 2], numbers[:, 2 * CROP_TRIES + 2 :]
     strength = np.asarray(augmentation.jitter)

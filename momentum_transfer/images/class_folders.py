@@ -1,7 +1,5 @@
 """Your own classification set: a folder of images for each class, with its own split or divided here."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +71,8 @@ def read_class_folders(folder: Path) -> LabelledFiles:
     """Every image below its class's folder; classes in the order of their names."""
     classes = _folders(folder)
     files = [(path, label) for label, each in enumerate(classes) for path in _images(each)]
-    return LabelledFiles(
-        tuple(path for path, _ in files), tuple(label for _, label in files), tuple(path.name for path in classes)
-    )
+    paths, labels = zip(*files, strict=True) if files else ((), ())
+    return LabelledFiles(paths, labels, tuple(path.name for path in classes))
 
 
 def open_class_folders(

@@ -1,13 +1,11 @@
 """Compare images by their bytes: test images that train too, and whether a folder still holds the same images."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,9 +97,7 @@ def shared_files(train: Sequence[str], test: Sequence[str]) -> Overlap:
     return Overlap(len(shared), len(test), "test images are byte for byte training images", example)
 
 
-def _of_both(
-    key: Callable[[_File], Hashable], sides: list[list[_File]]
-) -> tuple[list[list[Hashable]], list[list[_File]]]:
+def _of_both(key: Callable[[_File], Hashable], sides: list[list[_File]]) -> tuple[list[list[Any]], list[list[_File]]]:
     """The keys and files of each side whose key occurs on the other side too and is not None."""
     keys = [_mapped(key, side) for side in sides]
     common = set(keys[0]) & set(keys[1]) - {None}
@@ -159,7 +155,6 @@ def shared_rows(train: np.ndarray, test: np.ndarray) -> Overlap:
 
 
 def _sums(rows: np.ndarray) -> NDArray[np.uint64]:
-    """Of the bits of each row of float32."""
     return np.ascontiguousarray(rows, dtype=np.float32).view(np.uint32).sum(axis=1, dtype=np.uint64)
 
 

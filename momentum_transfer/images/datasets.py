@@ -5,8 +5,6 @@ Nothing is downloaded: a missing folder is an error that says what should lie wh
 of the files, so results do not change, and most of a worker's time is saved from the second epoch on.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -33,7 +31,6 @@ from momentum_transfer.images.taxonomies import inaturalist_images
 
 
 def _folder(root: str | Path | None, name: str) -> Path:
-    """The existing data folder of dataset `name`, or InputError."""
     if root is None:
         raise InputError(f"expected the folder of dataset {name!r}, found none; set DATA.ROOT")
     folder = Path(root).expanduser()
@@ -48,9 +45,7 @@ def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
         return make()
     except (RuntimeError, OSError, ValueError, AssertionError, LookupError, EOFError) as error:  # its readers' kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"expected {layout} for dataset {name!r}; found: {reason}; put it there, or see `momentum-transfer data`"
-        ) from error
+        raise InputError(f"expected {layout} for {name!r}; found: {reason}; see `momentum-transfer data`") from error
 
 
 def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -> FileImages | None:
@@ -126,24 +121,19 @@ def _stl10(root: Path, split: str) -> ArrayImages:
     return ArrayImages(found.data.transpose(0, 2, 3, 1), labels, classes)
 
 
-def _cifar(name: str, root: Path, split: str) -> ArrayImages:
+def _small_squares(name: str, root: Path, split: str) -> ArrayImages:
+    """CIFAR's images, and those of MNIST's kind (``root/MNIST/raw``) as RGB."""
     if split not in ("train", "val", "test"):
         raise InputError(f"expected a {name} split among train, val, found {split!r}")
-    kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}[name]
-    layout = f"the python version's folder {kind.base_folder}/ in {root}"
-    found = _torchvision(name, lambda: kind(str(root), train=split == "train"), layout)
-    return ArrayImages(found.data, found.targets, found.classes)
-
-
-def _mnist(name: str, root: Path, split: str) -> ArrayImages:
-    """Grey digits or clothes as RGB images of 28 px, from ``root/MNIST/raw`` (``FashionMNIST``, ``KMNIST``)."""
-    if split not in ("train", "val", "test"):
-        raise InputError(f"expected a {name} split among train, val, found {split!r}")
-    kind = _MNIST_LIKE[name]
+    kind = _SMALL_SQUARES[name]
     layout = f"{kind.__name__}/raw with the four files of {name} in {root}"
+    if name.startswith("cifar"):
+        layout = f"the python version's folder {kind.base_folder}/ in {root}"
     found = _torchvision(name, lambda: kind(str(root), train=split == "train"), layout)
-    pixels = np.repeat(found.data.numpy()[..., np.newaxis], 3, axis=-1)
-    return ArrayImages(pixels, found.targets.numpy(), [str(label) for label in kind.classes])
+    pixels = np.asarray(found.data)
+    if pixels.ndim == 3:
+        pixels = np.repeat(pixels[..., np.newaxis], 3, axis=-1)
+    return ArrayImages(pixels, np.asarray(found.targets), [str(label) for label in found.classes])
 
 
 _MNIST_LIKE = {
@@ -151,6 +141,7 @@ _MNIST_LIKE = {
     "fashion-mnist": torchvision.datasets.FashionMNIST,
     "kmnist": torchvision.datasets.KMNIST,
 }
+_SMALL_SQUARES = {**_MNIST_LIKE, "cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}
 DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", *_MNIST_LIKE, "inaturalist")
 
 #: Images of one small size, which are not cropped; and signs, whose mirror image is another sign.
@@ -182,8 +173,7 @@ def build_dataset(
         split: "train" or "val"; stl10 also has "unlabeled" and "train+unlabeled", inaturalist the years of
             `momentum_transfer.images.taxonomies`; filelist ignores it.
         file_list: index file of `path label` lines (filelist only).
-        image_size, variant, renderings: side of the images, how they look (`digits.VARIANTS`), and how many of each
-            digit (digits only).
+        image_size, variant, renderings: side, looks (`digits.VARIANTS`) and images of each digit (digits only).
         class_fraction, sample_fraction, long_tail, taxonomy: see `momentum_transfer.images.subsets.select`.
         seed: of the digits' fixed renderings and of the subsets.
         max_unreadable: number of unreadable image files to replace before giving up.
@@ -212,9 +202,7 @@ def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> Labe
         return _stl10(folder, split)
     if name == "inaturalist":
         return inaturalist_images(folder, split, max_unreadable)
-    if name in _MNIST_LIKE:
-        return _mnist(name, folder, split)
-    return _cifar(name, folder, split)
+    return _small_squares(name, folder, split)
 
 
 _SAMPLE = 64  # images whose sizes stand for all, roughly

@@ -7,8 +7,6 @@ the CPU path; only rounding (none between operations) and the blur (a true Gauss
 Pillow's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 
@@ -19,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images import augmentations as recipes
-from momentum_transfer.images.augmentations import Augmentation, ViewParameters, draw_parameters
+from momentum_transfer.images import augmentations
+from momentum_transfer.images.augmentations import HUE, NUMBERS, Augmentation, ViewParameters, draw_parameters
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.views import MEAN, STD, sample_seed
 
@@ -93,9 +91,8 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
     span = value - images.amin(1, keepdim=True)
     red, green, blue = images.split(1, 1)
     safe = torch.where(span > 0, span, 1)
-    hue = torch.where(
-        place == 0, (green - blue) / safe, torch.where(place == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
-    )
+    from_green_or_blue = torch.where(place == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    hue = torch.where(place == 0, (green - blue) / safe, from_green_or_blue)
     # Colour k of (5, 3, 1) is value − span · clamp(min(t, 4 − t), 0, 1) with t = (k + hue) mod 6.
     turned = hue + 6 * shift.view(-1, 1, 1, 1)
     t = (turned + torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)) % 6
@@ -108,14 +105,13 @@ def jitter_batch(images: Tensor, factors: NDArray[np.float64], order: NDArray[np
     for slot in range(4):
         operation = order[:, slot]
         chosen = factors[np.arange(len(order)), operation]
-        weight = torch.from_numpy(np.where(operation == recipes.HUE, 1.0, chosen)).float().to(device).view(-1, 1, 1, 1)
+        weight = torch.from_numpy(np.where(operation == HUE, 1.0, chosen)).float().to(device).view(-1, 1, 1, 1)
         kind = torch.from_numpy(operation).to(device).view(-1, 1, 1, 1)
         luma = _luma(images)
-        other = torch.where(
-            kind == recipes.SATURATION, luma, (kind == recipes.CONTRAST) * luma.mean((2, 3), keepdim=True)
-        )
+        grey = (kind == augmentations.CONTRAST) * luma.mean((2, 3), keepdim=True)
+        other = torch.where(kind == augmentations.SATURATION, luma, grey)
         images = torch.lerp(other.expand_as(images), images, weight).clamp(0, 1)
-        turned = np.flatnonzero((operation == recipes.HUE) & (chosen != 0))
+        turned = np.flatnonzero((operation == HUE) & (chosen != 0))
         if len(turned):
             index = torch.from_numpy(turned).to(device)
             images[index] = shift_hue(images[index], torch.from_numpy(chosen[turned]).float().to(device))
@@ -181,8 +177,8 @@ class DeviceViews:
 
     def parameters(self, sizes: Tensor, keys: Tensor) -> tuple[ViewParameters, ViewParameters]:
         """What is done to each image, for both views, from sizes [N, 2] and keys [N]."""
-        numbers = recipes.uniforms(keys.cpu().numpy(), 2 * recipes.NUMBERS)
-        halves = numbers[:, : recipes.NUMBERS], numbers[:, recipes.NUMBERS :]
+        numbers = augmentations.uniforms(keys.cpu().numpy(), 2 * NUMBERS)
+        halves = numbers[:, :NUMBERS], numbers[:, NUMBERS:]
         first, second = (
             draw_parameters(augmentation, sizes.cpu().numpy(), half)
             for augmentation, half in zip(self.augmentations, halves, strict=True)
@@ -218,4 +214,4 @@ def build_device_views(
     """The batched form of `images.views.build_views`; the recipe digits, which renders on the CPU, has none."""
     if recipe == "digits":
         raise InputError("expected a view recipe for images on the device, found 'digits'; render digits in workers")
-    return DeviceViews(recipes.recipe_augmentations(recipe, remove, crop_scale), image_size, mean, std)
+    return DeviceViews(augmentations.recipe_augmentations(recipe, remove, crop_scale), image_size, mean, std)

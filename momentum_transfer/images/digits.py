@@ -7,8 +7,6 @@ dark and slightly uneven grey, with pixel noise and, in one variant, fragments o
 rendering, so that two views have the handwriting in common and nothing else.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,7 +23,7 @@ _GLYPH_SIDE = 8  # pixels of a scikit-learn digit
 _HELD_OUT = 0.3  # fraction of every class that is never trained on
 SPLITS = ("train", "val")
 
-Array = NDArray[np.float32]
+Array, Bytes = NDArray[np.float32], NDArray[np.uint8]
 _Generators = np.random.Generator | JoinedGenerators
 #: Top, left, height and width, each [N].
 Rectangles = tuple[Array, Array, Array, Array]
@@ -33,33 +31,19 @@ Rectangles = tuple[Array, Array, Array, Array]
 
 @dataclass(frozen=True)
 class DigitVariant:
-    """How digits are rendered. Luminance runs from 0 (black) to 1 (white); lengths are fractions of the image side.
+    """How digits are rendered. Luminance runs from 0 (black) to 1 (white); lengths are fractions of the image side."""
 
-    Attributes:
-        side: range of the height of the rectangle that holds the digit.
-        aspect: its width over its height lies in 1/(1 + aspect) .. 1 + aspect.
-        slant: largest shift of a row to the side, per row above or below the middle.
-        thinning: range of what is taken off the coverage by the digit; more makes thinner strokes.
-        background, unevenness: range of the background's mean, and standard deviation of its smooth part (a random 4x4
-            grid, enlarged).
-        contrast: least difference between the digit and the background's mean.
-        noise: standard deviation of the noise added to each pixel.
-        strokes, stroke_contrast: number of fragments of strokes behind the digit, and range of their luminance over the
-            background's mean.
-        drawing: increased when `render_digits` changes what it renders, so that caches of features notice.
-    """
-
-    side: tuple[float, float] = (0.60, 0.85)
-    aspect: float = 0.0
-    slant: float = 0.0
-    thinning: tuple[float, float] = (0.3, 0.3)
-    background: tuple[float, float] = (0.05, 0.40)
-    contrast: float = 0.5
-    unevenness: float = 0.05
-    noise: float = 0.05
-    strokes: int = 0
-    stroke_contrast: tuple[float, float] = (0.1, 0.3)
-    drawing: int = 2
+    side: tuple[float, float] = (0.60, 0.85)  #: range of the height of the rectangle that holds the digit
+    aspect: float = 0.0  #: its width over its height lies in 1/(1 + aspect) .. 1 + aspect
+    slant: float = 0.0  #: largest shift of a row to the side, per row above or below the middle
+    thinning: tuple[float, float] = (0.3, 0.3)  #: range of what is taken off the coverage: more makes thinner strokes
+    background: tuple[float, float] = (0.05, 0.40)  #: range of the background's mean
+    contrast: float = 0.5  #: least difference between the digit and the background's mean
+    unevenness: float = 0.05  #: standard deviation of the background's smooth part, an enlarged random 4x4 grid
+    noise: float = 0.05  #: standard deviation of the noise added to each pixel
+    strokes: int = 0  #: number of fragments of strokes behind the digit
+    stroke_contrast: tuple[float, float] = (0.1, 0.3)  #: range of their luminance over the background's mean
+    drawing: int = 2  #: increased when `render_digits` changes what it renders, so that caches of features notice
 
 
 VARIANTS = {
@@ -87,9 +71,8 @@ def split_indices(split: str) -> NDArray[np.int64]:
     if split not in SPLITS:
         raise InputError(f"expected a digits split among {', '.join(SPLITS)}, found {split!r}")
     labels = _bundle()[1]
-    train, val = train_test_split(
-        np.arange(len(labels)), test_size=_HELD_OUT, stratify=labels, random_state=0, shuffle=True
-    )
+    every = np.arange(len(labels))
+    train, val = train_test_split(every, test_size=_HELD_OUT, stratify=labels, random_state=0, shuffle=True)
     return np.sort(train if split == "train" else val).astype(np.int64)
 
 
@@ -113,13 +96,9 @@ def place_glyphs(
 ) -> Array:
     """Enlarge digits, coverage in 0..1 [N, 8, 8], and put them on empty canvases of ``size`` pixels.
 
-    Args:
-        rectangles: where each digit lies, in pixels; it may begin between two pixels.
-        slant: shift to the right of each row, per row above the middle of the rectangle, [N].
-        thinning: taken off the coverage, a number or [N].
-
-    Returns:
-        Coverage in 0..1, [N, size, size]; the slope at the edges is raised, since 8x8 pixels enlarge to a blur.
+    ``rectangles`` may begin between two pixels; ``slant`` [N] is the shift to the right of each row, per row above the
+    middle of the rectangle; ``thinning`` (or [N]) is taken off the coverage. Returns the coverage in 0..1,
+    [N, size, size], with a raised slope at the edges, since 8x8 pixels enlarge to a blur.
     """
     top, left, height, width = rectangles
     rows = _placement(top, height, size) @ glyphs
@@ -168,16 +147,11 @@ def draw_strokes(canvas: Array, luminance: Array, width: float, length: tuple[fl
         canvas += coverage[:, k] * (luminance[:, k, None, None] - canvas)
 
 
-def render_digits(
-    glyphs: Array, size: int, variant: DigitVariant, *generators: np.random.Generator
-) -> NDArray[np.uint8]:
+def render_digits(glyphs: Array, size: int, variant: DigitVariant, *generators: np.random.Generator) -> Bytes:
     """Render digits, coverage in 0..1 [N, 8, 8], each with its own place, scale, luminance, background and noise.
 
     The ``generators`` are the only source of randomness. Of G the first renders the first N / G images, and so on, as
-    it would alone: one call is several times faster than G.
-
-    Returns:
-        Grey images [N, size, size], 0..255.
+    it would alone: one call is several times faster than G. Returns grey images [N, size, size], 0..255.
     """
     count, rng = len(glyphs), JoinedGenerators(generators)
     numbers = rng.random((8, count), dtype=np.float32, axis=1)

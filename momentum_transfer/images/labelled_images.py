@@ -5,8 +5,6 @@ from ``VOCdevkit/VOC2007``: ``ImageSets/Main/<class>_<split>.txt`` holds a line 
 1 for present, 0 for present but difficult, which counts as absent here, and -1 for absent.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,13 +37,8 @@ class FileImages:
 
     Its replacement is the next readable image of its class (cyclically). It depends on the files alone, not on the
     order of reading, the process or the epoch, so that a resumed run sees the same images. (A disk that fails for a
-    moment shows as a warning that names the image.) Worker processes started later count with this process.
-
-    Args:
-        paths: image files, N of them.
-        labels: class of each image, [N].
-        classes: names of the classes.
-        max_unreadable: number of different unreadable images to accept; one more raises InputError.
+    moment shows as a warning that names the image.) This process and workers started later accept ``max_unreadable``
+    different unreadable images together; one more raises InputError.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class FileImages:
                 return image
         name = self.classes[self.labels[position]]
         raise InputError(
-            f"expected a readable image of class {name!r}, found none, for {os.fsdecode(self.paths[position])}"
+            f"expected a readable image of class {name!r}, found none: {os.fsdecode(self.paths[position])}"
         )
 
 

@@ -5,8 +5,6 @@ COCO and LVIS come in parts of many gigabytes, ImageNet and Cityscapes need a lo
 is only checked for missing parts. A test set is recognised by its counts of images and classes, not by its title.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

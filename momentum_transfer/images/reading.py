@@ -6,8 +6,6 @@ RGB, turned as its EXIF says. Grey becomes three equal channels, 16 bits become 
 are laid on white, CMYK is converted as Pillow does (without a colour profile).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -3,8 +3,6 @@
 Everything is a pure function of the labels and a seed, so that a resumed or repeated run keeps the same images.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence
@@ -19,13 +17,13 @@ from momentum_transfer.core.ranges import SHARE
 from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.labelled_images import LabelledImages
 
+Integers = NDArray[np.int64]
+
 
 class Selected:
     """The images ``indices`` [n] of a dataset under (possibly) other ``labels`` [n], numbers into ``classes``."""
 
-    def __init__(
-        self, dataset: LabelledImages, indices: NDArray[np.int64], labels: NDArray[np.int64], classes: list[str]
-    ) -> None:
+    def __init__(self, dataset: LabelledImages, indices: Integers, labels: Integers, classes: list[str]) -> None:
         self.dataset = dataset
         self.indices = indices
         self.labels = labels
@@ -107,20 +105,20 @@ def without_class(dataset: LabelledImages, name: str) -> LabelledImages:
     return Selected(dataset, indices, dataset.labels[indices], dataset.classes)
 
 
-def class_subset(number: int, fraction: float, seed: int) -> NDArray[np.int64]:
+def class_subset(number: int, fraction: float, seed: int) -> Integers:
     """Ascending numbers of the classes kept: the first `round(fraction · number)` of a seeded permutation."""
     kept = max(1, round(fraction * number))
     return np.sort(np.random.default_rng(seed).permutation(number)[:kept]).astype(np.int64)
 
 
-def long_tail_counts(most: int, classes: int, factor: float) -> NDArray[np.int64]:
+def long_tail_counts(most: int, classes: int, factor: float) -> Integers:
     """Images per class, `n_i = ⌊most · factor^(i/(classes−1))⌋`, at least one."""
     exponent = np.arange(classes) / max(classes - 1, 1)
     # The rounding keeps 500 · .01^1 at 5 where floating point gives 4.9999….
     return np.maximum(np.floor(np.round(most * factor**exponent, 9)), 1).astype(np.int64)
 
 
-def draw_per_class(labels: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def draw_per_class(labels: Integers, counts: Integers, seed: int) -> Integers:
     """Ascending positions of `counts[k]` images of every class k (all of them where there are fewer)."""
     order = np.random.default_rng(seed).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # class after class, each in random order
@@ -129,7 +127,7 @@ def draw_per_class(labels: NDArray[np.int64], counts: NDArray[np.int64], seed: i
     return np.sort(order[place < counts[labels[order]]]).astype(np.int64)
 
 
-def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int64], list[str]]:
+def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[Integers, list[str]]:
     """Read a coarse taxonomy: lines `fine coarse` (class names without spaces, or tab-separated), `#` for comments.
 
     Returns the coarse class of every fine one, [len(classes)], and the coarse names in alphabetical order. Raises
@@ -169,12 +167,8 @@ def stratified_split(labels: Sequence[Sequence[int]], fraction: float, seed: int
     The rarest class goes first; each of its items goes where most of that class is still wanted, then where most items
     are, then at random. Items without a label come last. Both parts get an item at least.
 
-    Args:
-        labels: the classes of each item: one, several or none.
-        fraction: of the items that train, between 0 and 1.
-        seed: of the order and the random choices.
-
-    Raises InputError for another fraction, or fewer than two items.
+    ``labels`` are the classes of each item (none, one or several), ``fraction`` of the items train, and ``seed`` fixes
+    the order and the random choices. Raises InputError for a fraction outside 0..1, or fewer than two items.
     """
     if not 0 < fraction < 1:
         raise InputError(f"expected a training fraction between 0 and 1 (--split 0.8), found {fraction:g}")

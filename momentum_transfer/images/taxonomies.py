@@ -9,14 +9,12 @@ iNaturalist ("The iNaturalist Species Classification and Detection Dataset", CVP
 read as published: split lists in COCO's form beside the images (2017-2019), or one folder a species.
 """
 
-from __future__ import annotations
-
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import torchvision
 
 from momentum_transfer.core.errors import InputError, shown
@@ -150,53 +148,57 @@ def inaturalist_images(root: Path, split: str, max_unreadable: int) -> FileImage
 def _listed(root: Path, file: Path, max_unreadable: int) -> FileImages:
     listing = _read(file)
     # The categories' order is that of their ids, in every list of a year, whether or not a class has images there.
-    categories = sorted(listing["categories"], key=lambda category: category["id"])
-    number_of = {category["id"]: number for number, category in enumerate(categories)}
-    class_of = {entry["image_id"]: entry["category_id"] for entry in listing["annotations"]}
+    categories = sorted(listing.categories, key=lambda category: category.id)
+    number_of = {category.id: number for number, category in enumerate(categories)}
+    class_of = {entry.image_id: entry.category_id for entry in listing.annotations}
     paths, labels = [], []
-    for image in listing["images"]:
-        category = class_of.get(image["id"])
+    for image in listing.images:
+        category = class_of.get(image.id)
         if category not in number_of:
             raise InputError(
                 f"expected a category of the list for every image of {file}, found {category} for "
-                f"{image['file_name']!r}; the test lists carry no labels"
+                f"{image.file_name!r}; the test lists carry no labels"
             )
-        paths.append(root / image["file_name"])
+        paths.append(root / image.file_name)
         labels.append(number_of[category])
     if not paths[0].is_file():
         raise InputError(
-            f"expected the images that {file} names beside it, found no {paths[0]}; extract the year's archive there"
+            f"expected the images of {file} beside it, found no {paths[0]}; extract the year's archive there"
         )
-    return FileImages(paths, labels, [str(category["name"]) for category in categories], max_unreadable)
+    return FileImages(paths, labels, [str(category.name) for category in categories], max_unreadable)
 
 
-#: The fields used of every entry of the published lists.
-_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "images": {"id": int, "file_name": str},
-    "annotations": {"image_id": int, "category_id": int},
-    "categories": {"id": int, "name": (str, int)},
-}
+class _Image(msgspec.Struct):
+    id: int
+    file_name: str
 
 
-def _read(file: Path) -> dict[str, Any]:
+class _Annotation(msgspec.Struct):
+    image_id: int
+    category_id: int
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str | int
+
+
+class _Listing(msgspec.Struct):
+    images: Annotated[list[_Image], msgspec.Meta(min_length=1)]
+    annotations: Annotated[list[_Annotation], msgspec.Meta(min_length=1)]
+    categories: Annotated[list[_Category], msgspec.Meta(min_length=1)]
+
+
+def _read(file: Path) -> _Listing:
     try:
-        listing = json.loads(file.read_bytes())
+        return msgspec.json.decode(file.read_bytes(), type=_Listing)
     except FileNotFoundError as error:
         raise InputError(
             f"expected iNaturalist's published list {file.name} in {file.parent}, found none; nothing is downloaded, "
             "put it there beside the year's images, or choose another DATA.SPLIT"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"expected iNaturalist's published list in {file}, found no JSON: {error}") from error
-    for section, fields in _FIELDS.items():
-        entries = listing.get(section) if isinstance(listing, dict) else None
-        if not isinstance(entries, list) or not entries:
-            raise InputError(f"expected a list {section!r} with entries in {file}, as iNaturalist publishes it")
-        for number, entry in enumerate(entries):
-            wanted = isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in fields.items())
-            if not wanted:
-                raise InputError(f"expected {', '.join(fields)} in entry {number} of {section!r} in {file}")
-    return listing
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"expected iNaturalist's published list in {file}, found another: {error}") from error
 
 
 def _folders(root: Path, split: str, max_unreadable: int) -> FileImages:

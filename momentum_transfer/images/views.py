@@ -4,8 +4,6 @@
 recipe `digits` renders the digit anew for each view.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Callable, Collection, Sequence
@@ -147,7 +145,7 @@ class DigitViews:
         self.normalise = Normalise(tuple(mean), tuple(std))
 
     def source(self, dataset: LabelledImages) -> Any:
-        return _Glyphs(_digit_glyphs(dataset), dataset.labels)
+        return list(zip(_digit_glyphs(dataset), dataset.labels.tolist(), strict=True))
 
     def __call__(self, sample: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
         return self._rendered([sample], [self._generator()])[0]
@@ -166,21 +164,10 @@ class DigitViews:
     def _generator(self) -> np.random.Generator:
         return np.random.default_rng(int(torch.randint(2**63 - 1, ())))
 
-    def _rendered(
-        self, samples: Sequence[NDArray[np.float32]], generators: Sequence[np.random.Generator]
-    ) -> list[tuple[Tensor, Tensor]]:
+    def _rendered(self, samples: Sequence[Any], generators: Sequence[np.random.Generator]) -> list[Any]:
         digits = render_digits(np.repeat(samples, 2, axis=0), self.image_size, self.variant, *generators)
         planes = torch.from_numpy(self.normalise.planes(digits[:, None]))
         return list(zip(planes[0::2], planes[1::2], strict=True))
-
-
-@dataclass(frozen=True)
-class _Glyphs:
-    glyphs: NDArray[np.float32]  # [N, 8, 8]
-    labels: NDArray[np.int64]
-
-    def __getitem__(self, index: int) -> tuple[NDArray[np.float32], int]:
-        return self.glyphs[index], int(self.labels[index])
 
 
 def _digit_glyphs(dataset: LabelledImages) -> NDArray[np.float32]:

@@ -91,10 +91,10 @@ def test_lists_that_are_missing_damaged_or_without_labels_are_named(published):
     file = published / "val2018.json"
     whole = json.loads(file.read_text())
     for text, message in (
-        ("{", "found no JSON"),
-        ("[]", "expected a list 'images' with entries"),
-        (json.dumps({**whole, "images": []}), "expected a list 'images' with entries"),
-        (json.dumps({**whole, "categories": [{"id": 2}]}), "expected id, name in entry 0 of 'categories'"),
+        ("{", "Input data was truncated"),
+        ("[]", "Expected `object`, got `array`"),
+        (json.dumps({**whole, "images": []}), "Expected `array` of length >= 1 - at `$.images`"),
+        (json.dumps({**whole, "categories": [{"id": 2}]}), "required field `name` - at `$.categories[0]`"),
         (json.dumps({**whole, "annotations": whole["annotations"][1:]}), "found None for 'train_val2018/Aves/7/held1"),
         (json.dumps({**whole, "categories": whole["categories"][1:]}), "found 7 for 'train_val2018/Aves/7/held0"),
     ):

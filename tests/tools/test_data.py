@@ -134,7 +134,7 @@ def test_a_folder_that_is_not_whole_says_which_part_and_where_it_is_had(tmp_path
     assert ended.returncode == 2
     assert "from cocodataset.org, Download" in ended.stdout
     assert "train2017.zip, 18 GB" in ended.stdout
-    assert ended.stderr == f"error: expected coco whole in {tmp_path}, found parts missing; the list above says which\n"
+    assert ended.stderr == f"error: expected coco in {tmp_path}, found parts missing: see the list above\n"
 
 
 def test_a_whole_folder_says_which_setting_reads_it(tmp_path, monkeypatch):
