@@ -14,7 +14,7 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import at_least, run_tool
+from momentum_transfer.core.command import at_least, number_in, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
 
@@ -37,23 +37,13 @@ def main(args: argparse.Namespace) -> None:
         say(f"annotated images are in {args.out / 'visuals'}")
 
 
-def _score(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a score from 0 to 1, found {text}")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="image files, folders of them, or of video frames")
     add("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
     add("--out", required=True, type=Path, metavar="DIR", help="where results go")
-    add("--threshold", type=_score, metavar="SCORE",
+    add("--threshold", type=number_in(0, 1, "a score from 0 to 1"), metavar="SCORE",
                       help="leave out detections of a lower score (default: the JSON keeps all that the detector "
                       "gives; images and counts begin at 0.5)")  # fmt: skip
     add("--batch-size", type=at_least(1), default=1, help="images of one size at once (default: %(default)s)")

@@ -9,9 +9,7 @@ and the weights as backbone.safetensors. Nothing leaves this machine without --p
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -36,7 +34,8 @@ def main(args: argparse.Namespace) -> None:
     name = _chosen(args.checkpoint, source.name if source else "", results.checkpoints)
     datasets = read_datasets(args.dataset, results)
     scores = scores_of(results, name)
-    if source is not None and not _measured(source, results.records[name]):
+    hashes = {source.sha256, source.metadata.get("source_sha256", "")} if source else set()
+    if source and not any(record["checkpoint"].get("sha256") in hashes for record in results.records[name]):
         warn(f"no record of {name} names these weights (SHA-256 {source.sha256[:16]}…); are they the ones measured?")
     out = Path(args.out)
     written = write_folder(out, name, results, scores, datasets=datasets, license=args.license, weights=source,
@@ -60,12 +59,6 @@ def _chosen(asked: str | None, of_weights: str, names: list[str]) -> str:
     raise InputError(
         f"expected --checkpoint of {', '.join(names)}, found {asked or of_weights or 'none'}; say whose scores"
     )
-
-
-def _measured(source: Any, records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a record is about these weights: by their hash, or that of the file they were converted from."""
-    hashes = {source.sha256, source.metadata.get("source_sha256", "")}
-    return any(record["checkpoint"].get("sha256") in hashes for record in records)
 
 
 def parser() -> argparse.ArgumentParser:

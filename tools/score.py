@@ -126,7 +126,13 @@ def _origin(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, 
 
     Without a checkpoint file the predictions stand for the weights.
     """
-    truth, predictions = _hashes(args)
+    if args.task == "semantic":
+        from momentum_transfer.transfer.scores import semantic
+
+        files = zip(*semantic.pairs(args.ground_truth, args.predictions), strict=True)
+        truth, predictions = map(_hash_of_files, (args.ground_truth, args.predictions), files)
+    else:
+        truth, predictions = sha256_of(args.ground_truth), sha256_of(args.predictions)
     weights = Path(args.checkpoint) if args.checkpoint else None
     digest = sha256_of(weights) if weights is not None and weights.is_file() else predictions
     return {
@@ -140,16 +146,6 @@ def _origin(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, 
         "engine": args.engine,
         "trial": args.trial,
     }
-
-
-def _hashes(args: argparse.Namespace) -> tuple[str, str]:
-    """SHA-256 of the ground truth and of the predictions; of label images, of their names and contents."""
-    if args.task != "semantic":
-        return sha256_of(args.ground_truth), sha256_of(args.predictions)
-    from momentum_transfer.transfer.scores import semantic
-
-    truth, predictions = zip(*semantic.pairs(args.ground_truth, args.predictions), strict=True)
-    return _hash_of_files(args.ground_truth, truth), _hash_of_files(args.predictions, predictions)
 
 
 def _hash_of_files(side: str, files: Iterable[Path]) -> str:

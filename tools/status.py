@@ -18,7 +18,7 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import number_in, run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.suites.progress import Standing, standings
 from momentum_transfer.suites.slurm import submitted
@@ -52,7 +52,14 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
         "tasks",
         ["task", "state", "progress", "spent", "left", "last line"],
         [
-            [one.planned.title, one.state, _percent(one.share), _time(one.seconds), _time(one.left), one.note[:80]]
+            [
+                one.planned.title,
+                one.state,
+                "" if math.isnan(one.share) else f"{one.share:.0%}",
+                _time(one.seconds),
+                _time(one.left),
+                one.note[:80],
+            ]
             for one in rows
         ],
     )
@@ -64,10 +71,6 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
     say(f"{len(tasks)} tasks: {', '.join(parts)}; {used:.2f} GPU hours used")
 
 
-def _percent(fraction: float) -> str:
-    return "" if math.isnan(fraction) else f"{fraction:.0%}"
-
-
 def _time(seconds: float) -> str:
     """Seconds as hours, minutes and seconds; "" for none."""
     if math.isnan(seconds) or seconds <= 0:
@@ -77,20 +80,19 @@ def _time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0.5 <= number < 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0.5, found {text}")
-    return number
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("folder", help="the output folder of an evaluate command")
     add("--once", action="store_true", help="show it once, on a terminal too")
     add("--all", action="store_true", help=f"all tasks, where there are more than {ROWS}")
-    add("--every", type=_seconds, default=5.0, metavar="SECONDS", help="between two looks (default: 5)")
+    add(
+        "--every",
+        type=number_in(0.5, 86400, "seconds from 0.5"),
+        default=5.0,
+        metavar="SECONDS",
+        help="between two looks (default: 5)",
+    )
     return parser
 
 

@@ -44,7 +44,9 @@ def main(args: argparse.Namespace) -> None:
     output = Path(args.output).absolute() if args.output else workplace() / "outputs" / suite.name
     code = 0
     if not args.table:
-        code = _run(suite, output, args)
+        command = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
+        command += ["--dry-run"] if args.dry_run else []
+        code = subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode
         if args.dry_run:
             raise SystemExit(code)
     answer(suite, output)
@@ -90,12 +92,6 @@ def answer(suite: Suite, output: Path) -> None:
     write_text(output / "study.md", f"# {suite.study.claim}\n\n{table_markdown(results)}")
     table(suite.study.claim, list(COLUMNS), [list(each.cells()) for each in results])
     say(f"first minus second; wrote study.md and plot_1.svg … to {output}")
-
-
-def _run(suite: Suite, output: Path, args: argparse.Namespace) -> int:
-    command = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
-    command += ["--dry-run"] if args.dry_run else []
-    return subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode
 
 
 def parser() -> argparse.ArgumentParser:

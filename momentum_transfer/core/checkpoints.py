@@ -67,13 +67,10 @@ class CheckpointFolder:
             return newest
         name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         path = self.folder / name
-        if not _is_name(name) or not path.is_file():
+        plain = 0 < len(name) < 200 and "\0" not in name and Path(name).name == name
+        if not plain or not path.is_file():
             raise InputError(f"expected {pointer} to name a checkpoint beside it, found {shown(name)}; delete it")
         return path
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) < 200 and "\0" not in text and Path(text).name == text
 
 
 def _step_of(file: Path) -> int | None:

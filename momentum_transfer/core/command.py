@@ -131,7 +131,9 @@ def run_tool(
 
     Codes: 0 done, 2 wrong input, 130 / 143 stopped by SIGINT / SIGTERM, 1 anything else (a bug: with a traceback).
     """
-    _open_closed_streams()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller (``>&-``)
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     tool_environment()
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser.add_argument("--quiet", action="store_true", help="print warnings and errors only")
@@ -143,13 +145,6 @@ def run_tool(
     args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
     with speaking(quiet=args.quiet):
         return _exit_code(main, args)
-
-
-def _open_closed_streams() -> None:
-    """Open standard streams that the caller closed (``>&-``), for which Python has None, to nowhere."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def tool_environment() -> None:
@@ -254,6 +249,18 @@ def at_least(least: int, of: str = "a whole number") -> Callable[[str], int]:
         return int(text)
 
     return count
+
+
+def number_in(low: float, high: float, of: str) -> Callable[[str], float]:
+    """Argument type of a number from ``low`` to ``high``; ``of`` describes it in the error."""
+
+    def number(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if low <= float(text) <= high:
+                return float(text)
+        raise argparse.ArgumentTypeError(f"expected {of}, found {text!r}")
+
+    return number
 
 
 def resamples(text: str) -> int:

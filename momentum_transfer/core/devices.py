@@ -122,12 +122,8 @@ def measured_batches(
         seconds[workers] = (times[-1] - times[UNTIMED - 1]) / TIMED
         if seconds[workers] > _HOPELESS * min(seconds.values()):
             break
-    best = _choose(seconds)
+    fastest = min(seconds.values())
+    best = min(workers for workers, value in seconds.items() if value * (1 - _WORTH) <= fastest)
     timed = ", ".join(f"{workers}: {1000 * value:.0f} ms" for workers, value in seconds.items())
     say(f"{counted(best, 'worker')} for reading images, by the time of a batch and its step with each number ({timed})")
     yield from batches_from(first, best)
-
-
-def _choose(seconds: dict[int, float]) -> int:
-    fastest = min(seconds.values())
-    return min(workers for workers, value in seconds.items() if value * (1 - _WORTH) <= fastest)

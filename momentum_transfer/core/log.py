@@ -86,18 +86,14 @@ def _console() -> "Console":
 
 def say(text: str = "") -> None:
     """Log one line at level INFO (rank 0 only); tools print it."""
-    _log(printable(text))
+    if _is_main():
+        _LOGGER.info("%s", printable(text))
 
 
 def warn(text: str) -> None:
     """Log one warning (rank 0 only); tools print it to standard error."""
     if _is_main():
         _LOGGER.warning("%s", printable(text))
-
-
-def _log(text: str) -> None:
-    if _is_main():
-        _LOGGER.info("%s", text)
 
 
 class ProgressLine:
@@ -194,7 +190,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     title, heads = printable(title), list(map(printable, columns))
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     if len(cells) > DRAWN:
-        _log("\n".join([title, *_aligned([heads, *cells])]))
+        _LOGGER.info("%s", "\n".join([title, *_aligned([heads, *cells])]))
         return
     from rich.table import Table
     from rich.text import Text
@@ -207,7 +203,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     console = _console()
     with console.capture() as captured:
         console.print(framed)
-    _log(captured.get().rstrip("\n"))
+    _LOGGER.info("%s", captured.get().rstrip("\n"))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

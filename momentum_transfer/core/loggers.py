@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError, extra, one_line
@@ -24,29 +24,6 @@ from momentum_transfer.core.untrusted import read_mapping
 _PROJECT = "WANDB_PROJECT"
 #: Holds the identifier of the W&B run, so that a resumed training continues it.
 _RUN = "wandb_run.txt"
-
-
-class Logger(Protocol):
-    """Receives metrics."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics after ``step`` steps."""
-
-    def close(self) -> None:
-        """Send or write what is left."""
-
-
-def open_loggers(folder: str | Path, first_step: int = 0) -> list[Logger]:
-    """The loggers of a run in ``folder``, for rank 0 only; what was logged after ``first_step`` is dropped.
-
-    Raises InputError if Weights & Biases is asked for and not installed, not logged in, or not reachable.
-    """
-    opened: list[Logger] = []
-    if os.environ.get(_PROJECT):
-        opened.append(_WeightsAndBiases(Path(folder), first_step))
-    with contextlib.suppress(ImportError):
-        opened.append(_TensorBoard(Path(folder), first_step))
-    return opened
 
 
 class _TensorBoard:
@@ -95,6 +72,23 @@ def _settings(folder: Path) -> dict[str, Any]:
         return read_mapping(folder / "config.yaml")
     except InputError:
         return {}
+
+
+Logger = _TensorBoard | _WeightsAndBiases
+"""Receives metrics by ``write(step, metrics)``; ``close()`` writes what is left."""
+
+
+def open_loggers(folder: str | Path, first_step: int = 0) -> list[Logger]:
+    """The loggers of a run in ``folder``, for rank 0 only; what was logged after ``first_step`` is dropped.
+
+    Raises InputError if Weights & Biases is asked for and not installed, not logged in, or not reachable.
+    """
+    opened: list[Logger] = []
+    if os.environ.get(_PROJECT):
+        opened.append(_WeightsAndBiases(Path(folder), first_step))
+    with contextlib.suppress(ImportError):
+        opened.append(_TensorBoard(Path(folder), first_step))
+    return opened
 
 
 class Metrics:

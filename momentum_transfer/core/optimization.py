@@ -22,17 +22,13 @@ MOMENTUM_SCHEDULES = ("cosine", "constant")
 LR_SCHEDULES = ("cosine", "step")
 
 
-def cosine_to_zero(base: float, progress: float) -> float:
-    """base * (cos(pi * k/K) + 1) / 2 (Momentum^2 Teacher, eq. 8): base at the start, 0 at the end."""
-    return param_scheduler.CosineParamScheduler(base, 0.0)(progress)
-
-
 def momentum_at(base: float, progress: float, schedule: str) -> float:
     """The weight of the new value in the teacher's EMA, or alpha in Momentum BN.
 
-    RCF and EMAN write 1 - m: their momentum .99 -> 1 is base .01 under "cosine", their fixed .999 is .001 "constant".
+    "cosine" is base * (cos(pi * k/K) + 1) / 2 (Momentum^2 Teacher, eq. 8): base at the start, 0 at the end. RCF and
+    EMAN write 1 - m: their momentum .99 -> 1 is base .01 under "cosine", their fixed .999 is .001 "constant".
     """
-    return cosine_to_zero(base, progress) if schedule == "cosine" else base
+    return param_scheduler.CosineParamScheduler(base, 0.0)(progress) if schedule == "cosine" else base
 
 
 def cosine(total: int, end: float = 0.0) -> Schedule:
@@ -152,7 +148,10 @@ class LARS(Optimizer):
         else:
             updates = [grad.clone() for grad in grads] if group["adapt"] else grads
         if group["adapt"]:
-            torch._foreach_mul_(updates, self._trust_ratios(params, updates, group["eta"]))
+            weights, steps = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(updates))
+            usable = (weights > 0) & (steps > 0)
+            ratios = torch.where(usable, group["eta"] * weights / steps.where(usable, 1.0), 1.0)
+            torch._foreach_mul_(updates, list(ratios.unbind()))
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -160,10 +159,3 @@ class LARS(Optimizer):
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, updates)
         torch._foreach_add_(params, buffers, alpha=-group["lr"])
-
-    @staticmethod
-    def _trust_ratios(params: list[Tensor], updates: list[Tensor], eta: float) -> list[Tensor]:
-        weights = torch.stack(torch._foreach_norm(params))
-        steps = torch.stack(torch._foreach_norm(updates))
-        usable = (weights > 0) & (steps > 0)
-        return list(torch.where(usable, eta * weights / steps.where(usable, 1.0), 1.0).unbind())

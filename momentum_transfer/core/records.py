@@ -133,18 +133,11 @@ def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     with open(path, "ab+", buffering=0) as stream:
         with contextlib.suppress(OSError):  # a file system without locks: appending is one write all the same
             fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.seek(0, os.SEEK_END)
-        if stream.tell() and _last_byte(stream) != b"\n":
+        size = stream.seek(0, os.SEEK_END)
+        if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
             text = "\n" + text
         append_whole(stream, text.encode("utf-8"), path)
         os.fsync(stream.fileno())
-
-
-def _last_byte(stream: Any) -> bytes:
-    stream.seek(-1, os.SEEK_END)
-    last: bytes = stream.read(1)
-    stream.seek(0, os.SEEK_END)
-    return last
 
 
 def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -243,11 +236,8 @@ def done(path: str | Path, **wanted: Any) -> bool:
 
 
 def _matches(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    for key, value in wanted.items():
-        found = record["checkpoint"].get("sha256") if key == "sha256" else record.get(key)
-        if found != value:
-            return False
-    return True
+    keys = {**record, "sha256": record["checkpoint"].get("sha256")}
+    return all(keys.get(key) == value for key, value in wanted.items())
 
 
 _FOLDER = "items"

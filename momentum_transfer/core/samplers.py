@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,6 @@ from momentum_transfer.core.errors import InputError
 
 Place = tuple[int, int]
 """(epoch, or position in the sequence; index of an image): what the image's random view is drawn from."""
-
-
-class Order(Protocol):
-    """An endless sequence of images, fixed by its seed."""
-
-    def places(self, first: int) -> Iterator[Place]:
-        """The sequence from position ``first`` on."""
-        ...
 
 
 class Epochs:
@@ -93,6 +85,10 @@ class RepeatedPasses:
                 extra = (torch.rand(len(whole), generator=generator) < fraction).float()
             indices = torch.repeat_interleave(torch.arange(len(whole)), (whole + extra).long())
             yield indices[torch.randperm(len(indices), generator=generator)]
+
+
+Order = Epochs | RepeatedPasses
+"""An endless sequence of images, fixed by its seed; ``places(first)`` gives it from a position on."""
 
 
 class Batches(Sampler[list[Place]]):

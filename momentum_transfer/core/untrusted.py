@@ -7,6 +7,7 @@ headers are checked before anything that they ask for is allocated.
 import contextlib
 import json
 import math
+import re
 import stat
 import struct
 import tokenize
@@ -14,7 +15,6 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,7 +142,7 @@ def _check_size(root: yaml.Node) -> None:
                 inner += [part for pair in node.value for part in pair]
             elif isinstance(node, yaml.SequenceNode):
                 inner += node.value
-            elif not _writable(node.value):
+            elif re.search("[\0\ud800-\udfff]", node.value):
                 raise yaml.MarkedYAMLError(
                     problem=f"expected text without NUL and half characters, found {shown(node.value)}",
                     problem_mark=node.start_mark,
@@ -158,11 +158,6 @@ def _too_large() -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=f"expected at most {MOST_ENTRIES} entries, found more; divide it")
 
 
-def _writable(text: str) -> bool:
-    """Whether the text can stand in files and command lines."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 #: Fraction of the free memory that the arrays of a file may take, with a working copy.
 _MOST_OF_MEMORY = 0.8
 #: An array of so many bytes packed to less than a hundredth is a bomb: features pack by 1.1 to 4.
@@ -170,16 +165,6 @@ _LARGE, _DENSEST = 1 << 28, 100
 _DAMAGE = (OSError, ValueError, TypeError, AttributeError, EOFError, KeyError, IndexError, SyntaxError, RecursionError,
            RuntimeError, NotImplementedError, OverflowError, MemoryError, struct.error, zipfile.BadZipFile,
            zlib.error, tokenize.TokenError)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Header:
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @contextlib.contextmanager
@@ -207,37 +192,37 @@ def read_arrays(path: str | Path, names: Sequence[str] | None = None, copies: fl
     with opened(path) as archive:
         chosen = names_of(archive) if names is None else list(names)
         headers = {name: _header_of(archive, name, path) for name in chosen}
-        needed, free = copies * sum(header.nbytes for header in headers.values()), available_memory()
+        needed, free = copies * sum(size for size, _ in headers.values()), available_memory()
         if free is not None and needed > _MOST_OF_MEMORY * free:
-            largest = max(headers, key=lambda name: headers[name].nbytes)
+            largest = max(headers, key=lambda name: headers[name][0])
             raise InputError(
                 f"expected arrays that need at most {_MOST_OF_MEMORY:.0%} of the free memory "
                 f"({_size(_MOST_OF_MEMORY * free)} of {_size(free)}), found {_size(needed)} in {path} (largest: "
-                f"{largest} of shape {headers[largest].shape}); take fewer rows, or a machine with more memory"
+                f"{largest} of shape {headers[largest][1]}); take fewer rows, or a machine with more memory"
             )
         return {name: _read(archive, name) for name in chosen}
 
 
-def _header_of(archive: zipfile.ZipFile, name: str, path: str | Path) -> _Header:
-    """Shape and type of an array, which must fit its bytes; InputError also for objects and zip bombs."""
+def _header_of(archive: zipfile.ZipFile, name: str, path: str | Path) -> tuple[int, tuple[int, ...]]:
+    """Size in bytes and shape of an array, which must fit the file; InputError also for objects and zip bombs."""
     record = archive.getinfo(_member(archive, name))
     with archive.open(record) as stream:
         shape, _, dtype = _header(stream)
         begins = stream.tell()
-    header = _Header(shape, dtype)
+    size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject:
         raise InputError(f"expected arrays without pickled objects in {path}, found some in {name}; save plain arrays")
-    if min(shape, default=0) < 0 or begins + header.nbytes != record.file_size:
+    if min(shape, default=0) < 0 or begins + size != record.file_size:
         raise InputError(
-            f"expected {name} of {path} to be as large as its header says ({_size(header.nbytes)} for the shape "
+            f"expected {name} of {path} to be as large as its header says ({_size(size)} for the shape "
             f"{shown(shape)}), found {_size(record.file_size - begins)}; the file is damaged or crafted"
         )
-    if header.nbytes > _LARGE and header.nbytes > _DENSEST * record.compress_size:
+    if size > _LARGE and size > _DENSEST * record.compress_size:
         raise InputError(
-            f"expected an array that holds something, found {name} of {path} packed from {_size(header.nbytes)} into "
+            f"expected an array that holds something, found {name} of {path} packed from {_size(size)} into "
             f"{_size(record.compress_size)}; the file is crafted (a zip bomb), or all of it is one number"
         )
-    return header
+    return size, shape
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> str:

@@ -247,38 +247,32 @@ def kept_in_memory(images: LabelledImages, fraction: float, *, uses: float, proc
         uses: how often a training reads each image; up to 1 nothing is gained.
         processes: that do the same on this machine.
     """
-    if fraction <= 0 or uses <= 1 or not len(images) or not isinstance(_innermost(images), FileImages):
+    source = images
+    while isinstance(source, Selected):
+        source = source.dataset
+    if fraction <= 0 or uses <= 1 or not len(images) or not isinstance(source, FileImages):
         return images
+    sample = np.unique(np.linspace(0, len(images) - 1, min(len(images), _SAMPLE)).astype(int))
+    sizes = [images[int(index)][0].size for index in sample]
+    # Twice the mean of a sample's bytes for every image: others may be larger.
+    needed = 2 * 3 * len(images) * float(np.mean([width * height for width, height in sizes]))
     free = available_memory()
-    if free is None or _bytes_needed(images) * processes > fraction * free:
+    if free is None or needed * processes > fraction * free:
         return images
     kept = DecodedImages(images)
     say(f"keeping {len(kept)} decoded images in memory, {kept.pixels.nbytes / 2**20:.0f} MiB (DATA.MEMORY_SHARE)")
     return kept
 
 
-def _innermost(images: LabelledImages) -> LabelledImages:
-    while isinstance(images, Selected):
-        images = images.dataset
-    return images
-
-
-def _bytes_needed(images: LabelledImages) -> float:
-    """Twice the mean of a sample's bytes for every image: others may be larger."""
-    sample = np.unique(np.linspace(0, len(images) - 1, min(len(images), _SAMPLE)).astype(int))
-    sizes = [images[int(index)][0].size for index in sample]
-    return 2 * 3 * len(images) * float(np.mean([width * height for width, height in sizes]))
-
-
 def _decoded(source: LabelledImages) -> Iterator[NDArray[np.uint8]]:
     """[H, W, 3] of every image in order; Pillow decodes without Python's lock, so threads divide the work."""
+
+    def pixels(index: int) -> NDArray[np.uint8]:
+        return np.asarray(source[index][0], dtype=np.uint8)
+
     with ThreadPoolExecutor(available_cores()) as pool:
         indices = iter(range(len(source)))
-        waiting = [pool.submit(_pixels, source, index) for index in islice(indices, _AHEAD)]
+        waiting = [pool.submit(pixels, index) for index in islice(indices, _AHEAD)]
         while waiting:
             yield waiting.pop(0).result()
-            waiting += [pool.submit(_pixels, source, index) for index in islice(indices, 1)]
-
-
-def _pixels(source: LabelledImages, index: int) -> NDArray[np.uint8]:
-    return np.asarray(source[index][0], dtype=np.uint8)
+            waiting += [pool.submit(pixels, index) for index in islice(indices, 1)]

@@ -42,6 +42,7 @@ class Published:
 
 def _of_images(name: str, kind: Any, **split: Any) -> dict[str, Any]:
     return {
+        "addresses": tuple(kind.mirrors) if hasattr(kind, "mirrors") else (kind.url,),
         "fetch": lambda root: kind(str(root), download=True, **split),
         "check": lambda root: {part: len(build_dataset(name, root, part)) for part in ("train", "test")},
         "use": (f"DATA.NAME {name} DATA.ROOT {{root}}", f"DATASETS.NAME {name} DATASETS.ROOT {{root}}"),
@@ -59,29 +60,22 @@ def _of_voc(year: str, *splits: str) -> dict[str, Any]:
 PUBLISHED = {
     "mnist": Published(
         "MNIST: 70,000 grey digits of 28 px, 10 classes", "yann.lecun.com/exdb/mnist", 12 * _MB, 55 * _MB,
-        tuple(datasets.MNIST.mirrors), **_of_images("mnist", datasets.MNIST, train=False),
-    ),
+        **_of_images("mnist", datasets.MNIST, train=False)),
     "fashion-mnist": Published(
         "Fashion-MNIST: 70,000 grey clothes of 28 px, 10 classes", "github.com/zalandoresearch/fashion-mnist",
-        31 * _MB, 55 * _MB, tuple(datasets.FashionMNIST.mirrors),
-        **_of_images("fashion-mnist", datasets.FashionMNIST, train=False),
-    ),
+        31 * _MB, 55 * _MB, **_of_images("fashion-mnist", datasets.FashionMNIST, train=False)),
     "kmnist": Published(
         "KMNIST: 70,000 grey Kuzushiji characters of 28 px, 10 classes", "codh.rois.ac.jp/kmnist", 21 * _MB, 55 * _MB,
-        tuple(datasets.KMNIST.mirrors), **_of_images("kmnist", datasets.KMNIST, train=False),
-    ),
+        **_of_images("kmnist", datasets.KMNIST, train=False)),
     "cifar10": Published(
         "CIFAR-10: 60,000 images of 32 px, 10 classes", "www.cs.toronto.edu/~kriz/cifar.html", 171 * _MB, 187 * _MB,
-        (datasets.CIFAR10.url,), **_of_images("cifar10", datasets.CIFAR10, train=False),
-    ),
+        **_of_images("cifar10", datasets.CIFAR10, train=False)),
     "cifar100": Published(
         "CIFAR-100: 60,000 images of 32 px, 100 classes", "www.cs.toronto.edu/~kriz/cifar.html", 169 * _MB, 187 * _MB,
-        (datasets.CIFAR100.url,), **_of_images("cifar100", datasets.CIFAR100, train=False),
-    ),
+        **_of_images("cifar100", datasets.CIFAR100, train=False)),
     "stl10": Published(
         "STL-10: 13,000 labelled and 100,000 unlabelled images of 96 px, 10 classes", "cs.stanford.edu/~acoates/stl10",
-        2640 * _MB, 3130 * _MB, (datasets.STL10.url,), **_of_images("stl10", datasets.STL10, split="test"),
-    ),
+        2640 * _MB, 3130 * _MB, **_of_images("stl10", datasets.STL10, split="test")),
     "voc2007": Published(
         "PASCAL VOC 2007: 9,963 images, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2007",
         911 * _MB, 920 * _MB, **_of_voc("2007", "trainval", "test"),

@@ -8,7 +8,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -90,19 +90,6 @@ def _pil_transform(aug: Augmentation, image_size: int, mean: Sequence[float], st
     return v2.Compose([*steps, *normalise(mean, std)])
 
 
-class TwoViews(Protocol):
-    """A recipe: which samples it takes of a dataset, and how it makes two views of one."""
-
-    def source(self, dataset: LabelledImages) -> Any:
-        """A map from the dataset's indices to (sample, label)."""
-
-    def __call__(self, sample: Any) -> tuple[Tensor, Tensor]:
-        """Two views, float [3, H, W], random by torch's global generator."""
-
-    def many(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """The views that a call gives for each sample after seeding torch's global generator, which stays so."""
-
-
 def _seeded(seed: int) -> None:
     """Seeds torch's CPU generator; torch.manual_seed would reseed the accelerators as well."""
     torch.default_generator.manual_seed(seed)
@@ -180,6 +167,11 @@ def _digit_glyphs(dataset: LabelledImages) -> NDArray[np.float32]:
             f"DATA.VIEWS {', '.join(name for name in RECIPES if name != 'digits')}"
         )
     return dataset.glyphs
+
+
+TwoViews = ImageViews | DigitViews
+"""A recipe: ``source(dataset)`` maps indices to (sample, label), a call with a sample gives its two views, and
+``many(samples, seeds)`` those of each sample after seeding torch's global generator, which stays so."""
 
 
 def build_views(
