@@ -164,9 +164,11 @@ def tool_environment() -> None:
     warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
 
 
-def _warning(message: Warning | str, category: type[Warning], file: str, line: int, code: str | None = None) -> str:
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A library's warning on one line; it may quote an untrusted file, as Matplotlib's do."""
-    return f"{file}:{line}: {category.__name__}: {printable(str(message))}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {printable(str(message))}\n"
 
 
 def _background_error(args: threading.ExceptHookArgs) -> None:

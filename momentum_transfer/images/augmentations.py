@@ -34,7 +34,8 @@ class Augmentation:
 
 _BYOL = (Augmentation(blur=1.0), Augmentation(blur=0.1, solarize=0.2))
 _MOCO = Augmentation(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5)
-RECIPES: dict[str, tuple[Augmentation, Augmentation]] = {
+Pair = tuple[Augmentation, Augmentation]  #: of the two views
+RECIPES: dict[str, Pair] = {
     "byol": _BYOL,
     "rcf": (Augmentation(blur=0.5, solarize=0.2),) * 2,
     "mocov2": (_MOCO, _MOCO),
@@ -46,7 +47,7 @@ REMOVALS = {"solarize": "solarize", "blur": "blur", "grayscale": "grayscale", "c
 
 def recipe_augmentations(
     recipe: str, remove: Collection[str] = (), crop_scale: tuple[float, float] | None = None
-) -> tuple[Augmentation, Augmentation]:
+) -> Pair:
     """The augmentations of both views of a recipe in `RECIPES`, without ``remove`` (names in `REMOVALS`).
 
     ``crop_scale`` replaces the recipe's own. Raises InputError for an unknown name, or a crop scale outside 0..1.
@@ -62,7 +63,9 @@ def recipe_augmentations(
     return replace(first, **changes), replace(second, **changes)
 
 
-Floats, Integers, Flags = NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop
 _RATIO = (3 / 4, 4 / 3)
 NUMBERS = 2 * CROP_TRIES + 16  # uniform numbers that one view takes

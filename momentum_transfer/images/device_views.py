@@ -18,7 +18,7 @@ from torch import Tensor
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images import augmentations
-from momentum_transfer.images.augmentations import HUE, NUMBERS, Augmentation, ViewParameters, draw_parameters
+from momentum_transfer.images.augmentations import HUE, NUMBERS, Pair, ViewParameters, draw_parameters
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.views import MEAN, STD, sample_seed
 
@@ -163,13 +163,7 @@ def apply_parameters(images: Tensor, parameters: ViewParameters, size: int, thre
 class DeviceViews:
     """Both views of a batch of `CanvasDataset`, on its device; ``mean`` and ``std`` normalise values in 0..1."""
 
-    def __init__(
-        self,
-        augmentations: tuple[Augmentation, Augmentation],
-        image_size: int,
-        mean: Sequence[float] = MEAN,
-        std: Sequence[float] = STD,
-    ) -> None:
+    def __init__(self, augmentations: Pair, image_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
         self.augmentations = augmentations
         self.image_size = image_size
         self.mean = torch.tensor(mean).view(1, 3, 1, 1)

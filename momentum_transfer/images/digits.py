@@ -23,7 +23,8 @@ _GLYPH_SIDE = 8  # pixels of a scikit-learn digit
 _HELD_OUT = 0.3  # fraction of every class that is never trained on
 SPLITS = ("train", "val")
 
-Array, Bytes = NDArray[np.float32], NDArray[np.uint8]
+Array = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 _Generators = np.random.Generator | JoinedGenerators
 #: Top, left, height and width, each [N].
 Rectangles = tuple[Array, Array, Array, Array]
