@@ -84,9 +84,9 @@ def _check(name: str, root: Path) -> bool:
 
     data = LICENSED[name]
     parts = look(name, root)
-    rows = [(one.part.path, one.problem or "there", one.part.archive if one.problem else "") for one in parts]
+    rows = [(part.path, problem or "there", part.archive if problem else "") for part, problem in parts]
     table(f"{data.title} in {root}", ("part", "state", "comes in"), rows)
-    whole = not any(one.problem for one in parts)
+    whole = not any(problem for _, problem in parts)
     say(data.setting.format(root=root) if whole else f"from {data.page}")
     return whole
 

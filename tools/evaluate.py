@@ -102,10 +102,7 @@ def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
 
 
 def _check_pretrainings(suite: Suite) -> None:
-    """Check all settings of a sweep's pretrainings before the first of them takes days.
-
-    Raises InputError for the first wrong setting with its run, or checkpoints that lie after the end of training.
-    """
+    """Check all settings of a sweep's pretrainings before the first takes days; InputError names the run."""
     if suite.sweep is None or suite.sweep.command != "tools/pretrain.py":
         return
     from momentum_transfer.core.settings import load_config
@@ -165,10 +162,7 @@ def _gpus(args: argparse.Namespace, options: Mapping[str, str]) -> int:
 
 
 def _sbatch_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options of --sbatch by key.
-
-    Raises InputError without --slurm, or for no KEY=VALUE, a key that the plan sets itself, or one given twice.
-    """
+    """The options of --sbatch by key; InputError without --slurm, or for a malformed, reserved or repeated key."""
     if args.sbatch and not args.slurm:
         raise InputError(f"expected --sbatch together with --slurm, found {args.sbatch[0]!r} without it; add --slurm")
     options: dict[str, str] = {}

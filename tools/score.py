@@ -122,10 +122,7 @@ def _target(args: argparse.Namespace) -> Path:
 
 
 def _origin(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the scores come from, by content, so that a changed file of the same name is scored anew.
-
-    Without a checkpoint file the predictions stand for the weights.
-    """
+    """Where the scores come from, by content; without a checkpoint file the predictions stand for the weights."""
     if args.task == "semantic":
         from momentum_transfer.transfer.scores import semantic
 

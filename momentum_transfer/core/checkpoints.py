@@ -36,10 +36,7 @@ class CheckpointFolder:
         self.keep, self.suffix, self.pointer = keep, suffix, pointer
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
-        """Write the state after ``step`` steps, point ``last`` to it, and remove the oldest beyond ``keep``.
-
-        A full disk (OSError) or a kill at any moment leaves ``last`` on a whole checkpoint.
-        """
+        """Write the state, point ``last`` to it, remove the oldest; killed at any moment, ``last`` stays whole."""
         path = self.folder / f"step_{step:07d}{self.suffix}"
         remove_leftovers(self.folder, below=False)  # of a save that was killed
         with atomic_path(path) as temporary:
@@ -91,10 +88,7 @@ def write_archive(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint of pretraining or of training with few labels on the CPU, running no code in it.
-
-    Raises InputError if there is no such file, it is damaged, or not of this format.
-    """
+    """Read a checkpoint of pretraining or few-label training on the CPU, running no code; InputError if it is none."""
     state = read_archive(path, own=True)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
@@ -216,10 +210,7 @@ _FREE_IN_PRETRAINING = ("OUTPUT_DIR", "DATA.ROOT", "DATA.WORKERS", "DATA.MEMORY_
 
 
 def learned_settings(text: str) -> dict[str, Any]:
-    """Dotted key -> value of a pretraining configuration's YAML ``text``, without ``_FREE_IN_PRETRAINING``.
-
-    Raises InputError if it is no YAML mapping of plain values (it may come with an untrusted checkpoint).
-    """
+    """Dotted key -> value of a pretraining configuration's YAML (it may be untrusted), without those free to change."""
     try:
         tree = parse_mapping(text, "a checkpoint")
     except InputError as error:

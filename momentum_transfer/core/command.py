@@ -37,10 +37,7 @@ _PORTS = (20000, 12000)
 
 
 def _adopt_slurm_ranks(environment: MutableMapping[str, str]) -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a step of several tasks.
-
-    What torchrun or the user has set stays, and so do steps of one task and the batch script itself.
-    """
+    """Set torchrun's variables in a Slurm step of several tasks, unless torchrun or the user has set them."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
     if "WORLD_SIZE" in environment or not tasks.isdigit() or int(tasks) < 2 or "SLURM_PROCID" not in environment:
         return
@@ -101,10 +98,7 @@ class Stopped(Exception):
 
 @contextlib.contextmanager
 def stop_signals(then: str = "finishing this step, then saving") -> Iterator[StopSignal]:
-    """Catch SIGINT and SIGTERM inside the block: the first one sets the flag, a second one stops at once.
-
-    ``then`` says in the message what happens at the first.
-    """
+    """Catch SIGINT and SIGTERM: the first sets the flag, a second stops at once; ``then`` completes the message."""
     stop, at = StopSignal(), 0.0
 
     def handle(number: int, _frame: FrameType | None) -> None:

@@ -73,10 +73,7 @@ def sealed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify(tree: Any, path: Path) -> bool:
-    """Compare what was read from ``path`` with the digest in it; False if it has none, as other projects' files.
-
-    Raises InputError if the content is not what was written.
-    """
+    """Whether ``tree``, read from ``path``, holds a digest; InputError if it is not that of the content."""
     if not isinstance(tree, Mapping) or KEY not in tree:
         return False
     try:

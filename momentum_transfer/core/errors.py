@@ -27,10 +27,7 @@ _SHORT.maxlevel = 3
 
 
 def printable(text: str) -> str:
-    """The text on one line, with escapes for what would steer a terminal or reorder the line (``\\x1b``, ``\\n``).
-
-    Text from untrusted files passes here before it reaches a terminal, a log or a table.
-    """
+    """Untrusted text on one line, with escapes for what would steer a terminal or reorder the line (``\\x1b``)."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -135,10 +132,7 @@ REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "scipy",
 
 
 def extra(module: str, purpose: str) -> ModuleType:
-    """Import an optional module that ``purpose`` ("Slurm jobs") needs.
-
-    Raises InputError with the extra to install if it is missing.
-    """
+    """Import an optional module that ``purpose`` ("Slurm jobs") needs; InputError with the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

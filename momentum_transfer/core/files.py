@@ -60,10 +60,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def refused_by_system(error: BaseException, folder: Path) -> int | None:
-    """The system's error number behind ``error``, raised while a file was written in ``folder``; else None.
-
-    numpy, Pillow, torch and safetensors report a full disk each in its own way.
-    """
+    """The system's error number behind ``error``: numpy, Pillow, torch and safetensors each report it differently."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
@@ -91,10 +88,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def remove_leftovers(folder: str | Path, *, below: bool = True) -> int:
-    """Remove the temporary files of killed writers in ``folder`` and ``below`` it; return how many.
-
-    A file that a process is still writing is locked and stays.
-    """
+    """Remove the unlocked temporary files of killed writers in ``folder`` and ``below`` it; return how many."""
     removed = 0
     for place, folders, names in os.walk(folder):
         if not below:
@@ -211,10 +205,7 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.IGNORECASE)
 
 
 def set_title(path: str | Path) -> str:
-    """A short name for a set of images: the nearest folder or file whose name identifies it.
-
-    ``/home/me/blood/valid/images`` and ``blood/annotations/instances_val.json`` are both ``blood``.
-    """
+    """The nearest folder or file name that identifies a set of images: ``blood`` of ``/home/me/blood/valid/images``."""
     for name in _names_upward(path):
         if name and not _PART.fullmatch(name):
             return re.sub(r"[^\w.-]+", "_", name)
@@ -238,10 +229,7 @@ def _names_upward(path: str | Path) -> list[str]:
 
 
 def cache_root() -> Path:
-    """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``.
-
-    Raises InputError if the first is not set and there is no home folder.
-    """
+    """``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``, for embedded data and features."""
     chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE") or "~/.cache/momentum-transfer"
     try:
         return Path(chosen).expanduser()

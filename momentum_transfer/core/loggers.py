@@ -92,10 +92,7 @@ def open_loggers(folder: str | Path, first_step: int = 0) -> list[Logger]:
 
 
 class Metrics:
-    """Writes metrics to ``folder`` and the loggers; only rank 0 writes.
-
-    Lines after ``first_step``, left by a run that was killed after its last checkpoint, are removed.
-    """
+    """Writes metrics to ``folder`` and the loggers, on rank 0 only; lines after ``first_step`` are removed."""
 
     def __init__(self, folder: str | Path, first_step: int = 0) -> None:
         self.path = Path(folder) / "metrics.jsonl"
@@ -111,10 +108,7 @@ class Metrics:
             self._loggers = open_loggers(folder, first_step)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        """Write the metrics after ``step`` steps as one whole line, NaN and infinities as null, which JSON lacks.
-
-        Raises OSError if there is no space; no part of the line stays.
-        """
+        """Write the metrics after ``step`` steps as one whole line or none (OSError), NaN and infinities as null."""
         if self._stream is None:
             return
         line = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -100,10 +100,7 @@ def _product(queries: Tensor, block: Tensor, products: np.ndarray) -> Tensor:
 
 
 def _merge(similarities: Tensor, best: Tensor, rows: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """The best ``k`` [q, k] so far, merged with one more block of the database; sorted, earlier rows first.
-
-    Once k are known, only what exceeds the k-th is looked at: little beside the product.
-    """
+    """The best ``k`` [q, k] so far, merged with one more block of the database; sorted, earlier rows first."""
     if best.numel() == 0 or best.shape[1] < k:
         values, columns = _top(similarities, min(k, similarities.shape[1]))
         columns += start

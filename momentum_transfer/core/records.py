@@ -141,10 +141,7 @@ def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """All records of a file, and its problems, a line each, so that nothing is dropped silently.
-
-    Raises InputError if there is no such file.
-    """
+    """All records of a file, and its problems, a line each; InputError if there is no such file."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"results file not found: {path}; every evaluating tool writes one (--results FILE)")
@@ -191,10 +188,7 @@ def _shared(record: dict[str, Any], known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def content_is_text(content: Any) -> None:
-    """Raise ValueError if a text in parsed JSON holds half of a surrogate pair, which no file can store.
-
-    Raises RecursionError if it is nested too deeply.
-    """
+    """Raise ValueError if a text in parsed JSON holds half a surrogate pair, which no file can store."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -244,10 +238,7 @@ _FOLDER = "items"
 
 
 def write_items(folder: str | Path, name: str, found: Outcomes) -> dict[str, str]:
-    """Write outcomes under ``folder``; returns the record's reference: file (relative to ``folder``) and sha256.
-
-    ``name`` is for people: task, checkpoint, trial.
-    """
+    """Write outcomes under ``folder``, called ``name``; returns the record's reference: relative file and sha256."""
     arrays = outcomes.arrays(found)
     digest = hashlib.sha256()
     for key, values in arrays.items():
@@ -261,10 +252,7 @@ def write_items(folder: str | Path, name: str, found: Outcomes) -> dict[str, str
 
 
 def read_items(folder: str | Path, reference: Mapping[str, Any]) -> Outcomes:
-    """The outcomes that a record of a results file in ``folder`` refers to.
-
-    Raises InputError if the file is missing, damaged, or not the one the record was written with.
-    """
+    """The outcomes that a record refers to; InputError if the file is missing, damaged, or not the one it names."""
     name = str(reference.get("file", ""))
     file = Path(folder) / name
     if Path(name).is_absolute() or ".." in Path(name).parts:

@@ -39,10 +39,7 @@ class Epochs:
 
 
 def whole_steps(images: int, step: int, seed: int) -> Epochs:
-    """Shuffled epochs of as many images as fill whole steps: pretraining's order.
-
-    ``step`` counts the images of one optimizer step, over all processes; InputError if there are fewer images.
-    """
+    """Pretraining's order: shuffled epochs, cut to whole steps of ``step`` images over all processes."""
     if images < step:
         raise InputError(f"expected at least one batch of {step} images, found {images}; lower SOLVER.BATCH_SIZE")
 

@@ -69,7 +69,8 @@ def _spellings(path: Path) -> list[Path]:
 def _nearest(path: Path, start: Path, count: int = 3) -> list[str]:
     """The names most like ``path`` among shipped configs and the YAML files in its folder."""
     folder = start / path.parent
-    local = [str(path.parent / file.name) for file in folder.glob("*") if file.suffix in _SUFFIXES]
+    files = folder.glob("*") if folder.is_dir() else ()
+    local = [str(path.parent / file.name) for file in files if file.suffix in _SUFFIXES]
     wanted = path.with_suffix("") if path.suffix in _SUFFIXES else path
     if wanted.parts[:1] == ("configs",) and len(wanted.parts) > 1:
         wanted = Path(*wanted.parts[1:])

@@ -29,10 +29,7 @@ MOST = 256 << 20
 
 
 def read_regular(path: Path, holds: str, most: int | None = MOST) -> bytes:
-    """The bytes of a file of at most ``most`` bytes; ``holds`` says in messages what is expected in it.
-
-    Raises InputError if it is missing, a folder, a device or a pipe (whose reading may never end), or too large.
-    """
+    """The bytes of a regular file of at most ``most`` bytes; ``holds`` names its expected content in the error."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -83,10 +80,7 @@ def read_mapping(file: Path, holds: str = "settings") -> dict[str, Any]:
 
 
 def parse_mapping(text: str, where: str, holds: str = "settings") -> dict[str, Any]:
-    """The mapping that the YAML ``text`` describes; ``where`` it comes from is for messages.
-
-    Raises InputError if it is no YAML, names a key twice, is nested too deeply, too large, empty or no mapping.
-    """
+    """The mapping in YAML ``text``; InputError (naming ``where``) if it is none, too large, or has a key twice."""
     try:
         loaded = yaml.load(text, _Bounded)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 5000 digits, a date that is none

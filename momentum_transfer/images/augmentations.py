@@ -48,10 +48,7 @@ REMOVALS = {"solarize": "solarize", "blur": "blur", "grayscale": "grayscale", "c
 def recipe_augmentations(
     recipe: str, remove: Collection[str] = (), crop_scale: tuple[float, float] | None = None
 ) -> Pair:
-    """The augmentations of both views of a recipe in `RECIPES`, without ``remove`` (names in `REMOVALS`).
-
-    ``crop_scale`` replaces the recipe's own. Raises InputError for an unknown name, or a crop scale outside 0..1.
-    """
+    """Both views' augmentations of a recipe, without those of ``remove``, and with another ``crop_scale`` if given."""
     Choice(RECIPES).require("the recipe of views", recipe)
     Many(Choice(REMOVALS)).require("what is removed from it", list(remove))
     changes: dict[str, Any] = {REMOVALS[name]: 0.0 for name in remove}

@@ -37,10 +37,7 @@ class Overlap:
 
 
 def report_overlap(found: Overlap, *, where: str = "", forbid: bool = False) -> int:
-    """Warn of an overlap, or with ``forbid`` refuse it (InputError); returns its count, for the record.
-
-    ``where`` is the test set's name.
-    """
+    """Warn of an overlap in the test set ``where``, or with ``forbid`` refuse it (InputError); returns its count."""
     if not found.count:
         return 0
     which = "; ".join(filter(None, (where, f"first: {found.example}" if found.example else "")))

@@ -49,10 +49,7 @@ def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
 
 
 def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -> FileImages | None:
-    """Images without labels, as one class: every image file below ``root/split``, else below ``root``.
-
-    None where no image lies in the folder itself: it then holds folders of classes.
-    """
+    """Images without labels, as one class, below ``root/split`` or ``root``; None if it holds folders of classes."""
     folder = _folder(root, "imagefolder")
     folder = folder / split if (folder / split).is_dir() else folder
     # The folder's own files first, so as not to walk through ImageNet's class folders.
@@ -210,10 +207,7 @@ _AHEAD = 32  # decoded images that wait to be stored
 
 
 class DecodedImages:
-    """The images of ``source`` in one array of bytes, which worker processes have in common while none writes to it.
-
-    Every image is read once, here, with the replacements that the source makes for unreadable ones.
-    """
+    """The images of ``source``, read once, in one array of bytes that all worker processes use."""
 
     def __init__(self, source: LabelledImages) -> None:
         self.labels, self.classes = source.labels, source.classes

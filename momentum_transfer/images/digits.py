@@ -129,10 +129,7 @@ def uneven_backgrounds(level: Array, amplitude: float, size: int, rng: _Generato
 
 
 def draw_strokes(canvas: Array, luminance: Array, width: float, length: tuple[float, float], rng: _Generators) -> None:
-    """Draw K straight fragments of strokes of ``luminance`` [N, K] onto each canvas [N, size, size], in place.
-
-    ``width``, and the range ``length`` of the fragments, are in pixels.
-    """
+    """Draw K fragments of strokes of ``luminance`` [N, K] on each canvas [N, size, size], in place; sizes in pixels."""
     count, size = luminance.shape, canvas.shape[-1]
     grid = np.arange(size, dtype=np.float32) + np.float32(0.5)
     centre = rng.random((*count, 2), dtype=np.float32) * size

@@ -150,14 +150,6 @@ class Licensed:
     setting: str
 
 
-@dataclass(frozen=True)
-class PartState:
-    """A part and its problem, empty if it is complete."""
-
-    part: Part
-    problem: str = ""
-
-
 _COCO = (Part("coco/train2017", "train2017.zip, 18 GB", 118287), Part("coco/val2017", "val2017.zip, 1 GB", 5000))
 LICENSED = {
     "coco": Licensed(
@@ -191,11 +183,11 @@ LICENSED = {
 }  # fmt: skip
 
 
-def look(name: str, root: Path) -> list[PartState]:
+def look(name: str, root: Path) -> list[tuple[Part, str]]:
     """Every part of a data set of ``LICENSED`` and its problem; InputError if ``root`` is no folder."""
     if not root.is_dir():
         raise InputError(f"expected the folder of {LICENSED[name].title} at {root}, found no such folder; give --root")
-    return [PartState(part, _problem(root, part)) for part in LICENSED[name].parts]
+    return [(part, _problem(root, part)) for part in LICENSED[name].parts]
 
 
 def _problem(root: Path, part: Part) -> str:

@@ -24,10 +24,7 @@ from momentum_transfer.images.labelled_images import FileImages
 
 
 def read_hierarchy(path: str | Path) -> dict[str, list[str]]:
-    """Child -> its parents, in the order of the file.
-
-    Raises InputError if there is no such file, a line is no ``parent child`` pair, or a concept is its own ancestor.
-    """
+    """Child -> its parents, in the order of the file; InputError for a malformed line or a circle."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected a hierarchy of `parent child` lines, found no file {path}; see --help")
@@ -96,10 +93,7 @@ def of_count(classes: Sequence[str], parents: dict[str, list[str]], count: int) 
 
 
 def under(classes: Sequence[str], parents: dict[str, list[str]], concepts: Iterable[str]) -> dict[str, str]:
-    """Each class under the first of the given concepts that is above it, else under ``other``.
-
-    Raises InputError for a concept above none of the classes, or a class that the hierarchy does not have.
-    """
+    """Each class under the first given concept above it, else under ``other``; InputError for an unused concept."""
     _check_classes(classes, parents)
     concepts = list(concepts)
     mapping = {}
