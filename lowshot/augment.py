@@ -33,7 +33,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from momentum_transfer.images.datasets import SIGNS, SMALL_SQUARES
-from momentum_transfer.images.views import MEAN, STD, normalise
+from momentum_transfer.images.views import MEAN, STD, Normalise
 
 Image = PIL.Image.Image
 
@@ -162,7 +162,7 @@ def weak_view(
     dataset: str, size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
 ) -> Callable[[PIL.Image.Image], Tensor]:
     """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see."""
-    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), *normalise(mean, std)])
+    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), Normalise(mean, std)])
     return view
 
 
@@ -186,7 +186,7 @@ def strong_view(
     dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
 ) -> Callable[[PIL.Image.Image], Tensor]:
     """The weak geometry, then two random operations; ``levels``: see :mod:`momentum_transfer.lowshot.augment`."""
-    parts = [*_geometry(dataset, size), RandomLevelAugment(levels), *normalise(mean, std)]
+    parts = [*_geometry(dataset, size), RandomLevelAugment(levels), Normalise(mean, std)]
     view: Callable[[PIL.Image.Image], Tensor] = v2.Compose(parts)
     return view
 

@@ -129,7 +129,7 @@ class Run:
         groups: parameter groups of the optimizer, each with its ``lr`` at the end of the warm-up.
         total: steps.
         after_step: called with the step's number when the optimiser has moved (FixMatch's teacher follows there).
-        metrics: folder of a metrics.jsonl that gets a line a step, and of the boards; None for none.
+        metrics: folder of a metrics.jsonl that gets a line a step, and of the other loggers; None for none.
         evaluate, evaluate_every: numbers to log besides every so many steps and at the end; 0 for never. It must leave
             the modules and the random numbers as they were.
     """

@@ -147,7 +147,7 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
         variant=data.VARIANT,
         long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0,
         seed=data.SEED,
-        drawings=data.DRAWINGS if split == "TEST" else 1,
+        renderings=data.DRAWINGS if split == "TEST" else 1,
         max_unreadable=100 if split == "TRAIN" else 0,  # a test image is not replaced by another: it would count twice
     )
 

@@ -62,7 +62,7 @@ class Stream(Batches):
         if batch < world or batch % world:
             raise InputError(f"expected a batch size that {world} processes can share equally, found {batch}")
         order = shuffled_rows(rows, seed)
-        super().__init__(order, batch // world, rank=rank, world=world, start=start, stop=steps)
+        super().__init__(order, batch // world, rank=rank, world_size=world, start=start, stop=steps)
         self.rows, self.steps, self.seed = rows, steps, seed
 
     def __len__(self) -> int:

@@ -1,10 +1,7 @@
-"""momentum-transfer as a library, ``import momentum_transfer as mt``: the public names, loaded when first used.
+"""Public names of momentum-transfer for ``import momentum_transfer as mt``, each loaded when it is first used.
 
-Importing it is quick, imports no torch, prints nothing and changes no environment variable; what its functions have to
-say goes to the logger ``momentum_transfer``. ``docs/library.md`` shows every name at work.
-
-This file is the front door of the whole house although it lies on the ground floor: Python wants it here. It names
-modules of every room, so it counts as roof (tests/test_house.py): no file of the project imports a public name from it.
+Importing this is quick, imports no torch, prints nothing and changes no environment variable. ``docs/library.md`` shows
+every name at work. The table names modules of every room: no file of the project imports a public name from here.
 """
 
 from importlib import import_module

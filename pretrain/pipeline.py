@@ -142,7 +142,7 @@ class TrainingBatches:
         rank, world = distributed.rank(), distributed.world_size()
         micro, seed = self.plan.micro_batch, self.cfg.SEED
         order = whole_steps(self.size, micro * world * self.plan.accumulate, seed)
-        batches = Batches(order, micro, rank=rank, world=world, start=first)
+        batches = Batches(order, micro, rank=rank, world_size=world, start=first)
         pinned = self.device.type == "cuda"
         layout = torch.channels_last if self.cfg.RUN.CHANNELS_LAST else torch.contiguous_format
         images = EpochImages(self.dataset)

@@ -11,8 +11,8 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.core import distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
-from momentum_transfer.core.devices import available_cores
 from momentum_transfer.core.log import say
+from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.settings import learned_settings
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.labelled_images import LabelledImages

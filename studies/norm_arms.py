@@ -63,7 +63,7 @@ def make_arms(weights: str, folder: Path, names: list[str]) -> dict[str, Path]:
         apart = max(float((t - original.state[key]).norm() / original.state[key].norm()) for key, t in learned.items())
         rows.append([name, f"{min(ratios):.3g} to {max(ratios):.3g}", f"{apart:.1e}"])
     table("arms: learned weights beside the original's", ["arm", "norm, times", "largest relative distance"], rows)
-    return made
+    return parser
 
 
 def detect(args: argparse.Namespace, name: str, weights: Path) -> None:
@@ -107,17 +107,17 @@ def main(args: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("command", choices=("detect", "finetune"))
-    made.add_argument("--config", required=True, help="of tools/transfer.py, or of tools/lowshot.py")
-    made.add_argument("--weights", required=True, help="the original: a checkpoint or a run's folder")
-    made.add_argument("--results", type=Path, required=True, help="where records go; the arms' files lie beside them")
-    made.add_argument("--trials", type=int, default=5, help="seeds (default: %(default)s)")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("detect", "finetune"))
+    parser.add_argument("--config", required=True, help="of tools/transfer.py, or of tools/lowshot.py")
+    parser.add_argument("--weights", required=True, help="the original: a checkpoint or a run's folder")
+    parser.add_argument("--results", type=Path, required=True, help="where records go; the arms' files lie beside them")
+    parser.add_argument("--trials", type=int, default=5, help="seeds (default: %(default)s)")
+    parser.add_argument(
         "--arms", nargs="+", default=list(ARMS), metavar="ARM", help=f"of {', '.join(ARMS)} (default: all)"
     )
-    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
-    return made
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Thin command lines: the package ``momentum_transfer.tools``, which nothing else imports."""
+"""The command lines, one file a tool; nothing else imports them."""

@@ -6,6 +6,7 @@ momentum-transfer --configs [WORD …]    the configs that ship, all or those wh
 momentum-transfer --settings [ROOM] [WORD …]  the settings of pretrain, transfer and lowshot: defaults, rules, meanings
 """
 
+import ast
 import difflib
 import importlib
 import runpy
@@ -20,34 +21,17 @@ if not __package__:  # python tools/NAME.py
 from momentum_transfer import __version__
 from momentum_transfer.core.shipped import COMMAND, shipped_configs
 
-#: tools/NAME.py -> its line of the help
-TOOLS = {
-    "data": "data sets by name: download STL-10, CIFAR, MNIST, VOC; check folders of COCO, LVIS, ImageNet, …",
-    "pretrain": "pretrain a backbone without labels: Momentum² Teacher, BYOL, MoCo, SimSiam, …",
-    "convert": "turn any known checkpoint into Detectron2 or torchvision weights; NormRescale",
-    "compare": "compare backbones on the same images: CKA, norms of weights",
-    "transfer": "fine-tune a detector or segmenter from pretrained weights and score it",
-    "predict": "find objects in new photographs with a fine-tuned detector",
-    "export": "write a fine-tuned detector as ONNX or torch.export, checked against itself",
-    "lowshot": "probe a backbone with few labels: kNN, retrieval, SVM, linear, fine-tuning, FixMatch",
-    "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",
-    "score": "score a result file against its ground truth: COCO, LVIS, VOC, mIoU",
-    "choose": "which weights to start from, on data of your own, under a budget in minutes",
-    "evaluate": "run a suite of evaluations on several checkpoints, here or on Slurm",
-    "noise": "how much a network's outputs depend on which images share its batch statistics",
-    "study": "the papers' claims shown at small scale: one question, its runs, the answer by the verdict rule",
-    "status": "a live table of a suite's tasks, from the files in its folder",
-    "report": "make the page that says how well backbones transfer",
-    "publish": "scores and weights in the Hugging Face Hub's layout, and pushed there if asked",
-    "demo": "what this is, within a minute: a number and a page from embedded digits",
-    "quickstart": "the whole chain on embedded data, in minutes on two cores",
-}
+#: The tools in the order of their use; the first line of each file's docstring is its help.
+TOOLS = ("data", "pretrain", "convert", "compare", "transfer", "predict", "export", "lowshot", "taxonomy", "score",
+         "choose", "evaluate", "noise", "study", "status", "report", "publish", "demo", "quickstart")  # fmt: skip
 
 
 def usage() -> str:
-    """The help of the command."""
-    width = max(map(len, TOOLS))
-    return "\n".join([str(__doc__).strip(), "", *(f"  {name:{width}}  {line}" for name, line in TOOLS.items())])
+    lines = []
+    for name in TOOLS:
+        docstring = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
+        lines.append(f"  {name:{max(map(len, TOOLS))}}  {docstring.splitlines()[0]}")
+    return "\n".join([str(__doc__).strip(), "", *lines])
 
 
 def settings(words: Sequence[str]) -> list[str]:
@@ -60,8 +44,8 @@ def settings(words: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    """Run the tool that the first word names with the words after it; the exit code."""
-    name, *words = sys.argv[1:] or [""]
+    """Run the tool that the first argument names; returns the exit code."""
+    name, *arguments = sys.argv[1:] or [""]
     if name in ("", "-h", "--help"):
         print(usage())
         return 0 if name else 2
@@ -69,7 +53,7 @@ def main() -> int:
         print(f"{COMMAND} {__version__}")
         return 0
     if name == "--configs":
-        print("\n".join(config for config in shipped_configs() if all(word in config for word in words)))
+        print("\n".join(config for config in shipped_configs() if all(word in config for word in arguments)))
         return 0
     if name == "--settings":
         print("\n".join(settings(words)))
@@ -78,7 +62,7 @@ def main() -> int:
         near = difflib.get_close_matches(name, TOOLS, n=1, cutoff=0)[0]
         print(f"error: expected a command of {', '.join(TOOLS)}, found {name}; did you mean {near}?", file=sys.stderr)
         return 2
-    sys.argv = [f"{COMMAND} {name}", *words]
+    sys.argv = [f"{COMMAND} {name}", *arguments]
     runpy.run_module(f"momentum_transfer.tools.{name}", run_name="__main__")  # ends with the tool's own exit code
     return 0
 

@@ -21,18 +21,9 @@ from momentum_transfer.core.log import say, table
 
 
 def main(args: argparse.Namespace) -> None:
-    """Load, compare, print, record, plot."""
     say(f"reading {args.reference} and {len(args.others)} more")
-    # Here, because they import torch, which takes seconds, and --help needs none of it.
-    from momentum_transfer.backbones.comparison import (
-        ImageBatches,
-        add_records,
-        compare,
-        norm_records,
-        plot,
-        records,
-        write_matrix,
-    )
+    # Here, because they import torch, which takes seconds.
+    from momentum_transfer.backbones import comparison
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.backbones.similarity import weight_norms
     from momentum_transfer.core.devices import choose_device
@@ -41,64 +32,61 @@ def main(args: argparse.Namespace) -> None:
     labels = args.labels or [weights_name(path) for path in paths]
     if len(labels) != len(paths):
         raise InputError(f"expected {len(paths)} --labels, one a checkpoint, found {len(labels)}; give each a name")
-    batches = ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, choose_device())
+    device = choose_device()
+    batches = comparison.ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, device)
     archs = args.arch or [None] * len(paths)
     if len(archs) != len(paths):
         raise InputError(f"expected {len(paths)} --arch, one a checkpoint, found {len(archs)}; give each its own")
     sources = [load_backbone(path, network=args.network, trust_pickle=args.trust_pickle, architecture=arch)
                for path, arch in zip(paths, archs, strict=True)]  # fmt: skip
-    comparisons = [compare(sources[0], other, batches, batch_statistics=args.batch_statistics) for other in sources[1:]]
-    by_stage = [comparison.stages() for comparison in comparisons]
-    stages = max((list(found) for found in by_stage), key=len)
-    rows = [(f"{label} vs. {labels[0]}", *(f"{found[s]:.3f}" if s in found else "" for s in stages))
-            for label, found in zip(labels[1:], by_stage, strict=True)]  # fmt: skip
-    table(f"linear CKA, {counted(comparisons[0].count, 'image')}", ("pair", *stages), rows)
+    pairs = [comparison.compare(sources[0], other, batches, batch_statistics=args.batch_statistics)
+             for other in sources[1:]]  # fmt: skip
+    by_stage = [pair.stages() for pair in pairs]
+    stages = max((list(values) for values in by_stage), key=len)
+    rows = [(f"{label} vs. {labels[0]}", *(f"{values[s]:.3f}" if s in values else "" for s in stages))
+            for label, values in zip(labels[1:], by_stage, strict=True)]  # fmt: skip
+    table(f"linear CKA, {counted(pairs[0].count, 'image')}", ("pair", *stages), rows)
     norms = [weight_norms(source.state, kernel=3) for source in sources]
     if any(norms):
         table("2-norm of the 3x3 convolutions", ("network", "smallest", "mean", "largest"),
               [(label, *(f"{value:.2f}" for value in (min(n.values()), sum(n.values()) / len(n), max(n.values()))))
                for label, n in zip(labels, norms, strict=True) if n])  # fmt: skip
     out = Path(args.output)
-    for number, comparison in enumerate(comparisons, start=1):
-        write_matrix(out / f"cka_blocks_{number}.json", comparison)
-    lines = [record for comparison in comparisons for record in records(comparison)]
-    lines += [record for source in sources for record in norm_records(source)]
+    for number, pair in enumerate(pairs, start=1):
+        comparison.write_matrix(out / f"cka_blocks_{number}.json", pair)
+    records = [record for pair in pairs for record in comparison.records(pair)]
+    records += [record for source in sources for record in comparison.norm_records(source)]
     file = Path(args.results or out / "results.jsonl")
-    new = add_records(file, lines)
-    say(
-        f"{counted(new, 'record')} appended to {file}"
-        + (f", {len(lines) - new} were there" if new < len(lines) else "")
-    )
-    for path in plot(out, labels, sources, comparisons):
+    new = comparison.add_records(file, records)
+    say(f"{counted(new, 'record')} appended to {file}, {len(records) - new} were there")
+    for path in comparison.plot(out, labels, sources, pairs):
         say(f"wrote {path}")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("reference", help="a checkpoint of any known family, a run folder, or hf:org/name")
-    made.add_argument("others", nargs="+", help="the checkpoints to compare with it")
-    made.add_argument("--images", required=True, help="folder of images, or digits (the embedded held-out ones)")
-    made.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s; digits: 32)")
-    made.add_argument("--batch-size", type=int, default=64, help="images a batch (default: %(default)s, at least 4)")
-    made.add_argument("--count", type=int, default=0, help="use at most this many images (default: all)")
-    made.add_argument("--seed", type=int, default=0, help="of the images' order (default: %(default)s)")
-    made.add_argument("--batch-statistics", action="store_true",
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("reference", help="a checkpoint of any known family, a run folder, or hf:org/name")
+    add("others", nargs="+", help="the checkpoints to compare with it")
+    add("--images", required=True, help="folder of images, or digits (the embedded held-out ones)")
+    add("--image-size", type=int, default=224, help="pixels (default: %(default)s; digits: 32)")
+    add("--batch-size", type=int, default=64, help="images a batch (default: %(default)s, at least 4)")
+    add("--count", type=int, default=0, help="use at most this many images (default: all)")
+    add("--seed", type=int, default=0, help="of the images' order (default: %(default)s)")
+    add("--batch-statistics", action="store_true",
                       help="BatchNorm normalises by each batch, as fine-tuning does: for NormRescale")  # fmt: skip
-    made.add_argument(
+    add(
         "--network",
         choices=("student", "teacher"),
         help="network to take; default: what the paper evaluates",
     )
-    made.add_argument("--arch", nargs="+", metavar="TEXT",
-                      help="architectures, one a checkpoint, where they do not tell it: timm:NAME")  # fmt: skip
-    made.add_argument("--labels", nargs="+", help="names for the plots, one a checkpoint")
-    made.add_argument(
-        "--output", default="outputs/compare", help="folder for plots and matrices (default: %(default)s)"
-    )
-    made.add_argument("--results", metavar="FILE", help="results file (default: OUTPUT/results.jsonl)")
-    made.add_argument("--trust-pickle", action="store_true", help="let the checkpoints run code while they are read")
-    return made
+    add("--arch", nargs="+", metavar="TEXT",
+                      help="architectures, one a checkpoint, where they cannot be inferred: timm:NAME")  # fmt: skip
+    add("--labels", nargs="+", help="names for the plots, one a checkpoint")
+    add("--output", default="outputs/compare", help="folder for plots and matrices (default: %(default)s)")
+    add("--results", metavar="FILE", help="results file (default: OUTPUT/results.jsonl)")
+    add("--trust-pickle", action="store_true", help="let the checkpoints run code while they are read")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Convert any known checkpoint to Detectron2 or torchvision weights; every key is accounted for, or nothing is written.
+"""Convert any known checkpoint to Detectron2 or torchvision weights: all keys accounted for, or nothing written.
 
 python tools/convert.py CHECKPOINT OUT.pkl                              Detectron2 weights, their settings in OUT.yaml
 python tools/convert.py CHECKPOINT OUT.safetensors --network student     torchvision names (.pth too)
@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -21,15 +21,11 @@ from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say
 
-if TYPE_CHECKING:
-    from momentum_transfer.backbones.source import KeyReport
-
-#: ``norm_rescale.SCOPES`` and its default, written out because that module imports torch, which takes seconds.
+#: ``norm_rescale.SCOPES`` and its default, repeated here because that module imports torch, which takes seconds.
 SCOPES, DEFAULT_SCOPE = ("conv", "bn", "conv+bn", "all"), "conv+bn"
 
 
 def main(args: argparse.Namespace) -> None:
-    """Convert, and write what became of every key where that is asked for."""
     say(f"reading {args.checkpoint}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.convert import check_target
     from momentum_transfer.backbones.convert_file import convert_file
@@ -50,51 +46,45 @@ def main(args: argparse.Namespace) -> None:
     _write_report(args.report, source.report)
 
 
-def _write_report(path: str | None, report: "KeyReport") -> None:
+def _write_report(path: str | None, report: Any) -> None:
     if path is not None:
         write_text(path, json.dumps(report.as_dict(), indent=1) + "\n")
         say(f"wrote {path}: what became of every key")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     families = "\n".join(f"  {family.name:18} {family.title}" for family in FAMILIES)
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__,
         epilog=f"families that are recognised:\n{families}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
-        "checkpoint", help="a file, an output folder of tools/pretrain.py, hf:org/name, or random-of:CKPT"
-    )
-    made.add_argument("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's or timm's names)")
-    made.add_argument(
+    add = parser.add_argument
+    add("checkpoint", help="a file, an output folder of tools/pretrain.py, hf:org/name, or random-of:CKPT")
+    add("out", help="OUT.pkl (Detectron2), OUT.pth or OUT.safetensors (torchvision's or timm's names)")
+    add(
         "--network",
         choices=("student", "teacher"),
         help="network to take; default: what the paper evaluates",
     )
-    made.add_argument(
-        "--family", choices=sorted(BY_NAME), help="layout of the checkpoint; default: the one that fits best"
-    )
-    made.add_argument("--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it: timm:NAME")
-    made.add_argument("--resize-positions", action="store_true",
+    add("--family", choices=sorted(BY_NAME), help="layout of the checkpoint; default: the one that fits best")
+    add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred: timm:NAME")
+    add("--resize-positions", action="store_true",
                       help="resample position embeddings to the img_size of --arch")  # fmt: skip
-    made.add_argument(
+    add(
         "--without-prefix",
         action="store_true",
         help="a ViT's .pkl without its CLS token and registers, which is another function",
     )
-    made.add_argument("--report", metavar="FILE.json", help="write what became of every key")
-    rescale = made.add_mutually_exclusive_group()
-    rescale.add_argument(
-        "--norm-rescale", metavar="ANCHOR", help="give every weight the norm it has in this checkpoint"
-    )
+    add("--report", metavar="FILE.json", help="write what became of every key")
+    rescale = parser.add_mutually_exclusive_group()
+    rescale.add_argument("--norm-rescale", metavar="ANCHOR", help="give every weight its norm in this checkpoint")
     rescale.add_argument("--constant", type=float, metavar="X", help="multiply every weight by X (RCF table 8: 0.1)")
     rescale.add_argument("--scale", type=float, metavar="X", help="of a ResNet: the same, and BN statistics follow")
-    made.add_argument("--scope", choices=SCOPES, default=DEFAULT_SCOPE,
+    add("--scope", choices=SCOPES, default=DEFAULT_SCOPE,
                       help="which tensors are rescaled (default: %(default)s, every learned weight)")  # fmt: skip
-    made.add_argument("--trust-pickle", action="store_true", help="let the checkpoint run code while it is read")
-    return made
+    add("--trust-pickle", action="store_true", help="let the checkpoint run code while it is read")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What this is, within a minute: a backbone pretrained for a moment on embedded digits, and how far it got.
+"""See within a minute what this does: pretrain a backbone on embedded digits, and measure it.
 
     python tools/demo.py [--output outputs/demo] [--steps 400]
 
-Without labels a small ResNet learns from handwritten digits by Momentum² Teacher; then linear classifiers on 4 labelled
-images a digit say what its features are worth, beside those of the same network at random and of the raw pixels. It
-runs the commands that you would type, and prints each. The whole chain, detectors too, is the quickstart.
+A small ResNet learns from handwritten digits without labels by Momentum² Teacher; then linear classifiers on 4 labelled
+images a digit measure its features, beside those of the same network at random and of the raw pixels. It runs the
+commands that you would type, and prints each. The whole chain, detectors too, is the quickstart.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import typed
 
 SHOTS = 4
-#: A network and batches small enough for a minute, in the place of the quickstart's.
+#: A network and batches small enough for a minute, instead of the quickstart's.
 SMALL = ("MODEL.WIDTH", "16")
 SHORT = ("SOLVER.BATCH_SIZE", "32", "SOLVER.WARMUP_EPOCHS", "0.3")
 
 
 def commands(output: Path, steps: int) -> list[list[str]]:
-    """The tools with their arguments, in order; a second demo finds what is done."""
+    """The tools with their arguments, in order; each resumes by itself."""
     results = output / "results.jsonl"
     learned, random = str(output / "momentum2_digits"), str(output / "random_digits")
     chain = [
@@ -50,14 +50,14 @@ def commands(output: Path, steps: int) -> list[list[str]]:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Run the commands in this process, so that torch is imported once; then say the numbers."""
+    """Run the commands in this process, so that torch is imported once; then print the numbers."""
     if args.steps < 1:
         raise InputError(f"expected --steps of at least 1, found {args.steps}")
     output, begun = Path(args.output), time.monotonic()
     chain = commands(output, args.steps)
-    for number, (name, *words) in enumerate(chain, start=1):
-        say(f"[{number}/{len(chain)}] $ {typed([f'tools/{name}.py', *words])}")
-        _run(name, words)
+    for number, (name, *arguments) in enumerate(chain, start=1):
+        say(f"[{number}/{len(chain)}] $ {typed([f'tools/{name}.py', *arguments])}")
+        _run(name, arguments)
         say()
     scores = accuracies(output / "results.jsonl")
     for name, score in scores.items():
@@ -70,17 +70,17 @@ def main(args: argparse.Namespace) -> None:
 
 def accuracies(results: Path) -> dict[str, float]:
     """Checkpoint -> top-1 accuracy at ``SHOTS``, mean over trials, in percent."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for record in records.read(results)[0]:
         if record["task"] == f"svm/k={SHOTS}" and record["metric"] == "top1":
-            found.setdefault(record["checkpoint"]["name"], []).append(record["value"])
-    return {name: mean(values) for name, values in found.items()}
+            values.setdefault(record["checkpoint"]["name"], []).append(record["value"])
+    return {name: mean(trials) for name, trials in values.items()}
 
 
-def _run(name: str, words: list[str]) -> None:
-    """A tool in this process, under the command line that it would have."""
+def _run(name: str, arguments: list[str]) -> None:
+    """Run a tool in this process, under the command line that it would have."""
     script = str(HERE / f"{name}.py")
-    with mock.patch.object(sys, "argv", [os.path.relpath(script), *words]):
+    with mock.patch.object(sys, "argv", [os.path.relpath(script), *arguments]):
         try:
             runpy.run_module(f"momentum_transfer.tools.{name}", run_name="__main__")
         except SystemExit as ended:
@@ -91,11 +91,11 @@ def _run(name: str, words: list[str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output", default="outputs/demo", help="where everything goes (default: %(default)s)")
-    made.add_argument("--steps", type=int, default=400, help="of pretraining (default: %(default)s)")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--output", default="outputs/demo", help="where everything goes (default: %(default)s)")
+    add("--steps", type=int, default=400, help="of pretraining (default: %(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run a suite of evaluations on checkpoints, side by side; skips what is done, goes on after a failed task.
+"""Run a suite of evaluations on several checkpoints, here or on Slurm; what is done is skipped.
 
     python tools/evaluate.py --weights outputs/momentum2 outputs/random --suite configs/suites/quick.yaml
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --dry-run       (--preset m2: as Momentum²)
@@ -6,12 +6,10 @@
     python tools/evaluate.py --plan --detect 0.3 --sigma 0.2        (how many seeds show a difference of 0.3 points?)
     python tools/evaluate.py --weights CKPT --suite configs/suites/full.yaml --slurm --gpus 8 --sbatch partition=gpu
 
-Records of all tasks go to OUTPUT/results.jsonl, the page to OUTPUT/report.html. Exit code 1 when a task failed.
-Stopped or killed, the same command goes on where it was.
-
---slurm submits one job a task through submitit (pip install ".[slurm]"), waits for all, makes the page; run again, it
-finds the jobs that are still queued. Preempted, requeued and timed-out jobs go on (docs/cluster.md); tools/status.py
-shows where the tasks are.
+Records of all tasks go to OUTPUT/results.jsonl, the page to OUTPUT/report.html. Exit code 1 if a task failed. The same
+command resumes a stopped or killed suite. --slurm submits one job a task through submitit (pip install ".[slurm]"),
+waits for all, and makes the page; run again, it finds the jobs still queued. Preempted, requeued and timed-out jobs
+resume (docs/cluster.md); tools/status.py shows where the tasks are.
 """
 
 import argparse
@@ -27,7 +25,7 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.backbones.hub import is_hub_name
-from momentum_transfer.core.command import at_least, run_tool
+from momentum_transfer.core.command import at_least, number_in, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.core.log import say, table
@@ -41,14 +39,13 @@ from momentum_transfer.suites.slurm_queue import largest_node
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job
 
-#: What a task may leave in its folder for the report to show.
-SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
+#: Files of a task that the report shows.
+_SHOWN = ("suite_state.json", "metrics.jsonl", "visuals", "trial_0", "conversion.json")
 
 
 def main(args: argparse.Namespace) -> None:
-    """Plan, run (or with --dry-run only show), tell how each task ended, report; or with --plan count seeds."""
     if args.plan:
-        show_seeds(args)
+        _show_seeds(args)
         return
     if args.detect is not None or args.sigma is not None:
         raise InputError("expected --detect and --sigma together with --plan, found them without it")
@@ -56,17 +53,16 @@ def main(args: argparse.Namespace) -> None:
         raise InputError("expected --suite YAML, found none; for example --suite configs/suites/quick.yaml")
     suite = load_suite(args.suite)
     output = _from_root(args.output or f"outputs/{suite.name}")
-    given = args.weights or suite.weights
-    weights = [_weights_from_root(word) for word in given]
+    weights = [_weights_from_root(name) for name in args.weights or suite.weights]
     os.chdir(workplace())  # tasks run there, so that their commands can be typed again
     own = ["its own pretrainings"] if suite.sweep else []
     names = ", ".join([*own, *map(weights_name, weights)]) or "no checkpoint"
     say(f"suite {suite.name}: {len(suite.tasks)} tasks for each of {names}; output in {output}")
     jobs = plan(suite, weights, output, args.preset)
-    check_pretrainings(suite)
-    for word in (word for word in NO_FILES if word in weights):
-        if (left_out := len(suite.tasks) - sum(job.weights == word for job in jobs)) > 0:
-            say(f"left out for {word}, because they need converted weights: {counted(left_out, 'task')}")
+    _check_pretrainings(suite)
+    for name in (name for name in NO_FILES if name in weights):
+        if (left_out := len(suite.tasks) - sum(job.weights == name for job in jobs)) > 0:
+            say(f"left out for {name}, because they need converted weights: {counted(left_out, 'task')}")
     options = _sbatch_options(args)
     gpus = _gpus(args, options)
     costs = expected(jobs, gpus, read_measured(args.measured) if args.measured else None)
@@ -80,14 +76,14 @@ def main(args: argparse.Namespace) -> None:
             outcomes = run_slurm(jobs, output, gpus=gpus, options=options, at_once=args.jobs)
         else:
             outcomes = run_local(jobs, parallel=args.jobs or 1, gpus=gpus, lock=lock)
-        show_outcomes(outcomes)
-        reported = report(output, jobs, weights)
+        _show_outcomes(outcomes)
+        reported = _report(output, jobs, weights)
     if not reported or not all(outcome.well for outcome in outcomes):
         raise SystemExit(1)
 
 
-def show_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """How each task ended (of many: how many of each kind), and the failures again with where to look."""
+def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Print how each task ended (of many: how many of each kind), and the failures with their logs."""
     if len(outcomes) <= LISTED:
         rows = [[o.job.title, o.status, f"{o.seconds:.0f}"] for o in outcomes]
     else:
@@ -98,19 +94,15 @@ def show_outcomes(outcomes: Sequence[Outcome]) -> None:
             for (name, status), count in kinds.items()
         ]  # fmt: skip
     table("tasks", ["task", "ended", "seconds"], rows)
-    unwell = [outcome for outcome in outcomes if not outcome.well]
-    for outcome in unwell[:LISTED]:
+    failures = [outcome for outcome in outcomes if not outcome.well]
+    for outcome in failures[:LISTED]:
         say(f"{outcome.status}: {outcome.job.title}, {outcome.note}; see {outcome.job.log}")
-    if len(unwell) > LISTED:
-        say(f"… and {len(unwell) - LISTED} more that did not end well: momentum-transfer status shows them")
+    if len(failures) > LISTED:
+        say(f"… and {len(failures) - LISTED} more that did not end well: momentum-transfer status shows them")
 
 
-def check_pretrainings(suite: Suite) -> None:
-    """Refuse what a pretraining's settings cannot be before the first of them takes its days.
-
-    Raises:
-        InputError: the first wrong setting with its run, or checkpoints that lie after the end of training.
-    """
+def _check_pretrainings(suite: Suite) -> None:
+    """Check all settings of a sweep's pretrainings before the first takes days; InputError names the run."""
     if suite.sweep is None or suite.sweep.command != "tools/pretrain.py":
         return
     from momentum_transfer.core.settings import load_config
@@ -119,9 +111,9 @@ def check_pretrainings(suite: Suite) -> None:
     last = suite.sweep.exports.get("last", 0)
     for run in suite.sweep.runs():
         place = run.command.index("--config") + 1
-        words = [*run.command[place + 2 :], "RUN.DEVICE", "cpu"]  # the node that plans often has no GPU
+        overrides = [*run.command[place + 2 :], "RUN.DEVICE", "cpu"]  # the node that plans often has no GPU
         try:
-            cfg = load_config(get_cfg(), run.command[place], words)
+            cfg = load_config(get_cfg(), run.command[place], overrides)
             check_settings(cfg)
         except InputError as error:
             raise InputError(f"{run.name}: {error}") from error
@@ -132,32 +124,30 @@ def check_pretrainings(suite: Suite) -> None:
             )
 
 
-def report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
-    """Make the page of all records so far; whether that worked."""
+def _report(output: Path, jobs: Sequence[Job], weights: Sequence[str]) -> bool:
+    """Make the page of all records so far; returns whether that worked."""
     records = output / "results.jsonl"
     if not records.is_file():
         say(f"no task has written a record to {records}: no report")
         return False
-    shown = [job for job in jobs if any((job.folder / name).exists() for name in SHOWN)]
+    shown = [job for job in jobs if any((job.folder / name).exists() for name in _SHOWN)]
     runs = sorted({str(job.folder if job.task.name == PRETRAIN else job.folder.parent) for job in shown})
-    runs += [
-        word for word in weights if Path(word).is_dir()
-    ]  # after our own: of two folders of a name the first counts
+    runs += [name for name in weights if Path(name).is_dir()]  # last: of two folders of a name the first counts
     command = ["tools/report.py", str(records), "--runs", *runs, "--out", str(output / "report.html")]
     return subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode == 0
 
 
 def _from_root(path: str) -> Path:
-    """The path as seen from where tasks run, the checkout or the current folder: relative inside, absolute outside."""
+    """The path as seen from where tasks run (`workplace`): relative inside, absolute outside."""
     whole, root = Path(os.path.abspath(path)), workplace()
     return whole.relative_to(root) if whole.is_relative_to(root) else whole
 
 
-def _weights_from_root(word: str) -> str:
-    """The word of --weights with its path as seen from where tasks run; names that are no paths stay."""
-    if word.startswith(RANDOM_OF):
-        return RANDOM_OF + _weights_from_root(word.removeprefix(RANDOM_OF))
-    return word if word in NO_FILES or is_hub_name(word) or is_made(word) else str(_from_root(word))
+def _weights_from_root(name: str) -> str:
+    """An item of --weights with its path as seen from where tasks run; names that are no paths stay."""
+    if name.startswith(RANDOM_OF):
+        return RANDOM_OF + _weights_from_root(name.removeprefix(RANDOM_OF))
+    return name if name in NO_FILES or is_hub_name(name) or is_made(name) else str(_from_root(name))
 
 
 def _gpus(args: argparse.Namespace, options: Mapping[str, str]) -> int:
@@ -171,11 +161,7 @@ def _gpus(args: argparse.Namespace, options: Mapping[str, str]) -> int:
 
 
 def _sbatch_options(args: argparse.Namespace) -> dict[str, str]:
-    """The words of --sbatch by key.
-
-    Raises:
-        InputError: no Slurm is asked for, no KEY=VALUE, a key that the plan sets itself, or one twice.
-    """
+    """The options of --sbatch by key; InputError without --slurm, or for a malformed, reserved or repeated key."""
     if args.sbatch and not args.slurm:
         raise InputError(f"expected --sbatch together with --slurm, found {args.sbatch[0]!r} without it; add --slurm")
     options: dict[str, str] = {}
@@ -192,23 +178,17 @@ def _sbatch_options(args: argparse.Namespace) -> dict[str, str]:
     return options
 
 
-def show_seeds(args: argparse.Namespace) -> None:
-    """How many seeds find a difference of --detect points in 80 % of cases, where scores spread by --sigma."""
+def _show_seeds(args: argparse.Namespace) -> None:
+    """Print how many seeds find a difference of --detect points in 80 % of cases, where scores spread by --sigma."""
     from momentum_transfer.verdicts.power import detectable, trials_needed
 
     if args.detect is None or args.sigma is None:
         missing = "--detect" if args.detect is None else "--sigma"
         raise InputError(f"expected --plan with --detect POINTS and --sigma POINTS, found no {missing}")
-    said = []
-    ways = {
-        False: "seeds of each checkpoint, compared by Welch's t",
-        True: f"shared trials, where differences trial by trial spread by {args.sigma:g}",
-    }
-    for paired, how in ways.items():
-        needed = trials_needed(args.detect, args.sigma, paired)
-        said.append(f"{needed or 'more than 100000'} {how}")
+    needed = [trials_needed(args.detect, args.sigma, paired) or "more than 100000" for paired in (False, True)]
     say(f"to show a difference of {args.detect:g} points in 80 % of cases (two-sided 5 %) where scores spread by "
-        f"{args.sigma:g} over seeds: {said[0]}; or {said[1]}")  # fmt: skip
+        f"{args.sigma:g} over seeds: {needed[0]} seeds of each checkpoint, compared by Welch's t; or {needed[1]} "
+        f"shared trials, where differences trial by trial spread by {args.sigma:g}")  # fmt: skip
     rows = []
     for n in (2, 3, 5, 10, 20):
         welch, paired_t = args.sigma * (2 / n) ** 0.5, args.sigma / n**0.5
@@ -217,63 +197,49 @@ def show_seeds(args: argparse.Namespace) -> None:
     say("several measures at once need more: Holm's correction divides 5 % among them")
 
 
-def _positive_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return number
+#: Argument type of numbers above 0.
+_POSITIVE = number_in(1e-300, 1e300, "a number above 0")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--weights", nargs="+", default=[], metavar="CKPT",
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--weights", nargs="+", default=[], metavar="CKPT",
                       help="checkpoints, run folders, random-of:CKPT, pixels; none if a suite pretrains")  # fmt: skip
-    made.add_argument("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
-    made.add_argument(
+    add("--suite", metavar="YAML", help="configs/suites/full.yaml, quick.yaml, smoke.yaml")
+    add(
         "--preset",
         nargs="+",
         default=[],
         metavar="[CKPT=]NAME",
         help="another paper's settings than the checkpoint's own, for all or one (suites with presets)",
     )
-    made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
-    made.add_argument("--dry-run", action="store_true", help="print the plan with the expected hours and money")
-    made.add_argument(
-        "--measured",
-        nargs="+",
-        default=[],
-        metavar="RECORDS",
-        help="records of earlier runs whose hours count",
-    )
-    made.add_argument("--price", type=_positive_number, metavar="MONEY", help="of a GPU hour: the plan shows costs")
-    made.add_argument("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")
-    made.add_argument("--detect", type=_positive_number, metavar="POINTS", help="true difference that is to be shown")
-    made.add_argument(
-        "--sigma", type=_positive_number, metavar="POINTS", help="standard deviation of a score over seeds"
-    )
-    made.add_argument(
+    add("--output", metavar="DIR", help="where everything goes (default: outputs/NAME OF THE SUITE)")
+    add("--dry-run", action="store_true", help="print the plan with the expected hours and money")
+    add("--measured", nargs="+", default=[], metavar="RECORDS", help="records of earlier runs whose hours count")
+    add("--price", type=_POSITIVE, metavar="MONEY", help="of a GPU hour: the plan shows costs")
+    add("--plan", action="store_true", help="say how many seeds --detect needs at --sigma, and stop")
+    add("--detect", type=_POSITIVE, metavar="POINTS", help="true difference that is to be shown")
+    add("--sigma", type=_POSITIVE, metavar="POINTS", help="standard deviation of a score over seeds")
+    add(
         "--jobs",
         type=at_least(1),
         help="tasks at a time: on this machine (default: 1), or of each array of Slurm's jobs",
     )
-    made.add_argument(
+    add(
         "--gpus",
         type=at_least(0),
         help="GPUs to use; with --slurm those of a node (default: those found here, or there)",
     )
-    made.add_argument("--slurm", action="store_true", help="one Slurm job a task, through submitit")
-    made.add_argument(
+    add("--slurm", action="store_true", help="one Slurm job a task, through submitit")
+    add(
         "--sbatch",
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
         help="options of sbatch: partition=gpu account=a mem=64G",
     )
-    return made
+    return parser
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
 
 
 def main(args: argparse.Namespace) -> None:
-    """Load, write, check."""
     suffix = FORMATS[args.format]
     if args.out.suffix != suffix:
         raise InputError(f"expected --out to end in {suffix} with --format {args.format}, found {args.out}")
@@ -40,7 +39,7 @@ def _format(text: str) -> str:
     if text == "torchvision":
         raise argparse.ArgumentTypeError(
             "torchvision's detectors round anchors, take strides from the image's size and clip before suppression, so "
-            "that these weights would find other boxes in them; use pt2, which torch and torchvision load alone"
+            "these weights would find other boxes in them; use pt2, which needs torch and torchvision alone"
         )
     if text not in FORMATS:
         raise argparse.ArgumentTypeError(f"expected one of {', '.join(FORMATS)}, found {text}")
@@ -55,14 +54,14 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
-    made.add_argument("--format", required=True, type=_format, metavar="onnx|pt2", help="what to write")
-    made.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
-    made.add_argument("--size", type=_size, metavar="HEIGHTxWIDTH", help="a program of this size only (default: any)")
-    made.add_argument("--check", nargs="*", default=[], metavar="IMAGE", help="photographs to check it with")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
+    add("--format", required=True, type=_format, metavar="onnx|pt2", help="what to write")
+    add("--out", required=True, type=Path, metavar="FILE", help="the file to write")
+    add("--size", type=_size, metavar="HEIGHTxWIDTH", help="a program of this size only (default: any)")
+    add("--check", nargs="*", default=[], metavar="IMAGE", help="images to check it with")
+    return parser
 
 
 if __name__ == "__main__":

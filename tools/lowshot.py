@@ -4,12 +4,11 @@ python tools/lowshot.py features|knn|retrieval|svm|diagnostics|linear|finetune|f
     --config configs/smoke/lowshot_digits.yaml --weights outputs/run [KEY VALUE …]
 
 --weights takes a checkpoint, a run's folder, timm:NAME (the weights that timm publishes), module:package.path:factory
-(any torch.nn.Module that your own code makes, which this runs), random-of:CHECKPOINT (a network of its architecture at
-random, seed 0), or a word: "pixels" (no backbone: the image itself; features, knn, retrieval, svm) or "scratch" (a
-random start, another one in every trial; linear, finetune, fixmatch). knn, retrieval and svm also
-take features made elsewhere: --features TRAIN.npz --test-features TEST.npz. Under torchrun, features, linear, finetune
-and fixmatch share the work between processes; knn, retrieval and svm share the extraction, and the first process does
-the rest.
+(any torch.nn.Module of your own code, which is run), random-of:CHECKPOINT (a network of its architecture at random,
+seed 0), "pixels" (no backbone: the image itself; features, knn, retrieval, svm) or "scratch" (a random start, another
+one in every trial; linear, finetune, fixmatch). knn, retrieval and svm also take features made elsewhere: --features
+TRAIN.npz --test-features TEST.npz. Under torchrun all processes work on features, linear, finetune and fixmatch; of
+knn, retrieval and svm on the extraction, and rank 0 does the rest.
 """
 
 import argparse
@@ -26,15 +25,11 @@ from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
 
 
 def main(args: argparse.Namespace) -> None:
-    """Merge the settings and evaluate."""
     from momentum_transfer.core.settings import load_config
 
     cfg = load_config(get_cfg(), args.config, [*_own_data(args), *args.overrides])
     say(f"{args.command} of {args.weights or args.features or 'no weights'} on {cfg.DATASETS.NAME}")
-    from momentum_transfer.lowshot.run import (  # after the settings, because it imports torch, which takes seconds
-        Request,
-        run,
-    )
+    from momentum_transfer.lowshot.run import Request, run  # here, because it imports torch, which takes seconds
 
     run(cfg, Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__ if hasattr(args, name)}))
 
@@ -66,32 +61,30 @@ def _own_data(args: argparse.Namespace) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("command", choices=("features", *EVALUATIONS))
-    made.add_argument("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
-    made.add_argument("--weights", default="", help="checkpoint, run folder, hf:org/name, timm:NAME, random-of:CKPT, …")
-    made.add_argument("--network", choices=("teacher", "student"), help="network of the checkpoint")
-    made.add_argument("--train", metavar="FOLDER", help="images of one's own, a folder a class (or train/ and val/)")
-    made.add_argument("--val", metavar="FOLDER", help="what tests, a folder a class; or:")
-    made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")
-    made.add_argument("--family", help="kind of a foreign checkpoint, if it is not recognised")
-    made.add_argument(
-        "--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it, or of scratch: timm:NAME"
-    )
-    made.add_argument("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
-    made.add_argument("--test-features", metavar="TEST.npz", default="")
-    made.add_argument("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("command", choices=("features", *EVALUATIONS))
+    add("--config", required=True, help="YAML file, see configs/lowshot and configs/smoke")
+    add("--weights", default="", help="checkpoint, run folder, hf:org/name, timm:NAME, random-of:CKPT, …")
+    add("--network", choices=("teacher", "student"), help="network of the checkpoint")
+    add("--train", metavar="FOLDER", help="your own images, a folder a class (or train/ and val/)")
+    add("--val", metavar="FOLDER", help="what tests, a folder a class; or:")
+    add("--split", type=float, metavar="FRACTION", help="fraction of --train's images that train")
+    add("--family", help="kind of a foreign checkpoint, if it is not recognised")
+    add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred, or of scratch: timm:NAME")
+    add("--features", metavar="TRAIN.npz", default="", help="features made elsewhere, with labels")
+    add("--test-features", metavar="TEST.npz", default="")
+    add("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
+    add(
         "--verify", action="store_true",
         help="read every image file to know it in the feature cache by content (default: by path, size and time)",
     )  # fmt: skip
-    made.add_argument(
+    add(
         "--forbid-overlap", action="store_true",
         help="refuse test images that are, byte for byte, among the training images (default: a warning)",
     )  # fmt: skip
-    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
-    return made
+    add("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""How noisy are this network's batch statistics at batch n? The same image among other companions, another output.
+"""Measure the noise of batch statistics: how much outputs depend on the other images of the batch.
 
     python tools/noise.py --weights outputs/momentum2_digits --config configs/smoke/lowshot_digits.yaml
     python tools/noise.py --weights moco_v2_800ep.pth.tar --config configs/lowshot/own_images.yaml DATASETS.ROOT IMAGES
 
 Each of --views training images, as one random view, goes through the network with --companions random sets of n − 1
 others; printed is the cosine distance between the outputs of one view, in % of the mean distance between images, for
-batch statistics that weigh alpha beside the running ones (1: plain BN; 0, and EMAN: the running ones alone). The output
-is the projector's where the weights are a run of tools/pretrain.py, else the pooled features. There is nothing
-published to compare it with: it says how much of a target a teacher's companions make (Momentum² Teacher 3.1).
+batch statistics of weight alpha beside the running ones (1: plain BN; 0, and EMAN: the running ones alone). The output
+is the projector's where the weights are a run of tools/pretrain.py, else the pooled features. Nothing published to
+compare with: it shows how much a teacher's target depends on the other images of the batch (Momentum² Teacher 3.1).
 """
 
 import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -23,22 +23,11 @@ from momentum_transfer.core.command import at_least, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, table
 
-if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
-    from torch import Tensor
-    from torch.nn import Module
-
-    from momentum_transfer.lowshot.inputs import Images
-
-#: What a record says was measured.
-METRIC = "target_noise"
-
 #: The task without batch statistics.
 RUNNING = "noise/running"
 
 
 def main(args: argparse.Namespace) -> None:
-    """Load, measure every n and alpha, print, record."""
     from momentum_transfer.core.settings import load_config
     from momentum_transfer.lowshot.config import check_settings, get_cfg
 
@@ -48,8 +37,10 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"expected --alpha between 0 and 1, found {bad[0]:g}; correct it")
     say(f"noise of the batch statistics of {args.weights} on {cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
     from momentum_transfer.backbones.batch_statistics import check_sizes
+    from momentum_transfer.backbones.comparison import add_records
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.core.devices import choose_device
+    from momentum_transfer.core.records import make_record
     from momentum_transfer.lowshot import inputs
     from momentum_transfer.pretrain.resume import load_embedding
 
@@ -61,14 +52,14 @@ def main(args: argparse.Namespace) -> None:
         check_sizes(count, n, args.companions)
     began = time.perf_counter()
     views = _views(cfg, images, count).to(choose_device())
-    found = _measured((source.build() if network is None else network).to(views.device), views, args)
+    noise = _measured((source.build() if network is None else network).to(views.device), views, args)
     seconds = time.perf_counter() - began
     output = "pooled" if network is None else "embedding"
     alphas = [f"alpha={alpha:g}" for alpha in args.alpha]
-    rows = [[f"n={n}", *(f"{found[f'noise/n={n}/{alpha}']:.2f}" for alpha in alphas)] for n in args.n]
+    rows = [[f"n={n}", *(f"{noise[f'noise/n={n}/{alpha}']:.2f}" for alpha in alphas)] for n in args.n]
     table(f"{source.name} {source.network}, {output}: % of the distance between images", ["batch", *alphas], rows)
-    say(f"running statistics alone (evaluation, EMAN): {found[RUNNING]:.2f} %; {count} views, {args.companions} sets "
-        f"of companions, {seconds:.1f} s")  # fmt: skip
+    say(f"running statistics alone (evaluation, EMAN): {noise[RUNNING]:.2f} %; {count} views, {args.companions} sets "
+        f"of other images, {seconds:.1f} s")  # fmt: skip
     about = {
         "checkpoint": {"name": source.name, "sha256": source.sha256},
         "network": source.network,
@@ -77,10 +68,13 @@ def main(args: argparse.Namespace) -> None:
         "images": count,
         "seconds": round(seconds, 1),
     }
-    _record(Path(args.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"), found, {**about, "seed": args.seed})
+    file = Path(args.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
+    records = [make_record(task, "target_noise", value, seed=args.seed, **about) for task, value in noise.items()]
+    new = add_records(file, records)
+    say(f"{counted(new, 'record')} appended to {file}, {len(records) - new} were there")
 
 
-def _measured(network: "Module", views: "Tensor", args: argparse.Namespace) -> dict[str, float]:
+def _measured(network: Any, views: Any, args: argparse.Namespace) -> dict[str, float]:
     """Task -> noise in % of the distance between images."""
     from momentum_transfer.backbones.batch_statistics import statistics_noise
 
@@ -88,27 +82,14 @@ def _measured(network: "Module", views: "Tensor", args: argparse.Namespace) -> d
         return 100 * statistics_noise(network, views, n, alpha, args.companions, args.seed).relative
 
     running = percent(args.n[0], 0.0)  # whatever n is
-    found = {
+    noise = {
         f"noise/n={n}/alpha={alpha:g}": percent(n, alpha) if alpha else running for n in args.n for alpha in args.alpha
     }
-    return {**found, RUNNING: running}
+    return {**noise, RUNNING: running}
 
 
-def _record(file: Path, found: dict[str, float], about: dict[str, Any]) -> None:
-    """Append what the file does not hold yet."""
-    from momentum_transfer.backbones.comparison import add_records
-    from momentum_transfer.core.records import make_record
-
-    lines = [make_record(task, METRIC, value, **about) for task, value in found.items()]
-    new = add_records(file, lines)
-    say(
-        f"{counted(new, 'record')} appended to {file}"
-        + (f", {len(lines) - new} were there" if new < len(lines) else "")
-    )
-
-
-def _views(cfg: "CfgNode", images: "Images", count: int) -> "Tensor":
-    """One random view of each of ``count`` training images, the same every time."""
+def _views(cfg: Any, images: Any, count: int) -> Any:
+    """One random view of each of ``count`` training images [count, 3, H, W], the same every time."""
     import numpy as np
     import torch
 
@@ -120,28 +101,20 @@ def _views(cfg: "CfgNode", images: "Images", count: int) -> "Tensor":
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--weights", required=True, help="checkpoint of any known family, run folder, hf:…, timm:NAME")
-    made.add_argument("--config", required=True, help="of the images: configs/lowshot/…, configs/smoke/lowshot_…")
-    made.add_argument(
-        "--n",
-        type=at_least(2, "a number of images"),
-        nargs="+",
-        default=[8, 16, 32, 64, 128],
-        help="images that share statistics",
-    )
-    made.add_argument("--alpha", type=float, nargs="+", default=[1.0, 0.5, 0.1, 0.0], help="weight of the batch")
-    made.add_argument(
-        "--views", type=at_least(2, "a number of images"), default=512, help="images measured (default: %(default)s)"
-    )
-    made.add_argument("--companions", type=int, default=4, help="random sets for each (default: %(default)s)")
-    made.add_argument("--seed", type=int, default=0, help="of the companions (default: %(default)s)")
-    made.add_argument("--network", choices=("teacher", "student"))
-    made.add_argument("--arch", metavar="TEXT", help="architecture of a checkpoint that does not tell it")
-    made.add_argument("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
-    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--weights", required=True, help="checkpoint of any known family, run folder, hf:…, timm:NAME")
+    add("--config", required=True, help="of the images: configs/lowshot/…, configs/smoke/lowshot_…")
+    add("--n", type=at_least(2, "a number of images"), nargs="+", default=[8, 16, 32, 64, 128], help="sizes of a batch")
+    add("--alpha", type=float, nargs="+", default=[1.0, 0.5, 0.1, 0.0], help="weight of the batch")
+    add("--views", type=at_least(2, "a number of images"), default=512, help="images measured (default: %(default)s)")
+    add("--companions", type=int, default=4, help="random sets for each (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the random sets (default: %(default)s)")
+    add("--network", choices=("teacher", "student"))
+    add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred")
+    add("--results", type=Path, metavar="FILE", help="default: OUTPUT_DIR/results.jsonl")
+    add("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    return parser
 
 
 if __name__ == "__main__":

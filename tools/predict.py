@@ -1,11 +1,10 @@
-"""Find objects in new photographs with a fine-tuned detector: no annotations, nothing is scored.
+"""Find objects in new images with a fine-tuned detector: no annotations, nothing is scored.
 
     python tools/predict.py --detector OUTPUT_DIR photos/ --out predictions
     python tools/predict.py --detector OUTPUT_DIR one.jpg two.png frames/ --out predictions --threshold 0.7
 
-Writes predictions.json (COCO results), images.json (the ids they use), visuals/ (drawn pictures), counts.csv and
-counts_by_image.csv; of a segmenter labels/ (a class for every pixel). Run again to go on where it stopped, or to add
-images.
+Writes predictions.json (COCO results), images.json (the ids they use), visuals/ (annotated images), counts.csv and
+counts_by_image.csv; of a segmenter labels/ (a class for every pixel). Run it again to resume, or to add images.
 """
 
 import argparse
@@ -15,13 +14,12 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import at_least, run_tool
+from momentum_transfer.core.command import at_least, number_in, run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say
 
 
 def main(args: argparse.Namespace) -> None:
-    """Load the run, predict, say what was written."""
     say(f"loading {args.detector}")
     from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
     from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict
@@ -32,42 +30,30 @@ def main(args: argparse.Namespace) -> None:
         f"{counted(len(run.classes.names), 'class')}, engine {run.engine.name}")  # fmt: skip
     if run.task == "segmentation" and args.threshold is not None:
         raise InputError("expected no --threshold with a segmenter, which gives every pixel a class; leave it out")
-    wanted = Wanted(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)
-    for path in predict(run, args.images, args.out, wanted):
+    options = Wanted(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)
+    for path in predict(run, args.images, args.out, options):
         say(f"wrote {path}")
     if not args.no_visuals:
-        say(f"pictures are in {args.out / 'visuals'}")
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a score from 0 to 1, found {text}")
-    return value
+        say(f"annotated images are in {args.out / 'visuals'}")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("images", nargs="+", metavar="IMAGE", help="image files, folders of them, or of video frames")
-    made.add_argument("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
-    made.add_argument("--out", required=True, type=Path, metavar="DIR", help="where results go")
-    made.add_argument("--threshold", type=_share, metavar="SCORE",
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("images", nargs="+", metavar="IMAGE", help="image files, folders of them, or of video frames")
+    add("--detector", required=True, metavar="RUN", help="OUTPUT_DIR of transfer, or a model_*.pth in it")
+    add("--out", required=True, type=Path, metavar="DIR", help="where results go")
+    add("--threshold", type=number_in(0, 1, "a score from 0 to 1"), metavar="SCORE",
                       help="leave out detections of a lower score (default: the JSON keeps all that the detector "
-                      "gives; pictures and counts begin at 0.5)")  # fmt: skip
-    made.add_argument(
-        "--batch-size", type=at_least(1), default=1, help="images of one size at once (default: %(default)s)"
-    )
-    made.add_argument("--ids", metavar="FILE.json", help="take the images' ids from this COCO JSON, so that `score` "
+                      "gives; images and counts begin at 0.5)")  # fmt: skip
+    add("--batch-size", type=at_least(1), default=1, help="images of one size at once (default: %(default)s)")
+    add("--ids", metavar="FILE.json", help="take the images' ids from this COCO JSON, so that `score` "
                       "can compare")  # fmt: skip
-    made.add_argument("--no-visuals", action="store_true", help="draw no pictures")
-    made.add_argument("--skip-unreadable", action="store_true", help="leave out images that cannot be read")
-    made.add_argument("--engine", choices=("detectron2", "torchvision"), help="default: the one that trained it")
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
-    return made
+    add("--no-visuals", action="store_true", help="write no annotated images")
+    add("--skip-unreadable", action="store_true", help="leave out images that cannot be read")
+    add("--engine", choices=("detectron2", "torchvision"), help="default: the one that trained it")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

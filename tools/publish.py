@@ -1,4 +1,4 @@
-"""A checkpoint's scores and weights in the Hugging Face Hub's layout, and pushed there if asked.
+"""Write a checkpoint's scores and weights in the Hugging Face Hub's layout, and push them there if asked.
 
     python tools/publish.py outputs/results.jsonl --weights outputs/momentum2 --out outputs/card
     python tools/publish.py outputs/results.jsonl --weights outputs/momentum2 --out outputs/card --push hf:org/name
@@ -9,9 +9,7 @@ and the weights as backbone.safetensors. Nothing leaves this machine without --p
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -20,12 +18,8 @@ from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, warn
 
-if TYPE_CHECKING:
-    from momentum_transfer.backbones.source import SourceBackbone
-
 
 def main(args: argparse.Namespace) -> None:
-    """Read records and weights, write the folder, push it."""
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
     from momentum_transfer.report.aggregate import aggregate, check_strangers
@@ -40,7 +34,8 @@ def main(args: argparse.Namespace) -> None:
     name = _chosen(args.checkpoint, source.name if source else "", results.checkpoints)
     datasets = read_datasets(args.dataset, results)
     scores = scores_of(results, name)
-    if source is not None and not _measured(source, results.records[name]):
+    hashes = {source.sha256, source.metadata.get("source_sha256", "")} if source else set()
+    if source and not any(record["checkpoint"].get("sha256") in hashes for record in results.records[name]):
         warn(f"no record of {name} names these weights (SHA-256 {source.sha256[:16]}…); are they the ones measured?")
     out = Path(args.out)
     written = write_folder(out, name, results, scores, datasets=datasets, license=args.license, weights=source,
@@ -56,37 +51,30 @@ def main(args: argparse.Namespace) -> None:
         say(f"pushed to {push(out, repository, written, private=args.private)}; --weights {repository} reads it again")
 
 
-def _chosen(wanted: str | None, of_weights: str, found: list[str]) -> str:
-    """The column that is meant: --checkpoint, else the name of --weights, else the only one that there is."""
-    only = found[0] if len(found) == 1 else ""
-    name = wanted or (of_weights if of_weights in found else only)
-    if name in found:
+def _chosen(asked: str | None, of_weights: str, names: list[str]) -> str:
+    """The checkpoint to publish: --checkpoint, else the name of --weights, else the only one."""
+    name = asked or (of_weights if of_weights in names else names[0] if len(names) == 1 else "")
+    if name in names:
         return name
     raise InputError(
-        f"expected --checkpoint NAME of {', '.join(found)}, found {wanted or of_weights or 'none'}; say whose scores"
+        f"expected --checkpoint of {', '.join(names)}, found {asked or of_weights or 'none'}; say whose scores"
     )
 
 
-def _measured(source: "SourceBackbone", records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a record is about these weights: by their hash, or that of the file which they were converted from."""
-    hashes = {source.sha256, source.metadata.get("source_sha256", "")}
-    return any(record["checkpoint"].get("sha256") in hashes for record in records)
-
-
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
-    made.add_argument("--out", required=True, metavar="FOLDER", help="where the card and its files go")
-    made.add_argument("--weights", help="checkpoint, run folder or hf:org/name to put beside the card")
-    made.add_argument("--checkpoint", metavar="NAME", help="whose scores; default: those of --weights")
-    made.add_argument("--dataset", action="append", default=[], metavar="TITLE=org/name",
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
+    add("--out", required=True, metavar="FOLDER", help="where the card and its files go")
+    add("--weights", help="checkpoint, run folder or hf:org/name to put beside the card")
+    add("--checkpoint", metavar="NAME", help="whose scores; default: those of --weights")
+    add("--dataset", action="append", default=[], metavar="TITLE=org/name",
                       help="a data set of the records is this one on the Hub: for .eval_results")  # fmt: skip
-    made.add_argument("--license", help="of the weights, as the Hub calls it: apache-2.0, cc-by-nc-4.0, …")
-    made.add_argument("--add", action="append", default=[], metavar="FILE", help="a further file for the repository")
-    made.add_argument("--push", metavar="hf:org/name[@branch]", help="upload the folder to this repository")
-    made.add_argument("--private", action="store_true", help="a repository that --push makes is private")
-    return made
+    add("--license", help="of the weights, as the Hub calls it: apache-2.0, cc-by-nc-4.0, …")
+    add("--add", action="append", default=[], metavar="FILE", help="a further file for the repository")
+    add("--push", metavar="hf:org/name[@branch]", help="upload the folder to this repository")
+    add("--private", action="store_true", help="a repository that --push makes is private")
+    return parser
 
 
 if __name__ == "__main__":

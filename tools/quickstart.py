@@ -1,10 +1,10 @@
-"""The whole chain on embedded data: pretrain, convert, detect, probe, report; in minutes on two cores.
+"""Run the whole chain on embedded data, in minutes on two cores: pretrain, convert, detect, probe, report.
 
     python tools/quickstart.py [--output outputs/quickstart] [--fresh] [--jobs N] [--dry-run]
 
 It runs the commands that you would type, and prints each: for a Momentum² Teacher backbone, and for the same
-architecture at random initialisation with calibrated BN statistics. Where there are two cores, two commands run side by
-side, each line of theirs after its title. A killed quickstart goes on where it was.
+architecture at random with calibrated BN statistics. With two cores, two commands run side by side, and their lines
+begin with their titles. The same command resumes a killed quickstart.
 """
 
 import argparse
@@ -20,19 +20,20 @@ if not __package__:  # python tools/NAME.py
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
+from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.run_lock import alone
 from momentum_transfer.core.shipped import typed, workplace
-from momentum_transfer.suites.chain import Step, cores, run_chain
+from momentum_transfer.suites.chain import Step, run_chain
 
-BACKBONES = ("momentum2_digits", "random_digits")
-LOWSHOT = "configs/smoke/lowshot_digits.yaml"
+_BACKBONES = ("momentum2_digits", "random_digits")
+_LOWSHOT = "configs/smoke/lowshot_digits.yaml"
 
 
 def steps(output: Path) -> list[Step]:
-    """Every command of the chain in an order that may be kept as it is; the long ones early. Each resumes by itself."""
+    """Every command of the chain, in a possible order with the long ones early. Each resumes by itself."""
     results = ["--results", f"{output}/results.jsonl"]
     chain: list[Step] = []
-    for name in BACKBONES:
+    for name in _BACKBONES:
         run = f"{output}/{name}"
         weights = f"{run}/backbone.pkl"
         pretrain = ["tools/pretrain.py", "--config", f"configs/smoke/{name}.yaml", "--resume", "OUTPUT_DIR", run]
@@ -44,10 +45,10 @@ def steps(output: Path) -> list[Step]:
             Step(trained, pretrain),
             Step(converted, convert, (trained,)),
             Step(f"{name}: fine-tune Mask R-CNN", detect, (converted,)),
-            *_probes(name, ["--config", LOWSHOT, "--weights", run, *results], (trained,)),
+            *_probes(name, ["--config", _LOWSHOT, "--weights", run, *results], (trained,)),
         ]
-    chain += _probes("raw pixels", ["--config", LOWSHOT, "--weights", "pixels", *results], ())
-    runs = [f"{output}/{name}" for name in BACKBONES]
+    chain += _probes("raw pixels", ["--config", _LOWSHOT, "--weights", "pixels", *results], ())
+    runs = [f"{output}/{name}" for name in _BACKBONES]
     report = ["tools/report.py", f"{output}/results.jsonl", "--runs", *runs, "--out", f"{output}/report.html"]
     return [*chain, Step("report", report, tuple(step.title for step in chain), always=True)]
 
@@ -58,7 +59,6 @@ def _probes(name: str, arguments: list[str], needs: tuple[str, ...]) -> list[Ste
 
 
 def main(args: argparse.Namespace) -> None:
-    """Run, or with --dry-run only print, the chain."""
     if args.jobs < 1:
         raise InputError(f"expected --jobs of at least 1, found {args.jobs}")
     output = Path(os.path.relpath(args.output, workplace()))  # where the steps run
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> None:
         return
     os.chdir(workplace())
     if args.fresh and output.exists():
-        with alone(output):  # not that of a quickstart which is under way
+        with alone(output):  # refuses a quickstart that is running
             pass
         shutil.rmtree(output)
     begun = time.monotonic()
@@ -79,14 +79,14 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output", default="outputs/quickstart", help="where everything goes (default: %(default)s)")
-    made.add_argument("--fresh", action="store_true", help="delete the output folder first")
-    jobs = min(2, cores())
-    made.add_argument("--jobs", type=int, default=jobs, metavar="N", help="steps side by side (here: %(default)s)")
-    made.add_argument("--dry-run", action="store_true", help="print the commands only")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--output", default="outputs/quickstart", help="where everything goes (default: %(default)s)")
+    add("--fresh", action="store_true", help="delete the output folder first")
+    jobs = min(2, available_cores())
+    add("--jobs", type=int, default=jobs, metavar="N", help="steps side by side (here: %(default)s)")
+    add("--dry-run", action="store_true", help="print the commands only")
+    return parser
 
 
 if __name__ == "__main__":

@@ -19,27 +19,15 @@ from momentum_transfer.core.shipped import typed
 
 
 def main(args: argparse.Namespace) -> None:
-    """Read, build, write the three files."""
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.report.methods import parse
-    from momentum_transfer.report.page import (
-        make_report,  # here, because matplotlib takes a second
-        page_name,
-        write_report,
-    )
+    from momentum_transfer.report.page import make_report, page_name, write_report  # here: matplotlib takes a second
 
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
-    command = typed(["tools/report.py", *sys.argv[1:]])
-    methods = parse(args.method)
     report = make_report(
-        args.results,
-        args.runs,
-        command=command,
-        title=args.title,
-        resamples=args.resamples,
-        methods=methods,
-        baseline=args.baseline,
-    )
+        args.results, args.runs, command=typed(["tools/report.py", *sys.argv[1:]]), title=args.title,
+        resamples=args.resamples, methods=parse(args.method), baseline=args.baseline,
+    )  # fmt: skip
     write_report(report, out)
     for verdict in report.verdicts:
         say(verdict)
@@ -49,32 +37,32 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
-    made.add_argument("--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, pictures, conversion")
-    made.add_argument("--out", metavar="FILE.html", help="default: report.html beside the first results file")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("results", nargs="+", metavar="RESULTS.jsonl", help="records that the evaluating tools wrote")
+    add("--runs", nargs="*", default=[], metavar="DIR", help="OUTPUT_DIRs: curves, images, conversion")
+    add("--out", metavar="FILE.html", help="default: report.html beside the first results file")
+    add(
         "--resamples",
         type=resamples,
         default=1000,
         help="of the test images for intervals (default: %(default)s; 0: none)",
     )
-    made.add_argument(
+    add(
         "--method",
         action="append",
         default=[],
         metavar="NAME=CKPT,CKPT",
         help="pretrainings of one method, as one column",
     )
-    made.add_argument(
+    add(
         "--baseline",
         default="",
         metavar="NAME",
         help="checkpoint to compare with (default: of METHOD random, or so named)",
     )
-    made.add_argument("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
-    return made
+    add("--title", default="Does it transfer?", help="heading of the page (default: %(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

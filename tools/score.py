@@ -19,7 +19,6 @@ if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from momentum_transfer.core import records
-from momentum_transfer.core import records as results
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import sha256_of, sha256_of_text
@@ -28,7 +27,7 @@ from momentum_transfer.core.untrusted import read_lines
 
 #: The options of each task, with their defaults.
 _COCO = {"iou_type": "bbox", "area_from": "file", "max_dets": None}
-OPTIONS: dict[str, dict[str, Any]] = {
+_OPTIONS: dict[str, dict[str, Any]] = {
     "coco": _COCO,
     "lvis": _COCO,
     "voc": {"interpolation": "11-point"},
@@ -37,13 +36,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def main(args: argparse.Namespace) -> None:
-    """Score, print, append what the results file does not hold yet."""
     task, settings = _settings(args)
     file = _target(args)
-    score = import_module(
-        f"momentum_transfer.transfer.scores.{args.task}"
-    ).evaluate  # this one alone: another imports scipy
-    scores = score(args.ground_truth, args.predictions, **settings)
+    scores_of_task = import_module(f"momentum_transfer.transfer.scores.{args.task}")  # alone: another imports scipy
+    scores = scores_of_task.evaluate(args.ground_truth, args.predictions, **settings)
     values = [f"{value:.2f}" for value in scores.metrics.values()]
     table(f"{task} of {args.predictions}", list(scores.metrics), [values])
     if args.per_class:
@@ -54,40 +50,38 @@ def main(args: argparse.Namespace) -> None:
     origin = _origin(args, settings)
     known = {**origin, "sha256": origin["checkpoint"]["sha256"], "task": task}
     del known["checkpoint"]
-    new = {name: value for name, value in scores.metrics.items() if not results.done(file, metric=name, **known)}
+    new = {name: value for name, value in scores.metrics.items() if not records.done(file, metric=name, **known)}
     if new:
         title = f"{task}-{origin['dataset']}-{origin['checkpoint']['name']}-t{args.trial}"
         settings["items"] = records.write_items(file.parent, title, scores.items)
-    results.append(file, [results.make_record(task, name, value, **origin, **settings) for name, value in new.items()])
+    records.append(file, [records.make_record(task, name, value, **origin, **settings) for name, value in new.items()])
     say(f"{counted(len(new), 'record')} appended to {file}" if new else f"these scores are in {file} already")
 
 
 def _write_errors(args: argparse.Namespace, scores: Any, settings: Mapping[str, Any]) -> None:
-    """Which errors were made, for the report and as a table."""
+    """Analyse the errors, for the report and as a table."""
     from momentum_transfer.transfer.error_analysis.analysis import analyse, write_analysis
 
     limit = settings.get("max_dets", 300) if args.task == "lvis" else 300
-    found = analyse(args.task, args.ground_truth, args.predictions, settings.get("iou_type", "bbox"), limit,
-                    scores.per_class)  # fmt: skip
-    write_analysis(args.errors, found)
+    analysis = analyse(args.task, args.ground_truth, args.predictions, settings.get("iou_type", "bbox"), limit,
+                       scores.per_class)  # fmt: skip
+    write_analysis(args.errors, analysis)
     rows = [(name, entry["number"], "–" if entry["cost"] is None else f"{entry['cost']:.2f}")
-            for name, entry in found["kinds"].items()]  # fmt: skip
+            for name, entry in analysis["kinds"].items()]  # fmt: skip
     table("errors at IoU 0.5", ("kind", "number", "points of AP50"), rows)
     say(f"wrote {args.errors}")
 
 
 def _settings(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The task as records name it, and the arguments of its evaluate function."""
-    takes = OPTIONS[args.task]
+    options = _OPTIONS[args.task]
     if args.errors and args.task == "semantic":
         raise InputError("expected --errors with coco, lvis or voc, found semantic, whose errors are no detections")
-    for option in {name for options in OPTIONS.values() for name in options} - takes.keys():
+    for option in {name for others in _OPTIONS.values() for name in others} - options.keys():
         if getattr(args, option) is not None:
-            raise InputError(
-                f"expected of these options only {_flags(takes)} with {args.task}, found {_flags([option])}"
-            )
+            raise InputError(f"expected only {_flags(options)} with {args.task}, found {_flags([option])}")
     settings = {
-        name: default if getattr(args, name) is None else getattr(args, name) for name, default in takes.items()
+        name: default if getattr(args, name) is None else getattr(args, name) for name, default in options.items()
     }
     if args.task == "semantic":
         return "semantic", settings | {"classes": _classes(args.classes)}
@@ -113,7 +107,7 @@ def _classes(text: str | None) -> int | list[str] | None:
 
 
 def _target(args: argparse.Namespace) -> Path:
-    """The results file, of which is known before any compute that it can be written."""
+    """The results file; checked before any compute that it can be written."""
     file = Path(args.results or Path(args.predictions).parent / "results.jsonl")
     existing = next((path for path in (file, *file.absolute().parents) if path.exists()), file)
     if file.is_dir() or (existing != file and not existing.is_dir()):
@@ -128,11 +122,14 @@ def _target(args: argparse.Namespace) -> Path:
 
 
 def _origin(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the scores come from: by content, so that a changed file of the same name is scored and recorded anew.
+    """Where the scores come from, by content; without a checkpoint file the predictions stand for the weights."""
+    if args.task == "semantic":
+        from momentum_transfer.transfer.scores import semantic
 
-    Without a checkpoint file the predictions stand for the weights.
-    """
-    truth, predictions = _hashes(args)
+        files = zip(*semantic.pairs(args.ground_truth, args.predictions), strict=True)
+        truth, predictions = map(_hash_of_files, (args.ground_truth, args.predictions), files)
+    else:
+        truth, predictions = sha256_of(args.ground_truth), sha256_of(args.predictions)
     weights = Path(args.checkpoint) if args.checkpoint else None
     digest = sha256_of(weights) if weights is not None and weights.is_file() else predictions
     return {
@@ -148,47 +145,37 @@ def _origin(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _hashes(args: argparse.Namespace) -> tuple[str, str]:
-    """SHA-256 of the ground truth and of the predictions; of label images, of their names and contents."""
-    if args.task != "semantic":
-        return sha256_of(args.ground_truth), sha256_of(args.predictions)
-    from momentum_transfer.transfer.scores import semantic
-
-    truth, predictions = zip(*semantic.pairs(args.ground_truth, args.predictions), strict=True)
-    return _hash_of_files(args.ground_truth, truth), _hash_of_files(args.predictions, predictions)
-
-
 def _hash_of_files(side: str, files: Iterable[Path]) -> str:
-    """Names are taken relative to the folder, or to where the list lies, so that a moved copy is the same."""
+    """Hash names, relative to the folder or list, and contents, so that a moved copy is the same."""
     start = side if Path(side).is_dir() else Path(side).parent
     return sha256_of_text("".join(f"{os.path.relpath(file, start)}\0{sha256_of(file)}\n" for file in files))
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("task", choices=("coco", "lvis", "voc", "semantic"))
-    made.add_argument("ground_truth", metavar="GT", help="annotation JSON; semantic: folder or list of label PNGs")
-    made.add_argument("predictions", metavar="PREDICTIONS", help="COCO result JSON; semantic: folder or list of PNGs")
-    made.add_argument("--iou-type", choices=("bbox", "segm"), help="coco and lvis: boxes (default) or masks")
-    made.add_argument("--max-dets", type=int, help="coco: per image and class (100); lvis: per image (300)")
-    made.add_argument("--area-from", choices=("file", "mask"),
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("task", choices=("coco", "lvis", "voc", "semantic"))
+    add("ground_truth", metavar="GT", help="annotation JSON; semantic: folder or list of label PNGs")
+    add("predictions", metavar="PREDICTIONS", help="COCO result JSON; semantic: folder or list of PNGs")
+    add("--iou-type", choices=("bbox", "segm"), help="coco and lvis: boxes (default) or masks")
+    add("--max-dets", type=int, help="coco: per image and class (100); lvis: per image (300)")
+    add("--area-from", choices=("file", "mask"),
                         help="segm: a detection's size from its bbox where there is one (pycocotools; default), "
                         "or from its mask (Detectron2)")  # fmt: skip
-    made.add_argument("--interpolation", choices=("11-point", "area"),
+    add("--interpolation", choices=("11-point", "area"),
                         help="voc: 11-point (default) for 2007, area for 2010 and later")  # fmt: skip
-    made.add_argument("--classes", help="semantic: number of classes, or a file with one name a line")
-    made.add_argument("--ignore-label", type=int, help="semantic: label that is left out (255)")
-    made.add_argument("--absent-classes", choices=("ground-truth", "union"),
+    add("--classes", help="semantic: number of classes, or a file with one name a line")
+    add("--ignore-label", type=int, help="semantic: label that is left out (255)")
+    add("--absent-classes", choices=("ground-truth", "union"),
                         help="semantic: mIoU over classes of the ground truth (default), or of either")  # fmt: skip
-    made.add_argument("--per-class", action="store_true", help="print a score per class too")
-    made.add_argument(
+    add("--per-class", action="store_true", help="print a score per class too")
+    add(
         "--errors",
         type=Path,
         metavar="FILE.json",
         help="coco, lvis, voc: which errors were made, for report --runs (name it errors_NAME.json)",
     )
-    made.add_argument("--results", metavar="FILE", help="default: results.jsonl beside the predictions")
+    add("--results", metavar="FILE", help="default: results.jsonl beside the predictions")
     for option, help_text in {
         "--checkpoint": "file or name of the weights that made the predictions, for the records",
         "--network": "teacher or student, for the records",
@@ -196,9 +183,9 @@ def parser() -> argparse.ArgumentParser:
         "--protocol": "name of the preset, for the records",
         "--engine": "what made the predictions, for the records",
     }.items():
-        made.add_argument(option, default="", help=help_text)
-    made.add_argument("--trial", type=int, default=0, help="which repetition, for the records")
-    return made
+        add(option, default="", help=help_text)
+    add("--trial", type=int, default=0, help="which repetition, for the records")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Make .venv and install the project into it, once; say what is done and what went wrong in words.
-
-Runs on any Python with the standard library alone, also on one that is too old (then it says so).
+"""Create .venv and install the project into it, once; say in plain words what goes wrong.
 
     python3 tools/setup_env.py [EXTRA ...]        extras of pyproject.toml, for example: test lint
+
+Needs the standard library alone and runs on any Python, also on one that is too old (then it says so).
 """
 
 import hashlib
@@ -18,17 +18,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 LOG = os.path.join(VENV, "install.log")
 STATE = os.path.join(VENV, "installed.json")
-NETWORK_SIGNS = (
-    "Temporary failure in name resolution",
-    "Could not resolve",
-    "Connection refused",
-    "NewConnectionError",
-    "Network is unreachable",
-    "Max retries exceeded",
-    "ConnectTimeoutError",
-    "ReadTimeoutError",
-    "ProxyError",
-)
+NETWORK_SIGNS = ("Temporary failure in name resolution", "Could not resolve", "Connection refused", "ProxyError",
+                 "NewConnectionError", "Network is unreachable", "Max retries exceeded", "ConnectTimeoutError",
+                 "ReadTimeoutError")  # fmt: skip
 
 
 def fail(message):
@@ -39,24 +31,19 @@ def fail(message):
 def check_python():
     if sys.version_info[:2] < MINIMUM:
         found = ".".join(str(part) for part in sys.version_info[:3])
-        fail(
-            "expected Python 3.10 or newer, found %s (%s); install one, then run: PYTHON=python3.12 make quickstart"
-            % (found, sys.executable)
-        )
+        fail("expected Python 3.10 or newer, found %s (%s); install one, then run: PYTHON=python3.12 make quickstart"
+             % (found, sys.executable))  # fmt: skip
 
 
 def check_space():
     free = shutil.disk_usage(ROOT).free / 1e9
     if free < NEEDED_GB:
-        fail(
-            "expected %.0f GB free for .venv, found %.1f GB on the disk of %s; free some space and run again"
-            % (NEEDED_GB, free, ROOT)
-        )
+        fail("expected %.0f GB free for .venv, found %.1f GB on the disk of %s; free some space and run again"
+             % (NEEDED_GB, free, ROOT))  # fmt: skip
 
 
 def python_of_venv():
-    folder = "Scripts" if os.name == "nt" else "bin"
-    return os.path.join(VENV, folder, "python")
+    return os.path.join(VENV, "Scripts" if os.name == "nt" else "bin", "python")
 
 
 def state_key():
@@ -67,7 +54,7 @@ def state_key():
 
 
 def installed_extras():
-    """Extras that the present .venv holds, or None where it is to be installed (again)."""
+    """Extras in the present .venv, or None if it must be installed (again)."""
     try:
         with open(STATE) as stream:
             state = json.load(stream)
@@ -89,7 +76,7 @@ def make_venv():
 def install(extras):
     target = "." + ("[%s]" % ",".join(extras) if extras else "")
     print(
-        "installing %s into .venv: about 3 GB to download the first time; log in .venv/install.log" % target, flush=True
+        "installing %s into .venv: about 3 GB to download the first time; log: .venv/install.log" % target, flush=True
     )
     command = [python_of_venv(), "-m", "pip", "install", "--disable-pip-version-check"]
     command += ["--no-compile", "--editable", target]  # Python compiles what is imported, then

@@ -1,10 +1,10 @@
-"""Where the tasks of a suite are: queued, running with progress and time left, done, failed with the last line.
+"""Show the tasks of a suite: queued, running with progress and time left, done, or failed with the last line.
 
     python tools/status.py outputs/quick              (on a terminal renewed every five seconds until all have ended)
     python tools/status.py outputs/quick --once --all
 
-It reads the folder's files alone, so it runs anywhere that sees them: where it was submitted, on a node, on a laptop.
-Exit code 1 where a task has failed.
+It only reads files of the folder, so it runs anywhere that sees them: where the suite was submitted, on a node, on a
+laptop. Exit code 1 if a task has failed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 if not __package__:  # python tools/NAME.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from momentum_transfer.core.command import run_tool
+from momentum_transfer.core.command import number_in, run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.suites.progress import Standing, standings
 from momentum_transfer.suites.slurm import submitted
@@ -26,48 +26,49 @@ from momentum_transfer.suites.slurm import submitted
 #: Rows of the table unless --all is given.
 ROWS = 40
 
-#: What stands first: what wants a look.
-ORDER = ("failed", "silent", "running", "stopped", "not run", "queued", "to do", "done")
+#: States in order of urgency.
+_ORDER = ("failed", "silent", "running", "stopped", "not run", "queued", "to do", "done")
 
 
 def main(args: argparse.Namespace) -> None:
-    """Show the table once, or again and again until every task has ended."""
     output = Path(args.folder)
     while True:
-        found = standings(output, submitted(output))
+        tasks = standings(output, submitted(output))
         live = sys.stdout.isatty() and not args.once
         if live:
             print("\x1b[H\x1b[2J", end="")
-        show(found, everything=args.all)
-        if not live or all(one.state in ("done", "failed", "not run") for one in found):
+        show(tasks, everything=args.all)
+        if not live or all(one.state in ("done", "failed", "not run") for one in tasks):
             break
         time.sleep(args.every)
-    if any(one.state == "failed" for one in found):
+    if any(one.state == "failed" for one in tasks):
         raise SystemExit(1)
 
 
-def show(found: Sequence[Standing], *, everything: bool) -> None:
-    """The table, those first that want a look, and a line that counts all."""
-    ordered = sorted(found, key=lambda one: ORDER.index(one.state))
+def show(tasks: Sequence[Standing], *, everything: bool) -> None:
+    ordered = sorted(tasks, key=lambda one: _ORDER.index(one.state))
     rows = ordered if everything else ordered[:ROWS]
     table(
         "tasks",
         ["task", "state", "progress", "spent", "left", "last line"],
         [
-            [one.planned.title, one.state, _percent(one.share), _time(one.seconds), _time(one.left), one.note[:80]]
+            [
+                one.planned.title,
+                one.state,
+                "" if math.isnan(one.share) else f"{one.share:.0%}",
+                _time(one.seconds),
+                _time(one.left),
+                one.note[:80],
+            ]
             for one in rows
         ],
     )
-    if len(rows) < len(found):
-        say(f"… and {len(found) - len(rows)} more tasks: --all shows them")
-    counts = collections.Counter(one.state for one in found)
-    used = sum(one.gpu_hours for one in found)
-    parts = [f"{counts[state]} {state}" for state in ORDER if counts[state]]
-    say(f"{len(found)} tasks: {', '.join(parts)}; {used:.2f} GPU hours used")
-
-
-def _percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{share:.0%}"
+    if len(rows) < len(tasks):
+        say(f"… and {len(tasks) - len(rows)} more tasks: --all shows them")
+    counts = collections.Counter(one.state for one in tasks)
+    used = sum(one.gpu_hours for one in tasks)
+    parts = [f"{counts[state]} {state}" for state in _ORDER if counts[state]]
+    say(f"{len(tasks)} tasks: {', '.join(parts)}; {used:.2f} GPU hours used")
 
 
 def _time(seconds: float) -> str:
@@ -79,21 +80,20 @@ def _time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0.5 <= number < 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0.5, found {text}")
-    return number
-
-
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("folder", help="the output folder of an evaluate command")
-    made.add_argument("--once", action="store_true", help="show it once, on a terminal too")
-    made.add_argument("--all", action="store_true", help=f"all tasks, where there are more than {ROWS}")
-    made.add_argument("--every", type=_seconds, default=5.0, metavar="SECONDS", help="between two looks (default: 5)")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("folder", help="the output folder of an evaluate command")
+    add("--once", action="store_true", help="show it once, on a terminal too")
+    add("--all", action="store_true", help=f"all tasks, where there are more than {ROWS}")
+    add(
+        "--every",
+        type=number_in(0.5, 86400, "seconds from 0.5"),
+        default=5.0,
+        metavar="SECONDS",
+        help="between two looks (default: 5)",
+    )
+    return parser
 
 
 if __name__ == "__main__":

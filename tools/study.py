@@ -1,12 +1,12 @@
-"""Run one of the studies that show the papers' claims at small scale, and say what came out.
+"""Run one of the studies that test the papers' claims at small scale, and print the result.
 
     python tools/study.py --list
     python tools/study.py NAME [--dry-run] [--output DIR]      (configs/suites/study_NAME.yaml)
-    python tools/study.py NAME --table                         (runs nothing: of the scores that are there)
+    python tools/study.py NAME --table                         (runs nothing: of the existing scores)
 
-A study is a suite, so it resumes, fails and reports as one (tools/evaluate.py). At its end stand the table of its
-comparisons by the verdict rule (study.md) and its plots (plot_1.svg, …), beside the suite's report.html. What came out
-of each is in docs/claims.md.
+A study is a suite, so it resumes, fails and reports as one (tools/evaluate.py). At its end the table of its comparisons
+by the verdict rule (study.md) and its plots (plot_1.svg, …) lie beside the suite's report.html. The results are in
+docs/claims.md.
 """
 
 import argparse
@@ -26,12 +26,10 @@ from momentum_transfer.core.shipped import CONFIGS, started, workplace
 from momentum_transfer.suites.suite import Suite, load_suite
 from momentum_transfer.suites.sweep import describe
 
-#: How the suites of studies are called.
-PREFIX = "study_"
+_PREFIX = "study_"
 
 
 def main(args: argparse.Namespace) -> None:
-    """List, or run the suite and tell its answer."""
     if args.list:
         suites = {name: study_suite(name) for name in studies()}
         table(
@@ -41,12 +39,14 @@ def main(args: argparse.Namespace) -> None:
         )
         return
     if not args.name:
-        raise InputError(f"expected the name of a study, one of {', '.join(studies())}, found none; --list tells more")
+        raise InputError(f"expected the name of a study, one of {', '.join(studies())}, found none; see --list")
     suite = study_suite(args.name)
     output = Path(args.output).absolute() if args.output else workplace() / "outputs" / suite.name
     code = 0
     if not args.table:
-        code = _run(suite, output, args)
+        command = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
+        command += ["--dry-run"] if args.dry_run else []
+        code = subprocess.run([sys.executable, *started(command)], cwd=workplace(), check=False).returncode
         if args.dry_run:
             raise SystemExit(code)
     answer(suite, output)
@@ -56,19 +56,15 @@ def main(args: argparse.Namespace) -> None:
 
 def studies() -> list[str]:
     """Names of the studies that ship."""
-    return [file.stem.removeprefix(PREFIX) for file in sorted((CONFIGS / "suites").glob(f"{PREFIX}*.yaml"))]
+    return [file.stem.removeprefix(_PREFIX) for file in sorted((CONFIGS / "suites").glob(f"{_PREFIX}*.yaml"))]
 
 
 def study_suite(name: str) -> Suite:
-    """The suite of a study: a name of ``studies``, or a suite's file.
-
-    Raises:
-        InputError: there is none, or the suite asks no question.
-    """
+    """The suite of a study: a name of ``studies``, or a suite's file; InputError if there is none."""
     if Path(name).suffix not in (".yaml", ".yml") and name not in studies():
         near = difflib.get_close_matches(name, studies(), n=1, cutoff=0)
         raise InputError(f"expected a study of {', '.join(studies())}, found {name}; did you mean {near[0]}?")
-    suite = load_suite(name if name not in studies() else CONFIGS / "suites" / f"{PREFIX}{name}.yaml")
+    suite = load_suite(name if name not in studies() else CONFIGS / "suites" / f"{_PREFIX}{name}.yaml")
     if suite.study is None:
         raise InputError(f"expected a suite with a study in {suite.path}, found none; run it by tools/evaluate.py")
     return suite
@@ -85,36 +81,29 @@ def answer(suite: Suite, output: Path) -> None:
     for problem in problems:
         say(problem)
     runs = describe(suite.sweep) if suite.sweep else {}
-    found = answers(suite.study, records, runs)
+    results = answers(suite.study, records, runs)
     figures = [line_figure(lines, records, runs) for lines in suite.study.lines]
-    figures.append(difference_figure(found, suite.study.claim))
+    figures.append(difference_figure(results, suite.study.claim))
     for number, figure in enumerate(figures, start=1):
         if figure.svg:
             write_text(output / f"plot_{number}.svg", standalone(figure.svg))
         else:
             say(f"{figure.title}: {figure.caption}")
-    write_text(output / "study.md", f"# {suite.study.claim}\n\n{table_markdown(found)}")
-    table(suite.study.claim, list(COLUMNS), [list(each.cells()) for each in found])
+    write_text(output / "study.md", f"# {suite.study.claim}\n\n{table_markdown(results)}")
+    table(suite.study.claim, list(COLUMNS), [list(each.cells()) for each in results])
     say(f"first minus second; wrote study.md and plot_1.svg … to {output}")
 
 
-def _run(suite: Suite, output: Path, args: argparse.Namespace) -> int:
-    """The suite's own run; its exit code."""
-    words = ["tools/evaluate.py", "--suite", str(suite.path), "--jobs", str(args.jobs), "--output", str(output)]
-    words += ["--dry-run"] if args.dry_run else []
-    return subprocess.run([sys.executable, *started(words)], cwd=workplace(), check=False).returncode
-
-
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("name", nargs="?", help="of the study, or the file of a suite with a study of your own")
-    made.add_argument("--list", action="store_true", help="the studies and what each asks")
-    made.add_argument("--dry-run", action="store_true", help="print the plan with its commands and expected hours")
-    made.add_argument("--table", action="store_true", help="run nothing: table and plots of the scores that are there")
-    made.add_argument("--output", metavar="DIR", help="where everything goes (default: outputs/study_NAME)")
-    made.add_argument("--jobs", type=int, default=1, metavar="N", help="tasks at a time (default: %(default)s)")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("name", nargs="?", help="of the study, or the file of a suite with a study of your own")
+    add("--list", action="store_true", help="the studies and what each asks")
+    add("--dry-run", action="store_true", help="print the plan with its commands and expected hours")
+    add("--table", action="store_true", help="run nothing: table and plots of the scores that are there")
+    add("--output", metavar="DIR", help="where everything goes (default: outputs/study_NAME)")
+    add("--jobs", type=int, default=1, metavar="N", help="tasks at a time (default: %(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from momentum_transfer.core.untrusted import read_lines
 
 
 def main(args: argparse.Namespace) -> None:
-    """Read, cluster, check, write."""
     from momentum_transfer.images import taxonomies
 
     if args.count is not None and args.under:
@@ -58,14 +57,14 @@ def class_names(path: Path) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("hierarchy", help="text file of `parent child` lines, for example wordnet.is_a.txt")
-    made.add_argument("--classes", required=True, metavar="PATH", help="folder of class folders, or a list")
-    made.add_argument("--count", type=int, metavar="N", help="classes to be left by bottom-up clustering")
-    made.add_argument("--under", nargs="+", default=[], metavar="CONCEPT", help="one class a concept, one for the rest")
-    made.add_argument("--out", metavar="FILE", help="the mapping, for DATA.TAXONOMY")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("hierarchy", help="text file of `parent child` lines, for example wordnet.is_a.txt")
+    add("--classes", required=True, metavar="PATH", help="folder of class folders, or a list")
+    add("--count", type=int, metavar="N", help="classes to be left by bottom-up clustering")
+    add("--under", nargs="+", default=[], metavar="CONCEPT", help="one class a concept, one for the rest")
+    add("--out", metavar="FILE", help="the mapping, for DATA.TAXONOMY")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, log, files, settings, records, devices, processes, checkpoints, runs."""
+"""The ground of every room: errors, log, files, settings, records, devices, processes, checkpoints."""

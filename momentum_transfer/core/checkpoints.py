@@ -1,15 +1,11 @@
-"""Checkpoints of every training: written whole or not at all, read without running code.
+"""Checkpoints of every training: written whole or not at all, read without running code, checked before they are used.
 
-``OUTPUT_DIR/checkpoints/step_0000999.pt`` after 999 steps, and a text file ``last`` that names the newest; the last N
-are kept. Those of detectors end in ``.pth`` and hold the detector under ``model``, as Detectron2's do.
+``OUTPUT_DIR/checkpoints/step_0000999.pt`` holds the state after 999 steps; the text file ``last`` names the newest, and
+the last N are kept. Those of detectors end in ``.pth`` and hold the detector under ``model``, as Detectron2's do.
 
-Checks of a checkpoint as a whole before a training goes on with it: its parts, their types, its step.
-
-The digest tells damage by chance; these tell a file that another program wrote or a hand has altered, of which a
-half-fitting part would otherwise be trained on, or exported untrained, in silence.
+The digest detects damage; the checks of parts, types and steps detect a file that another program or a person altered,
+of which a half-fitting part would otherwise be trained on in silence.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -29,31 +25,17 @@ from momentum_transfer.core.files import atomic_path, refused_by_system, remove_
 from momentum_transfer.core.log import warn
 
 FORMAT = "momentum-transfer/1"
-POINTER = "last"
 
 
 class CheckpointFolder:
-    """The checkpoints of one run.
+    """The checkpoints of one run: the newest ``keep`` files; the file ``pointer`` names the newest."""
 
-    Args:
-        folder: made at the first ``save``.
-        keep: number of checkpoints that stay.
-        suffix: of the files.
-        pointer: the file that names the newest.
-    """
-
-    def __init__(self, folder: str | Path, keep: int = 2, suffix: str = ".pt", pointer: str = POINTER) -> None:
+    def __init__(self, folder: str | Path, keep: int = 2, suffix: str = ".pt", pointer: str = "last") -> None:
         self.folder = Path(folder)
         self.keep, self.suffix, self.pointer = keep, suffix, pointer
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
-        """Writes the state after ``step`` steps, then points ``last`` to it, then removes the oldest beyond ``keep``.
-
-        A full disk or a kill at any moment leaves ``last`` on a whole checkpoint.
-
-        Raises:
-            OSError: no space (``errno.ENOSPC``) or another failure of the disk.
-        """
+        """Write the state, point ``last`` to it, remove the oldest; killed at any moment, ``last`` stays whole."""
         path = self.folder / f"step_{step:07d}{self.suffix}"
         remove_leftovers(self.folder, below=False)  # of a save that was killed
         with atomic_path(path) as temporary:
@@ -61,38 +43,30 @@ class CheckpointFolder:
         write_text(self.folder / self.pointer, path.name + "\n")
         files = sorted(self.folder.glob(f"step_*{self.suffix}"), key=lambda file: (len(file.name), file.name))
         newest = files.index(path)
-        # Later steps are of a course that was given up, by pointing ``last`` to an earlier file.
+        # Later steps belong to a run that was given up by pointing ``last`` to an earlier file.
         for old in [*files[: max(newest + 1 - self.keep, 0)], *files[newest + 1 :]]:
             old.unlink(missing_ok=True)
         return path
 
     def last(self) -> Path | None:
-        """The newest whole checkpoint; None when there is none.
+        """The newest whole checkpoint, or None.
 
-        Where ``last`` is missing beside checkpoints (deleted, or a kill came before it was first written), it is the
-        one of the latest step, with a warning.
-
-        Raises:
-            InputError: ``last`` names a file that is not there.
+        Where ``last`` is missing beside checkpoints (deleted, or killed before it was first written), that of the
+        latest step, with a warning. Raises InputError if ``last`` names a file that is not there.
         """
         pointer = self.folder / self.pointer
         if not pointer.is_file():
             files = [file for file in self.folder.glob(f"step_*{self.suffix}") if _step_of(file) is not None]
             newest = max(files, key=lambda file: _step_of(file) or 0, default=None)
             if newest is not None:
-                warn(f"{pointer} is missing; the latest checkpoint beside it is taken for the last: {newest.name}")
+                warn(f"{pointer} is missing; resuming from the latest checkpoint beside it: {newest.name}")
             return newest
         name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         path = self.folder / name
-        if not _is_name(name) or not path.is_file():
-            raise InputError(
-                f"expected {pointer} to name a checkpoint beside it, found {shown(name)}; correct or delete it"
-            )
+        plain = 0 < len(name) < 200 and "\0" not in name and Path(name).name == name
+        if not plain or not path.is_file():
+            raise InputError(f"expected {pointer} to name a checkpoint beside it, found {shown(name)}; delete it")
         return path
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) < 200 and "\0" not in text and Path(text).name == text
 
 
 def _step_of(file: Path) -> int | None:
@@ -101,11 +75,11 @@ def _step_of(file: Path) -> int | None:
 
 
 def write_archive(path: Path, state: dict[str, Any]) -> None:
-    """Write what ``torch.save`` writes, with the digest of its content; a full disk stays the OSError that it is."""
+    """``torch.save`` with a digest of the content; a full disk raises OSError, which torch's zip writer hides."""
     try:
         with open(path, "wb") as stream:
             torch.save(sealed(state), stream)
-    except RuntimeError as error:  # torch's zip writer hides the system's error
+    except RuntimeError as error:
         refused = refused_by_system(error, path.parent)
         if refused is None:
             raise
@@ -113,38 +87,19 @@ def write_archive(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint of pretraining or of training with few labels on the CPU; no code in it is run.
-
-    Raises:
-        InputError: no such file, damaged, or not a checkpoint of this format.
-    """
-    state = read_own(path)
+    """Read a checkpoint of pretraining or few-label training on the CPU, running no code; InputError if it is none."""
+    state = read_archive(path, own=True)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise InputError(
-            f"expected a checkpoint of format {FORMAT}, found {shown(found)} in {path}; give one of this tool"
-        )
+        raise InputError(f"expected a checkpoint of format {FORMAT}, found {shown(found)} in {path}; give another")
     return state
 
 
-def read_own(path: str | Path) -> Any:
-    """What ``write_archive`` wrote, on the CPU, compared with its digest; no code in it is run.
-
-    Files of versions before 2026-11-22 have no digest: of them the archive's checksums are compared, with a warning.
-
-    Raises:
-        InputError: no such file, damaged, or of another kind.
-    """
-    return read_archive(path, own=True)
-
-
 def read_archive(path: str | Path, *, own: bool = False) -> Any:
-    """What ``torch.save`` wrote, on the CPU, compared with the digest or else the checksums in it; no code is run.
+    """Read what ``torch.save`` wrote, on the CPU, running no code; verify its digest or else the archive's checksums.
 
-    The digest itself is left out. A file of this project's ``own`` without one is warned of.
-
-    Raises:
-        InputError: no such file, damaged, or of another kind.
+    With ``own``, a file without a digest is warned of. Raises InputError if there is no such file, it is damaged, or of
+    another kind.
     """
     path = Path(path)
     if not path.is_file():
@@ -164,7 +119,7 @@ def read_archive(path: str | Path, *, own: bool = False) -> Any:
         return tree
     verify_records(path)
     if own:
-        warn(f"{path} holds no digest of its content (it was written before 2026-11-22); its checksums are right")
+        warn(f"{path} holds no digest of its content; its checksums are right")
     return tree
 
 
@@ -172,66 +127,62 @@ _NEXT = "take another checkpoint, or start a new OUTPUT_DIR"
 
 
 def check_parts(state: Mapping[str, Any], parts: Mapping[str, type | tuple[type, ...]], path: Path) -> None:
-    """Raise InputError unless every part is there and of its type (where int is asked for, bool is none)."""
+    """Raise InputError unless every part is there and of its type (a bool is no int)."""
     for name, kind in parts.items():
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or ".join(each.__name__ for each in kinds)
+        expected = " or ".join(each.__name__ for each in kinds)
         if name not in state:
-            raise InputError(f"expected {name} ({wanted}) in {path}, found none; {_NEXT}")
+            raise InputError(f"expected {name} ({expected}) in {path}, found none; {_NEXT}")
         value = state[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise InputError(f"expected {name} in {path} as {wanted}, found {shown(value)[:80]}; {_NEXT}")
+            raise InputError(f"expected {name} in {path} as {expected}, found {shown(value)[:80]}; {_NEXT}")
 
 
 def check_step(step: int, total: int, path: Path, first: int = 1) -> None:
     """Raise InputError unless ``step``, the steps done, lies between ``first`` and ``total``."""
     if not first <= step <= total:
-        raise InputError(
-            f"expected {path} after {first} to {total} steps, as long as this training is, found {step}; {_NEXT}"
-        )
+        raise InputError(f"expected {path} after {first} to {total} steps of this training, found {step}; {_NEXT}")
 
 
-def check_numbers(found: Any, what: str, path: Path) -> None:
-    """Raise InputError unless ``found`` is a mapping from names to numbers."""
-    if not isinstance(found, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, (int, float)) for name, value in found.items()
+def check_numbers(numbers: Any, what: str, path: Path) -> None:
+    """Raise InputError unless ``numbers`` is a mapping from names to numbers."""
+    if not isinstance(numbers, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, (int, float)) for name, value in numbers.items()
     ):
-        raise InputError(f"expected numbers by name under {what} of {path}, found {shown(found)[:80]}; {_NEXT}")
+        raise InputError(f"expected numbers by name under {what} of {path}, found {shown(numbers)[:80]}; {_NEXT}")
 
 
 def check_generator(state: Any, what: str, path: Path) -> None:
     """Raise InputError unless ``state`` is what ``torch.get_rng_state`` gives."""
-    wanted = torch.get_rng_state()
-    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.shape != wanted.shape:
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.shape != torch.get_rng_state().shape:
         raise InputError(f"expected the state of a random number generator as {what} of {path}, found none; {_NEXT}")
 
 
 @contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """What torch raises in the block because a state fits neither model nor optimizer becomes one InputError line."""
+    """Turn what torch raises in the block, because a state does not fit, into an InputError of one line."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"expected a checkpoint of this model, found another in {path}: {one_line(error)}") from error
 
 
-#: What of a parameter group is no setting of the training, or set at every step.
+#: Keys of a parameter group that are no settings of the training, or are set at every step.
 _FREE = ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any], path: Path) -> None:
-    """Give a fresh optimizer its state; call it within ``fitting``.
+    """Load the state of a fresh optimizer; call it within ``fitting``.
 
-    Raises:
-        InputError: other settings (momentum, weight decay, …) than the optimizer's own, which torch would take over; a
-            state of another shape than its parameter (numbers and tensors of one element are left out).
+    Raises InputError if the settings (momentum, weight decay, …) are not the optimizer's own, which torch would
+    replace, or if a state has another shape than its parameter.
     """
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     if numbers != list(range(len(numbers))) or not set(state["state"]) <= set(numbers):
         raise InputError(f"expected the optimizer's parameters in {path} numbered from 0, found others; {_NEXT}")
-    own = [{key: value for key, value in group.items() if key not in _FREE} for group in optimizer.param_groups]
+    settings = [{key: value for key, value in group.items() if key not in _FREE} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for number, (before, group) in enumerate(zip(own, optimizer.param_groups, strict=True)):
+    for number, (before, group) in enumerate(zip(settings, optimizer.param_groups, strict=True)):
         for key, value in before.items():
             if key not in group or type(group[key]) is not type(value) or group[key] != value:
                 raise InputError(

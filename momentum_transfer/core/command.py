@@ -1,18 +1,8 @@
-"""How every tool runs: its environment, its command line, its errors as one line, its exit codes.
+"""How every tool runs: its environment, command line, signals, errors of one line and exit codes.
 
-Types of command-line arguments that several tools take.
-
-Processes that srun starts: their ranks and meeting place from Slurm's variables, as torchrun would give them.
-
-    srun --ntasks=2 python tools/pretrain.py --config …
-
-Each task of the step is one process. Slurm sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS, … in each
-(https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES).
-
-SIGINT and SIGTERM in a long loop: it finishes its step, saves and leaves.
+Processes that srun starts (``srun --ntasks=2 python tools/pretrain.py …``) take their ranks and meeting place from
+Slurm's variables, as torchrun would set them (https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES).
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -42,15 +32,12 @@ from momentum_transfer.core.log import say, speaking, warn
 from momentum_transfer.core.shipped import as_typed
 from momentum_transfer.core.versions import check_torch
 
-#: First of the ports that steps meet at, and how many: above those that systems keep, below those that they hand out.
+#: First port for the rendezvous of Slurm steps, and how many: above reserved ports, below ephemeral ones.
 _PORTS = (20000, 12000)
 
 
-def adopt(environment: MutableMapping[str, str]) -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a step of several tasks.
-
-    Left alone: what torchrun (or the user) has set, steps of one task, and the batch script itself, which is none.
-    """
+def _adopt_slurm_ranks(environment: MutableMapping[str, str]) -> None:
+    """Set torchrun's variables in a Slurm step of several tasks, unless torchrun or the user has set them."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
     if "WORLD_SIZE" in environment or not tasks.isdigit() or int(tasks) < 2 or "SLURM_PROCID" not in environment:
         return
@@ -63,10 +50,10 @@ def adopt(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("MASTER_PORT", str(_PORTS[0] + (job * 16 + step) % _PORTS[1]))
     one_node = environment.get("SLURM_STEP_NUM_NODES", "1") == "1"
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or socket.gethostname()
-    environment.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else first_host(nodes))
+    environment.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else _first_host(nodes))
 
 
-def first_host(nodes: str) -> str:
+def _first_host(nodes: str) -> str:
     """The first name of Slurm's list: ``gpu[007-009,12]-ib,login1`` is ``gpu007-ib``."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group()) if first else nodes
@@ -82,8 +69,8 @@ def _tasks_here(environment: MutableMapping[str, str]) -> int:
     return counts[node] if node < len(counts) else 1
 
 
-#: SIGTERM within so many seconds of the first is the same request.
-SAME_SIGNAL = 10.0
+#: A SIGTERM within so many seconds of the first is the same request: torchrun, srun and Slurm each pass one on.
+_SAME_SIGNAL = 10.0
 
 
 class StopSignal:
@@ -111,20 +98,13 @@ class Stopped(Exception):
 
 @contextlib.contextmanager
 def stop_signals(then: str = "finishing this step, then saving") -> Iterator[StopSignal]:
-    """Catch SIGINT and SIGTERM inside the block. The first one only sets the flag; a second one ends at once.
-
-    Launchers (torchrun, srun, Slurm and what watches a job) each pass a SIGTERM on, so that several within ten seconds
-    are one.
-
-    Args:
-        then: what happens at the first, for the message.
-    """
+    """Catch SIGINT and SIGTERM: the first sets the flag, a second stops at once; ``then`` completes the message."""
     stop, at = StopSignal(), 0.0
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal at
         if stop.received is not None:
-            if number == signal.SIGTERM and time.monotonic() - at < SAME_SIGNAL:
+            if number == signal.SIGTERM and time.monotonic() - at < _SAME_SIGNAL:
                 return
             raise KeyboardInterrupt
         stop.received, at = signal.Signals(number), time.monotonic()
@@ -141,18 +121,19 @@ def stop_signals(then: str = "finishing this step, then saving") -> Iterator[Sto
 def run_tool(
     parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None
 ) -> int:
-    """Parse the command line, run ``main`` and turn what goes wrong into one line and an exit code.
+    """Parse the command line, run ``main`` and turn errors into one line and an exit code.
 
-    Codes: 0 done, 2 wrong input, 130 / 143 stopped by SIGINT / SIGTERM, 1 anything else (with a traceback, because
-    that is a bug). ``--debug`` shows the traceback of wrong input too; ``--quiet`` prints warnings and errors only.
+    Codes: 0 done, 2 wrong input, 130 / 143 stopped by SIGINT / SIGTERM, 1 anything else (a bug: with a traceback).
     """
-    _open_closed_streams()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller (``>&-``)
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     tool_environment()
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    parser.description, parser.epilog = as_typed(parser.description), as_typed(parser.epilog)
+    parser.description, parser.epilog = as_typed(parser.description or ""), as_typed(parser.epilog or "")
     refuse = parser.error
-    # A pattern of the shell may have put a file's name there that begins with a dash.
+    # A shell pattern may expand to a file name that begins with a dash.
     setattr(parser, "error", lambda message: refuse(printable(message)))  # noqa: B010, mypy forbids the assignment
     # Intermixed: KEY VALUE pairs may stand before, between and after the options.
     args = parser.parse_intermixed_args(argv) if parser._subparsers is None else parser.parse_args(argv)
@@ -160,20 +141,13 @@ def run_tool(
         return _exit_code(main, args)
 
 
-def _open_closed_streams() -> None:
-    """Standard streams that the caller closed (``>&-``) lead nowhere: Python has None in their place."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
-
-
 def tool_environment() -> None:
-    """What a tool sets for its process before torch is imported; the library leaves the environment alone.
+    """Set a tool's environment before torch is imported; the library leaves the environment alone.
 
-    Threads that wait spin briefly, then sleep. Spinning without end makes a step many times slower as soon as another
-    process wants a core; sleeping at once makes it up to twice as slow on an idle machine.
+    Waiting threads spin briefly, then sleep: endless spinning makes a step many times slower as soon as another
+    process wants a core, sleeping at once up to twice as slow on an idle machine.
     """
-    adopt(os.environ)
+    _adopt_slurm_ranks(os.environ)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     threading.excepthook = _background_error
@@ -187,12 +161,12 @@ def tool_environment() -> None:
 def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A library's warning on one line, which may name what is in an untrusted file, as Matplotlib's do."""
+    """A library's warning on one line; it may quote an untrusted file, as Matplotlib's do."""
     return f"{filename}:{lineno}: {category.__name__}: {printable(str(message))}\n"
 
 
 def _background_error(args: threading.ExceptHookArgs) -> None:
-    """Of what a full disk does to TensorBoard's thread nothing is printed: the loop's next write raises the same."""
+    """Stay silent about a full disk in TensorBoard's thread: the training loop raises the same error next."""
     if not issubclass(args.exc_type, OSError):
         threading.__excepthook__(args)
 
@@ -228,14 +202,14 @@ def _exit_code(main: Callable[[argparse.Namespace], None], args: argparse.Namesp
         if args.debug or (refused := refusal(error)) is None:
             raise
         line, code = refused
-        sys.unraisablehook = lambda _left: None  # what half-made objects say at their end is no news
+        sys.unraisablehook = lambda _left: None  # half-made objects complain at their end
         _say_error(line)
         return code
     return 0
 
 
 def _say_error(text: str) -> None:
-    """One line on standard error; under torchrun of the first process that has it to say."""
+    """Print one line on standard error; under torchrun only the first process that has it."""
     if first_to_say(text):
         with contextlib.suppress(OSError):  # a full or closed standard error: the exit code says it too
             print(f"error: {as_typed(printable(text))}", file=sys.stderr, flush=True)
@@ -263,7 +237,7 @@ def _terminable() -> Iterator[None]:
 
 
 def at_least(least: int, of: str = "a whole number") -> Callable[[str], int]:
-    """The type of a count: ``least`` or more; ``of`` says in its error what is counted."""
+    """Argument type of a count of ``least`` or more; ``of`` says in the error what is counted."""
 
     def count(text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or int(text) < least:
@@ -273,8 +247,20 @@ def at_least(least: int, of: str = "a whole number") -> Callable[[str], int]:
     return count
 
 
+def number_in(low: float, high: float, of: str) -> Callable[[str], float]:
+    """Argument type of a number from ``low`` to ``high``; ``of`` describes it in the error."""
+
+    def number(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if low <= float(text) <= high:
+                return float(text)
+        raise argparse.ArgumentTypeError(f"expected {of}, found {text!r}")
+
+    return number
+
+
 def resamples(text: str) -> int:
-    """How often test images are resampled: 0, or often enough for an interval."""
+    """Argument type of how often test images are resampled: 0, or often enough for an interval."""
     if not (text.isascii() and text.isdecimal()) or 0 < int(text) < 100:
         raise argparse.ArgumentTypeError(f"expected 0 or at least 100 resamples, found {text}")
     return int(text)

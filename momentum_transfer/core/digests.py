@@ -1,10 +1,8 @@
-"""Digests of content: what was written is what is read, bit for bit, or the file is refused.
+"""Digests of content: a file is read bit for bit as it was written, or refused.
 
-Files of this project carry a SHA-256 over every tensor, name and number in them; torch's own archives carry a CRC-32 of
+This project's files carry a SHA-256 over every tensor, name and number in them; torch's own archives carry a CRC-32 of
 each record, which is what can be verified of files from elsewhere.
 """
-
-from __future__ import annotations
 
 import hashlib
 import zipfile
@@ -29,11 +27,8 @@ _DEEPEST = 64
 def content_digest(tree: Any) -> str:
     """Hex SHA-256 of nested mappings, lists, tensors, arrays, texts and numbers.
 
-    The order of a mapping's keys does not count, nor whether a sequence is a list or a tuple, nor how a tensor lies in
-    memory: all of that changes on the way through a file without a change of content.
-
-    Raises:
-        TypeError: a value of another type. InputError: nested more than 64 levels deep.
+    The order of a mapping's keys, list or tuple, and a tensor's layout in memory do not count: they change on the way
+    through a file. Raises TypeError for a value of another type, InputError for more than 64 nested levels.
     """
     digest = hashlib.sha256()
     _add(digest, tree, 0)
@@ -78,14 +73,7 @@ def sealed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify(tree: Any, path: Path) -> bool:
-    """Compare what was read from ``path`` with the digest that its writer left in it.
-
-    Returns:
-        Whether there is a digest: files of other projects and of earlier versions have none.
-
-    Raises:
-        InputError: the content is not what was written.
-    """
+    """Whether ``tree``, read from ``path``, holds a digest; InputError if it is not that of the content."""
     if not isinstance(tree, Mapping) or KEY not in tree:
         return False
     try:
@@ -111,18 +99,16 @@ def verify_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 def verify_records(path: Path) -> None:
-    """Compare every record of a zip archive with its CRC-32; other files have no such thing and pass.
+    """Compare every record of a zip archive with its CRC-32; other files pass.
 
-    torch can be told to leave the CRCs out (it then writes zeros): such an archive passes too.
-
-    Raises:
-        InputError: a record is not what was written, or two have one name: readers differ in which one they take.
+    torch can leave the CRCs out (it then writes zeros): such an archive passes too. Raises InputError if a record is
+    damaged, or two have one name: readers differ in which one they take.
     """
     if not zipfile.is_zipfile(path):
         return
     try:
         with zipfile.ZipFile(path) as archive:
-            # Without the archive's own name before them, and in any case: so torch's reader looks for them.
+            # torch's reader ignores case and the archive's own name in front.
             paths = [record.orig_filename.lower() for record in archive.infolist()]
             names = Counter(path.partition("/")[2] or path for path in paths)
             if twice := [name for name, count in names.items() if count > 1]:
@@ -134,6 +120,4 @@ def verify_records(path: Path) -> None:
 
 
 def _damaged(path: Path, what: str) -> InputError:
-    return InputError(
-        f"expected {path} as it was written, found it damaged ({what}); take another copy of it, or an earlier one"
-    )
+    return InputError(f"expected {path} as it was written, found it damaged ({what}); take another or earlier copy")

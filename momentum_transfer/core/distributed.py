@@ -1,6 +1,4 @@
-"""The process group: rank, world size, gathers. Every function is inert in a single process."""
-
-from __future__ import annotations
+"""The process group: ranks, sizes, gathers. Every function is inert in a single process."""
 
 import itertools
 import os
@@ -49,7 +47,7 @@ def is_main() -> bool:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Joins torchrun's group (NCCL on CUDA, gloo on CPU) for the body; inert outside torchrun and inside another."""
+    """Join torchrun's group (NCCL on CUDA, gloo on CPU) for the body; inert outside torchrun and inside another."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield
         return
@@ -64,20 +62,13 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def barrier() -> None:
-    """Waits for every process."""
+    """Wait for every process."""
     if is_distributed():
         dist.barrier()
 
 
 def all_gather_tensor(tensor: Tensor) -> Tensor:
-    """Concatenates every rank's tensor along the first dimension, in rank order, without gradient.
-
-    Args:
-        tensor: [n, …], of the same shape on every rank.
-
-    Returns:
-        [world_size · n, …]; alone, the tensor itself.
-    """
+    """Concatenate every rank's tensor [n, …], of one shape, in rank order: [world_size · n, …], without gradient."""
     if not is_distributed():
         return tensor
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
@@ -101,7 +92,7 @@ class _MeanOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return all_reduce_mean(gradients[0])  # every process's loss depends on every process's tensor, by 1/world
+        return all_reduce_mean(gradients[0])  # every loss depends on every tensor, by 1/size
 
 
 def differentiable_mean(tensor: Tensor) -> Tensor:
@@ -119,7 +110,7 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 
 
 def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
-    """Overwrites the tensor in place with that of the source rank and returns it; inert alone."""
+    """Overwrite the tensor in place with that of the source rank and return it; inert alone."""
     if is_distributed():
         dist.broadcast(tensor, source)
     return tensor

@@ -1,11 +1,7 @@
-"""InputError: the exception for mistakes in a user's input; any other exception is a bug.
+"""InputError, the exception for mistakes in a user's input (any other is a bug), and how errors are put into words.
 
-What the system refused as one line for the user, and one line a job where torchrun runs several processes.
-
-Packages that only some commands need: which extra brings which, said where one is missing.
+Also: refusals of the system as one line, one line a job under torchrun, and which extra brings a missing package.
 """
-
-from __future__ import annotations
 
 import errno
 import hashlib
@@ -17,7 +13,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-#: Control characters, line separators, marks that turn the direction of text, what has no width (two names that look
+#: Control characters, line separators, marks of text direction, zero-width characters (which make two names look
 #: alike; the joiners of emoji and of Persian stay), and what no encoding can write.
 _UNPRINTABLE = re.compile(
     "[\0-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -31,10 +27,7 @@ _SHORT.maxlevel = 3
 
 
 def printable(text: str) -> str:
-    """The text on one line, with what would steer a terminal or reorder the line as escapes (``\\x1b``, ``\\n``).
-
-    Names, metadata and records of untrusted files pass here before they reach a terminal, a log or a table.
-    """
+    """Untrusted text on one line, with escapes for what would steer a terminal or reorder the line (``\\x1b``)."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -51,22 +44,21 @@ def counted(count: int, noun: str) -> str:
 
 
 def one_line(error: BaseException | str, most: int = 240) -> str:
-    """A library's message cut to one line: its first sentences, without line breaks. ``--debug`` shows all of it."""
+    """A library's message as one line without line breaks; ``--debug`` shows all of it."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, behind its kind: the first line of it, of readable length."""
+    """An exception's kind and the first line of its message, of readable length."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}{': ' if text else ''}{text[:160]}"
 
 
 class InputError(Exception):
-    """Something the user gave is wrong. The message says what was expected, what was found and what to do next.
+    """Something the user gave is wrong: the message says what was expected, what was found and what to do next.
 
-    Tools print it as one line and exit with code 2; library callers may catch it. Line breaks (of a library's message
-    within it) become spaces; what they were is in the ``__cause__``, which ``--debug`` shows.
+    Tools print it as one line and exit with code 2; library callers may catch it.
     """
 
     def __init__(self, message: str) -> None:
@@ -78,12 +70,12 @@ class InputError(Exception):
 
 AGAIN = "what was written is whole; run the same command again (with --resume where the tool offers it)"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: A message of more characters is cut on the terminal; ``--debug`` shows all of it.
+#: Longer messages are cut on the terminal; ``--debug`` shows all.
 MOST = 1500
 
 
 def refusal(error: Exception) -> tuple[str, int] | None:
-    """(line, exit code) of what the system or Python's own path and number functions refused; None: a bug."""
+    """(line, exit code) for what the system, or Python's path and number functions, refused; None: a bug."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return f"no space left on the disk while writing {_file_of(error)}; free some space; {AGAIN}", 1
     if isinstance(error, (OSError, RuntimeError)) and "Too many open files" in str(error):  # torch's words too
@@ -104,19 +96,19 @@ def refusal(error: Exception) -> tuple[str, int] | None:
 
 
 def _file_of(error: OSError) -> str:
-    """Its file; every one of ours is named, so that without a name it is standard output."""
+    """The error's file; all of ours are named, so one without a name is standard output."""
     name = error.filename or "the output"
     return os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)
 
 
 def shortened(text: str) -> str:
-    """The text on one line of bearable length: names from files may hold any line break."""
+    """The text on one line of readable length."""
     text = " ".join(text.splitlines())
     return text if len(text) <= MOST else f"{text[:MOST]}… (all of it with --debug)"
 
 
 def first_to_say(text: str) -> bool:
-    """Whether no other process of this torchrun job has said the same: the store of the job counts. True outside."""
+    """Whether no other process of this torchrun job has reported the same text, by the job's store; True outside."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or not os.environ.get("MASTER_PORT"):
         return True
     try:
@@ -125,14 +117,14 @@ def first_to_say(text: str) -> bool:
         place, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(place, port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
         return bool(store.add(f"said/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1)
-    except Exception:  # no store to ask, as where the first process has ended: better twice than never
+    except Exception:  # no store, as after the end of rank 0: better twice than never
         return True
 
 
 #: module -> extra of pyproject.toml
-EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "wandb": "wandb", "huggingface_hub": "hub",
-          "timm": "timm", "lightly": "upstream",
-          "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}  # fmt: skip
+EXTRAS = {"lvis": "lvis", "submitit": "slurm", "tensorboard": "tensorboard", "wandb": "wandb", "timm": "timm",
+          "huggingface_hub": "hub", "lightly": "upstream", "onnx": "export", "onnxscript": "export",
+          "onnxruntime": "export"}  # fmt: skip
 
 #: modules that come with the project itself
 REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "scipy", "numpy", "safetensors", "rich",
@@ -140,14 +132,7 @@ REQUIRED = ("torch", "torchvision", "fvcore", "pycocotools", "sklearn", "scipy",
 
 
 def extra(module: str, purpose: str) -> ModuleType:
-    """The module, imported.
-
-    Args:
-        purpose: what needs it, for the message: "Slurm jobs".
-
-    Raises:
-        InputError: it is not installed; the message names the extra to install.
-    """
+    """Import an optional module that ``purpose`` ("Slurm jobs") needs; InputError with the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -155,7 +140,7 @@ def extra(module: str, purpose: str) -> ModuleType:
 
 
 def missing_package(module: str) -> str | None:
-    """What to install where importing ``module`` failed; None for a module that is none of ours to install."""
+    """What to install where ``module`` is missing; None if it is no dependency of this project."""
     name = module.split(".")[0]
     if name in EXTRAS:
         return f'expected the package {name}, found none; pip install "momentum-transfer[{EXTRAS[name]}]"'

@@ -1,4 +1,4 @@
-"""Atomic file writes, file hashes, and the names that results give to weights."""
+"""Atomic file writes, file hashes, and the names that results give to weights and data sets."""
 
 import contextlib
 import errno
@@ -15,28 +15,22 @@ from typing import Any
 
 from momentum_transfer.core.errors import InputError
 
-#: Before a checkpoint: a network of its architecture at random, in its place.
+#: Prefix of a checkpoint: a network of its architecture at random instead.
 RANDOM_OF = "random-of:"
-#: Names that our tools give to every run's files, and so say nothing about which run it is.
+#: File names common to all runs, which do not identify one.
 _GENERIC = re.compile(r"(backbone|model|model_final|checkpoint|last|step_\d+)(\.[a-z]+)*|checkpoints")
-#: Temporary files of ``atomic_path``. Before 2026-11-22 they had no ``.tmp``: of those only our own names count.
-_LEFTOVER = re.compile(
-    r"\..+\.[a-z0-9_]{8}\.tmp(\.\w+)?"
-    r"|\.(metrics|last|step_\d+|backbone|model_final|model_best|training|config|about|quickstart|results_\w+|\d+"
-    r"|\w+_classes|\w+_example_\d+)\.[a-z0-9_]{4,8}(\.\w+)?"
-)
+#: Temporary files of ``atomic_path``.
+_LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp(\.\w+)?")
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; put it in the place of ``path`` only if the block ends well.
+    """Yield a temporary path beside ``path``, which replaces it only if the block ends well.
 
-    The data is flushed to disk before the rename, so that a crash, a full disk or a kill leaves either the previous
-    file or the new one, never a part. The temporary file keeps the suffix of ``path``, because writers such as
-    ``numpy.save`` and Pillow read the format from it. It is locked, so that ``remove_leftovers`` spares it.
-
-    Raises:
-        OSError: what the system refused, with the file that was meant; libraries hide it behind errors of their own.
+    The data is flushed to disk before the rename: a crash, a full disk or a kill leaves the previous file or the new
+    one, never a part. The temporary file keeps the suffix, from which ``numpy.save`` and Pillow read the format, and is
+    locked, so that ``remove_leftovers`` spares it. Raises OSError for what the system refused (libraries hide it behind
+    their own errors), naming ``path``.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +41,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise
     temporary = Path(name)
     try:
-        _locked(handle)
+        lock(handle)
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
@@ -66,10 +60,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def refused_by_system(error: BaseException, folder: Path) -> int | None:
-    """The system's error number behind ``error``, raised while a file was written in ``folder``; None: another error.
-
-    numpy, Pillow, torch and safetensors report a full disk each in its own way.
-    """
+    """The system's error number behind ``error``: numpy, Pillow, torch and safetensors each report it differently."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
@@ -83,22 +74,21 @@ def refused_by_system(error: BaseException, folder: Path) -> int | None:
     return errno.ENOSPC if full and isinstance(error, (OSError, RuntimeError)) else None
 
 
-def _locked(handle: int) -> bool | None:
-    """Whether this process has the lock on an open file now; None where the file system knows no locks."""
+def lock(descriptor: int) -> bool | None:
+    """True: locked; False: another process holds the lock; None: this file system has no locks."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+            return None
+        raise
     return True
 
 
 def remove_leftovers(folder: str | Path, *, below: bool = True) -> int:
-    """Remove the temporary files of writers that were killed, in ``folder`` and ``below`` it; how many they were.
-
-    A file that a process is writing is locked, and stays.
-    """
+    """Remove the unlocked temporary files of killed writers in ``folder`` and ``below`` it; return how many."""
     removed = 0
     for place, folders, names in os.walk(folder):
         if not below:
@@ -112,7 +102,7 @@ def remove_leftovers(folder: str | Path, *, below: bool = True) -> int:
 def _remove_unlocked(file: str) -> bool:
     handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        if not _locked(handle):
+        if not lock(handle):
             return False
         os.unlink(file)
     finally:
@@ -122,7 +112,7 @@ def _remove_unlocked(file: str) -> bool:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """An OSError of the block that names no file gets ``path``: what was to be written."""
+    """Name ``path`` in an OSError of the block that names no file."""
     try:
         yield
     except OSError as error:
@@ -132,11 +122,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def append_whole(stream: Any, content: bytes, path: Path) -> None:
-    """Append to an unbuffered binary file that nobody else writes, all of ``content`` or (on a full disk) nothing.
-
-    Raises:
-        OSError: naming ``path``.
-    """
+    """Append all of ``content`` to an unbuffered file of this writer alone, or nothing (OSError: a full disk)."""
     before = os.fstat(stream.fileno()).st_size
     try:
         with naming(path):
@@ -155,7 +141,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_once(path: str | Path, text: str) -> None:
-    """Write ``text`` unless ``path`` is there: of several processes that do so at once, the first one's stays."""
+    """Write ``text`` unless ``path`` exists; if several processes write at once, the first one's text stays."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
@@ -184,24 +170,24 @@ def sha256_of_text(text: str) -> str:
 
 
 def is_made(weights: str | Path) -> bool:
-    """Whether the words name weights that are no file of anyone's choice: timm's, or those of a module of one's own."""
+    """Whether the text names weights that are no file: timm's, or those of a custom module."""
     return str(weights).startswith(("timm:", "module:"))
 
 
 @functools.lru_cache(maxsize=1 << 16)  # a report asks for the name of every record
 def weights_name(path: str | Path) -> str:
-    """What results call the weights at ``path``: the run's folder, or the stem of a file that has a name of its own.
+    """What results call the weights at ``path``: the run's folder, or a file's stem if it is no generic name.
 
     ``outputs/momentum2/checkpoints/step_0000999.pt`` and ``outputs/momentum2/backbone.pkl`` are both ``momentum2``;
     ``downloads/moco_v2_800ep.pth.tar`` is ``moco_v2_800ep``; ``hf:org/moco@v2`` is ``moco@v2`` and
     ``hf:org/moco:v1.pth`` is ``v1``; ``timm:resnet50.a1_in1k`` is ``resnet50.a1_in1k``, and
-    ``random-of:outputs/momentum2`` is ``random-of-momentum2``. So the evaluations of one backbone share a column.
+    ``random-of:outputs/momentum2`` is ``random-of-momentum2``.
     """
     if str(path).startswith(RANDOM_OF):
         return f"random-of-{weights_name(str(path).removeprefix(RANDOM_OF))}"
     if is_made(text := str(path)):
         return text.partition(":")[2].replace("/", "-")
-    if text.startswith("hf:"):  # a file of the Hub: its repository stands where a run's folder does
+    if text.startswith("hf:"):  # the repository stands for the run's folder
         name, _, file = text.removeprefix("hf:").partition(":")
         repository, _, revision = name.partition("@")
         path = "/".join(filter(None, (f"{repository}@{revision.replace('/', '-')}".rstrip("@"), file)))
@@ -211,7 +197,7 @@ def weights_name(path: str | Path) -> str:
     return re.sub(r"(\.(pt|pth|tar|pkl|safetensors|npz))+$", "", parts[-1]) if parts else str(path)
 
 
-#: Names of folders and files that say what part of a set they hold, and nothing about which set it is.
+#: Names of folders and files that say which part of a set they hold, but not which set.
 _PART = re.compile(r"[\W_]*((train|training|val|valid|validation|test|images?|img|labels?|masks?|annotations?|data|"
                    r"datasets?|coco|voc|yolo|jpegimages|exports?|instances|results?|default|classes|crops|obj)[\W_]*)+",
                    re.IGNORECASE)  # fmt: skip
@@ -219,12 +205,8 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.IGNORECASE)
 
 
 def set_title(path: str | Path) -> str:
-    """A short name for a set of images: of the nearest folder or file whose name says which set it is.
-
-    ``/home/me/blood/valid/images`` and ``blood/annotations/instances_val.json`` are both ``blood``.
-    """
-    whole = Path(path).expanduser().resolve()
-    for name in (whole.stem if whole.suffix else whole.name, *(parent.name for parent in whole.parents)):
+    """The nearest folder or file name that identifies a set of images: ``blood`` of ``/home/me/blood/valid/images``."""
+    for name in _names_upward(path):
         if name and not _PART.fullmatch(name):
             return re.sub(r"[^\w.-]+", "_", name)
     return "own"
@@ -232,9 +214,8 @@ def set_title(path: str | Path) -> str:
 
 def part_title(path: str | Path) -> str:
     """`set_title` and which part of the set it is: ``blood_val``."""
-    whole, title = Path(path).expanduser().resolve(), set_title(path)
-    names = (whole.stem if whole.suffix else whole.name, *(parent.name for parent in whole.parents))
-    for name in names:
+    title = set_title(path)
+    for name in _names_upward(path):
         if name == title:
             break
         if found := _SPLIT.search(name):
@@ -242,17 +223,15 @@ def part_title(path: str | Path) -> str:
     return title
 
 
-def cache_root() -> Path:
-    """Where embedded data and features are kept: ``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``.
+def _names_upward(path: str | Path) -> list[str]:
+    whole = Path(path).expanduser().resolve()
+    return [whole.stem if whole.suffix else whole.name, *(parent.name for parent in whole.parents)]
 
-    Raises:
-        InputError: the first is not set, and there is no home folder.
-    """
+
+def cache_root() -> Path:
+    """``$MOMENTUM_TRANSFER_CACHE`` or ``~/.cache/momentum-transfer``, for embedded data and features."""
     chosen = os.environ.get("MOMENTUM_TRANSFER_CACHE") or "~/.cache/momentum-transfer"
     try:
         return Path(chosen).expanduser()
     except RuntimeError as error:
-        raise InputError(
-            f"expected a folder for embedded data and features, found no home folder for {chosen}; set "
-            "MOMENTUM_TRANSFER_CACHE"
-        ) from error
+        raise InputError(f"expected a cache, found no home folder ({chosen}); set MOMENTUM_TRANSFER_CACHE") from error

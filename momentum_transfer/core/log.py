@@ -1,10 +1,8 @@
 """Terminal output of all tools: lines, progress, tables.
 
-What is said may hold names of untrusted files: it passes through ``errors.printable``.
-
-All of it goes through the logger ``momentum_transfer``: silent for callers of the library (``logging.basicConfig`` with
-level INFO shows it, raising the logger's level silences it), printed by ``tool_run.run_tool``, which speaks for the
-tools.
+Everything goes through the logger ``momentum_transfer``: silent for callers of the library (``logging.basicConfig``
+with level INFO shows it), printed by ``command.run_tool``. Text may hold names from untrusted files: it passes through
+``errors.printable``.
 """
 
 import contextlib
@@ -28,7 +26,7 @@ Item = TypeVar("Item")
 #: Plain progress lines (no terminal) come at most this often, in seconds.
 PLAIN_INTERVAL = 10.0
 
-#: Longer tables are lines without a frame: rich takes a millisecond a row.
+#: Longer tables are printed without a frame: rich takes a millisecond a row.
 DRAWN = 1000
 
 _LOGGER = logging.getLogger("momentum_transfer")
@@ -49,12 +47,12 @@ class _Terminal(logging.Handler):
 
 @contextlib.contextmanager
 def speaking(*, quiet: bool = False) -> Iterator[None]:
-    """Print what is said within the block, as the tools do; ``quiet``: warnings and errors only."""
+    """Print what is logged within the block, as the tools do; ``quiet``: warnings and errors only."""
     level, propagate = _LOGGER.level, _LOGGER.propagate
     handler = None if _speaks() else _Terminal()
     if handler is not None:
         _LOGGER.addHandler(handler)
-        _LOGGER.propagate = False  # or a handler of the root logger would say everything twice
+        _LOGGER.propagate = False  # a handler of the root logger would print everything twice
     if quiet:
         _LOGGER.setLevel(logging.WARNING)
     elif level == logging.NOTSET:
@@ -73,7 +71,7 @@ def _speaks() -> bool:
 
 
 def _is_main() -> bool:
-    """Only the first process of a torchrun job talks. Read from the environment: importing torch takes seconds."""
+    """Only rank 0 logs. Read from the environment, because importing torch takes seconds."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -87,19 +85,15 @@ def _console() -> "Console":
 
 
 def say(text: str = "") -> None:
-    """Log one line at level INFO (first process only); tools print it at once."""
-    _log(printable(text))
+    """Log one line at level INFO (rank 0 only); tools print it."""
+    if _is_main():
+        _LOGGER.info("%s", printable(text))
 
 
 def warn(text: str) -> None:
-    """Log one warning (first process only); tools print it to standard error."""
+    """Log one warning (rank 0 only); tools print it to standard error."""
     if _is_main():
         _LOGGER.warning("%s", printable(text))
-
-
-def _log(text: str) -> None:
-    if _is_main():
-        _LOGGER.info("%s", text)
 
 
 class ProgressLine:
@@ -113,25 +107,21 @@ class ProgressLine:
 
     def __enter__(self) -> "ProgressLine":
         if _is_main() and _speaks() and _LOGGER.isEnabledFor(logging.INFO) and sys.stdout.isatty():
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeElapsedColumn,
-                TimeRemainingColumn,
-            )
+            from rich import progress as rich_progress
 
             # Without markup: names may hold brackets.
-            title, note = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[note]}"))
-            columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), note)
-            self._bar = Progress(*columns, console=_console())
+            title, note = (
+                rich_progress.TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[note]}")
+            )
+            times = (rich_progress.TimeElapsedColumn(), rich_progress.TimeRemainingColumn())
+            columns = (title, rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(), *times, note)
+            self._bar = rich_progress.Progress(*columns, console=_console())
             self._bar.start()
             self._task = self._bar.add_task(printable(self.description), total=self.total, completed=self.done, note="")
         return self
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Count ``count`` more items done; ``note`` (a loss, say) stands at the end of the line."""
+        """Count ``count`` more items as done; ``note`` (a loss, say) ends the line."""
         self.done += count
         self.note = note or self.note
         if self._bar is not None:
@@ -156,7 +146,7 @@ class ProgressLine:
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say ``what`` begins, and every ten seconds that it goes on: for one call of a library that counts nothing."""
+    """Log ``what`` at the start and every ten seconds after: for a library call without progress of its own."""
     ended, begun = threading.Event(), time.monotonic()
 
     def tick() -> None:
@@ -185,7 +175,7 @@ def duration(seconds: float) -> str:
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Iterate over ``iterable`` and show progress. ``total`` is its length where ``len()`` does not tell."""
+    """Iterate over ``iterable`` and show progress; ``total`` is its length where it has no ``len()``."""
     count = total if total is not None else len(iterable)  # type: ignore[arg-type]  # without a total it has a length
     with ProgressLine(description, count) as line:
         for item in iterable:
@@ -200,24 +190,23 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     title, heads = printable(title), list(map(printable, columns))
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     if len(cells) > DRAWN:
-        _log("\n".join([title, *_aligned([heads, *cells])]))
+        _LOGGER.info("%s", "\n".join([title, *_aligned([heads, *cells])]))
         return
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=Text(title), title_justify="left")
+    framed = Table(title=Text(title), title_justify="left")
     for index, column in enumerate(heads):
-        drawn.add_column(Text(column), justify="left" if index == 0 else "right", overflow="fold")
+        framed.add_column(Text(column), justify="left" if index == 0 else "right", overflow="fold")
     for row in cells:
-        drawn.add_row(*map(Text, row))  # Text: names may hold brackets, rich's markup
+        framed.add_row(*map(Text, row))  # Text: names may hold brackets, rich's markup
     console = _console()
     with console.capture() as captured:
-        console.print(drawn)
-    _log(captured.get().rstrip("\n"))
+        console.print(framed)
+    _LOGGER.info("%s", captured.get().rstrip("\n"))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A line a row, the cells of each column equally wide."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]

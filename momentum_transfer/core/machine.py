@@ -1,8 +1,7 @@
-"""What this machine has: free memory, kept between steps, and hosts that answer."""
-
-from __future__ import annotations
+"""What this machine offers: free memory, cores, memory kept between steps, and hosts that answer."""
 
 import ctypes
+import os
 import socket
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -17,13 +16,10 @@ _GROUP_FILES = (
 
 
 def keep_freed_memory() -> bool:
-    """Has glibc keep what this process frees, instead of giving it back to the kernel between two steps.
+    """Have glibc keep what this process frees; whether the C library took the setting (musl and macOS do not).
 
     Every page given back is faulted in and zeroed anew by the next step's activations: 5 to 10 % of a step's time. The
     process stays at its peak size, which it reaches in every step anyway.
-
-    Returns:
-        Whether the C library could be told; others (musl, macOS) go on as they are.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -33,33 +29,34 @@ def keep_freed_memory() -> bool:
 
 
 def available_memory() -> int | None:
-    """Bytes that new work may take without swapping, as the kernel and the control group see it; None if unknown."""
+    """Bytes that new work may take without swapping, by the kernel and the control group; None if unknown."""
     try:
         with open("/proc/meminfo") as lines:
-            found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+            limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
     except OSError:
-        found = []
+        limits = []
     for limit, used in _GROUP_FILES:
         try:
             with open(limit) as most, open(used) as now:
-                found.append(max(int(most.read()) - int(now.read()), 0))
+                limits.append(max(int(most.read()) - int(now.read()), 0))
         except (OSError, ValueError):  # no such control group, or "max"
             continue
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
-#: Seconds that a host is given to answer.
-PATIENCE = 5.0
+def available_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def reachable(address: str) -> bool:
-    """Whether the host of a URL takes connections; behind a proxy, which only a real request can tell, True."""
+    """Whether the host of a URL takes connections; behind a proxy, which only a real request can test, True."""
     if getproxies():
         return True
     parts = urlsplit(address)
     try:
         port = parts.port or (80 if parts.scheme == "http" else 443)
-        with socket.create_connection((parts.hostname or "", port), timeout=PATIENCE):
+        with socket.create_connection((parts.hostname or "", port), timeout=5.0):
             return True
     except (OSError, ValueError):  # ValueError: no such port
         return False

@@ -1,12 +1,11 @@
 """Exact nearest neighbours by cosine similarity, in one chunked pass, and their votes: the kNN of every room.
 
-One tie rule: of equally similar images the earlier row of the database is nearer; classes with equally many votes are
-ranked by the sum of their voters' similarities, then by their number.
+Ties: of equally similar images the earlier row of the database is nearer; classes with equally many votes are ranked
+by the sum of their voters' similarities, then by their number.
 
-``precision="bf16"`` multiplies in bfloat16, keeps twice as many candidates as asked for and ranks them again in
+``precision="bf16"`` (for GPUs with fast bfloat16 products) keeps twice as many candidates and ranks them again in
 float32. The rounding error of every product is bounded (Cauchy-Schwarz on the rounding residuals), and a query whose
 candidates that bound does not prove sufficient is searched again in float32: the result is the same set either way.
-Meant for GPUs with fast bfloat16 products; on a CPU, at 60,000 rows, it was slower than float32.
 """
 
 from collections.abc import Iterator
@@ -21,21 +20,16 @@ from momentum_transfer.core.log import say
 from momentum_transfer.core.ranges import Choice
 
 PRECISIONS = ("fp32", "bf16")
-#: Rows that are read at a time where a pass over a memory-mapped array is needed.
+#: Rows read at a time in a pass over a memory-mapped array.
 CHUNK = 65536
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k most similar database rows of each query, most similar first, the earlier of equals first.
+    """The k most similar database rows of each query, most similar first, the earlier of equals first."""
 
-    Attributes:
-        similarities: [Q, k] float32 cosines, descending.
-        indices: [Q, k] int64 rows of the database.
-    """
-
-    similarities: np.ndarray
-    indices: np.ndarray
+    similarities: np.ndarray  #: [Q, k] float32 cosines, descending
+    indices: np.ndarray  #: [Q, k] int64 rows of the database
 
 
 def search(
@@ -48,32 +42,30 @@ def search(
     database_chunk: int = 16384,
     device: str | torch.device = "cpu",
 ) -> Neighbours:
-    """Exact top ``k`` by cosine similarity.
+    """Exact top ``k`` by cosine similarity of all queries [Q, D].
 
-    The database [N, D] is read in chunks, once (it may be a memory map), so memory does not grow with N; all queries
-    [Q, D] and their current best stay in memory.
+    The database [N, D] may be a memory map: it is read once, in chunks, and memory does not grow with N.
 
-    Raises:
-        InputError: ``k`` exceeds the size of the database, the dimensions differ, or the precision is unknown.
+    Raises InputError if ``k`` exceeds N, the dimensions differ, or the precision is unknown.
     """
     if not 1 <= k <= len(database):
         raise InputError(f"expected 1 ≤ k ≤ {len(database)} (the size of the database), found k = {k}")
     if database.shape[1] != queries.shape[1]:
         raise InputError(f"queries have {queries.shape[1]} features, the database {database.shape[1]}")
     Choice(PRECISIONS).require("SEARCH.PRECISION", precision)
-    wanted = torch.from_numpy(normalized(queries)).to(device)
+    vectors = torch.from_numpy(normalized(queries)).to(device)
     sizes = (query_chunk, database_chunk)
     if precision == "fp32" or 2 * k > len(database):
-        values, rows, _ = _pass(database, wanted, k, sizes)
+        values, rows, _ = _pass(database, vectors, k, sizes)
         return Neighbours(values.cpu().numpy(), rows.cpu().numpy())
-    values, rows, bound = _pass(database, wanted, 2 * k, sizes, torch.bfloat16)
+    values, rows, bound = _pass(database, vectors, 2 * k, sizes, torch.bfloat16)
     last = values[:, -1]  # no image that was left out has a larger rounded similarity,
     last = last + 0.51 * torch.finfo(torch.bfloat16).eps * last.abs()  # nor a larger one before that rounding
-    values, rows = _rank_again(database, wanted, rows, k)
+    values, rows = _rank_again(database, vectors, rows, k)
     unproven = (values[:, -1] <= last + bound).nonzero().flatten()
     if len(unproven):
-        say(f"bf16 search: {len(unproven)} of {len(wanted)} queries searched again in fp32")
-        values[unproven], rows[unproven], _ = _pass(database, wanted[unproven], k, sizes)
+        say(f"bf16 search: {len(unproven)} of {len(vectors)} queries searched again in fp32")
+        values[unproven], rows[unproven], _ = _pass(database, vectors[unproven], k, sizes)
     return Neighbours(values.cpu().numpy(), rows.cpu().numpy())
 
 
@@ -108,11 +100,7 @@ def _product(queries: Tensor, block: Tensor, products: np.ndarray) -> Tensor:
 
 
 def _merge(similarities: Tensor, best: Tensor, rows: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """The best ``k`` [q, k] of what is known and of one more block of the database, sorted, earlier rows first.
-
-    Once k are known, only what exceeds the k-th is looked at, which is little; the selection then costs far less than
-    the product.
-    """
+    """The best ``k`` [q, k] so far, merged with one more block of the database; sorted, earlier rows first."""
     if best.numel() == 0 or best.shape[1] < k:
         values, columns = _top(similarities, min(k, similarities.shape[1]))
         columns += start
@@ -132,10 +120,7 @@ def _merge(similarities: Tensor, best: Tensor, rows: Tensor, start: int, k: int)
 
 
 def _top(similarities: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of each row, sorted, and their columns; of equal values the earlier columns.
-
-    ``topk`` takes any of equal values: where more of them reach the k-th than there is room for, the row is sorted.
-    """
+    """The ``k`` largest of each row, sorted, and their columns; of equal values the earlier, which ``topk`` ignores."""
     values, columns = similarities.topk(min(k + 1, similarities.shape[1]), dim=1)
     if values.shape[1] > k:
         crowded = (values[:, k - 1] == values[:, k]).nonzero().flatten()
@@ -160,10 +145,7 @@ def _rank_again(database: np.ndarray, queries: Tensor, rows: Tensor, k: int) -> 
 
 
 def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperature: float | None) -> np.ndarray:
-    """The five classes with most votes for each query, best first: [Q, min(5, classes)] int64.
-
-    Where fewer classes have a vote at all, the rest is -1: no guess. In a majority vote ties go to the class whose
-    voters are more similar in sum; then, and in a weighted vote, to the smaller class.
+    """The five classes with most votes for each query, best first: [Q, min(5, classes)] int64, -1 without a vote.
 
     Args:
         neighbours: at least ``k`` of them a query.
@@ -191,19 +173,18 @@ def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperatu
 
 
 def majority_top1(
-    database: np.ndarray, labels: np.ndarray, queries: np.ndarray, wanted: np.ndarray, k: int = 20,
+    database: np.ndarray, labels: np.ndarray, queries: np.ndarray, true: np.ndarray, k: int = 20,
     device: str | torch.device = "cpu",
 ) -> float:  # fmt: skip
     """Percent of queries whose k nearest neighbours' majority has their label (EMAN: k 20, cosine, majority vote).
 
     Args:
-        database, queries: features [N, D] and [Q, D].
-        labels, wanted: their class indices [N] and [Q].
+        database, queries: features [N, D] and [Q, D]; labels and true: their class indices [N] and [Q].
         k: neighbours; at most N are taken.
     """
     k = min(k, len(database))
     found = search(database, queries, k, device=device)
-    return 100 * float((ranked_classes(found, labels, k, None)[:, 0] == wanted).mean())
+    return 100 * float((ranked_classes(found, labels, k, None)[:, 0] == true).mean())
 
 
 def chunks(count: int, size: int = CHUNK) -> Iterator[slice]:
@@ -213,11 +194,7 @@ def chunks(count: int, size: int = CHUNK) -> Iterator[slice]:
 
 
 def normalized(features: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Rows divided by their Euclidean norm, float32; a row of zeros stays one (its cosine with anything is 0).
-
-    Args:
-        features: [N, D]. out: [N, D] float32 to write into, if not a new array.
-    """
+    """Rows [N, D] divided by their Euclidean norm, float32, into ``out`` if given; a row of zeros stays zero."""
     rows = np.asarray(features, dtype=np.float32)
     with np.errstate(over="ignore", under="ignore"):
         norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))  # several times faster than numpy.linalg.norm

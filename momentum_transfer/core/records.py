@@ -1,13 +1,8 @@
-"""Records: one JSON object a line, each a number with where it came from.
+"""Records: one JSON object a line, each a score with its provenance; and items files, the outcome of every test item.
 
 Every score of every evaluator ends here; the report is a pure function of these lines. A line is appended with one
-write, so a killed run leaves whole lines only.
-
-Items files: the outcome of every test item, beside the records that are their means.
-
-``items/NAME.npz`` lies in the folder of the results file; a record names it with its SHA-256. The name holds the hash
-of the content, so that no evaluation ever overwrites another's outcomes. COCO boxes of 5000 images with 100 detections
-each take 1.4 MB.
+write, so a killed run leaves whole lines only. ``items/NAME.npz`` beside the results file holds the outcomes whose mean
+a record is; the record names it with its SHA-256, and the name holds a hash of the content, so none is overwritten.
 """
 
 import contextlib
@@ -37,7 +32,7 @@ from momentum_transfer.core.shipped import typed
 from momentum_transfer.verdicts import outcomes
 from momentum_transfer.verdicts.outcomes import Outcomes
 
-#: Raised when the meaning of a key changes; the report lists records of other versions apart.
+#: Increased when the meaning of a key changes; the report lists records of other versions separately.
 FORMAT = 1
 
 #: Keys that every record holds.
@@ -48,15 +43,7 @@ SPENT = "MOMENTUM_TRANSFER_SPENT"
 
 _BEGAN = time.monotonic()  # tools import this as they start
 
-#: Characters of an unreadable line that its problem repeats.
-_EXCERPT = 240
-
 _PACKAGES = ("momentum-transfer", "torch", "torchvision", "scikit-learn", "scipy", "pycocotools", "detectron2")
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that make numbers; absent ones are left out."""
-    return dict(_versions())
 
 
 @functools.cache  # looking up six packages takes milliseconds, and a sweep writes thousands of records
@@ -88,17 +75,16 @@ def make_record(
     """One record.
 
     Args:
-        task: what was asked, for example ``coco/bbox``, ``knn/k=20``, ``svm/k=4``.
+        task: for example ``coco/bbox``, ``knn/k=20``, ``svm/k=4``.
         metric: ``AP``, ``top1``, … as the field calls it. Fractions are given as percent.
-        value: the number; NaN is stored as null, because JSON has no NaN.
+        value: NaN is stored as null, because JSON has no NaN.
         checkpoint: ``{"name": …, "sha256": …}`` of the weights, their ``method`` where their metadata name it, and the
             ``random_seed`` of a network at random.
-        network: which network of the checkpoint, ``teacher`` or ``student``; where training makes both anew (FixMatch),
-            which of these was scored, and ``start_network`` in the details is the checkpoint's.
+        network: ``teacher`` or ``student``; where training makes both anew (FixMatch), which of these was scored, and
+            ``start_network`` in the details is the checkpoint's.
         trial, seed: which repetition, and its seed.
-        protocol: name of the preset, so that numbers of different protocols are never compared in silence.
+        protocol: name of the preset, so that numbers of different protocols are never compared silently.
         config: hash of the configuration (``momentum_transfer.core.settings.config_hash``).
-        engine: ``torchvision``, ``detectron2``, ``scikit-learn``, …
         details: further keys, such as ``k`` or ``cost``, or ``data``: numbers of ``images`` and ``classes`` that test.
     """
     return {
@@ -118,7 +104,7 @@ def make_record(
         "dataset": dataset,
         "config": config,
         "engine": engine,
-        "versions": versions(),
+        "versions": dict(_versions()),
         "command": typed(sys.argv),
         **_spent(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -127,10 +113,7 @@ def make_record(
 
 
 def _spent() -> dict[str, float]:
-    """``hours`` of this process until now, with those of the suite's earlier attempts, and ``gpu_hours``.
-
-    GPU hours are hours times the processes of the job, where they use CUDA; 0 on the CPU.
-    """
+    """``hours`` of this process and the suite's earlier attempts; ``gpu_hours``: times the processes, 0 on the CPU."""
     earlier = os.environ.get(SPENT, "")
     hours = (time.monotonic() - _BEGAN + (float(earlier) if re.fullmatch(r"\d+(\.\d*)?", earlier) else 0.0)) / 3600
     torch = sys.modules.get("torch")  # not imported for this
@@ -140,13 +123,9 @@ def _spent() -> dict[str, float]:
 
 
 def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append ``records`` to a results file, all of them in one write; on a full disk none of them.
+    """Append ``records`` to a results file, all of them in one write; on a full disk (OSError) none of them.
 
-    Writers take turns by a lock on the file. A half line that a power cut left is closed first, so that it damages no
-    new record.
-
-    Raises:
-        OSError: no space, or another refusal of the system; it names ``path``.
+    Writers take turns by a lock. A half line that a power cut left is closed first, so that it damages no new record.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,26 +133,15 @@ def append(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     with open(path, "ab+", buffering=0) as stream:
         with contextlib.suppress(OSError):  # a file system without locks: appending is one write all the same
             fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.seek(0, os.SEEK_END)
-        if stream.tell() and _last_byte(stream) != b"\n":
+        size = stream.seek(0, os.SEEK_END)
+        if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
             text = "\n" + text
         append_whole(stream, text.encode("utf-8"), path)
         os.fsync(stream.fileno())
 
 
-def _last_byte(stream: Any) -> bytes:
-    stream.seek(-1, os.SEEK_END)
-    last: bytes = stream.read(1)
-    stream.seek(0, os.SEEK_END)
-    return last
-
-
 def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """All records of a file, and a list of what is wrong with it (a line each), so that nothing is dropped in silence.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """All records of a file, and its problems, a line each; InputError if there is no such file."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"results file not found: {path}; every evaluating tool writes one (--results FILE)")
@@ -185,14 +153,14 @@ def read(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             record, problem = _parsed(line)
             if problem:
                 text = line.decode("utf-8", "replace")
-                problems.append(f"{path}:{number}: {problem}: {_begun(text)}")
+                problems.append(f"{path}:{number}: {problem}: {one_line(text)}")
             elif record is not None:
                 records.append(_shared(record, known))
     return records, problems
 
 
 def _parsed(line: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """(record, what is wrong) of a line; neither for an empty one."""
+    """(record, problem) of a line; neither for an empty one."""
     try:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # NaN, half characters, garbage: by json's rules
@@ -209,7 +177,7 @@ def _parsed(line: bytes) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def _shared(record: dict[str, Any], known: dict[Any, Any]) -> dict[str, Any]:
-    """The record with its texts, checkpoint and versions shared with those read before: a million of them fit."""
+    """The record, sharing texts, checkpoint and versions with those read before, so that a million of them fit."""
     for key, value in record.items():
         if type(value) is str:
             record[key] = known.setdefault(value, value)
@@ -220,11 +188,7 @@ def _shared(record: dict[str, Any], known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def content_is_text(content: Any) -> None:
-    """Raise ValueError where a text in parsed JSON is none: half of a surrogate pair, which no file takes.
-
-    Raises:
-        ValueError: it is. RecursionError: it is nested too deeply to look at.
-    """
+    """Raise ValueError if a text in parsed JSON holds half a surrogate pair, which no file can store."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -237,11 +201,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     return "a number of too many digits" if "digits" in str(error) else one_line(error)
-
-
-def _begun(line: str) -> str:
-    """A line as it stands in the file, shortened: what cannot be read is shown, not dropped."""
-    return line.strip() if len(line.strip()) <= _EXCERPT else f"{line.strip()[:_EXCERPT]}…"
 
 
 def _problem(record: Any) -> str | None:
@@ -261,56 +220,45 @@ def _problem(record: Any) -> str | None:
 
 
 def done(path: str | Path, **wanted: Any) -> bool:
-    """Whether ``path`` already holds a record whose keys equal ``wanted``; ``sha256=…`` looks into the checkpoint."""
+    """Whether ``path`` holds a record whose keys equal ``wanted``; ``sha256=…`` means the checkpoint's."""
     if not Path(path).is_file():
         return False
-    marker = str(wanted.get("sha256") or "").encode()  # lines of other weights need not be parsed
+    marker = str(wanted.get("sha256") or "").encode()  # skip lines of other weights unparsed
     with open(path, "rb") as stream:
         own = (_parsed(line) for line in stream if marker in line)
         return any(record is not None and not problem and _matches(record, wanted) for record, problem in own)
 
 
 def _matches(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    for key, value in wanted.items():
-        found = record["checkpoint"].get("sha256") if key == "sha256" else record.get(key)
-        if found != value:
-            return False
-    return True
+    keys = {**record, "sha256": record["checkpoint"].get("sha256")}
+    return all(keys.get(key) == value for key, value in wanted.items())
 
 
-FOLDER = "items"
+_FOLDER = "items"
 
 
 def write_items(folder: str | Path, name: str, found: Outcomes) -> dict[str, str]:
-    """Write outcomes under ``folder``; what the record keeps of them: file (relative to ``folder``) and sha256.
-
-    Args:
-        name: says what it is to people: task, checkpoint, trial.
-    """
+    """Write outcomes under ``folder``, called ``name``; returns the record's reference: relative file and sha256."""
     arrays = outcomes.arrays(found)
     digest = hashlib.sha256()
     for key, values in arrays.items():
         digest.update(f"{key} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes())
     stem = re.sub(r"[^A-Za-z0-9.=+-]+", "_", name)[:80]
-    file = Path(folder) / FOLDER / f"{stem}.{digest.hexdigest()[:12]}.npz"
+    file = Path(folder) / _FOLDER / f"{stem}.{digest.hexdigest()[:12]}.npz"
     if not file.is_file():
         with atomic_path(file) as temporary:
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]  # the stubs take these for its options
-    return {"file": f"{FOLDER}/{file.name}", "sha256": sha256_of(file)}
+    return {"file": f"{_FOLDER}/{file.name}", "sha256": sha256_of(file)}
 
 
 def read_items(folder: str | Path, reference: Mapping[str, Any]) -> Outcomes:
-    """The outcomes that a record of a results file in ``folder`` refers to.
-
-    Raises:
-        InputError: the file is missing, damaged, or not the one that the record was written with.
-    """
+    """The outcomes that a record refers to; InputError if the file is missing, damaged, or not the one it names."""
     name = str(reference.get("file", ""))
     file = Path(folder) / name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise InputError(f"expected the items file in the folder of the results, found {name}")
     if not file.is_file():
-        raise InputError(f"items file not found: {file}; copy the folder {FOLDER}/ along with the results")
+        raise InputError(f"items file not found: {file}; copy the folder {_FOLDER}/ along with the results")
     if sha256_of(file) != reference.get("sha256"):
         raise InputError(f"expected the items file {file} as its record has it, found another content; evaluate again")
     arrays = untrusted.read_arrays(file)

@@ -1,16 +1,11 @@
-"""One run at a time in an output folder.
+"""Allow one run at a time in an output folder.
 
-The run holds ``OUTPUT_DIR/.lock``, in which its process number and machine stand. Three things tell a living run from
-the rest of a killed one: the system's lock on the file (gone with its last process, however that ended), the process
-number where it is this machine's, and the file's time, which the run renews every ten seconds. So it works where file
-locks reach other machines, where they end at the machine (some network file systems), and where there are none.
+The run holds ``OUTPUT_DIR/.lock``, which contains its process number and machine. Three signs distinguish a living run
+from the remains of a killed one: the system's lock on the file, the process number on this machine, and the file's
+time, renewed every ten seconds. So it works where file locks reach other machines, where they do not, and without any.
 """
 
-from __future__ import annotations
-
 import contextlib
-import errno
-import fcntl
 import os
 import socket
 import threading
@@ -20,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import remove_leftovers
+from momentum_transfer.core.files import lock, remove_leftovers
 from momentum_transfer.core.log import say
 
 NAME = ".lock"
-#: Seconds between two signs of life, and after how many without one a run elsewhere counts as ended.
+#: Seconds between two signs of life, and of silence after which a run elsewhere counts as ended.
 BEAT, SILENCE = 10.0, 35.0
-#: How long a run waits for children of a killed one: loader workers notice the end of their parent within seconds.
+#: Seconds to wait for children of a killed run: loader workers notice the end of their parent within seconds.
 PATIENCE = 30.0
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 #: Descriptors that forked children (loader workers) give back at once, so that they never hold a lock.
 _private: set[int] = set()
@@ -57,7 +51,7 @@ class _Owner:
         return self.host == socket.gethostname()
 
     def lives(self) -> bool:
-        """Whether that process of this machine is there, and the same: numbers are given out again."""
+        """Whether that process of this machine runs and is the same one: numbers are reused."""
         try:
             os.kill(self.process, 0)
         except (ProcessLookupError, OverflowError):
@@ -72,7 +66,7 @@ class _Owner:
 
 
 def _state_of(process: int) -> tuple[str, str]:
-    """(state letter, start in clock ticks) of a process; empty where the system does not tell."""
+    """(state letter, start in clock ticks) of a process; empty where unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return fields[0], fields[19]
@@ -92,19 +86,17 @@ def alone(
 ) -> Iterator[int]:
     """Hold the lock of ``folder`` within the block; yields its descriptor.
 
-    What a killed run left half written is removed from the folder. Folders that this made, and in which nothing was
-    written after all, are removed at the end.
+    Removes what a killed run left half written, and at the end folders that were made here and stayed empty.
 
     Args:
         patience: seconds to wait for children of a killed run that still hold the lock.
-        name: of the lock's file, for a second lock in one folder.
         for_children: processes started with the descriptor (``Popen(pass_fds=…)``) keep the lock until they end too.
+        name: of the lock file, for a second lock in one folder.
 
-    Raises:
-        InputError: another run is at work there; it is named.
+    Raises InputError, naming the other run, if one is at work there.
     """
     folder = Path(folder)
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    new_folders = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     descriptor, locked = _taken(path, patience)
@@ -124,17 +116,13 @@ def alone(
             path.unlink(missing_ok=True)
         os.close(descriptor)
         with contextlib.suppress(OSError):  # not empty
-            for one in made:
+            for one in new_folders:
                 one.rmdir()
 
 
 @contextlib.contextmanager
 def alone_in(folder: str | Path) -> Iterator[None]:
-    """``alone`` for a run of one or several processes: the first one holds the lock.
-
-    Raises:
-        InputError: another run is at work there; torchrun ends the other processes.
-    """
+    """``alone`` for a run of one or several processes: rank 0 holds the lock."""
     from momentum_transfer.core.distributed import is_main  # here, because it imports torch, which takes seconds
 
     if is_main():
@@ -146,11 +134,11 @@ def alone_in(folder: str | Path) -> Iterator[None]:
 
 def _taken(path: Path, patience: float) -> tuple[int, bool]:
     """The open lock file, and whether the system's lock is on it (else there are none on this file system)."""
-    deadline, told = time.monotonic() + patience, False
+    deadline, waiting = time.monotonic() + patience, False
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            locked = _lock(descriptor)
+            locked = lock(descriptor)
             owner = _owner_in(os.pread(descriptor, 400, 0).decode("utf-8", "replace"))
             if locked is not False:
                 if locked and not _same_file(descriptor, path):  # its owner has removed it meanwhile
@@ -162,31 +150,18 @@ def _taken(path: Path, patience: float) -> tuple[int, bool]:
                 raise _occupied(path, owner)
             if time.monotonic() > deadline:
                 raise InputError(
-                    f"a task of a killed run still holds {path} after {patience:.0f} s; end it (fuser {path} tells "
-                    "its number) and run the same command again"
+                    f"a task of a killed run still holds {path} after {patience:.0f} s; end it (fuser {path} "
+                    "prints its number) and run the same command again"
                 )
         except BaseException:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
             raise
         os.close(descriptor)
-        if owner is not None and not told:
+        if owner is not None and not waiting:
             say(f"{path.parent}: a task of a killed run is still going; waiting until it has ended")
-            told = True
+            waiting = True
         time.sleep(0.1)
-
-
-def _lock(descriptor: int) -> bool | None:
-    """True: taken; False: another process has it; None: this file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in _UNSUPPORTED:
-            return None
-        raise
-    return True
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
@@ -197,7 +172,7 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _refuse_signs_of_life(path: Path, owner: _Owner | None, *, locked: bool) -> None:
-    """An InputError where the owner lives although the lock could be taken: it does not reach the owner's machine."""
+    """Raise InputError if the owner lives although the lock was free: it does not reach the owner's machine."""
     if owner is None:
         return
     if owner.here:
@@ -216,7 +191,7 @@ def _refuse_signs_of_life(path: Path, owner: _Owner | None, *, locked: bool) -> 
 
 
 def _time_of(path: Path) -> int:
-    """When the lock file was last renewed; opened anew, because network file systems answer from memory."""
+    """When the lock file was last renewed; opened anew, because network file systems cache."""
     try:
         with open(path, "rb") as stream:
             return os.fstat(stream.fileno()).st_mtime_ns

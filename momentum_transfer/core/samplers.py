@@ -1,10 +1,8 @@
-"""Resumable sampler: batch s of a training is a pure function of (seed, s), in every loop of the project.
+"""The resumable sampler of every training loop: batch s is a pure function of (seed, s).
 
 An ``Order`` is an endless sequence of images; ``Batches`` cuts it into one process's batches, from any batch on;
-``training_loader`` reads them in worker processes. Resuming needs nothing but the number of steps that are done.
+``training_loader`` reads them in worker processes. Resuming needs only the number of steps done.
 """
-
-from __future__ import annotations
 
 import contextlib
 import itertools
@@ -12,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,21 +24,8 @@ Place = tuple[int, int]
 """(epoch, or position in the sequence; index of an image): what the image's random view is drawn from."""
 
 
-class Order(Protocol):
-    """An endless sequence of images, fixed by its seed."""
-
-    def places(self, first: int) -> Iterator[Place]:
-        """The sequence from position ``first`` on."""
-        ...
-
-
 class Epochs:
-    """Epoch after epoch, each a permutation of its own; places are (epoch, index).
-
-    Args:
-        length: images of an epoch; those that a permutation has beyond them are left out.
-        permutation: epoch -> indices, at least ``length``.
-    """
+    """Epoch after epoch, each another permutation (epoch -> indices) cut to ``length``; places are (epoch, index)."""
 
     def __init__(self, length: int, permutation: Callable[[int], Tensor | np.ndarray]) -> None:
         self.length, self.permutation = length, permutation
@@ -54,20 +39,9 @@ class Epochs:
 
 
 def whole_steps(images: int, step: int, seed: int) -> Epochs:
-    """Shuffled epochs of as many images as fill whole steps: pretraining's order.
-
-    Args:
-        images: number N of images.
-        step: images of one optimizer step, on all processes together and in all its micro-batches.
-
-    Raises:
-        InputError: fewer images than one step takes.
-    """
+    """Pretraining's order: shuffled epochs, cut to whole steps of ``step`` images over all processes."""
     if images < step:
-        raise InputError(
-            f"expected at least one batch of {step} images, found {images} images; "
-            "lower SOLVER.BATCH_SIZE or give more data"
-        )
+        raise InputError(f"expected at least one batch of {step} images, found {images}; lower SOLVER.BATCH_SIZE")
 
     def permutation(epoch: int) -> Tensor:
         return torch.randperm(images, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
@@ -76,11 +50,7 @@ def whole_steps(images: int, step: int, seed: int) -> Epochs:
 
 
 def shuffled_rows(rows: np.ndarray, seed: int) -> Epochs:
-    """Shuffled epochs of all the rows [n]; a batch may run across the end of an epoch: few labels' order.
-
-    Raises:
-        InputError: no rows.
-    """
+    """Shuffled epochs of all the rows [n], the order with few labels; a batch may run across the end of an epoch."""
     if not len(rows):
         raise InputError("expected at least one image to train on, found none")
     return Epochs(len(rows), lambda epoch: np.random.default_rng([seed, 4, epoch]).permutation(rows))
@@ -89,8 +59,7 @@ def shuffled_rows(rows: np.ndarray, seed: int) -> Epochs:
 class RepeatedPasses:
     """Detectron2's TrainingSampler and RepeatFactorTrainingSampler: shuffled passes; places are (position, index).
 
-    Args:
-        factors: [N] how often each image comes in a pass. A fraction is rounded at random, anew in each pass.
+    ``factors`` [N]: how often each image comes in a pass; fractions are rounded at random, anew in each pass.
     """
 
     def __init__(self, factors: Tensor, seed: int) -> None:
@@ -115,15 +84,18 @@ class RepeatedPasses:
             yield indices[torch.randperm(len(indices), generator=generator)]
 
 
+Order = Epochs | RepeatedPasses
+"""An endless sequence of images, fixed by its seed; ``places(first)`` gives it from a position on."""
+
+
 class Batches(Sampler[list[Place]]):
-    """One process's batches of an order: of every ``world`` places it takes the one of its rank.
+    """One process's batches of an order: of every ``world_size`` places the one of its ``rank``.
 
     Args:
         batch: images of a batch on one process.
-        start: the first batch to give.
-        stop: batches of the whole run; None for no end.
-        groups: group of each image of the data set, where a batch is to hold images of one group only (of one
-            orientation, which saves padding); a batch is given when its group has filled it.
+        start, stop: the first batch, and the number of batches of the whole run (None: endless).
+        groups: group of each image of the data set, where a batch holds one group only (of one orientation, which
+            saves padding); a batch comes when its group has filled it.
     """
 
     def __init__(
@@ -132,12 +104,12 @@ class Batches(Sampler[list[Place]]):
         batch: int,
         *,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         start: int = 0,
         stop: int | None = None,
         groups: Sequence[Hashable] | None = None,
     ) -> None:
-        self.order, self.batch, self.rank, self.world = order, batch, rank, world
+        self.order, self.batch, self.rank, self.world_size = order, batch, rank, world_size
         self.start, self.stop, self.groups = start, stop, groups
 
     def __iter__(self) -> Iterator[list[Place]]:
@@ -148,10 +120,10 @@ class Batches(Sampler[list[Place]]):
         return itertools.islice(batches, first, None if self.stop is None else first + self.stop - self.start)
 
     def _own(self, first: int) -> Iterator[Place]:
-        return itertools.islice(self.order.places(first), self.rank, None, self.world)
+        return itertools.islice(self.order.places(first), self.rank, None, self.world_size)
 
     def _plain(self) -> Iterator[list[Place]]:
-        places = self._own(self.start * self.batch * self.world)
+        places = self._own(self.start * self.batch * self.world_size)
         while True:
             yield list(itertools.islice(places, self.batch))
 
@@ -166,10 +138,10 @@ class Batches(Sampler[list[Place]]):
 
 
 def leave_signals_to_the_loop(worker: int = 0) -> None:
-    """Has a worker process hold off SIGINT and SIGTERM, except its parent's own SIGTERM; a ``worker_init_fn``.
+    """Make a worker process ignore SIGINT and SIGTERM, except its parent's own SIGTERM; a ``worker_init_fn``.
 
     A signal to the whole process group (Ctrl-C, a scheduler's SIGTERM) must not end the workers: the loop, which gets
-    it too, still takes its step's images from them before it saves. At its own exit the parent terminates them.
+    it too, still needs its step's images before it saves. The parent terminates them at its own exit.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
@@ -187,7 +159,7 @@ def _end_when_the_parent_says() -> None:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """SIGTERM waits until the end of the block, in this thread and in the processes and threads that start in it."""
+    """Block SIGTERM until the end of the block, in this thread and in processes and threads started in it."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -196,10 +168,8 @@ def signals_held() -> Iterator[None]:
 
 
 class _Loader(DataLoader[Any]):
-    """Starts its workers with SIGTERM blocked, so that all their threads inherit that.
-
-    torch has started one before ``worker_init_fn``; a signal to the process would go to any thread that takes it.
-    """
+    """Starts its workers with SIGTERM blocked, which all their threads inherit: torch starts one before the
+    ``worker_init_fn``, and a signal to the process goes to any thread that takes it."""
 
     def __iter__(self) -> Any:
         with signals_held():
@@ -215,10 +185,9 @@ def training_loader(
     collate: Callable[[list[Any]], Any] | None = None,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
-    """The items of the data set at the batches' places, in order.
+    """The items of the data set at the batches' places, in order; ``dataset[place]`` is a pure function of the place.
 
     Args:
-        dataset: ``dataset[place]`` is a pure function of the place.
         workers: processes, at most one for each core; 0 reads in this one.
         seed: of the workers' own generators.
         collate: items -> batch; None stacks tensors.
@@ -233,7 +202,7 @@ def training_loader(
         prefetch_factor=4 if workers else None,
         collate_fn=collate,
         worker_init_fn=leave_signals_to_the_loop,
-        generator=torch.Generator().manual_seed(seed),  # else making an iterator draws from the global one
+        generator=torch.Generator().manual_seed(seed),  # else each iterator uses the global one
     )
 
 
@@ -245,7 +214,7 @@ def ordered_loader(
     collate: Callable[[list[Any]], Any] | None = None,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
-    """Every item of the data set once, in order; a loop that evaluates draws no random number by it."""
+    """Every item of the data set once, in order; uses no global random number."""
     return _Loader(
         dataset,
         batch,

@@ -1,7 +1,7 @@
-"""What travels with the packages, configs and tools: where they are in a checkout and in an installed wheel.
+"""Where the configs and tools that ship with the package are, in a checkout and in an installed wheel.
 
-In a checkout ``pretrain/``, ``transfer/``, ``lowshot/``, ``configs/`` and ``tools/`` lie at the top and the package has
-links to them; in the wheel they are folders of the package.
+In a checkout ``pretrain/``, ``transfer/``, ``lowshot/``, ``configs/`` and ``tools/`` lie at the top level and the
+package links to them; in the wheel they are folders of the package.
 """
 
 import difflib
@@ -9,7 +9,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
 
 from momentum_transfer.core.errors import InputError
 
@@ -31,15 +30,13 @@ def workplace() -> Path:
 
 
 def find_config(name: str | Path, *, beside: Path | None = None) -> Path:
-    """The file that a config's name means: a path on disk, else a config that ships.
+    """The file of a config: a path on disk, else a config that ships.
 
     Args:
-        name: a path, or a short name such as ``smoke/momentum2_digits``; ``.yaml`` and a leading ``configs/`` may be
-            left out.
+        name: a path, or a short name such as ``smoke/momentum2_digits`` (without ``.yaml`` and ``configs/``).
         beside: the folder that a relative path starts from; the default is the current one.
 
-    Raises:
-        InputError: neither is there; the nearest names of both kinds are listed.
+    Raises InputError with the nearest names if there is none.
     """
     path = Path(name).expanduser()
     start = beside if beside is not None else Path()
@@ -55,12 +52,12 @@ def find_config(name: str | Path, *, beside: Path | None = None) -> Path:
 
 
 def short_name(file: Path) -> str:
-    """How a shipped config is called, ``smoke/momentum2_digits``."""
+    """The short name of a shipped config, ``smoke/momentum2_digits``."""
     return file.relative_to(CONFIGS).with_suffix("").as_posix()
 
 
 def shipped_configs() -> list[str]:
-    """Short names of all configs that ship, apart from the reference tables of the report."""
+    """Short names of all configs that ship, except the report's reference tables."""
     names = (short_name(file) for file in sorted(CONFIGS.rglob("*.yaml")))
     return [name for name in names if not name.startswith("reference/")]
 
@@ -70,11 +67,10 @@ def _spellings(path: Path) -> list[Path]:
 
 
 def _nearest(path: Path, start: Path, count: int = 3) -> list[str]:
-    """The names, of shipped configs and of YAML files in the folder meant, that are most like ``path``."""
+    """The names most like ``path`` among shipped configs and the YAML files in its folder."""
     folder = start / path.parent
-    local = (
-        [path.parent / file.name for file in folder.glob("*") if file.suffix in _SUFFIXES] if folder.is_dir() else []
-    )
+    files = folder.glob("*") if folder.is_dir() else ()
+    local = [str(path.parent / file.name) for file in files if file.suffix in _SUFFIXES]
     wanted = path.with_suffix("") if path.suffix in _SUFFIXES else path
     if wanted.parts[:1] == ("configs",) and len(wanted.parts) > 1:
         wanted = Path(*wanted.parts[1:])
@@ -83,18 +79,18 @@ def _nearest(path: Path, start: Path, count: int = 3) -> list[str]:
         whole = difflib.SequenceMatcher(None, wanted.as_posix(), Path(name).with_suffix("").as_posix()).ratio()
         return max(whole, difflib.SequenceMatcher(None, wanted.name, Path(name).stem).ratio())
 
-    names = dict.fromkeys([str(file) for file in local] + shipped_configs())
+    names = dict.fromkeys(local + shipped_configs())
     return sorted(names, key=likeness, reverse=True)[:count]
 
 
 def tool_file(script: str) -> Path:
-    """The file of a tool that a suite or the quickstart names, ``tools/lowshot.py``."""
+    """The file of a tool named as in a suite, ``tools/lowshot.py``."""
     path = Path(script)
     return TOOLS / path.name if path.parts[:-1] == ("tools",) else workplace() / path
 
 
 def started(command: Sequence[str]) -> list[str]:
-    """``tools/NAME.py ARGUMENTS`` as it is started after ``python``, from any folder."""
+    """``tools/NAME.py ARGUMENTS`` as arguments of ``python`` that work from any folder."""
     script, *rest = command
     return [*command] if CHECKOUT else [str(tool_file(script)), *rest]
 
@@ -102,8 +98,7 @@ def started(command: Sequence[str]) -> list[str]:
 def typed(command: Sequence[str]) -> str:
     """``tools/NAME.py ARGUMENTS`` as a person types it: with python in a checkout, else with the console script.
 
-    Args:
-        command: the tool's file, by any path, or the console script with the tool's name, and its arguments.
+    ``command`` begins with the tool's file, by any path, or with the console script and the tool's name.
     """
     script, *rest = command
     if script.startswith(COMMAND + " "):
@@ -114,16 +109,12 @@ def typed(command: Sequence[str]) -> str:
     return shlex.join(["python", *command])
 
 
-@overload
-def as_typed(text: str) -> str: ...
-@overload
-def as_typed(text: None) -> None: ...
-def as_typed(text: str | None) -> str | None:
+def as_typed(text: str) -> str:
     """A help text or message with ``python tools/NAME.py`` as ``momentum-transfer NAME`` where there is no checkout.
 
     torchrun takes a file or a module, so there it is ``-m momentum_transfer.tools.NAME``.
     """
-    if text is None or CHECKOUT is not None:
+    if CHECKOUT is not None:
         return text
     text = re.sub(r"(torchrun [^\n]*?)\btools/(\w+)\.py", r"\1-m momentum_transfer.tools.\2", text)
     return re.sub(r"(?:python )?\btools/(\w+)\.py", rf"{COMMAND} \1", text)

@@ -1,15 +1,13 @@
-"""Text files that people and tools wrote: read whole, or refused in one line that names the file.
+"""Readers of untrusted files: text, JSON, YAML and NumPy archives, read whole or refused in one line.
 
-YAML of any origin as plain values: no code is run, every key stands once, aliases unfold to a bounded size.
-
-NumPy archives from strangers: what their headers ask for is looked at before any of it is allocated.
+YAML gives plain values: no code is run, every key stands once, aliases unfold to a bounded size. Of NumPy archives the
+headers are checked before anything that they ask for is allocated.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
 import math
+import re
 import stat
 import struct
 import tokenize
@@ -17,7 +15,6 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,20 +24,12 @@ import yaml
 from momentum_transfer.core.errors import InputError, one_line, shown
 from momentum_transfer.core.machine import available_memory
 
-#: Bytes of the longest list or label file that is read; more is another kind of file.
+#: Largest size in bytes of a list or label file; more is another kind of file.
 MOST = 256 << 20
 
 
 def read_regular(path: Path, holds: str, most: int | None = MOST) -> bytes:
-    """The bytes of a file.
-
-    Args:
-        holds: what is expected in it, for messages.
-        most: bytes that it may have; None for any number.
-
-    Raises:
-        InputError: it is missing, a folder, a device or a pipe (whose reading may never end), or too large.
-    """
+    """The bytes of a regular file of at most ``most`` bytes; ``holds`` names its expected content in the error."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -56,26 +45,17 @@ def read_regular(path: Path, holds: str, most: int | None = MOST) -> bytes:
 
 
 def read_text(path: Path, holds: str, most: int | None = MOST) -> str:
-    """The text of a UTF-8 file, which may begin with a byte order mark.
-
-    Raises:
-        InputError: as `read_regular`; or it is no UTF-8.
-    """
+    """The text of a UTF-8 file, with or without byte order mark; errors as of `read_regular`, or if it is no UTF-8."""
     try:
         return read_regular(path, holds, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"expected {holds} in {path}, which cannot be read: bytes that are no UTF-8 text (at {error.start}); "
-            "save it as UTF-8"
+            f"expected {holds} in {path}, found bytes that are no UTF-8 text (at {error.start}); save it as UTF-8"
         ) from error
 
 
 def read_json(path: Path, holds: str) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        InputError: as `read_regular`, of any size; or it is no JSON, or nested too deeply.
-    """
+    """The content of a JSON file of any size; errors as of `read_regular`, or if it is no JSON or nested too deeply."""
     try:
         return json.loads(read_regular(path, holds, most=None))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, a number of 5000 digits
@@ -85,40 +65,22 @@ def read_json(path: Path, holds: str) -> Any:
 
 
 def read_lines(path: Path, holds: str) -> list[str]:
-    """The lines of a UTF-8 file without the space around them; empty ones stay, so that places are line numbers.
-
-    Raises:
-        InputError: as `read_text`.
-    """
+    """The stripped lines of a UTF-8 file, empty ones included, so that places are line numbers; as `read_text`."""
     return [line.strip() for line in read_text(path, holds).splitlines()]
 
 
-#: More than any list of classes or tasks needs, less than any memory: bytes of a file, values in it (an alias counts as
-#: what it stands for), and levels of nesting.
+#: More than any list of classes or tasks needs: bytes of a YAML file, values in it (an alias counts as what it stands
+#: for), and levels of nesting.
 MOST_BYTES, MOST_ENTRIES, MOST_LEVELS = 4 << 20, 200_000, 20
 
 
 def read_mapping(file: Path, holds: str = "settings") -> dict[str, Any]:
-    """A YAML file's mapping.
-
-    Args:
-        holds: what the mapping is of, for the messages.
-
-    Raises:
-        InputError: as `parse_mapping`; or the file cannot be read.
-    """
+    """The mapping in a YAML file; ``holds`` says in messages what it is of. Errors as of `parse_mapping`."""
     return parse_mapping(read_text(file, f"a YAML mapping of {holds}", MOST_BYTES), str(file), holds)
 
 
 def parse_mapping(text: str, where: str, holds: str = "settings") -> dict[str, Any]:
-    """The mapping that YAML's ``text`` is.
-
-    Args:
-        where: it stands, for the messages.
-
-    Raises:
-        InputError: it is no YAML, names a key twice, is nested too deeply, too large, empty or no mapping.
-    """
+    """The mapping in YAML ``text``; InputError (naming ``where``) if it is none, too large, or has a key twice."""
     try:
         loaded = yaml.load(text, _Bounded)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 5000 digits, a date that is none
@@ -128,20 +90,15 @@ def parse_mapping(text: str, where: str, holds: str = "settings") -> dict[str, A
             detail = f"{error.problem}{line}"
         if isinstance(error, RecursionError):
             detail = "it is nested too deeply"
-        raise InputError(
-            f"expected a YAML mapping in {where}, but it cannot be read: {detail[:400]}; correct it"
-        ) from error
-    if loaded is None:
-        raise InputError(f"expected a YAML mapping of {holds} in {where}, found an empty file; write KEY: value lines")
+        raise InputError(f"expected a YAML mapping in {where}, cannot read it: {detail[:400]}; correct it") from error
     if not isinstance(loaded, dict):
-        raise InputError(
-            f"expected a YAML mapping of {holds} in {where}, found {type(loaded).__name__}; write KEY: value lines"
-        )
+        kind = "an empty file" if loaded is None else type(loaded).__name__
+        raise InputError(f"expected a YAML mapping of {holds} in {where}, found {kind}; write KEY: value lines")
     return loaded
 
 
 class _Bounded(yaml.SafeLoader):
-    """PyYAML's plain values, with errors where it would take a key's last value, or unfold aliases without end."""
+    """PyYAML's plain values; refuses what PyYAML accepts: a key twice, aliases without end."""
 
     composed = 0
 
@@ -167,7 +124,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Level by level, before anything is built of it: aliases make small files large, or endless."""
+    """Check the size level by level before anything is built: aliases make small files large, or endless."""
     count, level = 0, [root]
     for _ in range(MOST_LEVELS):
         inner: list[yaml.Node] = []
@@ -179,7 +136,7 @@ def _check_size(root: yaml.Node) -> None:
                 inner += [part for pair in node.value for part in pair]
             elif isinstance(node, yaml.SequenceNode):
                 inner += node.value
-            elif not _writable(node.value):
+            elif re.search("[\0\ud800-\udfff]", node.value):
                 raise yaml.MarkedYAMLError(
                     problem=f"expected text without NUL and half characters, found {shown(node.value)}",
                     problem_mark=node.start_mark,
@@ -195,102 +152,71 @@ def _too_large() -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=f"expected at most {MOST_ENTRIES} entries, found more; divide it")
 
 
-def _writable(text: str) -> bool:
-    """Whether the text can stand in files and command lines."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-#: Share of the free memory that the arrays of a file may take, with a copy in the type that is worked with.
-SHARE = 0.8
-#: An array of so many bytes that is packed to less than a hundredth holds next to nothing: features pack by 1.1 to 4.
+#: Fraction of the free memory that the arrays of a file may take, with a working copy.
+_MOST_OF_MEMORY = 0.8
+#: An array of so many bytes packed to less than a hundredth is a bomb: features pack by 1.1 to 4.
 _LARGE, _DENSEST = 1 << 28, 100
 _DAMAGE = (OSError, ValueError, TypeError, AttributeError, EOFError, KeyError, IndexError, SyntaxError, RecursionError,
            RuntimeError, NotImplementedError, OverflowError, MemoryError, struct.error, zipfile.BadZipFile,
            zlib.error, tokenize.TokenError)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Header:
-    """What an array of an archive says of itself. packed: bytes in the file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    packed: int
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
-    """The archive; whatever is wrong with it in the block is an InputError that names it."""
+    """Open an archive; whatever is wrong with it in the block becomes an InputError that names it."""
     try:
         with warnings.catch_warnings(), zipfile.ZipFile(path) as archive:
             warnings.simplefilter("ignore")  # numpy's, of headers that Python 2 wrote
             yield archive
     except _DAMAGE as error:
-        raise InputError(
-            f"expected a NumPy .npz archive without pickled objects in {path}: {one_line(error)}"
-        ) from error
+        raise InputError(f"expected a NumPy .npz without pickled objects in {path}: {one_line(error)}") from error
 
 
 def names_of(archive: zipfile.ZipFile) -> list[str]:
-    """Names of its arrays."""
+    """Names of the arrays of an archive."""
     return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def read_arrays(path: str | Path, names: Sequence[str] | None = None, copies: float = 2.0) -> dict[str, np.ndarray]:
-    """The arrays of an .npz.
+    """The arrays of an .npz: those of ``names``, or all. ``copies``: how many times its size an array needs in memory.
 
-    Args:
-        names: which; None is all.
-        copies: how many times its size an array will be needed in memory.
-
-    Raises:
-        InputError: no such archive or array, pickled objects, shapes that are not those of the data, or arrays that
-            would need more than ``SHARE`` of the free memory; nothing was allocated for them.
+    Raises InputError, before anything is allocated, if there is no such archive or array, it holds pickled objects,
+    shapes do not fit the data, or the arrays need more than 80 % of the free memory.
     """
     with opened(path) as archive:
-        wanted = names_of(archive) if names is None else list(names)
-        headers = {name: header_of(archive, name, path) for name in wanted}
-        needed, free = copies * sum(header.nbytes for header in headers.values()), available_memory()
-        if free is not None and needed > SHARE * free:
-            largest = max(headers, key=lambda name: headers[name].nbytes)
+        chosen = names_of(archive) if names is None else list(names)
+        headers = {name: _header_of(archive, name, path) for name in chosen}
+        needed, free = copies * sum(size for size, _ in headers.values()), available_memory()
+        if free is not None and needed > _MOST_OF_MEMORY * free:
+            largest = max(headers, key=lambda name: headers[name][0])
             raise InputError(
-                f"expected arrays that need at most {SHARE:.0%} of the free memory ({_size(SHARE * free)} of "
-                f"{_size(free)}), found {_size(needed)} in {path} (largest: {largest} of shape "
-                f"{headers[largest].shape}); take fewer rows, or a machine with more memory"
+                f"expected arrays that need at most {_MOST_OF_MEMORY:.0%} of the free memory "
+                f"({_size(_MOST_OF_MEMORY * free)} of {_size(free)}), found {_size(needed)} in {path} (largest: "
+                f"{largest} of shape {headers[largest][1]}); take fewer rows, or a machine with more memory"
             )
-        return {name: _read(archive, name) for name in wanted}
+        return {name: _read(archive, name) for name in chosen}
 
 
-def header_of(archive: zipfile.ZipFile, name: str, path: str | Path) -> Header:
-    """Shape and type of an array, which must be those of the bytes that the archive has for it.
-
-    Raises:
-        InputError: they are not, it holds objects, or it is a bomb: large, and packed to almost nothing.
-    """
+def _header_of(archive: zipfile.ZipFile, name: str, path: str | Path) -> tuple[int, tuple[int, ...]]:
+    """Size in bytes and shape of an array, which must fit the file; InputError also for objects and zip bombs."""
     record = archive.getinfo(_member(archive, name))
     with archive.open(record) as stream:
         shape, _, dtype = _header(stream)
         begins = stream.tell()
-    header = Header(shape, dtype, record.compress_size)
+    size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject:
+        raise InputError(f"expected arrays without pickled objects in {path}, found some in {name}; save plain arrays")
+    if min(shape, default=0) < 0 or begins + size != record.file_size:
         raise InputError(
-            f"expected an archive without pickled objects in {path}, found some in {name}; save plain arrays"
-        )
-    if min(shape, default=0) < 0 or begins + header.nbytes != record.file_size:
-        raise InputError(
-            f"expected {name} of {path} to be as large as its header says ({_size(header.nbytes)} for the shape "
+            f"expected {name} of {path} to be as large as its header says ({_size(size)} for the shape "
             f"{shown(shape)}), found {_size(record.file_size - begins)}; the file is damaged or crafted"
         )
-    if header.nbytes > _LARGE and header.nbytes > _DENSEST * record.compress_size:
+    if size > _LARGE and size > _DENSEST * record.compress_size:
         raise InputError(
-            f"expected an array that holds something, found {name} of {path} packed from {_size(header.nbytes)} into "
+            f"expected an array that holds something, found {name} of {path} packed from {_size(size)} into "
             f"{_size(record.compress_size)}; the file is crafted (a zip bomb), or all of it is one number"
         )
-    return header
+    return size, shape
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> str:

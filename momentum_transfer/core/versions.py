@@ -1,6 +1,6 @@
-"""The oldest Python and torch that this project runs on, checked before they fail in their own words.
+"""Check that Python and torch are new enough, before they fail with an obscure error.
 
-Written so that Python 3.6 can parse it: an old one is told that it is too old.
+Python 3.6 must be able to parse this file, so that an old Python gets the message too.
 """
 
 import sys
@@ -10,7 +10,7 @@ TORCH = (2, 4)  # as in pyproject.toml
 
 
 def check_python():
-    """Leave with one line where Python is too old: nothing of the project could be imported."""
+    """Exit with one line if Python is too old: nothing of the project could be imported."""
     if sys.version_info[:2] < PYTHON:
         found = ".".join(str(part) for part in sys.version_info[:3])
         raise SystemExit(
@@ -20,11 +20,7 @@ def check_python():
 
 
 def check_torch():
-    """Raise where the torch that is installed is too old. It is not imported, which takes seconds.
-
-    Raises:
-        InputError: with the version found and what to install. Without torch its import says so.
-    """
+    """Raise InputError if the installed torch is too old, without importing it, which takes seconds."""
     import importlib.metadata
 
     from momentum_transfer.core.errors import InputError
@@ -37,5 +33,5 @@ def check_torch():
     if len(numbers) == 2 and all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) < TORCH:
         wanted = f"{TORCH[0]}.{TORCH[1]}"
         raise InputError(
-            f"expected torch {wanted} or newer, found {found}; pip install --upgrade 'torch>={wanted}' torchvision"
+            f"expected torch {wanted} or newer, found {found}; pip install -U 'torch>={wanted}' torchvision"
         )

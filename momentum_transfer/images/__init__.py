@@ -1,1 +1,1 @@
-"""Labelled images by name, parts of them, and views of them."""
+"""Labelled images by name, subsets of them, and the random views that pretraining takes."""

@@ -1,6 +1,4 @@
-"""Classification sets of one's own: a folder of images for each class, split where it has no split of its own."""
-
-from __future__ import annotations
+"""Your own classification set: a folder of images for each class, with its own split or divided here."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.images.subsets import stratified_split
 
-#: Names of folders that hold the part that trains, and the part that tests.
+#: Names of the folders that train, and of those that test.
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "test")
 
 
@@ -44,7 +42,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def title_of(train: Path) -> str:
-    """A set's name: of its folder, which is the one above a folder ``train``."""
+    """A set's name: its folder's, or that of the folder above ``train``."""
     train = train.resolve()
     root = train.parent if train.name.lower() in _TRAIN else train
     return re.sub(r"[^\w.-]+", "_", root.name) or "own"
@@ -73,9 +71,8 @@ def read_class_folders(folder: Path) -> LabelledFiles:
     """Every image below its class's folder; classes in the order of their names."""
     classes = _folders(folder)
     files = [(path, label) for label, each in enumerate(classes) for path in _images(each)]
-    return LabelledFiles(
-        tuple(path for path, _ in files), tuple(label for _, label in files), tuple(path.name for path in classes)
-    )
+    paths, labels = zip(*files, strict=True) if files else ((), ())
+    return LabelledFiles(paths, labels, tuple(path.name for path in classes))
 
 
 def open_class_folders(
@@ -83,12 +80,10 @@ def open_class_folders(
 ) -> tuple[LabelledFiles, LabelledFiles]:
     """The part that trains and the part that tests.
 
-    Args:
-        val: the part that tests; or split: the share of ``train`` that trains, stratified and seeded. Without both the
-            folder's own train/ and val/.
+    ``val`` is the part that tests; or ``split`` the fraction of ``train`` that trains, stratified and seeded; without
+    both the folder's own train/ and val/.
 
-    Raises:
-        InputError: no split, both kinds of split, or classes of the one part that the other lacks.
+    Raises InputError for no split, both kinds of split, or classes that one part lacks.
     """
     if val is not None and split is not None:
         raise InputError("expected --val or --split, found both; leave one out")
@@ -103,20 +98,18 @@ def open_class_folders(
         raise InputError(f"expected a folder for each class in {val}, found another form; give --val as --train is")
     parts = (own[0] if own else train, val) if val is not None else own
     assert parts is not None
-    others = [path for path in _folders(train) if path.name.lower() in _VAL and path not in parts] if own else []
-    for other in others:
+    ignored = [path for path in _folders(train) if path.name.lower() in _VAL and path not in parts] if own else []
+    for other in ignored:
         say(f"left out: {counted(len(_images(other)), 'image')} of {other}, which neither trains nor tests")
     first, second = read_class_folders(parts[0]), read_class_folders(parts[1])
     if first.classes != second.classes:
         odd = sorted(set(first.classes) ^ set(second.classes))
-        raise InputError(
-            f"expected the same classes in {parts[0]} and {parts[1]}, found {odd[0]!r} in only one of them"
-        )
+        raise InputError(f"expected the same classes in {parts[0]} and {parts[1]}, found {odd[0]!r} in only one")
     return first, second
 
 
-def _divided(whole: LabelledFiles, share: float, seed: int) -> tuple[LabelledFiles, LabelledFiles]:
-    trains = stratified_split([[label] for label in whole.labels], share, seed)
+def _divided(whole: LabelledFiles, fraction: float, seed: int) -> tuple[LabelledFiles, LabelledFiles]:
+    trains = stratified_split([[label] for label in whole.labels], fraction, seed)
     first, second = (
         LabelledFiles(
             tuple(path for path, mine in zip(whole.paths, trains, strict=True) if mine == side),
@@ -129,6 +122,6 @@ def _divided(whole: LabelledFiles, share: float, seed: int) -> tuple[LabelledFil
 
 
 def write_list(file: Path, data: LabelledFiles) -> None:
-    """An index file of ``path label`` lines, for the reader ``filelist``; labels are numbers."""
+    """Write an index file of ``path label`` lines with numeric labels, for the data set ``filelist``."""
     lines = [f"{path.resolve()} {label}" for path, label in zip(data.paths, data.labels, strict=True)]
     write_text(file, "\n".join(lines) + "\n")

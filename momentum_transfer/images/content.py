@@ -1,13 +1,11 @@
-"""What images hold, by their bytes: test images that train too, and whether a folder holds the images of before."""
-
-from __future__ import annotations
+"""Compare images by their bytes: test images that train too, and whether a folder still holds the same images."""
 
 import hashlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,36 +18,26 @@ from momentum_transfer.images.digits import DigitImages
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.subsets import Selected, file_names
 
-Item = TypeVar("Item")
-Found = TypeVar("Found")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
-#: Images whose bytes `fingerprint` reads.
-SAMPLE = 64
-_BLOCK = 4096  # bytes in the middle of a file: its head is often the encoder's tables, alike in all files
+_SAMPLE = 64  # images whose bytes `fingerprint` reads
+_BLOCK = 4096  # bytes compared in the middle of a file: its head often holds the encoder's tables, alike in all files
 _THREADS = 16  # network file systems answer slowly, but many at once
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many test images are training images too.
-
-    Attributes:
-        count: of ``total`` test images.
-        what: the two sides and what is equal, in words. example: the first such image.
-    """
+    """How many test images are training images too."""
 
     count: int
-    total: int
-    what: str
-    example: str = ""
+    total: int  #: test images
+    what: str  #: the two sides and what is equal, in words
+    example: str = ""  #: the first such image
 
 
 def report_overlap(found: Overlap, *, where: str = "", forbid: bool = False) -> int:
-    """Warn of an overlap, or refuse it; returns its count, for the record. ``where``: the test set's name.
-
-    Raises:
-        InputError: there is one, and ``forbid``.
-    """
+    """Warn of an overlap in the test set ``where``, or with ``forbid`` refuse it (InputError); returns its count."""
     if not found.count:
         return 0
     which = "; ".join(filter(None, (where, f"first: {found.example}" if found.example else "")))
@@ -76,7 +64,7 @@ def _keys(images: LabelledImages) -> Iterator[Hashable]:
         indices = inner.indices[indices]
         inner = inner.dataset
     for index in indices.tolist():
-        # A drawing of a digit follows from seed, split and index: it need not be drawn.
+        # The rendering of a digit follows from seed, split and index.
         yield (*inner.entropy, index) if isinstance(inner, DigitImages) else _digest(inner[index][0].tobytes())
 
 
@@ -90,8 +78,8 @@ def shared_files(train: Sequence[str], test: Sequence[str]) -> Overlap:
     """The test files whose bytes a training file has too.
 
     Only files of a size that occurs on both sides are opened, and only those that also agree in the 4096 bytes in their
-    middle are read whole: of ImageNet's 1.33 million files about half are opened, and next to none is read. One file on
-    both sides, by path or by link, is not opened. Missing and empty files are not counted.
+    middle are read whole: of ImageNet's 1.33 million files about half are opened and almost none is read. One file on
+    both sides, by path or by link, counts unopened. Missing and empty files do not count.
     """
     sides = _of_both(lambda file: file.size or None, [_mapped(_file, names) for names in (train, test)])[1]
     linked = {file.place: file.path for file in sides[0]}
@@ -106,24 +94,22 @@ def shared_files(train: Sequence[str], test: Sequence[str]) -> Overlap:
     return Overlap(len(shared), len(test), "test images are byte for byte training images", example)
 
 
-def _of_both(
-    key: Callable[[_File], Hashable], sides: list[list[_File]]
-) -> tuple[list[list[Hashable]], list[list[_File]]]:
-    """The keys and files of each side whose key, which is not None, occurs on the other side too."""
+def _of_both(key: Callable[[_File], Hashable], sides: list[list[_File]]) -> tuple[list[list[Any]], list[list[_File]]]:
+    """The keys and files of each side whose key occurs on the other side too and is not None."""
     keys = [_mapped(key, side) for side in sides]
     common = set(keys[0]) & set(keys[1]) - {None}
     kept = [[(k, file) for k, file in zip(*both, strict=True) if k in common] for both in zip(keys, sides, strict=True)]
     return [[k for k, _ in side] for side in kept], [[file for _, file in side] for side in kept]
 
 
-def _mapped(function: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
-    """In order, by threads that take a thousand at a time."""
+def _mapped(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Map in threads that take a thousand items at a time, keeping the order."""
 
-    def several(part: slice) -> list[Found]:
+    def several(part: slice) -> list[_Result]:
         return [function(item) for item in items[part]]
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [found for part in pool.map(several, chunks(len(items), 1000)) for found in part]
+        return [result for part in pool.map(several, chunks(len(items), 1000)) for result in part]
 
 
 def _file(path: str) -> _File:
@@ -157,7 +143,7 @@ def _digest(content: bytes) -> bytes:
 def shared_rows(train: np.ndarray, test: np.ndarray) -> Overlap:
     """The rows of test features [M, D] that are, bit for bit, rows of the training features [N, D] too."""
     sums = [np.concatenate([_sums(side[part]) for part in chunks(len(side))]) for side in (train, test)]
-    # Equal rows have equal sums, and few others have: only these are looked at as a whole.
+    # Only rows of equal sums, of which few are unequal, are compared as a whole.
     rows = [np.flatnonzero(np.isin(one, other)).tolist() for one, other in (sums, sums[::-1])]
     known = {_digest(train[row].tobytes()) for row in rows[0]}
     count = sum(_digest(test[row].tobytes()) in known for row in rows[1])
@@ -166,25 +152,24 @@ def shared_rows(train: np.ndarray, test: np.ndarray) -> Overlap:
 
 
 def _sums(rows: np.ndarray) -> NDArray[np.uint64]:
-    """Of the bits of each row of float32."""
     return np.ascontiguousarray(rows, dtype=np.float32).view(np.uint32).sum(axis=1, dtype=np.uint64)
 
 
 def fingerprint(images: LabelledImages) -> dict[str, str]:
-    """What tells training images from others that the same settings could mean, in parts that messages can name.
+    """Identify training images, in parts that messages can name, among others that the same settings could mean.
 
-    Names (file and folder) and sizes of all files, the bytes of ``SAMPLE`` images drawn at random: a copy of the folder
-    elsewhere is the same. Not noticed: an overwritten file of the same size that is not in the sample.
+    Covers names (file and folder) and sizes of all files, and the bytes of 64 random images: a copy of the folder
+    elsewhere is the same. An overwritten file of the same size outside the sample is not noticed.
     """
     names, labels = file_names(images), np.ascontiguousarray(images.labels, dtype="<i8")
-    drawn = np.random.default_rng(0).choice(len(images), min(SAMPLE, len(images)), replace=False).tolist()
-    found = {"number": str(len(images)), "labels": _short(labels.tobytes())}
+    sample = np.random.default_rng(0).choice(len(images), min(_SAMPLE, len(images)), replace=False).tolist()
+    parts = {"number": str(len(images)), "labels": _short(labels.tobytes())}
     if names is None:
-        return {**found, "pixels": _short(b"".join(_digest(images[index][0].tobytes()) for index in drawn))}
+        return {**parts, "pixels": _short(b"".join(_digest(images[index][0].tobytes()) for index in sample))}
     files = _mapped(_file, names)
     listed = [f"{'/'.join(file.path.split('/')[-2:])} {file.size}" for file in files]
-    found["names and sizes"] = _short("\n".join(listed).encode("utf-8", "surrogateescape"))
-    return {**found, "bytes": _short(" ".join(map(str, _mapped(_content, [files[i] for i in drawn]))).encode())}
+    parts["names and sizes"] = _short("\n".join(listed).encode("utf-8", "surrogateescape"))
+    return {**parts, "bytes": _short(" ".join(map(str, _mapped(_content, [files[i] for i in sample]))).encode())}
 
 
 def _short(content: bytes) -> str:

@@ -1,14 +1,9 @@
 """Labelled images by name: `build_dataset(name, root, split)` gives `(PIL RGB image, int label)` pairs.
 
 Nothing is downloaded: a missing folder is an error that says what should lie where. `digits` needs no folder.
-
-Images decoded once and kept in memory, where a training reads each of them many times and they fit.
-
-The pixels are those that the files give, so views and results do not change in a bit; only reading and decoding, for
-photographs most of what a worker does, is left out from the second time on.
+`kept_in_memory` decodes images once where a training reads each of them many times and they fit: the pixels are those
+of the files, so results do not change, and most of a worker's time is saved from the second epoch on.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -25,7 +20,7 @@ from numpy.typing import NDArray
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, track
-from momentum_transfer.core.machine import available_memory
+from momentum_transfer.core.machine import available_cores, available_memory
 from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images import subsets
 from momentum_transfer.images.digits import DigitImages
@@ -36,7 +31,6 @@ from momentum_transfer.images.taxonomies import inaturalist_images
 
 
 def _folder(root: str | Path | None, name: str) -> Path:
-    """The existing data folder of dataset `name`, or InputError."""
     if root is None:
         raise InputError(f"expected the folder of dataset {name!r}, found none; set DATA.ROOT")
     folder = Path(root).expanduser()
@@ -46,27 +40,19 @@ def _folder(root: str | Path | None, name: str) -> Path:
 
 
 def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
-    """A torchvision dataset; when its files are not there, an InputError that says where they should be."""
+    """A torchvision dataset, or an InputError that says where its files should be."""
     try:
         return make()
     except (RuntimeError, OSError, ValueError, AssertionError, LookupError, EOFError) as error:  # its readers' kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"expected {layout} for dataset {name!r}; found: {reason}; put it there, or see `momentum-transfer data`"
-        ) from error
+        raise InputError(f"expected {layout} for {name!r}; found: {reason}; see `momentum-transfer data`") from error
 
 
 def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -> FileImages | None:
-    """Photographs without labels: every image file below a folder (``root/split``, else ``root``), as one class.
-
-    None where no image lies in the folder itself: what it holds is then folders of classes.
-
-    Raises:
-        InputError: there is no such folder.
-    """
+    """Images without labels, as one class, below ``root/split`` or ``root``; None if it holds folders of classes."""
     folder = _folder(root, "imagefolder")
     folder = folder / split if (folder / split).is_dir() else folder
-    # The folder's own files first: ImageNet's class folders are not to be walked through for this.
+    # The folder's own files first, so as not to walk through ImageNet's class folders.
     if not any(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(folder)):
         return None
     files = image_files(folder)
@@ -76,18 +62,15 @@ def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -
 def _image_folder(root: Path, split: str, max_unreadable: int) -> FileImages:
     folder = root / split
     if not folder.is_dir():
-        raise InputError(
-            f"expected one folder per class in {folder}, found no such folder; check DATA.ROOT and the split"
-        )
-    found = _torchvision(
-        "imagefolder", lambda: torchvision.datasets.ImageFolder(str(folder)), f"one folder per class in {folder}"
-    )
+        raise InputError(f"expected one folder per class in {folder}, found none; check DATA.ROOT and the split")
+    layout = f"one folder per class in {folder}"
+    found = _torchvision("imagefolder", lambda: torchvision.datasets.ImageFolder(str(folder)), layout)
     paths, labels = zip(*found.samples, strict=True)
     return FileImages(paths, labels, found.classes, max_unreadable)
 
 
 def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) -> FileImages:
-    """An index file: one `path label` (or `path`, the class then being its folder) a line, `#` for comments.
+    """An index file of `path label` lines (or `path`, the class then being its folder), `#` for comments.
 
     Paths are relative to `root`; ImageNet's bare names (`n01440764_10026.JPEG`) lie in their class's folder. Labels are
     all integers from 0, or all names.
@@ -95,9 +78,8 @@ def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) ->
     if file_list is None or not Path(file_list).is_file():
         raise InputError(f"expected an index file of `path label` lines, found {file_list}; set DATA.FILE_LIST")
     lines = read_lines(Path(file_list), "an index of `path label` lines")
-    entries = [
-        _list_entry(line, f"{file_list}:{number}") for number, line in enumerate(lines, 1) if line and line[0] != "#"
-    ]
+    entries = [_list_entry(line, f"{file_list}:{number}") for number, line in enumerate(lines, 1)
+               if line and line[0] != "#"]  # fmt: skip
     if not entries:
         raise InputError(f"expected `path label` lines in {file_list}, found an empty file")
     names = [label for _, label in entries]
@@ -111,7 +93,7 @@ def _file_list(root: Path, file_list: str | Path | None, max_unreadable: int) ->
 
 
 def _list_entry(line: str, where: str) -> tuple[str, str]:
-    """(path, label) of one line; a path may hold spaces, a label may not."""
+    """(path, label) of one line; only the path may hold spaces."""
     suffixes = torchvision.datasets.folder.IMG_EXTENSIONS
     if line.lower().endswith(suffixes):
         if re.match(r"n\d{8}_[^/]*$", line):  # ImageNet, as in SimCLR's lists of 1 % and 10 %
@@ -136,35 +118,31 @@ def _stl10(root: Path, split: str) -> ArrayImages:
     return ArrayImages(found.data.transpose(0, 2, 3, 1), labels, classes)
 
 
-def _cifar(name: str, root: Path, split: str) -> ArrayImages:
+def _small_squares(name: str, root: Path, split: str) -> ArrayImages:
+    """CIFAR's images, and those of MNIST's kind (``root/MNIST/raw``) as RGB."""
     if split not in ("train", "val", "test"):
         raise InputError(f"expected a {name} split among train, val, found {split!r}")
-    kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}[name]
-    layout = f"the python version's folder {kind.base_folder}/ in {root}"
-    found = _torchvision(name, lambda: kind(str(root), train=split == "train"), layout)
-    return ArrayImages(found.data, found.targets, found.classes)
-
-
-def _mnist(name: str, root: Path, split: str) -> ArrayImages:
-    """Grey digits or clothes as RGB images of 28 px, from ``root/MNIST/raw`` (``FashionMNIST``, ``KMNIST``)."""
-    if split not in ("train", "val", "test"):
-        raise InputError(f"expected a {name} split among train, val, found {split!r}")
-    kind = MNIST_LIKE[name]
+    kind = _SMALL_SQUARES[name]
     layout = f"{kind.__name__}/raw with the four files of {name} in {root}"
+    if name.startswith("cifar"):
+        layout = f"the python version's folder {kind.base_folder}/ in {root}"
     found = _torchvision(name, lambda: kind(str(root), train=split == "train"), layout)
-    pixels = np.repeat(found.data.numpy()[..., np.newaxis], 3, axis=-1)
-    return ArrayImages(pixels, found.targets.numpy(), [str(label) for label in kind.classes])
+    pixels = np.asarray(found.data)
+    if pixels.ndim == 3:
+        pixels = np.repeat(pixels[..., np.newaxis], 3, axis=-1)
+    return ArrayImages(pixels, np.asarray(found.targets), [str(label) for label in found.classes])
 
 
-MNIST_LIKE = {
+_MNIST_LIKE = {
     "mnist": torchvision.datasets.MNIST,
     "fashion-mnist": torchvision.datasets.FashionMNIST,
     "kmnist": torchvision.datasets.KMNIST,
 }
-DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", *MNIST_LIKE, "inaturalist")
+_SMALL_SQUARES = {**_MNIST_LIKE, "cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}
+DATASETS = ("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", *_MNIST_LIKE, "inaturalist")
 
-#: Images of one small size, taken whole; those of signs, of which the mirror image is another sign.
-SMALL_SQUARES = ("digits", "stl10", "cifar10", "cifar100", *MNIST_LIKE)
+#: Images of one small size, which are not cropped; and signs, whose mirror image is another sign.
+SMALL_SQUARES = ("digits", "stl10", "cifar10", "cifar100", *_MNIST_LIKE)
 SIGNS = ("digits", "mnist", "kmnist")
 
 
@@ -181,7 +159,7 @@ def build_dataset(
     long_tail: float = 1.0,
     taxonomy: str | Path | None = None,
     seed: int = 0,
-    drawings: int = 1,
+    renderings: int = 1,
     max_unreadable: int = 100,
 ) -> LabelledImages:
     """Build a labelled image dataset.
@@ -192,66 +170,44 @@ def build_dataset(
         split: "train" or "val"; stl10 also has "unlabeled" and "train+unlabeled", inaturalist the years of
             `momentum_transfer.images.taxonomies`; filelist ignores it.
         file_list: index file of `path label` lines (filelist only).
-        image_size: side of the drawn images (digits only).
-        variant: drawing variant (digits only), see `momentum_transfer.images.digits.VARIANTS`.
+        image_size, variant, renderings: side, looks (`digits.VARIANTS`) and images of each digit (digits only).
         class_fraction, sample_fraction, long_tail, taxonomy: see `momentum_transfer.images.subsets.select`.
-        seed: of the digits' fixed drawings and of the subsets.
-        drawings: of each digit (digits only).
+        seed: of the digits' fixed renderings and of the subsets.
         max_unreadable: number of unreadable image files to replace before giving up.
 
-    Raises:
-        InputError: unknown name or split, missing folder, empty or malformed index file, impossible subset.
+    Raises InputError for an unknown name or split, a missing folder, a malformed index file, an impossible subset.
     """
-    data = _build(name, root, split, file_list, image_size, variant, seed, drawings, max_unreadable)
-    return subsets.select(
-        data,
-        class_fraction=class_fraction,
-        sample_fraction=sample_fraction,
-        long_tail=long_tail,
-        taxonomy=taxonomy,
-        seed=seed,
-    )
-
-
-def _build(
-    name: str,
-    root: str | Path | None,
-    split: str,
-    file_list: str | Path | None,
-    image_size: int,
-    variant: str,
-    seed: int,
-    drawings: int,
-    max_unreadable: int,
-) -> LabelledImages:
     if name not in DATASETS:
         raise InputError(f"expected a dataset among {', '.join(DATASETS)}, found {name!r}; set DATA.NAME")
+    data: LabelledImages
     if name == "digits":
-        return DigitImages(split, image_size, variant, seed, drawings)
-    folder = _folder(root, name)
+        data = DigitImages(split, image_size, variant, seed, renderings)
+    elif name == "filelist":
+        data = _file_list(_folder(root, name), file_list, max_unreadable)
+    else:
+        data = _of_folder(name, _folder(root, name), split, max_unreadable)
+    return subsets.select(
+        data, class_fraction=class_fraction, sample_fraction=sample_fraction, long_tail=long_tail, taxonomy=taxonomy,
+        seed=seed,
+    )  # fmt: skip
+
+
+def _of_folder(name: str, folder: Path, split: str, max_unreadable: int) -> LabelledImages:
     if name == "imagefolder":
         return _image_folder(folder, split, max_unreadable)
-    if name == "filelist":
-        return _file_list(folder, file_list, max_unreadable)
     if name == "stl10":
         return _stl10(folder, split)
     if name == "inaturalist":
         return inaturalist_images(folder, split, max_unreadable)
-    if name in MNIST_LIKE:
-        return _mnist(name, folder, split)
-    return _cifar(name, folder, split)
+    return _small_squares(name, folder, split)
 
 
-_SAMPLE = 64  # images whose sizes tell the need of all, roughly
+_SAMPLE = 64  # images whose sizes stand for all, roughly
 _AHEAD = 32  # decoded images that wait to be stored
 
 
 class DecodedImages:
-    """The images of ``source`` in one array of bytes, which worker processes share as long as nobody writes to it.
-
-    Args:
-        source: every image is read once, here, with the replacements that it makes for unreadable ones.
-    """
+    """The images of ``source``, read once, in one array of bytes that all worker processes use."""
 
     def __init__(self, source: LabelledImages) -> None:
         self.labels, self.classes = source.labels, source.classes
@@ -277,47 +233,40 @@ class DecodedImages:
         return PIL.Image.fromarray(pixels), int(self.labels[position])
 
 
-def kept_in_memory(images: LabelledImages, share: float, *, uses: float, processes: int = 1) -> LabelledImages:
-    """``images`` with their pixels in memory where that pays, else as they are.
+def kept_in_memory(images: LabelledImages, fraction: float, *, uses: float, processes: int = 1) -> LabelledImages:
+    """``images`` of files with their pixels in memory where that pays, else as they are.
 
     Args:
-        images: any labelled images; those that are in memory already stay as they are.
-        share: of the memory that is free now, for the images of all processes on this machine; 0 keeps none.
+        fraction: of the memory that is free now, for the images of all processes on this machine; 0 keeps none.
         uses: how often a training reads each image; up to 1 nothing is gained.
         processes: that do the same on this machine.
     """
-    if share <= 0 or uses <= 1 or not len(images) or not isinstance(_innermost(images), FileImages):
+    source = images
+    while isinstance(source, Selected):
+        source = source.dataset
+    if fraction <= 0 or uses <= 1 or not len(images) or not isinstance(source, FileImages):
         return images
+    sample = np.unique(np.linspace(0, len(images) - 1, min(len(images), _SAMPLE)).astype(int))
+    sizes = [images[int(index)][0].size for index in sample]
+    # Twice the mean of a sample's bytes for every image: others may be larger.
+    needed = 2 * 3 * len(images) * float(np.mean([width * height for width, height in sizes]))
     free = available_memory()
-    if free is None or _bytes_needed(images) * processes > share * free:
+    if free is None or needed * processes > fraction * free:
         return images
     kept = DecodedImages(images)
     say(f"keeping {len(kept)} decoded images in memory, {kept.pixels.nbytes / 2**20:.0f} MiB (DATA.MEMORY_SHARE)")
     return kept
 
 
-def _innermost(images: LabelledImages) -> LabelledImages:
-    while isinstance(images, Selected):
-        images = images.dataset
-    return images
-
-
-def _bytes_needed(images: LabelledImages) -> float:
-    """Twice the mean of a sample's pixels for every image: the sizes of the others may lie above."""
-    sample = np.unique(np.linspace(0, len(images) - 1, min(len(images), _SAMPLE)).astype(int))
-    sizes = [images[int(index)][0].size for index in sample]
-    return 2 * 3 * len(images) * float(np.mean([width * height for width, height in sizes]))
-
-
 def _decoded(source: LabelledImages) -> Iterator[NDArray[np.uint8]]:
-    """[H, W, 3] of every image in order; Pillow decodes without Python's lock, so threads share the work."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    """[H, W, 3] of every image in order; Pillow decodes without Python's lock, so threads divide the work."""
+
+    def pixels(index: int) -> NDArray[np.uint8]:
+        return np.asarray(source[index][0], dtype=np.uint8)
+
+    with ThreadPoolExecutor(available_cores()) as pool:
         indices = iter(range(len(source)))
-        waiting = [pool.submit(_pixels, source, index) for index in islice(indices, _AHEAD)]
+        waiting = [pool.submit(pixels, index) for index in islice(indices, _AHEAD)]
         while waiting:
             yield waiting.pop(0).result()
-            waiting += [pool.submit(_pixels, source, index) for index in islice(indices, 1)]
-
-
-def _pixels(source: LabelledImages, index: int) -> NDArray[np.uint8]:
-    return np.asarray(source[index][0], dtype=np.uint8)
+            waiting += [pool.submit(pixels, index) for index in islice(indices, 1)]

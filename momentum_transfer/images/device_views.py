@@ -1,13 +1,11 @@
-"""Two views of a whole batch at once, on the accelerator: the recipes of `images.views` without a worker's time.
+"""Two views of a whole batch at once on the accelerator: the recipes of `images.views` without a worker's time.
 
-Workers only decode: `CanvasDataset` puts each image, as it is or shrunk to fit, into the corner of a square canvas of
-bytes. `DeviceViews` draws the parameters of both views (`images.augmentation_parameters`) and applies them to the
-batch: crop, resize and flip as one matrix product per side, colours as elementwise passes, blur as a matrix product.
-Distributions are those of the CPU path; results differ from Pillow's only in that nothing is rounded to bytes between
-two operations and that the blur is a true Gaussian, cut at three sigma.
+Workers only decode: `CanvasDataset` puts each image, shrunk to fit if need be, into the corner of a square canvas of
+bytes. `DeviceViews` applies the random parameters (`images.augmentations`) of both views to the batch: crop, resize and
+flip as one matrix product per side, colours as elementwise passes, blur as a matrix product. Distributions are those of
+the CPU path; only rounding (none between operations) and the blur (a true Gaussian, cut at 3 sigma) differ from
+Pillow's.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
@@ -19,33 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.augmentations import (
-    CONTRAST,
-    DRAWS,
-    HUE,
-    SATURATION,
-    Augmentation,
-    ViewParameters,
-    draw_parameters,
-    recipe_augmentations,
-    uniforms,
-)
+from momentum_transfer.images import augmentations
+from momentum_transfer.images.augmentations import HUE, NUMBERS, Pair, ViewParameters, draw_parameters
 from momentum_transfer.images.labelled_images import LabelledImages
 from momentum_transfer.images.views import MEAN, STD, sample_seed
 
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, Pillow's "L"
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, Pillow's "L"
 
 
 class CanvasDataset:
-    """Images as bytes of one size, for `DeviceViews`.
+    """Images as bytes of one size, for `DeviceViews`; ``seed`` is of all views.
 
     `self.at(epoch, i) -> (canvas uint8 [3, S, S], size int64 [2], label, i, key)`: the image of height and width `size`
-    lies in the upper left corner; `key` is what the views of (seed, epoch, i) are drawn from.
-
-    Args:
-        dataset: labelled images.
-        canvas: side S; larger images are shrunk to it (twice the view's size or more keeps small crops sharp).
-        seed: of all views.
+    lies in the upper left corner of the ``canvas`` of side S, to which larger ones are shrunk (twice the view's size or
+    more keeps small crops sharp); the random numbers of the views of (seed, epoch, i) follow from `key`.
     """
 
     def __init__(self, dataset: LabelledImages, canvas: int, seed: int) -> None:
@@ -96,7 +81,7 @@ def crop_batch(images: Tensor, crop: Tensor, flip: Tensor, size: int) -> Tensor:
 
 
 def _luma(images: Tensor) -> Tensor:
-    weights = torch.tensor(LUMA, device=images.device).view(1, 3, 1, 1)
+    weights = torch.tensor(_LUMA, device=images.device).view(1, 3, 1, 1)
     return (images * weights).sum(1, keepdim=True)
 
 
@@ -106,9 +91,8 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
     span = value - images.amin(1, keepdim=True)
     red, green, blue = images.split(1, 1)
     safe = torch.where(span > 0, span, 1)
-    hue = torch.where(
-        place == 0, (green - blue) / safe, torch.where(place == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
-    )
+    from_green_or_blue = torch.where(place == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    hue = torch.where(place == 0, (green - blue) / safe, from_green_or_blue)
     # Colour k of (5, 3, 1) is value − span · clamp(min(t, 4 − t), 0, 1) with t = (k + hue) mod 6.
     turned = hue + 6 * shift.view(-1, 1, 1, 1)
     t = (turned + torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)) % 6
@@ -124,7 +108,8 @@ def jitter_batch(images: Tensor, factors: NDArray[np.float64], order: NDArray[np
         weight = torch.from_numpy(np.where(operation == HUE, 1.0, chosen)).float().to(device).view(-1, 1, 1, 1)
         kind = torch.from_numpy(operation).to(device).view(-1, 1, 1, 1)
         luma = _luma(images)
-        other = torch.where(kind == SATURATION, luma, (kind == CONTRAST) * luma.mean((2, 3), keepdim=True))
+        grey = (kind == augmentations.CONTRAST) * luma.mean((2, 3), keepdim=True)
+        other = torch.where(kind == augmentations.SATURATION, luma, grey)
         images = torch.lerp(other.expand_as(images), images, weight).clamp(0, 1)
         turned = np.flatnonzero((operation == HUE) & (chosen != 0))
         if len(turned):
@@ -176,21 +161,9 @@ def apply_parameters(images: Tensor, parameters: ViewParameters, size: int, thre
 
 
 class DeviceViews:
-    """Both views of a batch of `CanvasDataset`, on its device.
+    """Both views of a batch of `CanvasDataset`, on its device; ``mean`` and ``std`` normalise values in 0..1."""
 
-    Args:
-        augmentations: of the two views.
-        image_size: side of the views.
-        mean, std: per-channel normalisation of values in 0..1.
-    """
-
-    def __init__(
-        self,
-        augmentations: tuple[Augmentation, Augmentation],
-        image_size: int,
-        mean: Sequence[float] = MEAN,
-        std: Sequence[float] = STD,
-    ) -> None:
+    def __init__(self, augmentations: Pair, image_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
         self.augmentations = augmentations
         self.image_size = image_size
         self.mean = torch.tensor(mean).view(1, 3, 1, 1)
@@ -198,13 +171,13 @@ class DeviceViews:
 
     def parameters(self, sizes: Tensor, keys: Tensor) -> tuple[ViewParameters, ViewParameters]:
         """What is done to each image, for both views, from sizes [N, 2] and keys [N]."""
-        draws = uniforms(keys.cpu().numpy(), 2 * DRAWS)
-        of_images = sizes.cpu().numpy()
-        first, second = self.augmentations
-        return (
-            draw_parameters(first, of_images, draws[:, :DRAWS]),
-            draw_parameters(second, of_images, draws[:, DRAWS:]),
+        numbers = augmentations.uniforms(keys.cpu().numpy(), 2 * NUMBERS)
+        halves = numbers[:, :NUMBERS], numbers[:, NUMBERS:]
+        first, second = (
+            draw_parameters(augmentation, sizes.cpu().numpy(), half)
+            for augmentation, half in zip(self.augmentations, halves, strict=True)
         )
+        return first, second
 
     @torch.no_grad()
     def __call__(self, canvases: Tensor, sizes: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,11 +189,11 @@ class DeviceViews:
             keys: of the samples, [N], best on the CPU.
         """
         mean, std = self.mean.to(canvases.device), self.std.to(canvases.device)
-        made = []
+        views = []
         for augmentation, parameters in zip(self.augmentations, self.parameters(sizes, keys), strict=True):
             view = apply_parameters(canvases, parameters, self.image_size, augmentation.solarize_threshold)
-            made.append((view - mean) / std)
-        return made[0], made[1]
+            views.append((view - mean) / std)
+        return views[0], views[1]
 
 
 def build_device_views(
@@ -232,7 +205,7 @@ def build_device_views(
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
 ) -> DeviceViews:
-    """The batched form of `images.views.build_views`; the recipe digits, which draws on the CPU, has none."""
+    """The batched form of `images.views.build_views`; the recipe digits, which renders on the CPU, has none."""
     if recipe == "digits":
-        raise InputError("expected a view recipe for images on the device, found 'digits'; draw digits in workers")
-    return DeviceViews(recipe_augmentations(recipe, remove, crop_scale), image_size, mean, std)
+        raise InputError("expected a view recipe for images on the device, found 'digits'; render digits in workers")
+    return DeviceViews(augmentations.recipe_augmentations(recipe, remove, crop_scale), image_size, mean, std)

@@ -1,13 +1,11 @@
-"""The embedded images: handwritten digits of scikit-learn, placed on uneven backgrounds.
+"""The embedded images: handwritten digits of scikit-learn, rendered on uneven backgrounds.
 
 `sklearn.datasets.load_digits` (1797 images of 8x8, UCI "Optical Recognition of Handwritten Digits") is real handwriting
-that needs no download. As it is, it is too easy: a random network separates the ten classes almost as well as a trained
-one. A `DigitVariant` says how a digit is drawn instead: at a random place and scale, in a random light grey on a random
-dark and slightly uneven grey, with pixel noise and, in one variant, fragments of strokes. A view of a digit
-is a new drawing of it, so that what two views share is the handwriting and nothing else.
+without a download, but too easy as it is: a random network separates the ten classes almost as well as a trained one.
+A `DigitVariant` says how a digit is rendered instead: at a random place and scale, in a random light grey on a random
+dark and slightly uneven grey, with pixel noise and, in one variant, fragments of strokes. Each view of a digit is a new
+rendering, so that two views have the handwriting in common and nothing else.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,44 +19,32 @@ from sklearn.model_selection import train_test_split
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.augmentations import JoinedGenerators
 
-GLYPH_SIDE = 8  # pixels of a scikit-learn digit
-HELD_OUT = 0.3  # share of every class that is never trained on
-SPLIT_SEED = 0
+_GLYPH_SIDE = 8  # pixels of a scikit-learn digit
+_HELD_OUT = 0.3  # fraction of every class that is never trained on
 SPLITS = ("train", "val")
 
 Array = NDArray[np.float32]
-Generators = np.random.Generator | JoinedGenerators
+Bytes = NDArray[np.uint8]
+_Generators = np.random.Generator | JoinedGenerators
+#: Top, left, height and width, each [N].
+Rectangles = tuple[Array, Array, Array, Array]
 
 
 @dataclass(frozen=True)
 class DigitVariant:
-    """How digits are drawn. Luminance runs from 0 (black) to 1 (white); lengths are shares of the image side.
+    """How digits are rendered. Luminance runs from 0 (black) to 1 (white); lengths are fractions of the image side."""
 
-    Attributes:
-        side: range of the height of the rectangle that holds the digit.
-        aspect: its width over its height lies in 1/(1 + aspect) .. 1 + aspect.
-        slant: largest shift of a row to the side, per row above or below the middle.
-        thinning: range of what is taken off the coverage by the digit; more makes thinner strokes.
-        background: range of the mean luminance of the background.
-        contrast: least difference between the luminance of the digit and of the background's mean.
-        unevenness: standard deviation of the background's smooth part (a random 4x4 grid, enlarged).
-        noise: standard deviation of the noise added to each pixel.
-        strokes: number of straight fragments of strokes drawn behind the digit.
-        stroke_contrast: range of the fragments' luminance over the background's mean.
-        drawing: raised when `render_digits` changes what it draws, so that caches of features notice.
-    """
-
-    side: tuple[float, float] = (0.60, 0.85)
-    aspect: float = 0.0
-    slant: float = 0.0
-    thinning: tuple[float, float] = (0.3, 0.3)
-    background: tuple[float, float] = (0.05, 0.40)
-    contrast: float = 0.5
-    unevenness: float = 0.05
-    noise: float = 0.05
-    strokes: int = 0
-    stroke_contrast: tuple[float, float] = (0.1, 0.3)
-    drawing: int = 2
+    side: tuple[float, float] = (0.60, 0.85)  #: range of the height of the rectangle that holds the digit
+    aspect: float = 0.0  #: its width over its height lies in 1/(1 + aspect) .. 1 + aspect
+    slant: float = 0.0  #: largest shift of a row to the side, per row above or below the middle
+    thinning: tuple[float, float] = (0.3, 0.3)  #: range of what is taken off the coverage: more makes thinner strokes
+    background: tuple[float, float] = (0.05, 0.40)  #: range of the background's mean
+    contrast: float = 0.5  #: least difference between the digit and the background's mean
+    unevenness: float = 0.05  #: standard deviation of the background's smooth part, an enlarged random 4x4 grid
+    noise: float = 0.05  #: standard deviation of the noise added to each pixel
+    strokes: int = 0  #: number of fragments of strokes behind the digit
+    stroke_contrast: tuple[float, float] = (0.1, 0.3)  #: range of their luminance over the background's mean
+    drawing: int = 2  #: increased when `render_digits` changes what it renders, so that caches of features notice
 
 
 VARIANTS = {
@@ -69,7 +55,7 @@ VARIANTS = {
 
 
 def digit_variant(name: str) -> DigitVariant:
-    """The drawing variant of that name; InputError when there is none."""
+    """The variant of that name; InputError when there is none."""
     if name not in VARIANTS:
         raise InputError(f"expected a digit variant among {', '.join(VARIANTS)}, found {name!r}")
     return VARIANTS[name]
@@ -86,9 +72,8 @@ def split_indices(split: str) -> NDArray[np.int64]:
     if split not in SPLITS:
         raise InputError(f"expected a digits split among {', '.join(SPLITS)}, found {split!r}")
     labels = _bundle()[1]
-    train, val = train_test_split(
-        np.arange(len(labels)), test_size=HELD_OUT, stratify=labels, random_state=SPLIT_SEED, shuffle=True
-    )
+    every = np.arange(len(labels))
+    train, val = train_test_split(every, test_size=_HELD_OUT, stratify=labels, random_state=0, shuffle=True)
     return np.sort(train if split == "train" else val).astype(np.int64)
 
 
@@ -102,33 +87,21 @@ def load_glyphs(split: str) -> tuple[Array, NDArray[np.int64]]:
 def _placement(start: Array, length: Array, size: int) -> Array:
     """Linear interpolation [N…, size, 8] that puts 8 samples on [start, start + length) of `size` pixels; both [N…]."""
     centres = np.arange(size, dtype=np.float32) + np.float32(0.5)
-    position = (centres - start[..., None]) * (GLYPH_SIDE / length)[..., None] - np.float32(0.5)
-    distance = np.abs(position[..., None] - np.arange(GLYPH_SIDE, dtype=np.float32))
+    position = (centres - start[..., None]) * (_GLYPH_SIDE / length)[..., None] - np.float32(0.5)
+    distance = np.abs(position[..., None] - np.arange(_GLYPH_SIDE, dtype=np.float32))
     return np.maximum(np.float32(1) - distance, np.float32(0))
 
 
 def place_glyphs(
-    glyphs: Array,
-    top: Array,
-    left: Array,
-    height: Array,
-    width: Array,
-    size: int,
-    slant: Array | None = None,
-    thinning: Array | float = 0.3,
+    glyphs: Array, rectangles: Rectangles, size: int, slant: Array | None = None, thinning: Array | float = 0.3
 ) -> Array:
-    """Enlarge digits and put them on empty canvases.
+    """Enlarge digits, coverage in 0..1 [N, 8, 8], and put them on empty canvases of ``size`` pixels.
 
-    Args:
-        glyphs: coverage in 0..1, [N, 8, 8].
-        top, left, height, width: the rectangle that holds each digit, in pixels, [N]; it may begin between two pixels.
-        size: side of the canvas in pixels.
-        slant: shift to the right of each row, per row above the middle of the rectangle, [N].
-        thinning: taken off the coverage, a number or [N].
-
-    Returns:
-        Coverage in 0..1, [N, size, size]; the slope at the edges is raised, since 8x8 pixels enlarge to a blur.
+    ``rectangles`` may begin between two pixels; ``slant`` [N] is the shift to the right of each row, per row above the
+    middle of the rectangle; ``thinning`` (or [N]) is taken off the coverage. Returns the coverage in 0..1,
+    [N, size, size], with a raised slope at the edges, since 8x8 pixels enlarge to a blur.
     """
+    top, left, height, width = rectangles
     rows = _placement(top, height, size) @ glyphs
     if slant is None:
         coverage = rows @ _placement(left, width, size).transpose(0, 2, 1)
@@ -148,28 +121,15 @@ def _enlarge(cells: int, size: int) -> Array:
     return np.maximum(1 - np.abs(position[:, None] - np.arange(cells, dtype=np.float32)), 0).astype(np.float32)
 
 
-def uneven_backgrounds(level: Array, amplitude: float, size: int, rng: Generators) -> Array:
+def uneven_backgrounds(level: Array, amplitude: float, size: int, rng: _Generators) -> Array:
     """Smooth backgrounds [N, size, size] of mean luminance `level` [N] and standard deviation about `amplitude`."""
     enlarge = _enlarge(4, size)
     grid = rng.standard_normal((len(level), 4, 4), dtype=np.float32) * np.float32(amplitude)
     return enlarge @ grid @ enlarge.T + level[:, None, None]
 
 
-def draw_strokes(
-    canvas: Array,
-    luminance: Array,
-    width: float,
-    length: tuple[float, float],
-    rng: Generators,
-) -> None:
-    """Draw K straight fragments of strokes onto each canvas, in place.
-
-    Args:
-        canvas: [N, size, size], luminance.
-        luminance: of the fragments, [N, K].
-        width: of the fragments, in pixels.
-        length: range of the fragments' lengths, in pixels.
-    """
+def draw_strokes(canvas: Array, luminance: Array, width: float, length: tuple[float, float], rng: _Generators) -> None:
+    """Draw K fragments of strokes of ``luminance`` [N, K] on each canvas [N, size, size], in place; sizes in pixels."""
     count, size = luminance.shape, canvas.shape[-1]
     grid = np.arange(size, dtype=np.float32) + np.float32(0.5)
     centre = rng.random((*count, 2), dtype=np.float32) * size
@@ -185,76 +145,59 @@ def draw_strokes(
         canvas += coverage[:, k] * (luminance[:, k, None, None] - canvas)
 
 
-def render_digits(
-    glyphs: Array, size: int, variant: DigitVariant, *generators: np.random.Generator
-) -> NDArray[np.uint8]:
-    """Draw digits, each with its own random place, scale, luminance, background and noise.
+def render_digits(glyphs: Array, size: int, variant: DigitVariant, *generators: np.random.Generator) -> Bytes:
+    """Render digits, coverage in 0..1 [N, 8, 8], each with its own place, scale, luminance, background and noise.
 
-    Args:
-        glyphs: coverage in 0..1, [N, 8, 8].
-        size: side of the images in pixels.
-        generators: the only source of randomness: the same states give the same images. Of G the first draws the first
-            N / G images, and so on, as it would draw them alone: one call is several times faster than G.
-
-    Returns:
-        Grey images [N, size, size], 0..255.
+    The ``generators`` are the only source of randomness. Of G the first renders the first N / G images, and so on, as
+    it would alone: one call is several times faster than G. Returns grey images [N, size, size], 0..255.
     """
-    number, rng = len(glyphs), JoinedGenerators(generators)
-    draws = rng.random((8, number), dtype=np.float32, axis=1)
-    level = variant.background[0] + (variant.background[1] - variant.background[0]) * draws[0]
+    count, rng = len(glyphs), JoinedGenerators(generators)
+    numbers = rng.random((8, count), dtype=np.float32, axis=1)
+    level = variant.background[0] + (variant.background[1] - variant.background[0]) * numbers[0]
     lightest = level + variant.contrast
-    luminance = lightest + (1 - lightest) * draws[1]
-    side = (variant.side[0] + (variant.side[1] - variant.side[0]) * draws[2]) * size
+    luminance = lightest + (1 - lightest) * numbers[1]
+    side = (variant.side[0] + (variant.side[1] - variant.side[0]) * numbers[2]) * size
     canvas = uneven_backgrounds(level, variant.unevenness, size, rng)
     if variant.strokes:
         low, high = variant.stroke_contrast
-        lift = low + (high - low) * rng.random((number, variant.strokes), dtype=np.float32)
+        lift = low + (high - low) * rng.random((count, variant.strokes), dtype=np.float32)
         draw_strokes(canvas, level[:, None] + lift, size / 14, (size / 6, size / 3), rng)
-    width = side * np.exp((2 * draws[5] - 1) * np.float32(np.log1p(variant.aspect)))
-    slant = (2 * draws[6] - 1) * np.float32(variant.slant) if variant.slant else None
-    thinning = variant.thinning[0] + (variant.thinning[1] - variant.thinning[0]) * draws[7]
-    coverage = place_glyphs(
-        glyphs, draws[3] * (size - side), draws[4] * (size - width), side, width, size, slant, thinning
-    )
+    width = side * np.exp((2 * numbers[5] - 1) * np.float32(np.log1p(variant.aspect)))
+    slant = (2 * numbers[6] - 1) * np.float32(variant.slant) if variant.slant else None
+    thinning = variant.thinning[0] + (variant.thinning[1] - variant.thinning[0]) * numbers[7]
+    rectangles = numbers[3] * (size - side), numbers[4] * (size - width), side, width
+    coverage = place_glyphs(glyphs, rectangles, size, slant, thinning)
     canvas += coverage * (luminance[:, None, None] - canvas)
     canvas += rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(variant.noise)
     return np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8)
 
 
 class DigitImages:
-    """Fixed drawings of every digit of a split, one or several: `self[i] -> (PIL RGB image, int label)`.
+    """Fixed renderings of every digit of a split, one or several: `self[i] -> (PIL RGB image, int label)`.
 
-    The drawing of index i depends on (seed, split, i) alone, so that features can be cached and compared.
-
-    Args:
-        split: "train" or "val" (held out).
-        size: side of the images in pixels.
-        variant: name in `VARIANTS`.
-        seed: of the drawings.
-        drawings: of each digit; all digits once, then all once more, so that the first are those of `drawings` 1.
-
-    Attributes:
-        entropy: with an index, what its drawing (of one size and variant) follows from.
+    Image i depends on (seed, split, i) alone, so that features can be cached and compared. With several ``renderings``
+    all digits come once, then all once more, so that the first are those of one. ``entropy`` is the rest of what an
+    image's rendering (of one size and variant) follows from besides its index.
     """
 
     def __init__(
-        self, split: str = "train", size: int = 32, variant: str = "placed", seed: int = 0, drawings: int = 1
+        self, split: str = "train", size: int = 32, variant: str = "placed", seed: int = 0, renderings: int = 1
     ) -> None:
         self.variant = digit_variant(variant)
         self.glyphs, labels = load_glyphs(split)
-        self.labels = np.tile(labels, drawings)
+        self.labels = np.tile(labels, renderings)
         self.classes = [str(digit) for digit in range(10)]
         self.size = size
         self.entropy = (seed, SPLITS.index(split))
-        self._drawn: dict[int, NDArray[np.uint8]] = {}  # a kilobyte each at 32 px; drawing one anew takes .2 ms
+        self._rendered: dict[int, NDArray[np.uint8]] = {}  # a kilobyte each at 32 px; rendering one takes .2 ms
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
         position = range(len(self))[index]  # negative indices count from the end, others raise IndexError
-        if position not in self._drawn:
+        if position not in self._rendered:
             rng = np.random.default_rng((*self.entropy, position))
             glyph = position % len(self.glyphs)
-            self._drawn[position] = render_digits(self.glyphs[glyph : glyph + 1], self.size, self.variant, rng)[0]
-        return PIL.Image.fromarray(self._drawn[position]).convert("RGB"), int(self.labels[position])
+            self._rendered[position] = render_digits(self.glyphs[glyph : glyph + 1], self.size, self.variant, rng)[0]
+        return PIL.Image.fromarray(self._rendered[position]).convert("RGB"), int(self.labels[position])

@@ -1,12 +1,9 @@
-"""Labelled data sets: the protocol, and its two kinds, image files (possibly damaged) and arrays in memory.
+"""Labelled data sets: the protocol, image files (possibly damaged), arrays in memory, and PASCAL VOC 2007.
 
-PASCAL VOC 2007 as images with several labels, for the low-shot SVM protocol (Goyal et al., arXiv 1905.01235).
-
-Read from ``VOCdevkit/VOC2007``: ``ImageSets/Main/<class>_<split>.txt`` holds a line ``<image> <flag>`` for every image,
-with 1 for present, 0 for present but difficult, -1 for absent. "Difficult" counts as absent here.
+VOC 2007 gives images with several labels, for the low-shot SVM protocol (Goyal et al., arXiv 1905.01235). It is read
+from ``VOCdevkit/VOC2007``: ``ImageSets/Main/<class>_<split>.txt`` holds a line ``<image> <flag>`` for every image, with
+1 for present, 0 for present but difficult, which counts as absent here, and -1 for absent.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Sequence
@@ -36,26 +33,18 @@ class LabelledImages(Protocol):
 
 
 class FileImages:
-    """Images read from files. An unreadable one is named, counted and replaced, up to a limit.
+    """Images read from files; an unreadable one is named, counted and replaced, up to a limit.
 
-    In the place of an unreadable image stands the next readable one of the same class (cyclically). The replacement
-    depends on the files alone: not on the order of reading, the process or the epoch, so that a resumed run sees the
-    same images, as long as a file can be read in both parts or in neither: a disk that fails for a moment shows as a
-    warning that names the image, and the two parts then differ. The count is shared with worker processes that are
-    started later.
-
-    Args:
-        paths: image files, N of them.
-        labels: class of each image, [N].
-        classes: names of the classes.
-        max_unreadable: number of different unreadable images that a process and its workers put up with; one more
-            raises InputError.
+    Its replacement is the next readable image of its class (cyclically). It depends on the files alone, not on the
+    order of reading, the process or the epoch, so that a resumed run sees the same images. (A disk that fails for a
+    moment shows as a warning that names the image.) This process and workers started later accept ``max_unreadable``
+    different unreadable images together; one more raises InputError.
     """
 
     def __init__(
         self, paths: Sequence[Path | str], labels: Sequence[int], classes: Sequence[str], max_unreadable: int = 100
     ) -> None:
-        # One array of bytes: 1.3 million paths in 100 MB that workers share, where str objects would be copied to each.
+        # One array of bytes: 1.3 million paths in 100 MB for all workers; each would copy str objects.
         self.paths = np.asarray([os.fsencode(path) for path in paths])
         self.labels = np.asarray(labels, dtype=np.int64)
         self.classes = list(classes)
@@ -72,29 +61,23 @@ class FileImages:
 
     def __getitem__(self, index: int) -> tuple[PIL.Image.Image, int]:
         position = range(len(self))[index]
-        label = int(self.labels[position])
         image = self._read(position)
-        if image is None:
-            image = self._replacement(position)
-        return image, label
+        return self._replacement(position) if image is None else image, int(self.labels[position])
 
     def _read(self, position: int) -> PIL.Image.Image | None:
         path = os.fsdecode(self.paths[position])
         try:
             return read_rgb(path)
         except UnreadableImage as error:
-            self._count(position, str(error))
+            if not self._unreadable[position]:
+                self._unreadable[position] = True
+                warn(f"unreadable image, replaced by another of its class: {error}")
+            if len(paths := self.unreadable) > self.max_unreadable:
+                raise InputError(
+                    f"expected at most {self.max_unreadable} unreadable images, found {len(paths)}: "
+                    f"{', '.join(paths[:10])}; repair or remove them, or raise DATA.MAX_UNREADABLE"
+                ) from error
             return None
-
-    def _count(self, position: int, problem: str) -> None:
-        if not self._unreadable[position]:
-            self._unreadable[position] = True
-            warn(f"unreadable image, replaced by another of its class: {problem}")
-        if len(found := self.unreadable) > self.max_unreadable:
-            raise InputError(
-                f"expected at most {self.max_unreadable} unreadable images, found {len(found)}: "
-                f"{', '.join(found[:10])}; repair or remove them, or raise DATA.MAX_UNREADABLE"
-            )
 
     def _replacement(self, position: int) -> PIL.Image.Image:
         peers = np.flatnonzero(self.labels == self.labels[position])
@@ -104,7 +87,7 @@ class FileImages:
                 return image
         name = self.classes[self.labels[position]]
         raise InputError(
-            f"expected a readable image of class {name!r}, found none, for {os.fsdecode(self.paths[position])}"
+            f"expected a readable image of class {name!r}, found none: {os.fsdecode(self.paths[position])}"
         )
 
 
@@ -133,12 +116,8 @@ SPLITS = ("train", "val", "trainval", "test")
 class VocImages:
     """``self[i] -> (PIL RGB image, 0)``; the labels [N, 20] of 0 and 1 are in ``labels``.
 
-    Args:
-        root: the folder that holds JPEGImages and ImageSets.
-        split: trainval for training, test for testing.
-
-    Raises:
-        InputError: a folder, a list or an image is missing, or the lists of two classes differ in their images.
+    ``root`` is the folder that holds JPEGImages and ImageSets; the split trainval trains, test tests. Raises InputError
+    if a folder, a list or an image is missing, or the lists of two classes differ in their images.
     """
 
     def __init__(self, root: str | Path, split: str) -> None:

@@ -1,15 +1,9 @@
-"""Published data sets that torchvision downloads: how large they are, where they come from, what reads them here.
+"""Published data sets: those that torchvision downloads, those to get yourself, and the sizes of test sets.
 
 torchvision fetches from the addresses of the data sets' authors and compares every archive with its published MD5.
-
-Data sets that nobody may fetch for you, or that are too large for it: which parts a folder holds and lacks.
-
-COCO and LVIS are free to download in parts of many gigabytes; ImageNet and Cityscapes want a login and terms accepted.
-
-The sets that papers test on, told by their counts of images and classes: a title is no evidence.
+COCO and LVIS come in parts of many gigabytes, ImageNet and Cityscapes need a login and accepted terms: of them a folder
+is only checked for missing parts. A test set is recognised by its counts of images and classes, not by its title.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -22,103 +16,82 @@ from typing import Any
 
 from torchvision import datasets
 
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import InputError, one_line
 from momentum_transfer.core.machine import reachable
 from momentum_transfer.images.datasets import build_dataset
 from momentum_transfer.images.labelled_images import VocImages
 
-MEGA = 10**6
-#: From here on a download asks first.
-BIG = 1000 * MEGA
+_MB = 10**6
+#: Larger downloads ask first.
+BIG = 1000 * _MB
 
 
 @dataclass(frozen=True)
 class Published:
-    """A data set to download.
-
-    Attributes:
-        title, page: what it is, and its authors' page.
-        download, unpacked: bytes of the archives and of what is in them.
-        addresses: mirrors that torchvision tries; one must answer.
-        fetch: folder -> downloads, checks and unpacks into it; what is there already stays.
-        check: folder -> number of images by split; InputError where it is not all there.
-        use: settings that read it, with {root} for the folder.
-    """
+    """A data set to download."""
 
     title: str
-    page: str
-    download: int
-    unpacked: int
-    addresses: tuple[str, ...]
-    fetch: Callable[[Path], Any]
-    check: Callable[[Path], dict[str, int]]
-    use: tuple[str, ...]
+    page: str  #: of its authors
+    download: int  #: bytes of the archives
+    unpacked: int  #: bytes of what is in them
+    addresses: tuple[str, ...]  #: mirrors that torchvision tries; one must answer
+    fetch: Callable[[Path], Any]  #: folder -> downloads, checks and unpacks what is missing there
+    check: Callable[[Path], dict[str, int]]  #: folder -> number of images by split; InputError if it is not complete
+    use: tuple[str, ...]  #: settings that read it, with {root} for the folder
 
 
 def _of_images(name: str, kind: Any, **split: Any) -> dict[str, Any]:
-    """What the data sets of images have in common: one class of torchvision, one reader, one setting."""
     return {
+        "addresses": tuple(kind.mirrors) if hasattr(kind, "mirrors") else (kind.url,),
         "fetch": lambda root: kind(str(root), download=True, **split),
         "check": lambda root: {part: len(build_dataset(name, root, part)) for part in ("train", "test")},
         "use": (f"DATA.NAME {name} DATA.ROOT {{root}}", f"DATASETS.NAME {name} DATASETS.ROOT {{root}}"),
     }
 
 
-def _voc_address(year: str) -> tuple[str, ...]:
-    return (datasets.voc.DATASET_YEAR_DICT[year]["url"],)
-
-
-def _fetch_voc(year: str, *splits: str) -> Callable[[Path], Any]:
-    return lambda root: [datasets.VOCDetection(str(root), year=year, image_set=s, download=True) for s in splits]
-
-
-def _check_voc(year: str, *splits: str) -> Callable[[Path], dict[str, int]]:
-    return lambda root: {split: len(VocImages(root / f"VOCdevkit/VOC{year}", split)) for split in splits}
+def _of_voc(year: str, *splits: str) -> dict[str, Any]:
+    return {
+        "addresses": (datasets.voc.DATASET_YEAR_DICT[year]["url"],),
+        "fetch": lambda root: [datasets.VOCDetection(str(root), year=year, image_set=s, download=True) for s in splits],
+        "check": lambda root: {split: len(VocImages(root / f"VOCdevkit/VOC{year}", split)) for split in splits},
+    }
 
 
 PUBLISHED = {
     "mnist": Published(
-        "MNIST: 70,000 grey digits of 28 px, 10 classes", "yann.lecun.com/exdb/mnist", 12 * MEGA, 55 * MEGA,
-        tuple(datasets.MNIST.mirrors), **_of_images("mnist", datasets.MNIST, train=False),
-    ),
+        "MNIST: 70,000 grey digits of 28 px, 10 classes", "yann.lecun.com/exdb/mnist", 12 * _MB, 55 * _MB,
+        **_of_images("mnist", datasets.MNIST, train=False)),
     "fashion-mnist": Published(
         "Fashion-MNIST: 70,000 grey clothes of 28 px, 10 classes", "github.com/zalandoresearch/fashion-mnist",
-        31 * MEGA, 55 * MEGA, tuple(datasets.FashionMNIST.mirrors),
-        **_of_images("fashion-mnist", datasets.FashionMNIST, train=False),
-    ),
+        31 * _MB, 55 * _MB, **_of_images("fashion-mnist", datasets.FashionMNIST, train=False)),
     "kmnist": Published(
-        "KMNIST: 70,000 grey Kuzushiji characters of 28 px, 10 classes", "codh.rois.ac.jp/kmnist", 21 * MEGA, 55 * MEGA,
-        tuple(datasets.KMNIST.mirrors), **_of_images("kmnist", datasets.KMNIST, train=False),
-    ),
+        "KMNIST: 70,000 grey Kuzushiji characters of 28 px, 10 classes", "codh.rois.ac.jp/kmnist", 21 * _MB, 55 * _MB,
+        **_of_images("kmnist", datasets.KMNIST, train=False)),
     "cifar10": Published(
-        "CIFAR-10: 60,000 images of 32 px, 10 classes", "www.cs.toronto.edu/~kriz/cifar.html", 171 * MEGA, 187 * MEGA,
-        (datasets.CIFAR10.url,), **_of_images("cifar10", datasets.CIFAR10, train=False),
-    ),
+        "CIFAR-10: 60,000 images of 32 px, 10 classes", "www.cs.toronto.edu/~kriz/cifar.html", 171 * _MB, 187 * _MB,
+        **_of_images("cifar10", datasets.CIFAR10, train=False)),
     "cifar100": Published(
-        "CIFAR-100: 60,000 images of 32 px, 100 classes", "www.cs.toronto.edu/~kriz/cifar.html", 169 * MEGA, 187 * MEGA,
-        (datasets.CIFAR100.url,), **_of_images("cifar100", datasets.CIFAR100, train=False),
-    ),
+        "CIFAR-100: 60,000 images of 32 px, 100 classes", "www.cs.toronto.edu/~kriz/cifar.html", 169 * _MB, 187 * _MB,
+        **_of_images("cifar100", datasets.CIFAR100, train=False)),
     "stl10": Published(
         "STL-10: 13,000 labelled and 100,000 unlabelled images of 96 px, 10 classes", "cs.stanford.edu/~acoates/stl10",
-        2640 * MEGA, 3130 * MEGA, (datasets.STL10.url,), **_of_images("stl10", datasets.STL10, split="test"),
-    ),
+        2640 * _MB, 3130 * _MB, **_of_images("stl10", datasets.STL10, split="test")),
     "voc2007": Published(
-        "PASCAL VOC 2007: 9,963 photographs, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2007",
-        911 * MEGA, 920 * MEGA, _voc_address("2007"), _fetch_voc("2007", "trainval", "test"),
-        _check_voc("2007", "trainval", "test"),
-        ("voc_2007_trainval, voc_2007_test: DATASETS.ROOT {root}/VOCdevkit",
-         "DATASETS.NAME voc07 DATASETS.ROOT {root}/VOCdevkit/VOC2007"),
+        "PASCAL VOC 2007: 9,963 images, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2007",
+        911 * _MB, 920 * _MB, **_of_voc("2007", "trainval", "test"),
+        use=("voc_2007_trainval, voc_2007_test: DATASETS.ROOT {root}/VOCdevkit",
+             "DATASETS.NAME voc07 DATASETS.ROOT {root}/VOCdevkit/VOC2007"),
     ),
     "voc2012": Published(
-        "PASCAL VOC 2012: 17,125 photographs, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2012",
-        2000 * MEGA, 2010 * MEGA, _voc_address("2012"), _fetch_voc("2012", "trainval"),
-        _check_voc("2012", "trainval"), ("voc_2012_trainval: DATASETS.ROOT {root}/VOCdevkit",),
+        "PASCAL VOC 2012: 17,125 images, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2012",
+        2000 * _MB, 2010 * _MB, **_of_voc("2012", "trainval"),
+        use=("voc_2012_trainval: DATASETS.ROOT {root}/VOCdevkit",),
     ),
 }  # fmt: skip
 
 
 def there(name: str, root: Path) -> dict[str, int] | None:
-    """Number of images by split where the data set lies in ``root`` already, and whole; else None."""
+    """Number of images by split where the data set is in ``root`` and complete; else None."""
     try:
         return PUBLISHED[name].check(root) if root.is_dir() else None
     except InputError:
@@ -126,54 +99,45 @@ def there(name: str, root: Path) -> dict[str, int] | None:
 
 
 def fetch(name: str, root: Path) -> dict[str, int]:
-    """Download, check and unpack a data set of ``PUBLISHED``; the number of images by split.
+    """Download, check and unpack a data set of ``PUBLISHED``; returns the number of images by split.
 
-    Raises:
-        InputError: no network, not enough space, an archive that is not the published one, or a download that broke
-            off; what was fetched whole stays, and the same command goes on.
+    Raises InputError without a network, without enough space, for an archive that is not the published one, or a
+    download that broke off; complete archives stay, and the same command goes on.
     """
-    found = PUBLISHED[name]
+    data = PUBLISHED[name]
     existing = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
-    needed, free = found.download + found.unpacked, shutil.disk_usage(existing).free
+    needed, free = data.download + data.unpacked, shutil.disk_usage(existing).free
     if free < needed:
         raise InputError(f"expected {size(needed)} of free space in {root}, found {size(free)}; choose another --root")
-    if not any(reachable(address) for address in found.addresses):
+    if not any(reachable(address) for address in data.addresses):
         raise InputError(
-            f"no network to {found.addresses[0]}; fetch {name} where there is one (the same command, or {found.page}) "
+            f"no network to {data.addresses[0]}; fetch {name} where there is one (the same command, or {data.page}) "
             f"and put it in {root}"
         )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        found.fetch(root)
+        data.fetch(root)
     except (urllib.error.URLError, RuntimeError, OSError, EOFError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"{name} could not be downloaded: {reason}; give the command again, or see {found.page}"
+            f"{name} could not be downloaded: {one_line(error, 200)}; give the command again, or see {data.page}"
         ) from error
-    return found.check(root)
+    return data.check(root)
 
 
 def size(count: int) -> str:
     """Bytes in words."""
-    return f"{count / 10**9:.1f} GB" if count >= 10**9 else f"{max(1, round(count / MEGA))} MB"
+    return f"{count / 10**9:.1f} GB" if count >= 10**9 else f"{max(1, round(count / _MB))} MB"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A file or a folder of a data set.
+    """A file or a folder of a data set."""
 
-    Attributes:
-        path: below the root.
-        archive: what it comes in, as the authors' page calls it.
-        count: of a folder: files that end in ``suffix``, however deep. 0: ``path`` is a file.
-        classes: of a folder of classes: how many. 0: not such a folder.
-    """
-
-    path: str
-    archive: str
-    count: int = 0
+    path: str  #: below the root
+    archive: str  #: what it comes in, as the authors' page calls it
+    count: int = 0  #: of a folder: files that end in ``suffix``, however deep; 0: ``path`` is a file
     suffix: str = ".jpg"
-    classes: int = 0
+    classes: int = 0  #: of a folder of classes: how many; 0: not such a folder
 
 
 @dataclass(frozen=True)
@@ -186,18 +150,7 @@ class Licensed:
     setting: str
 
 
-@dataclass(frozen=True)
-class Found:
-    """What became of a part: ``problem`` is empty where it is whole."""
-
-    part: Part
-    problem: str = ""
-
-
-_COCO = (
-    Part("coco/train2017", "train2017.zip, 18 GB", 118287),
-    Part("coco/val2017", "val2017.zip, 1 GB", 5000),
-)
+_COCO = (Part("coco/train2017", "train2017.zip, 18 GB", 118287), Part("coco/val2017", "val2017.zip, 1 GB", 5000))
 LICENSED = {
     "coco": Licensed(
         "COCO 2017", "cocodataset.org, Download",
@@ -230,15 +183,11 @@ LICENSED = {
 }  # fmt: skip
 
 
-def look(name: str, root: Path) -> list[Found]:
-    """Every part of a data set of ``LICENSED``, and what is wrong with it.
-
-    Raises:
-        InputError: ``root`` is no folder.
-    """
+def look(name: str, root: Path) -> list[tuple[Part, str]]:
+    """Every part of a data set of ``LICENSED`` and its problem; InputError if ``root`` is no folder."""
     if not root.is_dir():
         raise InputError(f"expected the folder of {LICENSED[name].title} at {root}, found no such folder; give --root")
-    return [Found(part, _problem(root, part)) for part in LICENSED[name].parts]
+    return [(part, _problem(root, part)) for part in LICENSED[name].parts]
 
 
 def _problem(root: Path, part: Part) -> str:
@@ -261,7 +210,7 @@ def _problem(root: Path, part: Part) -> str:
 
 
 #: Images and classes of each, as published.
-COUNTS = {
+_COUNTS = {
     "ImageNet val": (50_000, 1000),
     "COCO val2017": (5000, 80),
     "LVIS v0.5 val": (5000, 1230),
@@ -274,7 +223,7 @@ COUNTS = {
     "CIFAR-100": (10_000, 100),
 }
 
-#: Words of dataset names that do not tell one dataset from another.
+#: Words of dataset names that do not distinguish data sets.
 _NOISE = {"test", "val", "validation", "train", "trainval", "minival", "fine", "sem", "seg"}
 
 
@@ -284,8 +233,8 @@ def same_dataset(one: str, other: str) -> bool:
 
 
 def published_counts(name: str) -> tuple[int, int] | None:
-    """Images and classes of the published set that a name means; None where it means none of these."""
-    return next((counts for known, counts in COUNTS.items() if same_dataset(known, name)), None)
+    """Images and classes of the published set that a name means; None if unknown."""
+    return next((counts for known, counts in _COUNTS.items() if same_dataset(known, name)), None)
 
 
 def _words(name: str) -> list[str]:

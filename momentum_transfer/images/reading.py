@@ -1,13 +1,10 @@
-"""The one reader of image files: what pretraining, evaluations, detectors and predictions see of a photograph.
+"""The one reader of image files, for pretraining, evaluations, detectors and predictions.
 
-Files are untrusted: `opened` alone calls Pillow, with the formats that are listed here, so that PostScript named
-.jpg does not start Ghostscript, and refuses images of more than ``$MOMENTUM_TRANSFER_MAX_PIXELS`` pixels.
-
-Every file becomes 8-bit RGB, turned as its EXIF says. Grey becomes three equal channels, 16 bits become 8 by their high
-byte, transparent pixels are laid on white, CMYK is converted as Pillow does (without a colour profile).
+Files are untrusted: `opened` alone calls Pillow, with a fixed list of formats, so that PostScript named .jpg does not
+start Ghostscript, and refuses images of more than ``$MOMENTUM_TRANSFER_MAX_PIXELS`` pixels. Every file becomes 8-bit
+RGB, turned as its EXIF says. Grey becomes three equal channels, 16 bits become 8 by their high byte, transparent pixels
+are laid on white, CMYK is converted as Pillow does (without a colour profile).
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -26,13 +23,13 @@ import PIL.ImageOps
 
 from momentum_transfer.core.errors import InputError, one_line, shown
 
-#: Endings of image files, as they are looked for in folders, and Pillow's names of the formats.
+#: Endings of image files in folders, and Pillow's names of the formats.
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WEBP", ".tif": "TIFF",
            ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".gif": "GIF"}  # fmt: skip
 SUFFIXES = tuple(FORMATS)
 
-#: The most pixels of an image: an environment variable, because every process of every tool reads images. The default
-#: is the number from which Pillow warns, 89,478,485: 256 MiB as RGB, about 1.8 GB while a transparent image is read.
+#: Environment variable (every process of every tool reads images) with the most pixels of an image. The default is
+#: Pillow's warning threshold, 89,478,485: 256 MiB as RGB, about 1.8 GB while a transparent image is read.
 LIMIT = "MOMENTUM_TRANSFER_MAX_PIXELS"
 
 #: EXIF's tag of how an image is to be turned, and its values that swap width and height.
@@ -55,11 +52,7 @@ class UnreadableImage(InputError):
 
 
 def max_pixels() -> int:
-    """How many pixels an image may have: ``$MOMENTUM_TRANSFER_MAX_PIXELS``, else ``PIL.Image.MAX_IMAGE_PIXELS``.
-
-    Raises:
-        InputError: it is set to anything but a positive whole number.
-    """
+    """How many pixels an image may have: ``$MOMENTUM_TRANSFER_MAX_PIXELS``, else ``PIL.Image.MAX_IMAGE_PIXELS``."""
     chosen = os.environ.get(LIMIT)
     if not chosen:
         return PIL.Image.MAX_IMAGE_PIXELS or sys.maxsize
@@ -70,14 +63,10 @@ def max_pixels() -> int:
 
 @contextmanager
 def opened(path: str | Path, formats: tuple[str, ...] = tuple(FORMATS.values())) -> Iterator[PIL.Image.Image]:
-    """An image file, opened by Pillow, whatever its ending says.
+    """Open an image file of one of Pillow's ``formats``, whatever its ending.
 
-    Args:
-        formats: what it may be, as Pillow names formats.
-
-    Raises:
-        UnreadableImage: it is missing, damaged, of another format or of too many pixels; also for what Pillow raises
-            in the block.
+    Raises UnreadableImage if it is missing, damaged, of another format or has too many pixels; also for what Pillow
+    raises in the block.
     """
     most = max_pixels()
     try:
@@ -85,7 +74,7 @@ def opened(path: str | Path, formats: tuple[str, ...] = tuple(FORMATS.values()))
             if PIL.Image.MAX_IMAGE_PIXELS is not None and most > PIL.Image.MAX_IMAGE_PIXELS:
                 PIL.Image.MAX_IMAGE_PIXELS = most  # Pillow refuses twice this number whatever is set here
             warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # the limit is checked below
-            warnings.simplefilter("ignore", UserWarning)  # of damaged EXIF data, which may say nothing of the pixels
+            warnings.simplefilter("ignore", UserWarning)  # damaged EXIF data need not mean damaged pixels
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe or a device: reading it may never end
                 raise ValueError("it is no regular file")
             with PIL.Image.open(path, formats=formats) as image:
@@ -109,27 +98,20 @@ def _too_large(path: str | Path, most: int, found: str) -> UnreadableImage:
 
 
 def read_rgb(path: str | Path) -> PIL.Image.Image:
-    """An image file as Pillow's 8-bit RGB, upright.
-
-    Raises:
-        UnreadableImage: it is missing, damaged, cut off, too large, or holds values that are no brightness.
-    """
+    """An image file as Pillow's 8-bit RGB, upright; `UnreadableImage`."""
     with opened(path) as image:
         image.load()
         return as_rgb(image, path)
 
 
 def stored_values(path: str | Path) -> np.ndarray:
-    """The pixels of a PNG as they are stored, as label PNGs hold classes; `UnreadableImage`."""
+    """The pixels of a PNG as stored, which in label PNGs are classes; `UnreadableImage`."""
     with opened(path, ("PNG",)) as image:
         return stored_pixels(image, path)
 
 
 def stored_pixels(image: PIL.Image.Image, path: str | Path) -> np.ndarray:
-    """The pixels of an image that Pillow opened from ``path``, as they are stored.
-
-    Pillow spreads grey PNGs of 1, 2 and 4 bits over 0 to 255; here they are 0, 1, 2, … as in the file.
-    """
+    """The pixels of an opened image as stored; Pillow spreads grey PNGs of 1, 2 and 4 bits over 0 to 255."""
     values = np.asarray(image)
     bits = _grey_bits(path) if image.format == "PNG" else 8
     if bits == 1:
@@ -153,20 +135,20 @@ def upright_size(path: str | Path) -> tuple[int, int]:
 
 
 def verified_size(path: str | Path) -> tuple[int, int]:
-    """(width, height) as stored, of a file whose checksums are right where its format has any; `UnreadableImage`."""
+    """(width, height) as stored, after checking the file's checksums if it has any; `UnreadableImage`."""
     with opened(path) as image:
         image.verify()
         return image.size
 
 
 def stored_orientation(path: str | Path) -> tuple[int, tuple[int, int]]:
-    """EXIF's orientation (1 where it says none) and the (width, height) before it is turned; `UnreadableImage`."""
+    """EXIF's orientation (1 by default) and the (width, height) before turning; `UnreadableImage`."""
     with opened(path) as image:
         return _orientation(image), image.size
 
 
 def _orientation(image: PIL.Image.Image) -> int:
-    """1 to 8; 1, upright, where EXIF is absent or broken."""
+    """1 to 8; 1 (upright) without valid EXIF."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
     except (OSError, SyntaxError, ValueError, KeyError, TypeError, struct.error):
@@ -190,7 +172,7 @@ def as_rgb(image: PIL.Image.Image, path: str | Path = "memory") -> PIL.Image.Ima
 
 
 def _eight_bit(image: PIL.Image.Image, path: str | Path) -> PIL.Image.Image:
-    """Grey of 16 bits (which Pillow also hands out as 32-bit whole numbers) by its high byte, as PNG readers do."""
+    """The high byte of 16-bit grey, which Pillow also gives as 32-bit integers, as PNG readers do."""
     values = np.asarray(image)
     if image.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise UnreadableImage(

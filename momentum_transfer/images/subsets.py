@@ -1,11 +1,7 @@
-"""Parts of a labelled dataset: class subsets, sample fractions, long tails, coarse taxonomies.
+"""Subsets of a labelled dataset: by class, by fraction, long-tailed, with coarse classes; and stratified splits.
 
 Everything is a pure function of the labels and a seed, so that a resumed or repeated run keeps the same images.
-
-Seeded, stratified splits of labelled images into a part that trains and one that tests.
 """
-
-from __future__ import annotations
 
 import math
 import os
@@ -21,20 +17,13 @@ from momentum_transfer.core.ranges import FRACTION
 from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.labelled_images import LabelledImages
 
+Integers = NDArray[np.int64]
+
 
 class Selected:
-    """Some images of a dataset under (possibly) other labels.
+    """The images ``indices`` [n] of a dataset under (possibly) other ``labels`` [n], numbers into ``classes``."""
 
-    Args:
-        dataset: the whole.
-        indices: of the images kept, [n].
-        labels: of the images kept, [n]; numbers into `classes`.
-        classes: names of the classes.
-    """
-
-    def __init__(
-        self, dataset: LabelledImages, indices: NDArray[np.int64], labels: NDArray[np.int64], classes: list[str]
-    ) -> None:
+    def __init__(self, dataset: LabelledImages, indices: Integers, labels: Integers, classes: list[str]) -> None:
         self.dataset = dataset
         self.indices = indices
         self.labels = labels
@@ -48,7 +37,7 @@ class Selected:
 
 
 def file_names(dataset: LabelledImages) -> list[str] | None:
-    """Paths of the images of a data set of files, in order; None for one in memory."""
+    """Paths of the images, in order; None for a data set in memory."""
     if isinstance(dataset, Selected):
         inner = file_names(dataset.dataset)
         return None if inner is None else [inner[index] for index in dataset.indices]
@@ -73,19 +62,15 @@ def select(
     """Apply, in this order, a class subset, a long tail, a sample fraction and a coarse taxonomy.
 
     Args:
-        class_fraction: share of the classes kept, drawn with the seed. Smaller subsets lie within larger ones
+        class_fraction: fraction of the classes kept, chosen by the seed. Smaller subsets lie within larger ones
             (RCF, class subsets of 10 to 100 %). The kept classes are numbered anew, in their old order.
-        sample_fraction: share of every class's images kept, at least one.
+        sample_fraction: fraction of every class's images kept, at least one.
         long_tail: f of the exponential profile `n_i = n_max · f^(i/(C−1))`, C classes in their order (CIFAR-LT; Cui et
             al., arXiv:1901.05555); 1 keeps all.
         taxonomy: file that maps fine classes to coarse ones, see `read_taxonomy`.
-        seed: of every draw.
 
-    Returns:
-        The dataset itself when nothing is left out or renamed.
-
-    Raises:
-        InputError: a fraction outside (0, 1], an incomplete taxonomy.
+    Returns the dataset itself when nothing is left out or renamed; raises InputError for a fraction outside (0, 1] or
+    an incomplete taxonomy.
     """
     for what, value in (("class", class_fraction), ("sample", sample_fraction), ("long-tail", long_tail)):
         FRACTION.require(f"the {what} fraction", value)
@@ -113,27 +98,27 @@ def select(
 
 
 def without_class(dataset: LabelledImages, name: str) -> LabelledImages:
-    """The images of all classes but the named one; the dataset itself where it has none of that name."""
+    """The images of all classes but the named one."""
     if name not in dataset.classes:
         return dataset
     indices = np.flatnonzero(dataset.labels != dataset.classes.index(name)).astype(np.int64)
     return Selected(dataset, indices, dataset.labels[indices], dataset.classes)
 
 
-def class_subset(number: int, fraction: float, seed: int) -> NDArray[np.int64]:
+def class_subset(number: int, fraction: float, seed: int) -> Integers:
     """Ascending numbers of the classes kept: the first `round(fraction · number)` of a seeded permutation."""
     kept = max(1, round(fraction * number))
     return np.sort(np.random.default_rng(seed).permutation(number)[:kept]).astype(np.int64)
 
 
-def long_tail_counts(most: int, classes: int, factor: float) -> NDArray[np.int64]:
+def long_tail_counts(most: int, classes: int, factor: float) -> Integers:
     """Images per class, `n_i = ⌊most · factor^(i/(classes−1))⌋`, at least one."""
     exponent = np.arange(classes) / max(classes - 1, 1)
     # The rounding keeps 500 · .01^1 at 5 where floating point gives 4.9999….
     return np.maximum(np.floor(np.round(most * factor**exponent, 9)), 1).astype(np.int64)
 
 
-def draw_per_class(labels: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def draw_per_class(labels: Integers, counts: Integers, seed: int) -> Integers:
     """Ascending positions of `counts[k]` images of every class k (all of them where there are fewer)."""
     order = np.random.default_rng(seed).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # class after class, each in random order
@@ -142,14 +127,11 @@ def draw_per_class(labels: NDArray[np.int64], counts: NDArray[np.int64], seed: i
     return np.sort(order[place < counts[labels[order]]]).astype(np.int64)
 
 
-def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int64], list[str]]:
+def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[Integers, list[str]]:
     """Read a coarse taxonomy: lines `fine coarse` (class names without spaces, or tab-separated), `#` for comments.
 
-    Returns:
-        The coarse class of every fine one, [len(classes)], and the coarse names in alphabetical order.
-
-    Raises:
-        InputError: no such file, a malformed line, or a class that it does not map.
+    Returns the coarse class of every fine one, [len(classes)], and the coarse names in alphabetical order. Raises
+    InputError if there is no such file, a line is malformed, or a class is not mapped.
     """
     if not Path(path).is_file():
         raise InputError(f"expected a taxonomy file of `fine coarse` lines, found no file {path}")
@@ -172,42 +154,33 @@ def read_taxonomy(path: str | Path, classes: list[str]) -> tuple[NDArray[np.int6
 
 
 def stretched_epochs(epochs: int, all_images: int, kept_images: int, batch_size: int) -> int:
-    """Epochs over a subset that take at least the iterations of `epochs` over the whole; smaller batches are dropped.
-
-    Raises:
-        InputError: a subset smaller than one batch.
-    """
+    """Epochs over a subset that take at least the iterations of `epochs` over the whole, in whole batches."""
     if kept_images < batch_size:
         raise InputError(f"expected at least one batch of {batch_size} images in the subset, found {kept_images}")
     iterations = epochs * (all_images // batch_size)
     return math.ceil(iterations / (kept_images // batch_size))
 
 
-def stratified_split(labels: Sequence[Sequence[int]], share: float, seed: int) -> NDArray[np.bool_]:
+def stratified_split(labels: Sequence[Sequence[int]], fraction: float, seed: int) -> NDArray[np.bool_]:
     """Which items train, bool [N]: iterative stratification (Sechidis et al., ECML 2011) into two parts.
 
     The rarest class goes first; each of its items goes where most of that class is still wanted, then where most items
-    are, then by lot. Items without a label come last. Both parts get an item at least.
+    are, then at random. Items without a label come last. Both parts get an item at least.
 
-    Args:
-        labels: the classes of each item: one, several or none.
-        share: of the items that train, between 0 and 1.
-        seed: of the order and the lots; the split is a function of the labels, the share and the seed.
-
-    Raises:
-        InputError: a share that is no share, or fewer than two items.
+    ``labels`` are the classes of each item (none, one or several), ``fraction`` of the items train, and ``seed`` fixes
+    the order and the random choices. Raises InputError for a fraction outside 0..1, or fewer than two items.
     """
-    if not 0 < share < 1:
-        raise InputError(f"expected a share between 0 and 1 of the images for training (--split 0.8), found {share:g}")
+    if not 0 < fraction < 1:
+        raise InputError(f"expected a training fraction between 0 and 1 (--split 0.8), found {fraction:g}")
     count = len(labels)
     if count < 2:
         raise InputError(f"expected at least two images to split, found {count}; add some, or give --val")
     random = np.random.default_rng(seed)
     classes = [frozenset(found) for found in labels]
     number = sorted(set().union(*classes))
-    shares = np.array([share, 1 - share])
-    wanted = {k: shares * sum(k in found for found in classes) for k in number}
-    room = shares * count
+    fractions = np.array([fraction, 1 - fraction])
+    wanted = {k: fractions * sum(k in found for found in classes) for k in number}
+    room = fractions * count
     part = np.full(count, -1)
     order = random.permutation(count)
 
@@ -225,7 +198,7 @@ def stratified_split(labels: Sequence[Sequence[int]], share: float, seed: int) -
             members[k].append(item)
     left = set(number)
     while left:
-        rarest = min(left, key=lambda k: (wanted[k].sum(), k))  # what is wanted is what is not yet placed
+        rarest = min(left, key=lambda k: (wanted[k].sum(), k))  # what is wanted is not yet placed
         for item in members[rarest]:
             if part[item] < 0:
                 place(item, wanted[rarest])

@@ -1,23 +1,20 @@
-"""Coarse taxonomies from a hierarchy of concepts such as WordNet's: RCF, table 6 (2, 10, 79, 127 classes).
+"""Coarse classes from a hierarchy of concepts such as WordNet's (RCF, table 6), and iNaturalist's species.
 
-The hierarchy is a text file of ``parent child`` lines (WordNet identifiers, or any names without spaces), as ImageNet's
-``wordnet.is_a.txt`` has them. RCF clusters bottom-up: in every round all concepts whose narrower concepts are classes
-become classes themselves. The rounds give decreasing numbers of classes; one of them, or a cut at one concept (RCF's
-balanced two classes, artifact and the rest), is written as a mapping for DATA.TAXONOMY.
+A hierarchy is a text file of ``parent child`` lines (names without spaces), as ImageNet's ``wordnet.is_a.txt``. RCF
+clusters bottom-up: in every round all concepts whose narrower concepts are classes become classes themselves. One of
+the rounds (RCF: 10, 79 or 127 classes), or a cut at one concept (its two balanced classes, artifact and the rest), is
+written as a mapping for DATA.TAXONOMY.
 
-iNaturalist as it is published: split lists in COCO's form beside the images (2017-2019), or one folder a species.
-
-"The iNaturalist Species Classification and Detection Dataset" (CVPR 2018) and the yearly competitions after it.
+iNaturalist ("The iNaturalist Species Classification and Detection Dataset", CVPR 2018, and the yearly competitions) is
+read as published: split lists in COCO's form beside the images (2017-2019), or one folder a species.
 """
 
-from __future__ import annotations
-
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import torchvision
 
 from momentum_transfer.core.errors import InputError, shown
@@ -25,16 +22,9 @@ from momentum_transfer.core.files import write_text
 from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.labelled_images import FileImages
 
-#: A class of the mapping that holds what lies under no given concept.
-REST = "other"
-
 
 def read_hierarchy(path: str | Path) -> dict[str, list[str]]:
-    """Child -> its parents, in the order of the file.
-
-    Raises:
-        InputError: no such file, a line that is no ``parent child`` pair, a concept that is its own ancestor.
-    """
+    """Child -> its parents, in the order of the file; InputError for a malformed line or a circle."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected a hierarchy of `parent child` lines, found no file {path}; see --help")
@@ -63,7 +53,7 @@ def _refuse_circles(parents: dict[str, list[str]], path: Path) -> None:
         done.update(trail)
 
 
-def trail_of(concept: str, parents: dict[str, list[str]]) -> list[str]:
+def _trail(concept: str, parents: dict[str, list[str]]) -> list[str]:
     """A concept and its ancestors up to the root, by the first parent of each (a few have several)."""
     trail = [concept]
     while above := parents.get(trail[-1]):
@@ -72,57 +62,44 @@ def trail_of(concept: str, parents: dict[str, list[str]]) -> list[str]:
 
 
 def rounds(classes: Sequence[str], parents: dict[str, list[str]]) -> list[dict[str, str]]:
-    """Mappings class -> cluster of every round of bottom-up clustering, from one class each to one class for all.
-
-    Raises:
-        InputError: a class that the hierarchy does not have.
-    """
+    """Mappings class -> cluster of every round of bottom-up clustering, from one class each to one class for all."""
     _check_classes(classes, parents)
     clusters = {name: name for name in classes}
-    found = [dict(clusters)]
+    mappings = [dict(clusters)]
     while len(set(clusters.values())) > 1:
         leaves = set(clusters.values())
-        inner = {ancestor for leaf in leaves for ancestor in trail_of(leaf, parents)[1:]}
-        # Concepts above nothing but leaves become leaves; what lies over another inner concept waits.
-        waiting = {trail_of(concept, parents)[1] for concept in inner if len(trail_of(concept, parents)) > 1}
-        ready = inner - waiting
+        inner = {ancestor for leaf in leaves for ancestor in _trail(leaf, parents)[1:]}
+        # Concepts above nothing but leaves become leaves; those above another inner concept wait.
+        ready = inner - {parent for concept in inner for parent in _trail(concept, parents)[1:2]}
         if not ready:
             break
         for name, cluster in clusters.items():
-            above = trail_of(cluster, parents)[1:2]
+            above = _trail(cluster, parents)[1:2]
             clusters[name] = above[0] if above and above[0] in ready else cluster
-        if len(set(clusters.values())) < len(set(found[-1].values())):
-            found.append(dict(clusters))
-    return found
+        if len(set(clusters.values())) < len(set(mappings[-1].values())):
+            mappings.append(dict(clusters))
+    return mappings
 
 
 def of_count(classes: Sequence[str], parents: dict[str, list[str]], count: int) -> dict[str, str]:
-    """The round that leaves ``count`` classes.
-
-    Raises:
-        InputError: no round leaves so many; the error names those that there are.
-    """
-    made = {len(set(mapping.values())): mapping for mapping in rounds(classes, parents)}
-    if count not in made:
+    """The round that leaves ``count`` classes; InputError with the possible counts if there is none."""
+    mappings = {len(set(mapping.values())): mapping for mapping in rounds(classes, parents)}
+    if count not in mappings:
         raise InputError(
             f"expected a number of classes that bottom-up clustering of these {len(classes)} gives "
-            f"({', '.join(map(str, sorted(made)))}), found {count}; the numbers depend on the hierarchy's version"
+            f"({', '.join(map(str, sorted(mappings)))}), found {count}; the numbers depend on the hierarchy's version"
         )
-    return made[count]
+    return mappings[count]
 
 
 def under(classes: Sequence[str], parents: dict[str, list[str]], concepts: Iterable[str]) -> dict[str, str]:
-    """Each class under the first of the given concepts that is above it, else under ``other``.
-
-    Raises:
-        InputError: a concept above none of the classes, or a class that the hierarchy does not have.
-    """
+    """Each class under the first given concept above it, else under ``other``; InputError for an unused concept."""
     _check_classes(classes, parents)
     concepts = list(concepts)
     mapping = {}
     for name in classes:
-        trail = trail_of(name, parents)
-        mapping[name] = next((concept for concept in concepts if concept in trail), REST)
+        trail = _trail(name, parents)
+        mapping[name] = next((concept for concept in concepts if concept in trail), "other")
     if empty := [concept for concept in concepts if concept not in mapping.values()]:
         raise InputError(f"expected concepts above some of the classes, found none below {empty[0]}; correct --under")
     return mapping
@@ -152,16 +129,10 @@ _FOLDERS = {"train": "2021_train", "val": "2021_valid"}
 def inaturalist_images(root: Path, split: str, max_unreadable: int) -> FileImages:
     """The labelled images of one split.
 
-    Args:
-        root: folder of the data set.
-        split: "train2018" and "val2018" (2017 and 2019 too) read the published lists, ``root/train2018.json``, whose
-            image names such as ``train_val2018/Aves/2761/….jpg`` are relative to root. "train" and "val" are 2021's
-            extracted folders 2021_train and 2021_valid; "2021_train_mini", and "2017" to "2019" for all images of a
-            year, are torchvision's other folders.
-        max_unreadable: see ``FileImages``.
-
-    Raises:
-        InputError: an unknown split, no such files, or a list that contradicts itself.
+    "train2018" and "val2018" (2017 and 2019 too) read the published lists, ``root/train2018.json``, whose image names
+    such as ``train_val2018/Aves/2761/….jpg`` are relative to root. "train" and "val" are 2021's extracted folders
+    2021_train and 2021_valid; "2021_train_mini", and "2017" to "2019" for all images of a year, are torchvision's other
+    folders. Raises InputError for an unknown split, missing files, or a list that contradicts itself.
     """
     if re.fullmatch(r"(train|val)201[789]", split):
         return _listed(root, root / f"{split}.json", max_unreadable)
@@ -171,54 +142,57 @@ def inaturalist_images(root: Path, split: str, max_unreadable: int) -> FileImage
 def _listed(root: Path, file: Path, max_unreadable: int) -> FileImages:
     listing = _read(file)
     # The categories' order is that of their ids, in every list of a year, whether or not a class has images there.
-    categories = sorted(listing["categories"], key=lambda category: category["id"])
-    number_of = {category["id"]: number for number, category in enumerate(categories)}
-    class_of = {entry["image_id"]: entry["category_id"] for entry in listing["annotations"]}
+    categories = sorted(listing.categories, key=lambda category: category.id)
+    number_of = {category.id: number for number, category in enumerate(categories)}
+    class_of = {entry.image_id: entry.category_id for entry in listing.annotations}
     paths, labels = [], []
-    for image in listing["images"]:
-        category = class_of.get(image["id"])
+    for image in listing.images:
+        category = class_of.get(image.id)
         if category not in number_of:
             raise InputError(
                 f"expected a category of the list for every image of {file}, found {category} for "
-                f"{image['file_name']!r}; the test lists carry no labels"
+                f"{image.file_name!r}; the test lists carry no labels"
             )
-        paths.append(root / image["file_name"])
+        paths.append(root / image.file_name)
         labels.append(number_of[category])
     if not paths[0].is_file():
         raise InputError(
-            f"expected the images that {file} names beside it, found no {paths[0]}; extract the year's archive there"
+            f"expected the images of {file} beside it, found no {paths[0]}; extract the year's archive there"
         )
-    return FileImages(paths, labels, [str(category["name"]) for category in categories], max_unreadable)
+    return FileImages(paths, labels, [str(category.name) for category in categories], max_unreadable)
 
 
-#: What is read of every entry of the published lists.
-_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "images": {"id": int, "file_name": str},
-    "annotations": {"image_id": int, "category_id": int},
-    "categories": {"id": int, "name": (str, int)},
-}
+class _Image(msgspec.Struct):
+    id: int
+    file_name: str
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """The list in ``file``, with every section and field that is used."""
+class _Annotation(msgspec.Struct):
+    image_id: int
+    category_id: int
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str | int
+
+
+class _Listing(msgspec.Struct):
+    images: Annotated[list[_Image], msgspec.Meta(min_length=1)]
+    annotations: Annotated[list[_Annotation], msgspec.Meta(min_length=1)]
+    categories: Annotated[list[_Category], msgspec.Meta(min_length=1)]
+
+
+def _read(file: Path) -> _Listing:
     try:
-        listing = json.loads(file.read_bytes())
+        return msgspec.json.decode(file.read_bytes(), type=_Listing)
     except FileNotFoundError as error:
         raise InputError(
             f"expected iNaturalist's published list {file.name} in {file.parent}, found none; nothing is downloaded, "
             "put it there beside the year's images, or choose another DATA.SPLIT"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"expected iNaturalist's published list in {file}, found no JSON: {error}") from error
-    for section, fields in _FIELDS.items():
-        entries = listing.get(section) if isinstance(listing, dict) else None
-        if not isinstance(entries, list) or not entries:
-            raise InputError(f"expected a list {section!r} with entries in {file}, as iNaturalist publishes it")
-        for number, entry in enumerate(entries):
-            wanted = isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in fields.items())
-            if not wanted:
-                raise InputError(f"expected {', '.join(fields)} in entry {number} of {section!r} in {file}")
-    return listing
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"expected iNaturalist's published list in {file}, found another: {error}") from error
 
 
 def _folders(root: Path, split: str, max_unreadable: int) -> FileImages:

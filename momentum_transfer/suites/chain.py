@@ -13,6 +13,7 @@ from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of_text, write_text
 from momentum_transfer.core.log import say
+from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.local import WarmCommand
@@ -86,7 +87,7 @@ class _Running:
     def __init__(self, step: Step, jobs: int) -> None:
         self.step, self._began = step, time.monotonic()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // jobs)))
         self.process = WarmCommand(started(step.command), workplace(), environment)
         self.lines = threading.Thread(target=self._say_lines, daemon=True)
         self.lines.start()
@@ -111,11 +112,6 @@ def _wait(running: list[_Running]) -> None:
     for one in running:
         one.process.wait()
         one.lines.join()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _finished(memory: Path) -> dict[str, float]:

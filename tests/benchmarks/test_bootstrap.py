@@ -5,7 +5,7 @@ import zipfile
 import numpy as np
 
 from benchmarks.bootstrap import ours, prepare
-from tests.core.test_items import savez_before_numpy_2_2
+from tests.core.test_records import savez_before_numpy_2_2
 
 
 def test_its_items_files_are_read_whole_and_hold_no_array_more(tmp_path, monkeypatch):

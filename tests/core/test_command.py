@@ -1,4 +1,4 @@
-"""Exit codes and errors of one line."""
+"""Exit codes, errors of one line, argument types, ranks under Slurm, and stop signals."""
 
 import argparse
 import errno
@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.core.command import Stopped, run_tool
+from momentum_transfer.core.command import (
+    Stopped,
+    _adopt_slurm_ranks,
+    _first_host,
+    at_least,
+    resamples,
+    run_tool,
+    stop_signals,
+)
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, table, track, warn
 
@@ -189,3 +197,64 @@ def test_a_full_standard_error_changes_no_exit_code_and_ends_no_run():
 
     assert in_fork(lambda: work(raiser(InputError("expected a")))) == 2
     assert in_fork(lambda: work(lambda _args: warn("b"))) == 0
+
+
+def test_counts_from_the_least_on_are_taken() -> None:
+    assert [at_least(1)("1"), at_least(0)("0"), at_least(2)("0640")] == [1, 0, 640]
+    assert [resamples(text) for text in ("0", "100", "1000")] == [0, 100, 1000]
+
+
+@pytest.mark.parametrize("text", ["1", "-3", "2.0", "", "two", "²", "٣"])
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^expected a batch of at least 2, found {text}$"):
+        at_least(2, "a batch")(text)
+
+
+@pytest.mark.parametrize("text", ["1", "99", "-100", "1e3"])
+def test_too_few_resamples_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected 0 or at least 100 resamples"):
+        resamples(text)
+
+
+STEP = {
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}  # fmt: skip
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+
+
+def test_a_step_of_several_tasks_gives_ranks_and_a_place_to_meet():
+    environment = dict(STEP)
+    _adopt_slurm_ranks(environment)
+    assert [environment[name] for name in RANKS] == ["3", "4", "1", "2", "gpu07"]
+    other = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_ID": "1"}
+    _adopt_slurm_ranks(other)
+    assert other["MASTER_PORT"] != environment["MASTER_PORT"]  # two steps of a job do not meet each other
+    shown_one = {**STEP, "CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_NUM_NODES": "1"}
+    _adopt_slurm_ranks(shown_one)
+    assert (shown_one["LOCAL_RANK"], shown_one["MASTER_ADDR"]) == ("0", "127.0.0.1")
+
+
+@pytest.mark.parametrize("changed", [{"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_STEP_NUM_TASKS": ""}, {"WORLD_SIZE": "2"}])
+def test_one_task_the_batch_script_and_torchrun_are_left_alone(changed):
+    environment = {**STEP, **changed}
+    _adopt_slurm_ranks(environment)
+    assert environment == {**STEP, **changed}
+
+
+def test_the_first_host_of_slurms_lists():
+    lists = {"gpu[007-009,12]-ib,login1": "gpu007-ib", "a,b": "a", "node1": "node1", "r[1-2]n[03,05]": "r1n03"}
+    assert {text: _first_host(text) for text in lists} == lists
+
+
+def test_the_first_signal_only_sets_the_flag_and_the_second_ends():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_signals() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop
+        assert stop.exit_code == 143
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -27,7 +27,7 @@ from momentum_transfer.pretrain.pipeline import EpochImages
 
 def endless(images, batch, *, seed, rank=0, world=1, accumulate=1, start=0):
     order = whole_steps(images, batch * world * accumulate, seed)
-    return Batches(order, batch, rank=rank, world=world, start=start)
+    return Batches(order, batch, rank=rank, world_size=world, start=start)
 
 
 def repeated(factors, batch, *, seed, groups=None, **share):
@@ -113,7 +113,7 @@ def test_an_order_is_entered_anywhere(name, first):
 @pytest.mark.parametrize("groups", [None, [1, 0, 0, 1, 1, 0, 0]])
 @pytest.mark.parametrize("world", [1, 2])
 def test_starting_later_is_leaving_out_the_first_batches(groups, world):
-    share = {"seed": 1, "groups": groups, "rank": world - 1, "world": world}
+    share = {"seed": 1, "groups": groups, "rank": world - 1, "world_size": world}
     whole = list(islice(repeated([1.0] * 7, 3, **share), 9))
     assert list(islice(repeated([1.0] * 7, 3, start=4, **share), 5)) == whole[4:]
     assert list(repeated([1.0] * 7, 3, start=4, stop=6, **share)) == whole[4:6]
@@ -121,7 +121,7 @@ def test_starting_later_is_leaving_out_the_first_batches(groups, world):
 
 def test_processes_share_the_places_of_one():
     whole = list(chain(*islice(repeated([1.0] * 10, 1, seed=5), 20)))
-    parts = [list(chain(*islice(repeated([1.0] * 10, 1, seed=5, rank=rank, world=2), 10))) for rank in range(2)]
+    parts = [list(chain(*islice(repeated([1.0] * 10, 1, seed=5, rank=rank, world_size=2), 10))) for rank in range(2)]
     assert sorted(parts[0] + parts[1]) == whole
 
 

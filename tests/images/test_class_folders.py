@@ -75,7 +75,7 @@ def test_what_cannot_be_split_or_compared_is_one_line(tmp_path):
         (folder, None, None): "expected --val FOLDER or --split 0.8",
         (folder, other, 0.5): "expected --val or --split, found both",
         (folder, other, None): "expected the same classes in .*, found 'bee' in",
-        (folder, None, 1.5): "expected a share between 0 and 1",
+        (folder, None, 1.5): "expected a training fraction between 0 and 1",
         (folder, folder / "ant", None): "expected a folder for each class in",
     }.items():
         with pytest.raises(InputError, match=message):

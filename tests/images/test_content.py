@@ -100,9 +100,9 @@ def test_parts_of_a_folder_are_compared_by_their_own_files(files):
     assert shared_images(part, FileImages(test, [0, 0], ["a"])).count == 0
 
 
-@pytest.mark.parametrize(("train", "test", "drawings"), [("train", "val", 2), ("val", "val", 2)])
-def test_digits_are_shared_where_their_drawings_are_equal(train, test, drawings):
-    sides = DigitImages(train, 12), DigitImages(test, 12, drawings=drawings)
+@pytest.mark.parametrize(("train", "test", "renderings"), [("train", "val", 2), ("val", "val", 2)])
+def test_digits_are_shared_where_their_renderings_are_equal(train, test, renderings):
+    sides = DigitImages(train, 12), DigitImages(test, 12, renderings=renderings)
     drawn = [[side[index][0].tobytes() for index in range(len(side))] for side in sides]
     assert shared_images(*sides).count == len(set(drawn[0]) & set(drawn[1]))
 

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.augmentations import DRAWS, RECIPES, Augmentation, draw_parameters, uniforms
+from momentum_transfer.images.augmentations import NUMBERS, RECIPES, Augmentation, draw_parameters, uniforms
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.device_views import (
     CanvasDataset,
@@ -45,7 +45,7 @@ def bytes_of(views: torch.Tensor) -> NDArray[np.float64]:
 
 def test_crop_resize_and_flip_equal_pillows_to_a_rounding():
     images = photographs(30, 40, 56)
-    parameters = draw_parameters(Augmentation(), np.tile((40, 56), (30, 1)), uniforms(np.arange(30), DRAWS))
+    parameters = draw_parameters(Augmentation(), np.tile((40, 56), (30, 1)), uniforms(np.arange(30), NUMBERS))
     canvas = np.zeros((30, 64, 64, 3), np.uint8)
     canvas[:, :40, :56] = images
     found = crop_batch(batch(canvas), torch.from_numpy(parameters.crop), torch.from_numpy(parameters.flip), 24)
@@ -131,7 +131,7 @@ def test_blur_is_near_pillows():
 def test_gray_and_solarize_equal_pillows():
     images = photographs(4)
     augmentation = Augmentation(flip=0, jitter_p=0, grayscale=1, solarize=1)
-    parameters = draw_parameters(augmentation, np.tile((40, 40), (4, 1)), uniforms(np.arange(4), DRAWS))
+    parameters = draw_parameters(augmentation, np.tile((40, 40), (4, 1)), uniforms(np.arange(4), NUMBERS))
     parameters.crop[:] = (0, 0, 40, 40)
     found = bytes_of(apply_parameters(batch(images), parameters, 40))
     for k in range(4):
@@ -196,7 +196,7 @@ def test_canvas_holds_the_image_in_its_corner_and_shrinks_larger_ones():
 
 
 def test_digits_have_no_device_path():
-    with pytest.raises(InputError, match="draw digits in workers"):
+    with pytest.raises(InputError, match="render digits in workers"):
         build_device_views("digits", 32)
 
 

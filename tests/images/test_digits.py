@@ -34,9 +34,8 @@ def test_glyphs_are_the_digits_of_their_split():
 
 
 def test_placed_glyph_covers_its_square_and_nothing_else():
-    coverage = place_glyphs(
-        np.ones((1, 8, 8), np.float32), *(np.array([v], np.float32) for v in (4, 10, 16, 16)), size=32
-    )
+    square = tuple(np.array([v], np.float32) for v in (4, 10, 16, 16))
+    coverage = place_glyphs(np.ones((1, 8, 8), np.float32), square, size=32)
     inside = np.zeros((32, 32), bool)
     inside[4:20, 10:26] = True
     assert (coverage[0][inside] > 0).mean() > 0.9  # the enlarged corners fade
@@ -61,9 +60,9 @@ def test_placement_interpolates_as_a_naive_loop_does(slant: float | None):
                 for i in range(8):
                     naive[y, x] += max(0, 1 - abs(v - j)) * max(0, 1 - abs(u - i)) * glyph[j, i]
     naive = np.clip(naive * 1.6 - 0.2, 0, 1)
-    place = [np.array([value], np.float32) for value in (top, left, height, width)]
+    place = tuple(np.array([value], np.float32) for value in (top, left, height, width))
     leaning = None if slant is None else np.array([slant], np.float32)
-    placed = place_glyphs(glyph[None], *place, size, leaning, thinning=0.2)
+    placed = place_glyphs(glyph[None], place, size, leaning, thinning=0.2)
     np.testing.assert_allclose(placed[0], naive, atol=2e-5)
 
 
@@ -129,8 +128,8 @@ def test_unknown_split_and_variant_are_named():
         digit_variant("plain")
 
 
-def test_several_drawings_begin_with_the_only_one_and_are_all_different():
-    one, three = DigitImages("val", 16, seed=3), DigitImages("val", 16, seed=3, drawings=3)
+def test_several_renderings_begin_with_the_only_one_and_are_all_different():
+    one, three = DigitImages("val", 16, seed=3), DigitImages("val", 16, seed=3, renderings=3)
     assert len(three) == 3 * len(one)
     assert three.labels.tolist() == 3 * one.labels.tolist()
     for index in (0, 7, len(one) - 1):

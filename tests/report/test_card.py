@@ -144,8 +144,8 @@ def test_the_hub_is_given_the_files_of_the_folder_and_no_others(results, weights
 def test_wrong_words_end_in_one_line_and_write_nothing(results, weights, tmp_path):
     out = tmp_path / "card"
     for words, message in {
-        (): "expected --checkpoint NAME of momentum2_digits, random_digits, found none; say whose scores",
-        ("--checkpoint", "x"): "expected --checkpoint NAME of momentum2_digits, random_digits, found x",
+        (): "expected --checkpoint of momentum2_digits, random_digits, found none; say whose scores",
+        ("--checkpoint", "x"): "expected --checkpoint of momentum2_digits, random_digits, found x",
         ("--weights", weights, "--dataset", "digits"): "expected --dataset TITLE=org/name, found 'digits'",
         ("--weights", weights, "--dataset", "x=o/n"): "expected a data set of the records, 'digits', 'coco_2017_val'",
         ("--weights", weights, "--push", "org/name"): "expected weights on the Hub as hf:org/name",

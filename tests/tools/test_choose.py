@@ -114,7 +114,7 @@ def test_wrong_words_are_one_line(weights, folder, tmp_path, started):
     for changes, message in {
         ("--minutes", 0): "expected --minutes above 0, found 0",
         ("--trials", 0): "expected --trials of at least 1, found 0",
-        ("--split", 2): "expected a share between 0 and 1",
+        ("--split", 2): "expected a training fraction between 0 and 1",
         ("--train", tmp_path / "absent"): "expected images at",
         ("--weights", tmp_path / "absent.pth"): "absent.pth",
         ("--weights", weights[0], weights[0]): "expected weights of different names, found first twice",

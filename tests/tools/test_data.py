@@ -117,24 +117,22 @@ def test_a_folder_that_is_not_whole_says_which_part_and_where_it_is_had(tmp_path
         image.save(tmp_path / name)
     (tmp_path / "coco/annotations").mkdir()
     (tmp_path / "coco/annotations/instances_val2017.json").touch()
-    states = {found.part.path: found.problem for found in published.look("coco", tmp_path)}
+    states = {part.path: problem for part, problem in published.look("coco", tmp_path)}
     assert states == {
         "coco/train2017": "missing",
         "coco/val2017": "2 files of 5,000",
         "coco/annotations/instances_train2017.json": "missing",
         "coco/annotations/instances_val2017.json": "empty",
     }
-    assert {f.part.path: f.problem for f in published.look("coco", tmp_path / "coco")}["coco/val2017"] == (
+    assert {part.path: problem for part, problem in published.look("coco", tmp_path / "coco")}["coco/val2017"] == (
         "missing; val2017 is there: give the folder above it"
     )
-    assert published.look("imagenet", tmp_path)[1].problem.startswith(
-        "0 class folders of 1000 (its files are not in class"
-    )
+    assert published.look("imagenet", tmp_path)[1][1].startswith("0 class folders of 1000 (its files are not in class")
     ended = run_tool("data", "coco", "--root", tmp_path)
     assert ended.returncode == 2
     assert "from cocodataset.org, Download" in ended.stdout
     assert "train2017.zip, 18 GB" in ended.stdout
-    assert ended.stderr == f"error: expected coco whole in {tmp_path}, found parts missing; the list above says which\n"
+    assert ended.stderr == f"error: expected coco in {tmp_path}, found parts missing: see the list above\n"
 
 
 def test_a_whole_folder_says_which_setting_reads_it(tmp_path, monkeypatch):

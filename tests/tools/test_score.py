@@ -127,15 +127,15 @@ def test_label_images_are_scored(tmp_path: Path):
         ),
         (
             ("voc", "a.json", "b.json", "--iou-type", "segm"),
-            "error: expected of these options only --interpolation with voc",
+            "error: expected only --interpolation with voc",
         ),
         (
             ("voc", "a.json", "b.json", "--max-dets", "0"),
-            "error: expected of these options only --interpolation with voc",
+            "error: expected only --interpolation with voc",
         ),
         (
             ("coco", "a.json", "b.json", "--ignore-label", "0"),
-            "error: expected of these options only --iou-type, --area",
+            "error: expected only --iou-type, --area",
         ),
         (("coco", "a.json", "b.json", "--area-from", "mask"), "error: expected --area-from with --iou-type segm only"),
         (

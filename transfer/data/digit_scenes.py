@@ -149,7 +149,7 @@ def draw_scene(
         for _ in range(PLACEMENT_TRIES):
             side = rng.uniform(*recipe.side, size=1).astype(np.float32)
             corner = (rng.random((2, 1), dtype=np.float32) * (size - side)).astype(np.float32)
-            coverage = place_glyphs(glyph, corner[0], corner[1], side, side, size)[0]
+            coverage = place_glyphs(glyph, (corner[0], corner[1], side, side), size)[0]
             if placed.add(coverage >= MASK_COVERAGE):
                 luminance = np.float32(rng.uniform(level + recipe.contrast, 1))
                 canvas[0] += coverage * (luminance - canvas[0])

@@ -16,7 +16,7 @@ from momentum_transfer.core.checkpoints import CheckpointFolder, read_archive
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
 from momentum_transfer.core.distributed import any_rank, barrier, is_main, rank
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.loggers import Board, boards
+from momentum_transfer.core.loggers import Logger, open_loggers
 from momentum_transfer.core.samplers import signals_held
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.detectron2_engine.data import training_loader
@@ -28,7 +28,7 @@ from momentum_transfer.transfer.torchvision_engine.solver import GradientWatch
 
 Evaluate = Callable[[nn.Module], float]
 
-#: Iterations between figures on the boards, over which the median of each is shown, as Detectron2's writers do.
+#: Iterations between logged metrics, over which the median of each is shown, as Detectron2's writers do.
 _SMOOTHED = 20
 
 
@@ -58,7 +58,7 @@ def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evalu
             period = theirs.TEST.EVAL_PERIOD
             trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
         if is_main():
-            writer = board_writer(boards(theirs.OUTPUT_DIR, trainer.start_iter))
+            writer = _logger_writer(open_loggers(theirs.OUTPUT_DIR, trainer.start_iter))
             trainer.register_hooks([hooks.PeriodicWriter([writer], _SMOOTHED)])
         trainer.register_hooks([_stop_hook(stop, torch.device(theirs.MODEL.DEVICE))])
         trainer._trainer.register_hooks([_gradient_hook()])  # of the loop inside, which alone tells of its gradients
@@ -100,7 +100,7 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
             model.train()
             return {"score": value}
 
-        def build_writers(self) -> list[Any]:  # its own one of TensorBoard gives way to the boards of all loops
+        def build_writers(self) -> list[Any]:  # without its own TensorBoard: open_loggers has one
             return [writer for writer in super().build_writers() if not isinstance(writer, TensorboardXWriter)]
 
         @classmethod
@@ -141,11 +141,11 @@ def build_optimizer(cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def board_writer(opened: Sequence[Board]) -> Any:
-    """Passes what Detectron2's storage holds on to the boards, by the number of steps that are done."""
+def _logger_writer(loggers: Sequence[Logger]) -> Any:
+    """Passes the metrics in Detectron2's storage on to the loggers, by the number of steps done."""
     from detectron2.utils.events import EventWriter, get_event_storage
 
-    class BoardWriter(EventWriter):
+    class LoggerWriter(EventWriter):
         def __init__(self) -> None:
             self.written = -1
 
@@ -153,16 +153,16 @@ def board_writer(opened: Sequence[Board]) -> Any:
             latest = get_event_storage().latest_with_smoothing_hint(_SMOOTHED)
             steps = sorted({step for _, step in latest.values() if step > self.written})
             for step in steps:
-                figures = {name: value for name, (value, at) in latest.items() if at == step}
-                for board in opened:
-                    board.write(step + 1, figures)
+                metrics = {name: value for name, (value, at) in latest.items() if at == step}
+                for logger in loggers:
+                    logger.write(step + 1, metrics)
             self.written = max([self.written, *steps])
 
         def close(self) -> None:
-            for board in opened:
-                board.close()
+            for logger in loggers:
+                logger.close()
 
-    return BoardWriter()
+    return LoggerWriter()
 
 
 def _stop_hook(stop: StopSignal, device: torch.device) -> Any:

@@ -144,7 +144,7 @@ def training_loader(
         factors = repeat_factors(classes, cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATALOADER.REPEAT_SQRT)
     wide = [p.width > p.height for p in pictures] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
     order, size = RepeatedPasses(factors, seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
-    batches = Batches(order, size, rank=rank(), world=world_size(), start=start, groups=wide)
+    batches = Batches(order, size, rank=rank(), world_size=world_size(), start=start, groups=wide)
     samples = TrainingSamples(pictures, mapper_of(cfg, train=True), seed)
     return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
 

@@ -159,7 +159,7 @@ def training_loader(
         sets.append(held or SemanticTrainingSamples(one, cropping, seed))
     samples = _Joined(sets)
     order, size = RepeatedPasses(torch.ones(len(samples)), seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
-    batches = Batches(order, size, rank=rank(), world=world_size(), start=start)
+    batches = Batches(order, size, rank=rank(), world_size=world_size(), start=start)
     return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
 
 

@@ -26,7 +26,7 @@ from momentum_transfer.core.checkpoints import (
     check_step,
     fitting,
     load_optimizer,
-    read_own,
+    read_archive,
     write_archive,
 )
 from momentum_transfer.core.distributed import all_gather_tensor, barrier, is_main, rank, world_size
@@ -144,7 +144,7 @@ _PARTS: dict[str, Any] = {"model": dict, "own": dict, "optimizer": dict, "scaler
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content = read_own(path)
+    content = read_archive(path, own=True)
     if not isinstance(content, dict) or not set(_PARTS) <= set(content):
         raise InputError(
             f"{path} is no checkpoint of the torchvision engine; resume with the engine that wrote it, "
@@ -180,7 +180,7 @@ def save_weights(path: Path, detector: Detector, position: Position) -> Path:
 
 def read_final(path: Path) -> tuple[dict[str, Tensor], Position]:
     """The weights of ``save_weights`` and where they came from."""
-    content = read_own(path)
+    content = read_archive(path, own=True)
     parts: dict[str, Any] = {"model": dict, "iteration": int, "loaded": (list, tuple), "new": (list, tuple)}
     check_parts(content if isinstance(content, dict) else {}, parts, path)
     return content["model"], Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))

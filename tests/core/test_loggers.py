@@ -1,3 +1,5 @@
+"""Metrics are whole lines, and reach TensorBoard and Weights & Biases."""
+
 import json
 import sys
 import types
@@ -5,7 +7,7 @@ import types
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.loggers import Metrics, boards
+from momentum_transfer.core.loggers import Metrics, open_loggers, read
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_no_login_is_one_line_before_the_first_step(wandb, tmp_path, monkeypatch
     with pytest.raises(
         InputError, match=r"cannot be reached: api_key not configured \(no-tty\); unset it, or .*offline"
     ):
-        boards(tmp_path)
+        open_loggers(tmp_path)
 
 
 def test_a_project_without_the_package_says_which_extra_to_install(tmp_path, monkeypatch):
@@ -95,3 +97,30 @@ def test_tensorboard_shows_the_figures_of_metrics_jsonl_and_drops_what_a_killed_
     shown = [(event.step, event.value) for event in events.Scalars("loss")]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert shown == [(line["step"], line["loss"]) for line in lines] == [(1, 0.5), (2, 7.0)]
+
+
+def test_figures_are_one_line_a_step(tmp_path):
+    with Metrics(tmp_path) as metrics:
+        metrics.write(1, {"loss": 0.5})
+        metrics.write(2, {"loss": 0.25})
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": 0.25},
+    ]
+
+
+def test_lines_after_the_resumed_step_and_a_cut_line_are_removed(tmp_path):
+    with Metrics(tmp_path) as metrics:
+        for step in (10, 20, 30):
+            metrics.write(step, {"loss": step})
+    with open(tmp_path / "metrics.jsonl", "a") as stream:
+        stream.write('{"step": 40, "lo')
+    with Metrics(tmp_path, first_step=20) as metrics:
+        metrics.write(30, {"loss": -1})
+    assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [10, 20, -1]
+
+
+def test_what_json_cannot_hold_is_null(tmp_path):
+    with Metrics(tmp_path) as metrics:
+        metrics.write(1, {"loss": 0.5, "accuracy": float("nan"), "scale": float("inf")})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 0.5, "accuracy": null, "scale": null}\n'

@@ -1,4 +1,4 @@
-"""Batched draws have the distributions of torchvision's own, and depend on each sample's key alone."""
+"""Batched parameters follow torchvision and depend on the key of each sample alone."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,11 @@ from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import v2
 
 from momentum_transfer.images.augmentations import (
-    DRAWS,
+    NUMBERS,
     RECIPES,
     Augmentation,
-    draw_crops,
+    JoinedGenerators,
+    _draw_crops,
     draw_parameters,
     recipe_augmentations,
     uniforms,
@@ -23,7 +24,7 @@ LEAST_P = 1e-3  # fixed keys and seeds: a failure is a change of the code, not c
 
 
 def draws(sizes: tuple[int, int], augmentation: Augmentation):  # type: ignore[no-untyped-def]
-    return draw_parameters(augmentation, np.tile(sizes, (N, 1)), uniforms(KEYS, DRAWS))
+    return draw_parameters(augmentation, np.tile(sizes, (N, 1)), uniforms(KEYS, NUMBERS))
 
 
 def drawn_by(theirs):
@@ -32,12 +33,12 @@ def drawn_by(theirs):
 
 
 def test_uniforms_are_uniform_and_uncorrelated():
-    numbers = uniforms(KEYS, DRAWS)
+    numbers = uniforms(KEYS, NUMBERS)
     assert numbers.min() >= 0
     assert numbers.max() < 1
     for column in numbers.T:
         assert kstest(column, "uniform").pvalue > LEAST_P
-    correlation = np.corrcoef(numbers.T) - np.eye(DRAWS)
+    correlation = np.corrcoef(numbers.T) - np.eye(NUMBERS)
     assert np.abs(correlation).max() < 4.5 / np.sqrt(N)
 
 
@@ -71,7 +72,7 @@ def test_crops_are_distributed_as_torchvisions(sizes: tuple[int, int], scale: tu
 
 def test_an_image_that_no_crop_fits_gives_its_central_crop():
     for sizes, expected in (((10, 200), [0, 93, 10, 13]), ((200, 10), [93, 0, 13, 10])):
-        crop = draw_crops(np.array([sizes]), (1.0, 1.0), np.full((1, 22), 0.5))
+        crop = _draw_crops(np.array([sizes]), (1.0, 1.0), np.full((1, 22), 0.5))
         theirs = drawn_by(v2.RandomResizedCrop(8, scale=(1.0, 1.0)))([torch.zeros(3, *sizes)])
         assert crop[0].tolist() == [theirs[k] for k in ("top", "left", "height", "width")]
         assert crop[0].tolist() == expected
@@ -118,3 +119,22 @@ def test_removed_operations_do_nothing():
     assert not found.gray.any()
     assert not found.sigma.any()
     assert (found.factors == [1, 1, 1, 0]).all()
+
+
+def joined(count: int) -> JoinedGenerators:
+    return JoinedGenerators([np.random.default_rng(seed) for seed in range(count)])
+
+
+def test_each_part_is_what_its_generator_draws_alone() -> None:
+    together = joined(3)
+    drawn = together.random((6, 4)), together.random((5, 6), np.float32, axis=1), together.standard_normal((6, 2, 2))
+    for seed in range(3):
+        alone, part = np.random.default_rng(seed), slice(2 * seed, 2 * seed + 2)
+        np.testing.assert_array_equal(drawn[0][part], alone.random((2, 4)))
+        np.testing.assert_array_equal(drawn[1][:, part], alone.random((5, 2), np.float32))
+        np.testing.assert_array_equal(drawn[2][part], alone.standard_normal((2, 2, 2)))
+
+
+def test_images_that_the_generators_cannot_share_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 3 images, found 4"):
+        joined(3).random((4, 2))

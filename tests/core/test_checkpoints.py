@@ -136,10 +136,10 @@ def test_content_that_differs_from_the_digest_is_refused_however_whole_the_file_
         load(path)
 
 
-def test_checkpoints_without_a_pointer_are_gone_on_from_and_told(tmp_path, capsys):
+def test_checkpoints_without_a_pointer_are_resumed_with_a_warning(tmp_path, capsys):
     folder = CheckpointFolder(tmp_path)
     for step in (2, 10):
         folder.save(step, state(step))
     (tmp_path / "last").unlink()
     assert folder.last().name == "step_0000010.pt"
-    assert "last is missing; the latest checkpoint beside it is taken" in capsys.readouterr().err
+    assert "last is missing; resuming from the latest checkpoint beside it" in capsys.readouterr().err

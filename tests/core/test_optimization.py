@@ -6,7 +6,6 @@ import pytest
 
 from momentum_transfer.core.optimization import (
     cosine,
-    cosine_to_zero,
     learning_rate,
     momentum_at,
     multi_step,
@@ -18,9 +17,9 @@ from momentum_transfer.core.optimization import (
 
 
 def test_cosine_runs_from_its_base_to_zero():
-    assert cosine_to_zero(0.7, 0) == 0.7
-    assert cosine_to_zero(0.7, 1) == pytest.approx(0, abs=1e-15)
-    assert cosine_to_zero(0.7, 0.5) == pytest.approx(0.35)
+    assert momentum_at(0.7, 0, "cosine") == 0.7
+    assert momentum_at(0.7, 1, "cosine") == pytest.approx(0, abs=1e-15)
+    assert momentum_at(0.7, 0.5, "cosine") == pytest.approx(0.35)
 
 
 def test_momentum_in_the_other_notation_rises_from_99_to_1():
