@@ -124,11 +124,13 @@ def main(args: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--networks", nargs="+", default=[], metavar="TEXT", help="instead of the list: resnet18, timm:…")
-    made.add_argument("--groups", nargs="+", default=list(GROUPS), metavar="GROUP", help=f"of {', '.join(GROUPS)}")
-    made.add_argument("--out", metavar="FILE.json", help="the rows as JSON")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--networks", nargs="+", default=[], metavar="TEXT", help="instead of the list: resnet18, timm:…"
+    )
+    parser.add_argument("--groups", nargs="+", default=list(GROUPS), metavar="GROUP", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--out", metavar="FILE.json", help="the rows as JSON")
+    return parser
 
 
 if __name__ == "__main__":

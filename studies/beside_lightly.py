@@ -198,14 +198,16 @@ def main(args: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--config", required=True, help="of tools/pretrain.py")
-    made.add_argument("--results", type=Path, required=True, help="where records go; the runs lie beside them")
-    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="(default: 0 to 4)")
-    made.add_argument("--probe", default="configs/smoke/lowshot_digits.yaml", help="config of the evaluations")
-    made.add_argument("--probe-settings", nargs="+", default=[], metavar="KEY VALUE", help="settings of these")
-    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the pretraining's file")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="of tools/pretrain.py")
+    parser.add_argument("--results", type=Path, required=True, help="where records go; the runs lie beside them")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="(default: 0 to 4)")
+    parser.add_argument("--probe", default="configs/smoke/lowshot_digits.yaml", help="config of the evaluations")
+    parser.add_argument("--probe-settings", nargs="+", default=[], metavar="KEY VALUE", help="settings of these")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY VALUE", help="settings that override the pretraining's file"
+    )
+    return parser
 
 
 if __name__ == "__main__":

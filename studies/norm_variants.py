@@ -3,10 +3,9 @@
     python studies/norm_variants.py detect --config configs/smoke/faster_rcnn_c4_digits.yaml --weights CKPT
     python studies/norm_variants.py finetune --config configs/smoke/lowshot_digits.yaml --weights CKPT
 
-A variant is the checkpoint (a ResNet) with the norms that LARS leaves and nothing else (tools/convert.py --scale), and
-some of these rescaled again: by NormRescale with the checkpoint as its anchor, or by the constant .1. Every variant is
-fine-tuned with the same seeds, so that trials are pairs; records bear the variants' names. `momentum-transfer study
-norm_rescale` runs all of it.
+A variant is the checkpoint (a ResNet) with weights of larger norms, as LARS leaves them (tools/convert.py --scale), some
+rescaled again: by NormRescale with the checkpoint as its anchor, or by .1. Every variant is fine-tuned with the same
+seeds, so that trials are pairs; records bear the variants' names. `momentum-transfer study norm_rescale` runs all of it.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say, table
 
-#: Variant -> (factor, which weights, what is done then). The statistics of NormRescale's variants return, too (scope all).
+#: Variant -> (factor, which weights, what is done then). NormRescale restores the statistics too (scope all).
 VARIANTS: dict[str, tuple[float, str, str]] = {
     "original": (1.0, "conv+bn", ""),
     "x3": (3.0, "conv+bn", ""),
@@ -40,39 +39,32 @@ CONSTANT = 0.1
 
 
 def make_variants(weights: str, folder: Path, names: list[str]) -> dict[str, Path]:
-    """Variant -> its file in ``folder``; the reading is that of ``momentum_transfer.backbones.read``."""
+    """Variant -> its file in ``folder``."""
     from momentum_transfer.backbones import norm_rescale
-    from momentum_transfer.backbones import norm_rescale as synthetic_lars
     from momentum_transfer.backbones.convert import architecture_metadata, write
     from momentum_transfer.backbones.read import load_backbone
 
     original = load_backbone(weights)
-    rows, made = [], {}
+    rows, files = [], {}
     for name in names:
         factor, scope, then = VARIANTS[name]
         variant = replace(original, state=dict(original.state))
-        said = synthetic_lars.apply_lars(variant, factor, scope)
+        scaled = norm_rescale.apply_lars(variant, factor, scope)
         if then == "normrescale":
             variant.state = norm_rescale.rescale_to_anchor(variant.state, original.state, "all")
         elif then == "constant":
             variant.state = norm_rescale.rescale_by_constant(variant.state, CONSTANT)
-        made[name] = folder / f"{name}.pkl"
-        write(
-            made[name],
-            variant.state,
-            variant.architecture,
-            architecture_metadata(variant) | {"scaled": f"{said}; {then}"},
-        )
-        learned = {
-            key: tensor for key, tensor in variant.state.items() if norm_rescale.in_scope(key, tensor, "conv+bn")
-        }
+        files[name] = folder / f"{name}.pkl"
+        metadata = architecture_metadata(variant) | {"scaled": f"{scaled}; {then}"}
+        write(files[name], variant.state, variant.architecture, metadata)
+        learned = {key: value for key, value in variant.state.items() if norm_rescale.in_scope(key, value, "conv+bn")}
         ratios = [float(tensor.norm() / original.state[key].norm()) for key, tensor in learned.items()]
         apart = max(float((t - original.state[key]).norm() / original.state[key].norm()) for key, t in learned.items())
         rows.append([name, f"{min(ratios):.3g} to {max(ratios):.3g}", f"{apart:.1e}"])
     table(
         "variants: learned weights beside the original's", ["variant", "norm, times", "largest relative distance"], rows
     )
-    return made
+    return files
 
 
 def detect(args: argparse.Namespace, name: str, weights: Path) -> None:
@@ -116,23 +108,15 @@ def main(args: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("command", choices=("detect", "finetune"))
-    made.add_argument("--config", required=True, help="of tools/transfer.py, or of tools/lowshot.py")
-    made.add_argument("--weights", required=True, help="the original: a checkpoint or a run's folder")
-    made.add_argument(
-        "--results", type=Path, required=True, help="where records go; the variants' files lie beside them"
-    )
-    made.add_argument("--trials", type=int, default=5, help="seeds (default: %(default)s)")
-    made.add_argument(
-        "--variants",
-        nargs="+",
-        default=list(VARIANTS),
-        metavar="VARIANT",
-        help=f"of {', '.join(VARIANTS)} (default: all)",
-    )
-    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("detect", "finetune"))
+    parser.add_argument("--config", required=True, help="of tools/transfer.py, or of tools/lowshot.py")
+    parser.add_argument("--weights", required=True, help="the original: a checkpoint or a run's folder")
+    parser.add_argument("--results", type=Path, required=True, help="where records go, beside the variants' files")
+    parser.add_argument("--trials", type=int, default=5, help="seeds (default: %(default)s)")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), metavar="VARIANT", help="default: all")
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    return parser
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def test_an_unknown_variant_is_refused_before_anything_is_written(original, tmp_
 def test_variants_are_fine_tuned_by_the_same_seeds_under_their_own_names(original, tmp_path):
     words = ["finetune", "--config", "configs/smoke/lowshot_digits.yaml", "--weights", original, "--results",
              tmp_path / "r.jsonl", "--variants", "original", "x10_normrescale", "--trials", 1,
-             "OUTPUT_DIR", tmp_path / "o", "FINETUNE.PRESET", "m2", "FINETUNE.LEARNING_RATES", "[1.6]", "FINETUNE.EPOCHS", 0.5]  # fmt: skip
+             "OUTPUT_DIR", tmp_path / "o", "FINETUNE.PRESET", "m2", "FINETUNE.LEARNING_RATES", "[1.6]",
+             "FINETUNE.EPOCHS", 0.5]  # fmt: skip
     done = run_tool("studies/norm_variants", *words)
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
