@@ -35,7 +35,6 @@ from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.pretrain.norms import OWN_BATCH, POLICIES, STUDENT_NORMS, TEACHER_NORMS, check_norms
 from momentum_transfer.pretrain.optimizers import OPTIMIZERS
-from momentum_transfer.pretrain.views_on import AUTO
 
 METHOD_NAMES = ("momentum2", "byol", "moco", "simsiam", "supervised", "random")
 #: Methods whose student has a teacher that follows it.
@@ -87,7 +86,7 @@ RULES: dict[str, Rule] = {
     "DATA.VIEWS": Choice((*RECIPES, "digits")),
     "DATA.REMOVE": Many(Choice(REMOVALS)),
     "DATA.CROP_SCALE": Many(SHARE, lengths=(0, 2)),
-    "DATA.VIEWS_ON": Choice(("workers", "device", AUTO)),
+    "DATA.VIEWS_ON": Choice(("workers", "device", "auto")),
     "DATA.CANVAS": _count(2**14, "px", low=0, note="0: twice DATA.IMAGE_SIZE"),
     "DATA.WORKERS": _count(1024, "processes", low=-1, note="-1: measured in the first steps"),
     "DATA.MEMORY_SHARE": Number(0, 1, note="of the free memory"),

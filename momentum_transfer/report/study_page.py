@@ -54,7 +54,7 @@ def answers(
     """Every comparison of the study, judged together.
 
     Args:
-        records: of the suite, as ``page.read_records`` gives them. runs: checkpoint -> variant, settings and seed of the
+        records: of the suite, as ``page.read_records`` gives them. runs: checkpoint -> variant, settings, seed of the
             suite's pretrainings.
 
     Raises:

@@ -41,8 +41,7 @@ def alone(
 ) -> contextlib.AbstractContextManager[int]:
     """Hold the lock of ``output`` within the block; yields its descriptor, for the tasks to inherit.
 
-    Raises:
-        InputError: another runner is at work there, or tasks of a killed one have not ended after ``patience`` seconds.
+    InputError after ``patience`` seconds in which another runner, or tasks of a killed one, have not ended.
     """
     return run_lock.alone(output, patience=patience, for_children=True, name=name)
 
@@ -148,11 +147,7 @@ def last_lines(log: Path) -> list[str]:
 
 
 class Attempt:
-    """What a Slurm job runs: ``Attempt(job, gpus)()``.
-
-    Args:
-        patience: seconds to wait for another one's end in the job's folder.
-    """
+    """What a Slurm job runs: ``Attempt(job, gpus)()``; ``patience``: seconds to wait for another in its folder."""
 
     def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE) -> None:
         self.job, self.gpus, self.patience = job, gpus, patience

@@ -34,11 +34,8 @@ class Outcome:
 def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0, lock: int | None = None) -> list[Outcome]:
     """Run jobs as processes of this machine, at most ``parallel`` at a time, each on its own GPU where there are GPUs.
 
-    Args:
-        lock: descriptor of the suite's lock, for the tasks to inherit.
-
-    Raises:
-        Stopped: Ctrl-C or SIGTERM; the running tasks got it too and had time to save.
+    The tasks inherit ``lock``, the descriptor of the suite's lock. Stopped: Ctrl-C or SIGTERM came; the running tasks
+    got it too and had time to save.
     """
     outcomes: dict[str, Outcome] = {}
     for job in jobs:

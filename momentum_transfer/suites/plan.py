@@ -209,10 +209,8 @@ def _configs_of(command: Iterable[str]) -> str:
 def read_measured(paths: Sequence[str | Path]) -> dict[str, tuple[float, float]]:
     """Configs of a command -> (GPU hours, hours), the median over the commands whose records the files hold.
 
-    The cost of a command is the highest of its records', each of which holds the hours until it was written.
-
-    Raises:
-        InputError: a file is missing, or none of their records has hours.
+    The cost of a command is the highest of its records', each of which holds the hours until it was written. InputError
+    if a file is missing, or none of the records has hours.
     """
     spent: dict[str, tuple[float, float]] = {}
     for path in paths:
@@ -242,8 +240,7 @@ LISTED = 200
 def show_plan(jobs: Sequence[Job], expected: Mapping[str, Expected], gpus: int, price: float | None) -> None:
     """Every job with its state, expected cost and command; of long plans a line for each task's jobs together.
 
-    Args:
-        price: of a GPU hour, in any currency; None shows no money.
+    ``price`` of a GPU hour, in any currency; None shows no money.
     """
     groups: dict[str, list[Job]] = {}
     for job in jobs:

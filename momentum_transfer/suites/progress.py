@@ -104,8 +104,7 @@ def read_plan(output: Path) -> list[Planned]:
 def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Standing]:
     """Where every task of the plan is; InputError where there is no plan.
 
-    Args:
-        submitted: title -> (Slurm's number, key) of what was given to Slurm.
+    ``submitted``: title -> (Slurm's number, key) of what was given to Slurm.
     """
     plan = read_plan(output)
     with ThreadPoolExecutor(_READERS) as readers:

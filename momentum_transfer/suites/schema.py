@@ -50,11 +50,7 @@ class SuiteEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_entry(path: Path) -> SuiteEntry:
-    """The checked top level of a suite's file.
-
-    Raises:
-        InputError: no YAML, nested too deeply, too large, or a wrong key or type.
-    """
+    """The checked top level of a suite's file; InputError if it is no YAML, too deep, too large, or a key is wrong."""
     content = read_mapping(path, "a name and a list of tasks")
     entry = checked(content, SuiteEntry, str(path))
     for key, value in content.items():

@@ -78,10 +78,9 @@ def run_slurm(
 
 
 def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
-    """The places of jobs that an earlier call submitted and that are still in the queue or running, by title.
+    """The places of jobs of an earlier call that are still in the queue or running, by title.
 
-    Raises:
-        InputError: squeue does not answer, or such a job has other settings.
+    InputError if squeue does not answer, or such a job has other settings.
     """
     numbers = submitted(output)
     known = [(job, *numbers[job.title]) for job in jobs if job.title in numbers]
@@ -161,8 +160,7 @@ class _Submission:
     def _parameters(self, array: Array, cpus: int) -> dict[str, Any]:
         """submitit's parameters: the tasks' needs, the user's options, and the jobs to wait for.
 
-        Args:
-            cpus: of the largest node, 0 where unknown; a task that asks for more would wait for ever.
+        ``cpus`` of the largest node, 0 if unknown; a task that asks for more would wait for ever.
         """
         job = array.jobs[0]
         asked = job.task.cpus

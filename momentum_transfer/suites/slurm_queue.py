@@ -56,11 +56,7 @@ class Seen:
 
 
 def squeue() -> dict[str, Seen]:
-    """All jobs of this user that the controller knows, by number: ``12``, or ``12_3`` of an array.
-
-    Raises:
-        InputError: it does not answer.
-    """
+    """All jobs of this user that the controller knows, by number (``12``, or ``12_3`` of an array)."""
     command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
     found = {}
     for line in _ask(command).splitlines():

@@ -74,8 +74,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
     """The checked study of a suite; ``settings`` are those that its pretrainings differ in.
 
-    Raises:
-        InputError: an unknown key or setting, a selection without a measure, or nothing to compare.
+    InputError for an unknown key or setting, a selection without a measure, or nothing to compare.
     """
     study = checked(entry, Study, where)
     if not study.compare:

@@ -80,9 +80,7 @@ def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
 def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[str, str]) -> Mapping[str, str]:
     """The arguments of a checkpoint's preset, place by place; logs which preset it is and why.
 
-    Args:
-        weights: the checkpoint; None where there is none to read (yet).
-        name: in results. chosen: as :func:`read_choices` returns it.
+    ``weights``: None where there is none to read (yet). ``chosen``: as :func:`read_choices` returns it.
     """
     if not presets:
         return {}
@@ -104,11 +102,7 @@ def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[s
 
 
 def read_presets(content: Any, where: str, taken: Collection[str]) -> Presets:
-    """The checked ``presets`` of a suite: each fills the same places, none of which is ``taken``.
-
-    Raises:
-        InputError: no mapping of names to places and their arguments, or presets whose places differ or are taken.
-    """
+    """The checked ``presets`` of a suite: each fills the same places, none of which is ``taken``."""
     presets = checked(content, _Presets, f"{where}, presets")
     places = set(next(iter(presets.values())))
     for name, entry in presets.items():
@@ -122,11 +116,7 @@ def read_presets(content: Any, where: str, taken: Collection[str]) -> Presets:
 
 
 def read_choices(choices: Sequence[str], presets: Presets, checkpoints: Collection[str]) -> dict[str, str]:
-    """``PRESET`` (for all) or ``CHECKPOINT=PRESET`` -> preset by checkpoint, "" standing for all.
-
-    Raises:
-        InputError: a preset that the suite lacks, or a checkpoint that is not evaluated.
-    """
+    """``PRESET`` (for all) or ``CHECKPOINT=PRESET`` -> preset by checkpoint, "" standing for all."""
     chosen: dict[str, str] = {}
     for choice in choices:
         name, _, preset = choice.rpartition("=")
@@ -165,12 +155,7 @@ class Suite:
 
 
 def load_suite(path: str | Path) -> Suite:
-    """Read and check a suite.
-
-    Raises:
-        InputError: no such file, an unknown key, a wrong value, a need that is no earlier task, an unknown place in a
-            command, or a script outside this repository and the suite's folder.
-    """
+    """Read and check a suite; InputError names what is wrong with its file, keys, needs, places or scripts."""
     path = _suite_file(path)
     entry = read_entry(path)
     name = entry.name if entry.name is not None else path.stem
@@ -196,11 +181,7 @@ def load_suite(path: str | Path) -> Suite:
 
 
 def _tasks_of(path: Path, places: tuple[str, ...], presets: Presets, above: Path | None = None) -> list[Task]:
-    """The tasks of a suite's file, after those that it includes.
-
-    Args:
-        above: the suite that includes this one.
-    """
+    """The tasks of a suite's file, after those that it includes; ``above``: the suite that includes this one."""
     entry = read_entry(path)
     tasks: list[Task] = []
     if entry.include is not None:
@@ -220,11 +201,7 @@ def _tasks_of(path: Path, places: tuple[str, ...], presets: Presets, above: Path
 
 
 def _suite_file(name: str | Path) -> Path:
-    """The file of a suite: a path, or the name of one that ships, with or without ``suites/``.
-
-    Raises:
-        InputError: neither is there; the nearest names of those that ship and of the folder meant are listed.
-    """
+    """The file of a suite by path, or by the name of one that ships; InputError lists the nearest names."""
     try:
         for spelling in (name, Path("suites", name)):
             with contextlib.suppress(InputError):

@@ -139,8 +139,7 @@ def _word(value: Any) -> str:
 def read_sweep(entry: Any, where: str) -> Sweep:
     """The checked ``pretrain`` entry of a suite.
 
-    Raises:
-        InputError: an unknown key or wrong value, neither grid nor variants, no config, or SEED among the settings.
+    InputError for an unknown key or wrong value, neither grid nor variants, no config, or SEED among the settings.
     """
     sweep = checked(entry, Sweep, where)
     grid, variants, seeds, exports = sweep.grid, sweep.variants, sweep.seeds, sweep.exports
@@ -217,8 +216,7 @@ def is_setting(word: str) -> bool:
 def read_plots(entries: list[Any], where: str, known: Mapping[str, Any]) -> tuple[PlotRequest, ...]:
     """The checked plots of a suite; ``known`` are the settings that its pretrainings differ in.
 
-    Raises:
-        InputError: an unknown key or setting, a measure without metric, or neither y nor curve.
+    InputError for an unknown key or setting, a measure without metric, or neither y nor curve.
     """
     return tuple(_read_plot(entry, f"{where}, plot {number}", known) for number, entry in enumerate(entries, start=1))
 

@@ -72,8 +72,7 @@ def check_command(
 ) -> None:
     """Raises InputError unless a command begins with a tool, or a script beside the suite, and its places are known.
 
-    Args:
-        beside: folder of the suite's file. places: those that the command may have. presets: values of some of them.
+    ``beside``: folder of the suite's file. ``places``: those that it may have. ``presets``: values of some of them.
     """
     for place in re.findall(r"{(\w*)}", command):
         if place not in places:

@@ -29,10 +29,9 @@ _IMAGE_SIZE = 224
 def read_candidates(
     weights: Sequence[str], image_size: int | None = None
 ) -> tuple[tuple[Candidate, ...], dict[str, SourceBackbone], int, list[str]]:
-    """Reads the weights once and names them as results do.
+    """Reads the weights (checkpoints, run folders, names on the Hub) once and names them as results do.
 
     Args:
-        weights: checkpoints, run folders or names on the Hub.
         image_size: None takes the networks' own where timm has one, else 224.
 
     Returns:
@@ -130,11 +129,8 @@ def open_detection(
 ) -> Opened:
     """Opens the set, cuts its boxes into ``out/crops`` and lists them in ``out/images``.
 
-    Args:
-        overrides: KEY VALUE of the detectors, which win over what follows from the data.
-
-    Raises:
-        InputError: what is wrong with the set, with its file and line, or with a setting.
+    ``overrides`` of the detectors win over what follows from the data. InputError for what is wrong with the set, with
+    file and line, or with a setting.
     """
     if budgeted := [key for key in overrides[::2] if key in (*_BUDGETED, "OUTPUT_DIR", "SEED")]:
         raise InputError(f"expected no {budgeted[0]}: --minutes, --out and --seed decide it; leave it out")

@@ -41,10 +41,7 @@ class Choice:
 
 
 def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int = RESAMPLES) -> Choice:
-    """The verdict on the records of all stages.
-
-    Args:
-        records: as `report.page.read_records` gives them: with the folders of their outcomes per image.
+    """The verdict on the records of all stages, as `report.page.read_records` returns them.
 
     Raises:
         InputError: a start has no record of the stage that decides, or its outcomes per image are gone.
@@ -154,9 +151,6 @@ def write_page(
     Args:
         command: the tool's file and its arguments, for the page.
         left_out: sentences on weights that cannot be read.
-
-    Raises:
-        InputError: a start has no record of the stage that decides.
     """
     choice = decide(asked, read_records([asked.results])[0], resamples)
     runs = [folder for one in asked.everyone for stage in asked.stages

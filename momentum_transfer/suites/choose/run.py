@@ -1,8 +1,4 @@
-"""How long the parts of a choice take, and its notes, so that a stopped choice goes on as it began.
-
-The notes are the question (``question.json``) and the plan (``plan.json``), which follows from timed forward passes and
-trainings of a few steps.
-"""
+"""Times the parts of a choice, and notes its question and plan, so that a stopped choice goes on as it began."""
 
 import json
 import os
@@ -75,11 +71,7 @@ def probe_steps(asked: Question) -> list[tuple[str, Candidate, Step]]:
 def measured(asked: Question, stage: str, one: Candidate, wall: float) -> Times:
     """The seconds of an iteration (an epoch, all that is searched included) and of the rest of a probe.
 
-    Args:
-        wall: seconds of the probe's command.
-
-    Raises:
-        InputError: the probe left no metrics.
+    ``wall``: seconds of the probe's command. InputError where it left no metrics.
     """
     folder = asked.out / "probes" / one.name / stage
     length = PROBE[asked.kind]
@@ -115,8 +107,7 @@ class _Machine(msgspec.Struct):
 def keep_question(asked: Question) -> Question:
     """Note the question in the output folder; a stopped choice gets the settings back that it began with.
 
-    Raises:
-        InputError: the folder holds another choice, with what differs; or its notes are damaged.
+    InputError if the folder holds another choice, with what differs, or its notes are damaged.
     """
     file = asked.out / _QUESTION
     lists = [asked.out / "images" / f"{part}.txt" for part in ("train", "val")]
