@@ -4,7 +4,7 @@ python benchmarks/detection_architectures.py [--architecture convnext …] [--st
 
 Every architecture at random weights: Mask R-CNN and RetinaNet train a few iterations and predict, a linear segmentation
 probe is fitted twice, the second time on cached features. CPU seconds; "refused" with the reason. --parity: instead the
-largest differences between the torchvision engine and Detectron2 (needs Detectron2); masks are the share of pixels.
+largest differences between the torchvision engine and Detectron2 (needs Detectron2); masks are the fraction of pixels.
 """
 
 import argparse
@@ -109,8 +109,8 @@ def differences(name: str, file: str) -> dict[str, float]:
     cfg = settings(file, name, "unused", 1, *KEEP_ALL.split())
     check_settings(cfg)
     samples = samples_of(cfg, 128)
-    ours, theirs = parity.random_pair(cfg, samples)
-    return parity.prediction_differences(ours, theirs, samples)
+    ours, detectron2 = parity.random_pair(cfg, samples)
+    return parity.prediction_differences(ours, detectron2, samples)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -124,10 +124,10 @@ def main(args: argparse.Namespace) -> None:
             for title, file in DETECTORS.items():
                 try:
                     found = differences(name, file)
-                    told = [f"{found[key]:.1e}" if found.get(key) else "0" if key in found else "" for key in _COMPARED]
+                    row = [f"{found[key]:.1e}" if found.get(key) else "0" if key in found else "" for key in _COMPARED]
                 except InputError as error:
-                    told, reasons = ["refused"] * len(_COMPARED), [*reasons, f"{name}, {title}: {error}"]
-                rows.append((name, title, *told))
+                    row, reasons = ["refused"] * len(_COMPARED), [*reasons, f"{name}, {title}: {error}"]
+                rows.append((name, title, *row))
         else:
             found_here, why = cells(name, args.steps, args.probe_steps)
             rows.append((name, *found_here))

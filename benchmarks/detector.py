@@ -81,9 +81,9 @@ def contestant(name: str, cfg: Any, samples: list[Sample]) -> tuple[nn.Module, L
     from momentum_transfer.transfer import detectron2_engine as engine
 
     with tempfile.TemporaryDirectory() as folder:
-        theirs = engine.build_model(engine.detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
-    theirs.load_state_dict(export_state(ours))
-    return theirs, lambda: engine.training_losses(theirs, samples)
+        peer = engine.build_model(engine.detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
+    peer.load_state_dict(export_state(ours))
+    return peer, lambda: engine.training_losses(peer, samples)
 
 
 def _stock(cfg: Any, samples: list[Sample], device: str) -> tuple[nn.Module, Losses]:
@@ -176,7 +176,7 @@ def spread(ratios: list[float]) -> str:
 
 
 def measure(args: argparse.Namespace, depth: int, size: int) -> list[tuple[str, ...]]:
-    """Rows: network, size, contestant, median seconds, ratios to Detectron2, share of the data path, peak memory."""
+    """Rows: network, size, contestant, median seconds, ratios to Detectron2, fraction of the data path, peak memory."""
     cfg = settings(args, depth, size)
     samples, data_seconds = batch_of(cfg, args.batch)
     entries = {name: contestant(name, cfg, samples) for name in names_of(cfg)}
@@ -194,9 +194,9 @@ def measure(args: argparse.Namespace, depth: int, size: int) -> list[tuple[str, 
         if THEIRS in seconds:
             pairs = list(zip(values, seconds[THEIRS], strict=True))
             ratios = [spread([mine[kind] / other[kind] for mine, other in pairs]) for kind in (0, 1)]
-        share = f"{data_seconds / (data_seconds + wall):.1%}"
+        fraction = f"{data_seconds / (data_seconds + wall):.1%}"
         memory = "–" if args.no_memory else peak_memory(args, name, depth, size)
-        rows.append((f"R{depth}", f"{size}", name, f"{wall:.3f}", *ratios, share, memory))
+        rows.append((f"R{depth}", f"{size}", name, f"{wall:.3f}", *ratios, fraction, memory))
         say(f"R{depth}, {size} px, {name}: {wall:.3f} s an iteration, wall ÷ Detectron2 {ratios[0]}, CPU {ratios[1]}")
     return rows
 
@@ -207,7 +207,7 @@ def main(args: argparse.Namespace) -> None:
         alone(args)
         return
     rows = [row for depth in args.depth for size in args.size for row in measure(args, depth, size)]
-    columns = ("network", "px", "who", "s/iteration", "wall ÷ Detectron2", "CPU ÷ Detectron2", "data share", "peak MiB")
+    columns = ("network", "px", "who", "s/iteration", "wall ÷ Detectron2", "CPU ÷ Detectron2", "data, %", "peak MiB")
     what = f"{args.detector}, batch {args.batch}, {args.device}, {torch.get_num_threads()} threads"
     table(f"{what}; ratios: median (quartiles of {args.rounds} rounds)", columns, rows)
     if not importlib.util.find_spec("detectron2"):

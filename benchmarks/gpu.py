@@ -2,7 +2,7 @@
 
 python benchmarks/gpu.py [--output FOLDER] [--minutes 9] [--parts NAME …]
 
-Each part is a process of its own with a share of the time; what it prints is kept in OUTPUT/NAME.txt, and a part that
+Each part is a process of its own with a part of the time; what it prints is kept in OUTPUT/NAME.txt, and a part that
 fails or runs out of time leaves the others their turn. Parts:
 
 tests       the tests marked gpu, and with two devices the tests of NCCL
@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Part:
-    """A process and the share of the time that it may take.
+    """A process and the fraction of the time that it may take.
 
     Args:
         words: of its command line behind the interpreter. tiny: the same at toy sizes on the CPU.

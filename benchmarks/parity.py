@@ -3,7 +3,7 @@
 python benchmarks/parity.py [--detector mask_rcnn_fpn_1x …] [--depth 18 50 101] [--size 128]
 
 Every configs/transfer protocol by its own YAML at random weights, with images whose sides are and are not multiples of
-32, and with small batches of regions. Needs Detectron2. Boxes are in pixels, masks the share of pixels that differ,
+32, and with small batches of regions. Needs Detectron2. Boxes are in pixels, masks the fraction of pixels that differ,
 gradients relative to the largest one of their tensor.
 """
 
@@ -78,9 +78,9 @@ def main(args: argparse.Namespace) -> None:
             if task_name(cfg) == "segmentation" and depth < 50:
                 continue  # Detectron2's DeepLab has bottlenecks only
             samples = samples_of(cfg, args.size)
-            ours, theirs = parity.random_pair(cfg, samples)
-            found = parity.prediction_differences(ours, theirs, samples)
-            found |= parity.loss_differences(ours, theirs, samples)
+            ours, detectron2 = parity.random_pair(cfg, samples)
+            found = parity.prediction_differences(ours, detectron2, samples)
+            found |= parity.loss_differences(ours, detectron2, samples)
             rows.append((f"R{depth}", *(f"{value:.1e}" if value else "0" for value in found.values())))
         if rows:
             table(detector, ["network", *found], rows)

@@ -1,9 +1,9 @@
-"""A Momentum² Teacher step beside a plain hand-written loop and lightly's BYOL blocks; its parts beside theirs.
+"""A Momentum² Teacher step beside a plain hand-written loop and lightly's BYOL blocks; its parts beside the plain ones.
 
 python benchmarks/pretrain.py [--model resnet18 resnet50] [--rounds N] [--device cpu|cuda] [--threads N]
 
 Contestants take turns, so that a machine that slows down slows all of them; a ratio is the median over rounds of
-theirs / ours (above 1: ours is faster). On the CPU the clock is CPU time, which other work on the machine does not
+their time / ours (above 1: ours is faster). On the CPU the clock is CPU time, which other work on the machine does not
 enter, of one thread unless --threads says more. lightly is compared where it is installed (pip install lightly).
 """
 
@@ -204,11 +204,11 @@ def steps_of_training(name: str, rounds: int, device: torch.device) -> None:
     architecture = Architecture(name)
     steps: dict[str, Step] = {"ours": our_step(architecture, hidden, views, autocast)}
     steps["plain loop"] = plain_step(architecture, hidden, views, autocast)
-    theirs = lightly_step(architecture, hidden, views, autocast)
-    if theirs is None:
+    lightly = lightly_step(architecture, hidden, views, autocast)
+    if lightly is None:
         say("lightly is not installed: not compared")
     else:
-        steps["lightly BYOL (teacher BN)"] = theirs
+        steps["lightly BYOL (teacher BN)"] = lightly
     report(f"{name}, {side} px, batch {batch}: one training step", seconds(steps, rounds, device), batch)
     if device.type == "cuda":
         flops = 8 * forward_flops(architecture, side) * batch  # 2 teacher forwards, 2 student forwards with backward

@@ -122,11 +122,11 @@ def _row(name: str, best: dict[str, dict[str, Any]], folder: Path) -> tuple[str,
 
 def _difference(name: str, best: dict[str, dict[str, Any]], folder: Path) -> str:
     against = next((reference for reference in REFERENCES if "load" in best.get(reference, {})), "ours")
-    with np.load(folder / f"{name}.npz") as theirs, np.load(folder / f"{against}.npz") as reference:
-        if "precision" not in theirs:
-            return _summary_difference(theirs["percent"], folder)
+    with np.load(folder / f"{name}.npz") as tables, np.load(folder / f"{against}.npz") as reference:
+        if "precision" not in tables:
+            return _summary_difference(tables["percent"], folder)
         largest = max(
-            float(np.abs(theirs[key].reshape(reference[key].shape) - reference[key]).max())
+            float(np.abs(tables[key].reshape(reference[key].shape) - reference[key]).max())
             for key in ("precision", "recall")
         )
     return f"{largest:.1e}" if largest else "0"

@@ -3,7 +3,7 @@
 python benchmarks/suites.py [--checkpoints 1000] [--tasks 10]      (evaluate --slurm from plan to page)
 python benchmarks/suites.py --records 1000000                      (report on a results file)
 
-What is told is the time on this machine, and the most memory that a process took. The stand-in's sbatch answers with a
+It reports the time on this machine, and the most memory that a process took. The stand-in's sbatch answers with a
 number, and its squeue lets every job end well at once, with a state file and a record each; no task's process runs.
 """
 
@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=at_least(1), default=1000)
     parser.add_argument("--tasks", type=at_least(1), default=10, help="for each checkpoint")
-    parser.add_argument("--records", type=at_least(1), help="report on a file of so many lines in the place of a suite")
+    parser.add_argument("--records", type=at_least(1), help="report on a file of so many lines instead of a suite")
     return parser
 
 

@@ -1,9 +1,4 @@
-"""Projectors and predictors: the MLPs behind the pooled features.
-
-The losses of the methods: functions of embeddings, without parameters.
-"""
-
-from __future__ import annotations
+"""Projectors, predictors and losses of the pretraining methods."""
 
 from collections.abc import Callable
 
@@ -39,12 +34,12 @@ def simsiam_projector(inputs: int, hidden: int, outputs: int, norm_layer: NormLa
         norm_layer(hidden),
         nn.ReLU(inplace=True),
         nn.Linear(hidden, outputs, bias=False),
-        without_affine(norm_layer(outputs)),
+        _without_affine(norm_layer(outputs)),
     )
 
 
-def without_affine(layer: nn.Module) -> nn.Module:
-    """The normalisation with scale 1 and shift 0 for good: constants that are neither learned nor saved."""
+def _without_affine(layer: nn.Module) -> nn.Module:
+    """The normalisation with scale 1 and shift 0, as constants that are neither learned nor saved."""
     for name, constant in (("weight", torch.ones_like), ("bias", torch.zeros_like)):
         values = constant(layer.get_parameter(name).detach())
         delattr(layer, name)
@@ -54,12 +49,7 @@ def without_affine(layer: nn.Module) -> nn.Module:
 
 
 def cosine_regression(prediction: Tensor, target: Tensor) -> Tensor:
-    """Mean over the batch of 2 - 2 cos(prediction, target) (BYOL, arXiv 2006.07733, eq. 2).
-
-    Args:
-        prediction: [N, D], with gradient.
-        target: [N, D]; no gradient runs into it.
-    """
+    """Mean over the batch of 2 - 2 cos(prediction, stop-gradient(target)), [N, D] each (BYOL, eq. 2)."""
     cosine = F.cosine_similarity(prediction.float(), target.detach().float(), dim=1)
     return (2 - 2 * cosine).mean()
 
@@ -73,9 +63,7 @@ def info_nce(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) 
     """-log softmax of the positive among positive and negatives, mean over the batch (MoCo, arXiv 1911.05722, eq. 1).
 
     Args:
-        query: [N, D], L2-normalised, with gradient.
-        key: [N, D], L2-normalised: the positive of each query.
-        negatives: [K, D], L2-normalised: the queue.
+        query: [N, D]. key: [N, D], the positive of each query. negatives: [K, D], the queue. All L2-normalised.
         temperature: tau.
     """
     query, key = query.float(), key.float()
@@ -86,13 +74,9 @@ def info_nce(query: Tensor, key: Tensor, negatives: Tensor, temperature: float) 
 
 @torch.no_grad()
 def embedding_std(embedding: Tensor) -> Tensor:
-    """Standard deviation over the batch of the L2-normalised embedding, mean over dimensions: the collapse monitor.
+    """Standard deviation over the batch of the L2-normalised embedding [N, D], mean over dimensions, times sqrt(D).
 
-    About 1/sqrt(D) for embeddings spread over the sphere, 0 when all images have the same one (SimSiam, figure 2).
-    Multiplied by sqrt(D), so that it reads 1 and 0 in any dimension.
-
-    Args:
-        embedding: [N, D].
+    The collapse monitor (SimSiam, figure 2): 1 for embeddings spread over the sphere, 0 when all images have the same.
     """
     normalised = F.normalize(embedding.float(), dim=1)
     return normalised.std(dim=0, correction=0).mean() * embedding.shape[1] ** 0.5

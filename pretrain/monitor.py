@@ -1,6 +1,4 @@
-"""kNN monitor on a held-out split, and a finder of the first non-finite tensor."""
-
-from __future__ import annotations
+"""Watches a training: kNN on a held-out split, and the names of non-finite tensors."""
 
 from collections.abc import Callable
 
@@ -14,7 +12,7 @@ from momentum_transfer.core.neighbours import majority_top1
 from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.images.datasets import LabelledImages
 
-BANK = 20_000  # training images that vote; enough to compare epochs with each other
+_BANK = 20_000  # training images that vote; enough to compare epochs with each other
 
 
 class EvaluationImages(Dataset):
@@ -33,7 +31,7 @@ class EvaluationImages(Dataset):
 
 
 def shuffled_subset(images: EvaluationImages, count: int, seed: int) -> Dataset:
-    """At most ``count`` of the images, drawn with the seed."""
+    """At most ``count`` of the images, sampled with the seed."""
     order = np.random.default_rng(seed).permutation(len(images))[:count]
     return torch.utils.data.Subset(images, order.tolist())
 
@@ -54,18 +52,12 @@ def features(
 
 
 class KnnMonitor:
-    """kNN top-1 of a backbone as it is now: training images vote on held-out ones, as in ``lowshot`` under preset eman.
-
-    Args:
-        bank: training images; at most ``BANK`` of them, drawn with a fixed seed.
-        held_out: the images to be classified.
-        device, batch, workers: for the features.
-    """
+    """kNN top-1 of a backbone: training images (``bank``) vote on held-out ones, as in ``lowshot`` by preset eman."""
 
     def __init__(
         self, bank: EvaluationImages, held_out: EvaluationImages, device: torch.device, *, batch: int, workers: int
     ) -> None:
-        self.bank = shuffled_subset(bank, BANK, seed=0)
+        self.bank = shuffled_subset(bank, _BANK, seed=0)
         self.held_out = held_out
         self.device, self.batch, self.workers = device, batch, workers
 
@@ -78,10 +70,7 @@ class KnnMonitor:
 
 def non_finite_tensors(method: nn.Module, named: dict[str, Tensor], limit: int = 8) -> list[str]:
     """Names of what is NaN or infinite: the given tensors, then the method's parameters, buffers and gradients."""
-    tensors = dict(named)
-    tensors.update(method.named_parameters())
-    tensors.update(method.named_buffers())
-    gradients = ((f"{name} (gradient)", p.grad) for name, p in method.named_parameters() if p.grad is not None)
-    tensors.update(gradients)  # last: they only carry on what the others began
-    found = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    return found[:limit] + (["…"] if len(found) > limit else [])
+    gradients = {f"{name} (gradient)": p.grad for name, p in method.named_parameters() if p.grad is not None}
+    tensors = {**named, **dict(method.named_parameters()), **dict(method.named_buffers()), **gradients}
+    names = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    return names[:limit] + (["…"] if len(names) > limit else [])

@@ -1,7 +1,5 @@
 """The optimizers of pretraining by name: SGD, AdamW and LARS, with the papers' parameter groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -14,23 +12,17 @@ from momentum_transfer.core.ranges import Choice
 OPTIMIZERS = ("sgd", "lars", "adamw")
 
 
-def is_excluded(parameter: Tensor) -> bool:
-    """Whether LARS neither adapts nor decays the parameter: every bias and every normalisation's scale and shift."""
-    return parameter.dim() <= 1
-
-
 def build_optimizer(
     module: nn.Module, name: str, *, lr: float, momentum: float, weight_decay: float, eta: float, fixed_lr: str = ""
 ) -> Optimizer:
-    """The optimiser over the module's trainable parameters.
+    """The optimizer over the module's trainable parameters.
 
     SGD decays all parameters, as the papers do on one machine; AdamW all but biases and normalisation; LARS leaves
     these out of adaptation and decay (Momentum^2 Teacher, 4).
 
     Args:
         module: its frozen parameters (a teacher's) are left out.
-        name: "sgd", "lars" or "adamw".
-        lr, momentum, weight_decay, eta: of the optimiser; AdamW has no momentum, only LARS an eta.
+        name: "sgd", "lars" or "adamw", which has no momentum; only LARS has an eta.
         fixed_lr: parameters whose name contains this keep their rate (group key ``fixed``): SimSiam's predictor.
     """
     Choice(OPTIMIZERS).require("SOLVER.OPTIMIZER", name)
@@ -38,7 +30,7 @@ def build_optimizer(
     for key, parameter in module.named_parameters():
         if parameter.requires_grad:
             fixed = bool(fixed_lr) and fixed_lr in key
-            excluded = name != "sgd" and is_excluded(parameter)
+            excluded = name != "sgd" and parameter.dim() <= 1  # biases, and normalisations' scale and shift
             groups.setdefault((fixed, excluded), []).append(parameter)
     described = [
         {"params": params, "fixed": fixed, "weight_decay": 0.0 if excluded else weight_decay, "excluded": excluded}
@@ -54,9 +46,9 @@ def build_optimizer(
 
 
 def _sgd(groups: list[dict[str, Any]], lr: float, momentum: float) -> SGD:
-    """torch's fused SGD with its momentum buffers at zero, from which the first step comes out the same.
+    """torch's fused SGD with its momentum buffers at zero, which leaves the first step the same.
 
-    By itself it makes them in its first step without a value, and where the scaler skips that step (under fp16 nearly
+    By itself it allocates them uninitialised in its first step, and where the scaler skips that step (under fp16 nearly
     always) the second would read what lay there.
     """
     optimizer = SGD(groups, lr=lr, momentum=momentum, fused=True)

@@ -1,4 +1,4 @@
-"""A method in one line, and its step in another, for training loops of one's own.
+"""A method in one line, and its step in another, for your own training loop.
 
     method = build_method("momentum2", arch="resnet18")
     optimizer = torch.optim.SGD(method.parameters(), lr=0.05, momentum=0.9)
@@ -7,8 +7,6 @@
 
 The loop of ``tools/pretrain.py`` adds what a long run needs: resuming, mixed precision, micro-batches, processes.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,8 +46,8 @@ def build_method(
 
     Args:
         name: a key of ``PRESETS``, or a config by name or path, such as ``smoke/moco_eman_digits``.
-        arch, width, stem: of the backbone, see :class:`momentum_transfer.backbones.resnet.Architecture`; ``arch`` may
-            be ``timm:NAME``. They are used with the presets; a config brings its own.
+        arch, width, stem: of the presets' backbone, see :class:`momentum_transfer.backbones.resnet.Architecture`;
+            ``arch`` may be ``timm:NAME``. A config brings its own.
         settings: instead of the paper's: ``{"HEAD.HIDDEN": 512, "NORM.TEACHER": "EMAN"}``. BN of a preset normalises
             the whole batch, of any size, unless NORM.GROUP is given; ShuffleBN divides it as the paper's batch was.
 
@@ -61,8 +59,8 @@ def build_method(
     """
     backbone = {"MODEL.ARCH": arch, "MODEL.WIDTH": width, "MODEL.STEM": stem} if name in PRESETS else {}
     try:
-        words = [word for key, value in {**backbone, **(settings or {})}.items() for word in (key, value)]
-        cfg = load_config(get_cfg(), PRESETS.get(name, name), words)
+        overrides = [word for key, value in {**backbone, **(settings or {})}.items() for word in (key, value)]
+        cfg = load_config(get_cfg(), PRESETS.get(name, name), overrides)
     except InputError as error:
         if "config file not found" not in str(error):
             raise
@@ -78,19 +76,19 @@ def build_method(
 def train_step(
     method: Method, optimizer: Optimizer, view1: Tensor, view2: Tensor, *, progress: float
 ) -> dict[str, float]:
-    """One optimiser step in the order of the papers: the teacher moves before or after it, statistics once.
+    """One optimizer step in the order of the papers: the teacher moves before or after it, statistics once.
 
     Args:
         view1, view2: two views [N, 3, H, W] of the same images.
-        progress: share of the run that is done, k/K of the momentum schedules, from 0 to 1.
+        progress: fraction of the run that is done, k/K of the momentum schedules, from 0 to 1.
 
     Returns:
-        The loss, the figures that the method watches, and the momenta of this step.
+        The loss, the metrics that the method watches, and the momenta of this step.
 
     Raises:
         InputError: the loss is not finite, or progress is outside 0 … 1; nothing has moved then but the teacher.
     """
-    UNIT.require("progress", progress, "it is the share of the run that is done")
+    UNIT.require("progress", progress, "it is the fraction of the run that is done")
     method.train()
     moves = method.rule.moves if isinstance(method, StudentTeacher) else "after"
     momenta = method.begin_step(progress)  # Momentum BN's alpha

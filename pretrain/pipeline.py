@@ -1,21 +1,24 @@
-"""From data settings to batches of two views on the device, augmented by workers or on the device itself."""
+"""From data settings to batches of two views on the device, made by worker processes or on the device itself."""
 
-from __future__ import annotations
-
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from momentum_transfer.backbones.build import named_architecture, own_input
 from momentum_transfer.core import distributed
+from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.devices import MEASURED, candidates, measured_batches
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import say
+from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.samplers import Batches, Place, training_loader, whole_steps
+from momentum_transfer.core.settings import learned_settings
 from momentum_transfer.images.datasets import build_dataset, kept_in_memory, unlabelled_folder
 from momentum_transfer.images.device_views import CanvasDataset, build_device_views
 from momentum_transfer.images.labelled_images import LabelledImages
@@ -25,25 +28,22 @@ from momentum_transfer.pretrain.monitor import EvaluationImages
 from momentum_transfer.pretrain.plan import Plan
 
 Batch = tuple[Tensor, Tensor, Tensor]  # view1 [N, 3, H, W], view2 [N, 3, H, W], labels [N]
+_SAMPLE = 16  # images that are timed
 
 
 def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> LabelledImages:
-    """The images of a split, with the subsets that the settings ask for.
-
-    Args:
-        held_out: of images that test: the classes are the training images', but none of them is thinned out.
-    """
+    """The images of a split under the settings' subsets; of ``held_out`` ones only the classes are restricted."""
     data = cfg.DATA
     if data.NAME == "imagefolder" and cfg.METHOD.NAME != "supervised" and not held_out:
-        photographs = unlabelled_folder(data.ROOT, split, data.MAX_UNREADABLE) if data.ROOT else None
-        if photographs is not None:
+        unlabelled = unlabelled_folder(data.ROOT, split, data.MAX_UNREADABLE) if data.ROOT else None
+        if unlabelled is not None:
             if data.LONG_TAIL != 1.0 or data.CLASS_FRACTION != 1.0 or data.TAXONOMY:
                 raise InputError(
                     f"expected folders of classes in {data.ROOT} with LONG_TAIL, CLASS_FRACTION or TAXONOMY, found "
-                    "photographs without labels; leave these settings out"
+                    "images without labels; leave these settings out"
                 )
-            say(f"{len(photographs)} photographs of {data.ROOT}, without labels")
-            return select(photographs, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
+            say(f"{len(unlabelled)} images of {data.ROOT}, without labels")
+            return select(unlabelled, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
     return build_dataset(
         data.NAME,
         data.ROOT or None,
@@ -68,8 +68,7 @@ def evaluation_images(cfg: CfgNode, images: LabelledImages) -> EvaluationImages:
 def statistics(cfg: CfgNode) -> tuple[Sequence[float], Sequence[float]]:
     """Mean and standard deviation of the views: the network's own, ImageNet's for a ResNet.
 
-    Raises:
-        InputError: the network has a size of its own, and DATA.IMAGE_SIZE is another.
+    InputError if the network has its own size, and DATA.IMAGE_SIZE is another.
     """
     architecture = named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
     own = own_input(architecture)
@@ -84,7 +83,7 @@ def statistics(cfg: CfgNode) -> tuple[Sequence[float], Sequence[float]]:
 
 
 class EpochImages(Dataset):
-    """The images under a key that carries the epoch, so that workers may read across the end of an epoch."""
+    """Images by a key that holds the epoch too, so that workers may read across the end of an epoch."""
 
     def __init__(self, dataset: TwoViewDataset | CanvasDataset) -> None:
         self.dataset = dataset
@@ -95,47 +94,35 @@ class EpochImages(Dataset):
 
 
 class TrainingBatches:
-    """Endless batches of two views, from any step on.
+    """Endless batches of two views on the device, from any step on.
 
-    Args:
-        cfg: settings; DATA.VIEWS_ON "workers" augments on the CPU, "device" a whole batch at once where it is used.
-        images: labelled images.
-        plan: batch sizes.
-        device: where the batches go.
-
-    Raises:
-        InputError: an unknown recipe, or one that cannot be drawn there.
+    DATA.VIEWS_ON "workers" augments on the CPU, "device" a whole batch at once where it is used. InputError for an
+    unknown recipe, or one that cannot be made there.
     """
 
     def __init__(self, cfg: CfgNode, images: LabelledImages, plan: Plan, device: torch.device) -> None:
         data = cfg.DATA
         self.cfg, self.plan, self.device, self.size = cfg, plan, device, len(images)
         mean, std = statistics(cfg)
-        recipe: dict[str, Any] = {
-            "mean": mean,
-            "std": std,
-            "remove": data.REMOVE,
-            "crop_scale": tuple(data.CROP_SCALE) or None,
-        }
+        recipe = {**_recipe(cfg), "mean": mean, "std": std}
         self.dataset: TwoViewDataset | CanvasDataset
         if data.VIEWS_ON == "device":
             self.device_views = build_device_views(data.VIEWS, data.IMAGE_SIZE, **recipe)
-            self.dataset = CanvasDataset(images, data.CANVAS or 2 * data.IMAGE_SIZE, cfg.SEED)
+            self.dataset = _canvases(cfg, images)
         else:
-            self.dataset = TwoViewDataset(
-                images, build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, **recipe), cfg.SEED
-            )
+            views = build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, **recipe)
+            self.dataset = TwoViewDataset(images, views, cfg.SEED)
 
     def from_step(self, first: int) -> Iterator[Batch]:
-        """This process's micro-batches from the first of step ``first`` on."""
+        """This process's micro-batches from step ``first`` on."""
         data, plan = self.cfg.DATA, self.plan
         # Here and not earlier: a run that is over, or a random network, reads no training batch.
         uses, processes = (plan.steps - first) / plan.steps_per_epoch, distributed.local_world_size()
         self.dataset.dataset = kept_in_memory(self.dataset.dataset, data.MEMORY_SHARE, uses=uses, processes=processes)
-        accumulate, workers = plan.accumulate, data.WORKERS
-        if workers != MEASURED:
-            return self._from_batch(first * accumulate, workers)
-        return measured_batches(self._from_batch, first * accumulate, plan.steps * accumulate, candidates(processes))
+        start, end = first * plan.accumulate, plan.steps * plan.accumulate
+        if data.WORKERS != MEASURED:
+            return self._from_batch(start, data.WORKERS)
+        return measured_batches(self._from_batch, start, end, candidates(processes))
 
     def _from_batch(self, first: int, workers: int) -> Generator[Batch, None, None]:
         """Micro-batches ``first`` on, read by so many worker processes."""
@@ -147,17 +134,82 @@ class TrainingBatches:
         layout = torch.channels_last if self.cfg.RUN.CHANNELS_LAST else torch.contiguous_format
         images = EpochImages(self.dataset)
         for batch in training_loader(images, batches, workers=workers, seed=seed, pin_memory=pinned):
-            view1, view2, labels = self._views(batch)
+            if isinstance(self.dataset, TwoViewDataset):
+                view1, view2, labels, _ = batch
+            else:
+                canvases, sizes, labels, _, keys = batch
+                view1, view2 = self.device_views(canvases.to(self.device, non_blocking=True), sizes, keys)
             yield (
                 view1.to(self.device, non_blocking=True, memory_format=layout),
                 view2.to(self.device, non_blocking=True, memory_format=layout),
                 labels.to(self.device, non_blocking=True),
             )
 
-    def _views(self, batch: list[Tensor]) -> Batch:
-        if isinstance(self.dataset, TwoViewDataset):
-            view1, view2, labels, _ = batch
-        else:
-            canvases, sizes, labels, _, keys = batch
-            view1, view2 = self.device_views(canvases.to(self.device, non_blocking=True), sizes, keys)
-        return view1, view2, labels
+
+def _recipe(cfg: CfgNode) -> dict[str, Any]:
+    return {"remove": cfg.DATA.REMOVE, "crop_scale": tuple(cfg.DATA.CROP_SCALE) or None}
+
+
+def _canvases(cfg: CfgNode, images: LabelledImages) -> CanvasDataset:
+    return CanvasDataset(images, cfg.DATA.CANVAS or 2 * cfg.DATA.IMAGE_SIZE, cfg.SEED)
+
+
+def settle_views(
+    cfg: CfgNode, images: LabelledImages, micro_batch: int, device: torch.device, checkpoints: CheckpointFolder
+) -> CfgNode:
+    """A copy of the settings with "workers" or "device" for DATA.VIEWS_ON "auto": the faster one, by a measurement.
+
+    Both follow one recipe, but not to the bit, so the choice belongs to the run: ``checkpoints`` hold it, and a resumed
+    run keeps to it.
+    """
+    if cfg.DATA.VIEWS_ON != "auto":
+        return cfg
+    last = checkpoints.last()
+    if last is not None:
+        return _with_views_on(cfg, learned_settings(load(last)["config"])["DATA.VIEWS_ON"])
+    choice = [_faster(cfg, images, micro_batch, device) if distributed.is_main() else ""]
+    if distributed.is_distributed():
+        dist.broadcast_object_list(choice, device=device if device.type == "cuda" else None)
+    return _with_views_on(cfg, choice[0])
+
+
+def _with_views_on(cfg: CfgNode, choice: str) -> CfgNode:
+    settled = cfg.clone()
+    settled.defrost()
+    settled.DATA.VIEWS_ON = choice
+    settled.freeze()
+    return settled
+
+
+def _faster(cfg: CfgNode, images: LabelledImages, micro_batch: int, device: torch.device) -> str:
+    data = cfg.DATA
+    if data.VIEWS == "digits":  # rendered, not cropped from an image
+        return "workers"
+    recipe, canvases = _recipe(cfg), _canvases(cfg, images)
+    views = TwoViewDataset(images, build_views(data.VIEWS, data.IMAGE_SIZE, variant=data.VARIANT, **recipe), cfg.SEED)
+    sample = [index % len(images) for index in range(_SAMPLE)]
+    cores = max(available_cores() // distributed.local_world_size(), 1)
+    by_workers = _seconds(lambda: [views.at(0, index) for index in sample]) / (_SAMPLE * cores)
+    items = [canvases.at(0, index) for index in sample]
+    decoding = _seconds(lambda: [canvases.at(0, index) for index in sample]) / (_SAMPLE * cores)
+    on_device = build_device_views(data.VIEWS, data.IMAGE_SIZE, **recipe)
+    repeated = [items[index % _SAMPLE] for index in range(micro_batch)]
+    batch = torch.stack([item[0] for item in repeated]).to(device)
+    sizes, keys = torch.stack([item[1] for item in repeated]), torch.tensor([item[4] for item in repeated])
+    # Workers decode beside the device's work, so the slower of the two counts.
+    by_device = max(decoding, _seconds(lambda: on_device(batch, sizes, keys), device) / micro_batch)
+    choice = "device" if by_device < by_workers else "workers"
+    say(f"views are made by the {choice}: {1000 * by_workers:.2f} ms an image by workers on {cores} cores, "
+        f"{1000 * by_device:.2f} ms on the device (DATA.VIEWS_ON)")  # fmt: skip
+    return choice
+
+
+def _seconds(work: Callable[[], object], device: torch.device | None = None) -> float:
+    """The seconds of the second of two runs."""
+    for _ in range(2):
+        begun = time.perf_counter()
+        work()
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken = time.perf_counter() - begun
+    return taken

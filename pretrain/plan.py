@@ -1,7 +1,5 @@
 """Steps, micro-batches and scaled rates from config, data set and world size, checked before any work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fvcore.common.config import CfgNode
@@ -12,35 +10,25 @@ from momentum_transfer.images.subsets import stretched_epochs
 from momentum_transfer.pretrain.config import WITH_TEACHER, norms, norms_of_own_batch
 from momentum_transfer.pretrain.methods import scaled_teacher_momentum
 
-#: The longest warm-up that is not said to be long, as a fraction of the run: the papers have 10 of 100 epochs.
-LONGEST_WARMUP = 0.1
+#: The longest warm-up without a warning, as a fraction of the run: the papers have 10 of 100 epochs.
+_LONGEST_WARMUP = 0.1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of one run.
-
-    Args:
-        steps: optimiser steps in all.
-        steps_per_epoch: whole batches in the images; the rest of an epoch is left out.
-        micro_batch: images of one forward on one process.
-        accumulate: micro-batches a step.
-        base_lr: learning rate after warm-up, scaled to the batch.
-        warmup: steps.
-        momentum_base: of the teacher, scaled to the batch where the equivalence rule is asked for.
-    """
+    """The numbers of one run."""
 
     steps: int
-    steps_per_epoch: int
-    micro_batch: int
-    accumulate: int
-    base_lr: float
-    warmup: int
-    momentum_base: float
+    steps_per_epoch: int  # whole batches; the rest of an epoch is left out
+    micro_batch: int  # images of one forward on one process
+    accumulate: int  # micro-batches a step
+    base_lr: float  # after warm-up, scaled to the batch
+    warmup: int  # steps
+    momentum_base: float  # of the teacher, scaled to the batch under the equivalence rule
 
 
 def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Plan:
-    """The plan for so many images (of a data set of ``full_images`` before subsets) on so many processes.
+    """The plan for ``images`` (of a data set of ``full_images`` before subsets) on so many processes.
 
     Raises:
         InputError: a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
@@ -57,9 +45,7 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
     _check_batch_statistics(cfg, micro, processes)
     per_epoch = images // batch
     if per_epoch == 0:
-        raise InputError(
-            f"expected at least one batch of {batch} images, found {images} images; lower SOLVER.BATCH_SIZE"
-        )
+        raise InputError(f"expected at least a batch of {batch} images, found {images}; lower SOLVER.BATCH_SIZE")
     epochs = solver.EPOCHS
     if cfg.DATA.STRETCH_EPOCHS:
         epochs = stretched_epochs(epochs, full_images, images, batch)
@@ -107,15 +93,15 @@ def learning_rate_at(plan: Plan, cfg: CfgNode, step: int) -> float:
 
 
 def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
-    """The plan in lines for a person, with the scaling that was applied."""
+    """The plan in lines for the log, with the scaling that was applied."""
     solver, factor = cfg.SOLVER, cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.BASE_BATCH_SIZE
+    cut = ", cut to the run" if plan.warmup < round(solver.WARMUP_EPOCHS * plan.steps_per_epoch) else ""
     lines = [
         f"{counted(plan.steps, 'step')} of {counted(solver.BATCH_SIZE, 'image')} ({plan.micro_batch} x "
-        f"{counted(processes, 'process')} x "
-        f"{counted(plan.accumulate, 'micro-batch')}), {counted(plan.steps_per_epoch, 'step')} an epoch",
+        f"{counted(processes, 'process')} x {counted(plan.accumulate, 'micro-batch')}), "
+        f"{counted(plan.steps_per_epoch, 'step')} an epoch",
         f"learning rate {plan.base_lr:g} = {solver.BASE_LR:g} x {factor:g} (linear scaling from a batch of "
-        f"{solver.BASE_BATCH_SIZE}), {counted(plan.warmup, 'step')} of warm-up"
-        + (", cut to the run" if plan.warmup < round(solver.WARMUP_EPOCHS * plan.steps_per_epoch) else ""),
+        f"{solver.BASE_BATCH_SIZE}), {counted(plan.warmup, 'step')} of warm-up{cut}",
     ]
     if cfg.METHOD.NAME in WITH_TEACHER:
         rule = "equivalence rule" if cfg.TEACHER.SCALE_MOMENTUM else "not scaled"
@@ -124,10 +110,9 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
 
 
 def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = None) -> list[str]:
-    """Warnings before a run, a line each: BN or SyncBN of other images than its config's, a warm-up that is much of it.
+    """Warnings before a run, a line each: BN or SyncBN of other images than in its config, a long warm-up.
 
-    Args:
-        preset: the config before what the command line changed; None where there is no file.
+    ``preset``: the config before what the command line changed; None where there is no file.
     """
     lines, solver = [], cfg.SOLVER
     seen, pinned = cfg.NORM.GROUP or plan.micro_batch, preset.NORM.GROUP if preset else 0
@@ -137,14 +122,13 @@ def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = 
             f"another protocol: {' and '.join(by_process)} of {expected} images in "
             f"{'the config, as its paper had' if pinned else 'one process'}, of {seen} in this run (NORM.GROUP "
             f"{cfg.NORM.GROUP}, {counted(processes, 'process')} x {counted(solver.ACCUMULATE, 'micro-batch')} of "
-            f"{plan.micro_batch}); "
-            "NORM.GROUP says how many, whatever the number of processes"
+            f"{plan.micro_batch}); NORM.GROUP sets how many, whatever the number of processes"
         )
-    if plan.warmup / plan.steps > LONGEST_WARMUP:
+    if plan.warmup / plan.steps > _LONGEST_WARMUP:
         lines.append(
             f"{plan.warmup} of {plan.steps} steps are warm-up ({plan.warmup / plan.steps:.0%}; usual: at most "
-            f"{LONGEST_WARMUP:.0%}), so that the rate is low for much of the run; lower SOLVER.WARMUP_EPOCHS to "
-            f"{int(LONGEST_WARMUP * plan.steps) / plan.steps_per_epoch:.3g}, or train longer"
+            f"{_LONGEST_WARMUP:.0%}), so that the rate is low for much of the run; lower SOLVER.WARMUP_EPOCHS to "
+            f"{int(_LONGEST_WARMUP * plan.steps) / plan.steps_per_epoch:.3g}, or train longer"
         )
     parts = preset.SOLVER.ACCUMULATE if preset else 1
     if "SyncBN" in norms(cfg) and cfg.METHOD.NAME != "random" and parts != solver.ACCUMULATE:

@@ -1,9 +1,4 @@
-"""Captures and restores the training state, bit-exact: 2 + 2 steps equal 4.
-
-The whole network that a run of ours trained: backbone and projector, from its last checkpoint.
-"""
-
-from __future__ import annotations
+"""Captures and restores the training state, bit-exact: 2 + 2 steps equal 4; loads a trained network with its head."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +7,6 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.resnet import Architecture
@@ -33,17 +26,16 @@ from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.log import warn
 from momentum_transfer.core.settings import dump, learned_settings
 from momentum_transfer.pretrain.config import get_cfg, norms_of_own_batch
-from momentum_transfer.pretrain.methods import Method, build_method
+from momentum_transfer.pretrain.methods import build_method
 from momentum_transfer.pretrain.methods.method import Branch
+from momentum_transfer.pretrain.run import Run
 
-SHARED_BUFFERS = ("queue.",)  # equal on every process
+_SHARED_BUFFERS = ("queue.",)  # equal on every process
 
 
-def capture(
-    cfg: CfgNode, method: Method, optimizer: Optimizer, scaler: GradScaler, step: int, steps_per_epoch: int
-) -> dict[str, Any]:
-    """The checkpoint after ``step`` steps. Every process must call it; the first one's return value is written."""
-    architecture = method.backbone().architecture
+def capture(run: Run, step: int) -> dict[str, Any]:
+    """The checkpoint after ``step`` steps. Every process must call it; rank 0's return value is written."""
+    method, steps_per_epoch = run.method, run.plan.steps_per_epoch
     local = {"generators": _generators(), "buffers": _local_buffers(method)}
     processes: list[Any] = [local]
     if distributed.is_distributed():
@@ -51,15 +43,15 @@ def capture(
         dist.all_gather_object(processes, local)
     return {
         "format": FORMAT,
-        "method": cfg.METHOD.NAME,
-        "config": dump(cfg),
+        "method": run.cfg.METHOD.NAME,
+        "config": dump(run.cfg),
         "step": step,
         "sampler": {"epoch": step // steps_per_epoch, "step_in_epoch": step % steps_per_epoch},
-        "architecture": _described(architecture),
+        "architecture": _described(method.backbone().architecture),
         "network_default": method.network_default,
         "model": method.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scaler": scaler.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict(),
         "processes": processes,
     }
 
@@ -70,32 +62,21 @@ def _described(architecture: AnyArchitecture) -> dict[str, Any]:
     return {"text": str(architecture)}
 
 
-def restore(
-    state: dict[str, Any],
-    cfg: CfgNode,
-    method: Method,
-    optimizer: Optimizer,
-    scaler: GradScaler,
-    steps: int,
-    path: Path,
-) -> int:
-    """Puts a checkpoint back; returns the steps that it has done.
-
-    Args:
-        steps: of the whole training. path: of the checkpoint, for messages.
+def restore(run: Run, state: dict[str, Any], path: Path) -> int:
+    """Loads the checkpoint at ``path`` into the run; returns the steps that it has done.
 
     Raises:
         InputError: it was made under other settings, does not hold this model, is no whole state of a training, or was
-            of a number of processes that the normalisations do not exchange for this one.
+            of another number of processes where a normalisation depends on that.
     """
-    _check(state, cfg, path)
-    check_same_settings(state["config"], cfg)
-    check_other_processes(cfg, len(state["processes"]), distributed.world_size())
-    check_step(state["step"], max(steps, 1), path)
+    _check(state, run.cfg, path)
+    check_same_settings(state["config"], run.cfg)
+    check_other_processes(run.cfg, len(state["processes"]), distributed.world_size())
+    check_step(state["step"], max(run.plan.steps, 1), path)
     with fitting(path):
-        method.load_state_dict(state["model"])
-        load_optimizer(optimizer, state["optimizer"], path)
-        scaler.load_state_dict(state["scaler"])
+        run.method.load_state_dict(state["model"])
+        load_optimizer(run.optimizer, state["optimizer"], path)
+        run.scaler.load_state_dict(state["scaler"])
     processes = state["processes"]
     if len(processes) != distributed.world_size():
         warn(
@@ -105,10 +86,12 @@ def restore(
         return state["step"]
     own = processes[distributed.rank()]
     with torch.no_grad(), fitting(path):
-        buffers = dict(method.named_buffers())
+        buffers = dict(run.method.named_buffers())
         for name, value in own["buffers"].items():
             buffers[name].copy_(value)
-    _set_generators(own["generators"])
+    torch.set_rng_state(own["generators"]["torch"])
+    if own["generators"]["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(own["generators"]["cuda"])
     return state["step"]
 
 
@@ -131,19 +114,16 @@ def _check(state: dict[str, Any], cfg: CfgNode, path: Path) -> None:
 
 
 def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
-    """Refuses another number of processes where it would change the images that a normalisation sees.
+    """Raises InputError for another number of processes where it would change the images that a normalisation sees.
 
     GN and IN look at one image, SyncBN at the whole micro-batch, EMAN and StudentPN at the student's statistics. All
     others keep statistics of each process's own images, and under NORM.GROUP of each of its groups.
-
-    Raises:
-        InputError: with the number of processes to go on with.
     """
     by_process = norms_of_own_batch(cfg)
     if before == now or not by_process:
         return
     seen = [cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.ACCUMULATE) for count in (before, now)]
-    change = f"would normalise a process's {seen[1]} images in place of {seen[0]}, another training"
+    change = f"would normalise a process's {seen[1]} images instead of {seen[0]}, another training"
     if group := cfg.NORM.GROUP:
         change = f"would have statistics of {seen[1] // group} groups a process, where {seen[0] // group} are saved"
     raise InputError(
@@ -153,11 +133,7 @@ def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
 
 
 def check_same_settings(saved: str, cfg: CfgNode) -> None:
-    """Refuses to go on under settings that change what is learned.
-
-    Raises:
-        InputError: names every setting that differs, with both values.
-    """
+    """Raises InputError, with every setting that differs, if the settings change what is learned."""
     before, now = learned_settings(saved), learned_settings(dump(cfg))
     differing = [
         f"{key} {before.get(key)!r} -> {now.get(key)!r}"
@@ -172,31 +148,20 @@ def check_same_settings(saved: str, cfg: CfgNode) -> None:
 
 
 def _local_buffers(method: nn.Module) -> dict[str, Tensor]:
-    """Buffers that processes keep for themselves (BN statistics); empty alone, where the model's state has them."""
+    """Buffers that differ between processes (BN statistics); empty for one process, whose model state has them."""
     if not distributed.is_distributed():
         return {}
-    return {name: value.cpu() for name, value in method.named_buffers() if not name.startswith(SHARED_BUFFERS)}
+    return {name: value.cpu() for name, value in method.named_buffers() if not name.startswith(_SHARED_BUFFERS)}
 
 
 def _generators() -> dict[str, Any]:
-    """torch's alone: every other draw of a run comes from a generator seeded for its purpose (views, orders, subsets).
-
-    Python's and numpy's global generators are neither seeded nor read here, so there is nothing of theirs to keep.
-    """
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def _set_generators(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    """torch's alone: views, orders and subsets have generators of their own, seeded for each."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def load_embedding(run: str | Path, network: str | None = None) -> Branch | None:
-    """Images [N, 3, H, W] -> embeddings [N, D] before the predictor, in evaluation mode.
+    """A trained network, images [N, 3, H, W] -> embeddings [N, D] before the predictor, in evaluation mode.
 
     Args:
         run: OUTPUT_DIR of a pretraining.

@@ -1,9 +1,4 @@
-"""Builds a run from its settings: images, plan, method and optimizer, on the device and among the processes.
-
-torch.compile of the networks, and its failures in one line.
-"""
-
-from __future__ import annotations
+"""Builds a run from its settings: images, plan, method and optimizer, on the device and among the processes."""
 
 import contextlib
 import os
@@ -33,24 +28,19 @@ from momentum_transfer.pretrain.methods import Method, build_method
 from momentum_transfer.pretrain.monitor import KnnMonitor
 from momentum_transfer.pretrain.norms import use_fused_sync
 from momentum_transfer.pretrain.optimizers import build_optimizer
-from momentum_transfer.pretrain.pipeline import TrainingBatches, build_images, evaluation_images
+from momentum_transfer.pretrain.pipeline import TrainingBatches, build_images, evaluation_images, settle_views
 from momentum_transfer.pretrain.plan import Plan, concerns, describe, make_plan
-from momentum_transfer.pretrain.views_on import settle_views
-
-_NEXT = "install one (Debian: g++), or set RUN.COMPILE False"
 
 
 def compile_networks(method: Method, device: torch.device) -> None:
-    """Compiles student and teacher in place, so that the names in the state stay; the work is done by the first step.
+    """Compiles student and teacher in place, so that the names in the state stay; the first step does the work.
 
-    The kernels of a CPU are C++, which takes a compiler, and minutes in the first step.
-
-    Raises:
-        InputError: there is no compiler.
+    On the CPU it takes a C++ compiler; InputError where there is none.
     """
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None and shutil.which("clang++") is None:
-        raise InputError(f"expected a C++ compiler for RUN.COMPILE True on the CPU, found no {compiler}; {_NEXT}")
+        raise InputError(f"expected a C++ compiler for RUN.COMPILE True on the CPU, found no {compiler}; install one "
+                         "(Debian: g++), or set RUN.COMPILE False")  # fmt: skip
     for network in method.networks().values():
         network.compile()
 
@@ -61,8 +51,7 @@ def compile_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        kind = type(error).__module__
-        if not kind.startswith(("torch._dynamo", "torch._inductor")):
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         causes = [line for line in lines if "error:" in line or "Error:" in line] or lines or [type(error).__name__]
@@ -86,11 +75,11 @@ class Run:
     optimizer: Optimizer
     scaler: GradScaler
     knn: KnnMonitor | None
-    figures: dict[str, list[float]] = field(default_factory=dict)  # since the last line of the log
+    unlogged: dict[str, list[float]] = field(default_factory=dict)  # metrics since the last line of the log
 
     @cached_property
     def images_key(self) -> dict[str, str]:
-        """See `fingerprint`; of the images as the run began."""
+        """`fingerprint` of the images as the run began."""
         return fingerprint(self.images)
 
 
@@ -105,7 +94,7 @@ def _check_precision(cfg: CfgNode, device: torch.device) -> None:
 
 
 def prepare(cfg: CfgNode, device: torch.device, checkpoints: CheckpointFolder, preset: CfgNode | None = None) -> Run:
-    """Data, plan, model and optimiser of the settings, on the device; says the plan and what is unusual in it."""
+    """Data, plan, model and optimizer of the settings, on the device; logs the plan and what is unusual in it."""
     _check_precision(cfg, device)
     images = build_images(cfg, cfg.DATA.SPLIT)
     plan = make_plan(cfg, len(images), full_size(images), distributed.world_size())
@@ -143,15 +132,12 @@ def _knn_monitor(cfg: CfgNode, images: LabelledImages, device: torch.device) -> 
     if cfg.RUN.KNN_EVERY <= 0:
         return None
     if cfg.DATA.NAME == "filelist":
-        raise InputError(
-            "expected RUN.KNN_EVERY 0 with DATA.NAME filelist, whose one list has no held-out part; score the exported "
-            "backbone with tools/lowshot.py knn"
-        )
+        raise InputError("expected RUN.KNN_EVERY 0 with DATA.NAME filelist, whose one list has no held-out part; score "
+                         "the exported backbone with tools/lowshot.py knn")  # fmt: skip
     held_out = evaluation_images(cfg, build_images(cfg, cfg.RUN.KNN_SPLIT, held_out=True))
     bank = evaluation_images(cfg, without_class(images, "unlabeled"))  # STL-10's unlabelled images cannot vote
-    return KnnMonitor(
-        bank, held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=workers_without_measuring(cfg.DATA.WORKERS)
-    )
+    workers = workers_without_measuring(cfg.DATA.WORKERS)
+    return KnnMonitor(bank, held_out, device, batch=cfg.SOLVER.BATCH_SIZE, workers=workers)
 
 
 def distribute(run: Run) -> nn.Module:
@@ -161,8 +147,8 @@ def distribute(run: Run) -> nn.Module:
     if not distributed.is_distributed():
         return run.method
     with warnings.catch_warnings():
-        # Newer torch wants forward_sync_buffers, which still overwrites every process's BN statistics at the start;
-        # they are each process's own (the student's by the paper's design, the teacher's by NORM.POLICY).
+        # Newer torch asks for forward_sync_buffers instead, which still overwrites every process's BN statistics at
+        # the start; they are each process's own (the student's by the paper's design, the teacher's by NORM.POLICY).
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         devices = [run.device.index] if run.device.type == "cuda" else None
         return DistributedDataParallel(run.method, device_ids=devices, broadcast_buffers=False)

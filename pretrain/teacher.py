@@ -1,10 +1,8 @@
 """The teacher: a copy of the student that follows it, in its weights and, under EMAN, in its statistics.
 
 Mean Teacher (arXiv 1703.01780); Momentum^2 Teacher (arXiv 2101.07525) eq. 7, read as ``(1 - m) teacher + m student``;
-EMAN (arXiv 2101.08482) eqs. 1 and 9, whose momentum is 1 - m. Updates are fused over all tensors of a network.
+EMAN (arXiv 2101.08482) eqs. 1 and 9, whose momentum is 1 - m.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 
@@ -14,18 +12,17 @@ from torch import Tensor, nn
 from momentum_transfer.core import distributed
 from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "group_mean", "group_var")
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "group_mean", "group_var")
 
 
 def _statistics(network: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer for name, buffer in network.named_buffers() if name.rpartition(".")[2] in STATISTICS}
+    return {name: buffer for name, buffer in network.named_buffers() if name.rpartition(".")[2] in _STATISTICS}
 
 
-def _matching(wanted: Mapping[str, Tensor], student: Mapping[str, Tensor]) -> list[Tensor]:
-    missing = [name for name in wanted if name not in student]
-    if missing:
+def _matching(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor]) -> list[Tensor]:
+    if missing := [name for name in teacher if name not in student]:
         raise ValueError(f"expected the student to have every tensor of the teacher, missing: {', '.join(missing)}")
-    return [student[name] for name in wanted]
+    return [student[name] for name in teacher]
 
 
 @torch.no_grad()
@@ -33,16 +30,16 @@ def copy_student(student: nn.Module, teacher: nn.Module) -> None:
     """Starts the teacher at the student's weights, and at its running statistics where both keep some.
 
     The teacher's modules may be fewer (no predictor) and its normalisation another, as long as parameter names agree.
-    Its parameters stop asking for gradients.
+    Its parameters get no gradients from now on.
     """
     move_parameters(student, teacher, 1.0)
-    theirs = _statistics(student)
+    statistics = _statistics(student)
     for name, buffer in _statistics(teacher).items():
-        if name in theirs:
-            buffer.copy_(theirs[name])
-        elif name.rpartition(".")[2] in ("group_mean", "group_var"):  # a student that keeps one set of statistics
-            prefix, dot, last = name.rpartition(".")
-            alone = theirs.get(prefix + dot + last.replace("group", "running"))
+        prefix, dot, last = name.rpartition(".")
+        if name in statistics:
+            buffer.copy_(statistics[name])
+        elif last in ("group_mean", "group_var"):  # a student that keeps one set of statistics
+            alone = statistics.get(prefix + dot + last.replace("group", "running"))
             if alone is not None:
                 buffer.copy_(alone.repeat(len(buffer) // len(alone)))
     teacher.requires_grad_(False)
@@ -52,8 +49,6 @@ def update_teacher(
     student: nn.Module, teacher: nn.Module, momentum: float, norm: str, statistics_momentum: float | None = None
 ) -> None:
     """Moves the teacher towards the student: its parameters, and its statistics where they follow the student's.
-
-    Running statistics of a teacher that normalises with its own batches stay its own.
 
     Args:
         momentum: weight of the student, in [0, 1].
@@ -68,13 +63,7 @@ def update_teacher(
 
 @torch.no_grad()
 def move_parameters(student: nn.Module, teacher: nn.Module, momentum: float) -> None:
-    """teacher <- (1 - momentum) * teacher + momentum * student, over all parameters at once.
-
-    Args:
-        student: holds every parameter name of the teacher.
-        teacher: moved in place.
-        momentum: weight of the student, in [0, 1].
-    """
+    """teacher <- (1 - momentum) * teacher + momentum * student, over all of the teacher's parameters at once."""
     moved = dict(teacher.named_parameters())
     source = _matching(moved, dict(student.named_parameters()))
     torch._foreach_lerp_(list(moved.values()), source, momentum)
@@ -84,8 +73,7 @@ def move_parameters(student: nn.Module, teacher: nn.Module, momentum: float) -> 
 def move_statistics(student: nn.Module, teacher: nn.Module, momentum: float) -> None:
     """EMAN (eq. 9): running means and variances follow the student's like parameters; integer counters are copied.
 
-    Args:
-        momentum: weight of the student's statistics; 1 copies them (student proxy norm).
+    A ``momentum`` of 1 copies them all (student proxy norm).
     """
     moved = _statistics(teacher)
     pairs = list(zip(moved.values(), _matching(moved, _statistics(student)), strict=True))
@@ -106,7 +94,7 @@ def shuffled_forward(network: nn.Module, images: Tensor, groups: int = 1) -> Ten
         groups: virtual processes within this one's batch; they take part like real ones.
 
     Returns:
-        [N, D], row i belongs to ``images[i]``.
+        Embeddings [N, D] in the order of ``images``.
     """
     processes = distributed.world_size()
     if processes * groups == 1:

@@ -1,7 +1,5 @@
 """The training loop: from settings to checkpoints, ``metrics.jsonl`` and ``backbone.safetensors``."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from momentum_transfer.backbones.convert import export_backbone
 from momentum_transfer.core import distributed
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
-from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
+from momentum_transfer.core.command import Stopped, stop_signals
 from momentum_transfer.core.devices import choose_device, workers_without_measuring
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import ProgressLine, say
@@ -26,14 +24,14 @@ from momentum_transfer.core.samplers import ordered_loader
 from momentum_transfer.core.settings import dump, pretraining_hash
 from momentum_transfer.pretrain import resume
 from momentum_transfer.pretrain.config import check_settings
-from momentum_transfer.pretrain.methods.random import RandomBackbone
+from momentum_transfer.pretrain.methods.baselines import RandomBackbone
 from momentum_transfer.pretrain.monitor import non_finite_tensors, shuffled_subset
 from momentum_transfer.pretrain.optimizers import set_learning_rate
 from momentum_transfer.pretrain.pipeline import Batch, evaluation_images
 from momentum_transfer.pretrain.plan import learning_rate_at
 from momentum_transfer.pretrain.run import Run, compile_errors, distribute, prepare
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def train(
@@ -42,17 +40,16 @@ def train(
     """Trains what the settings say, from the start or from the last checkpoint of OUTPUT_DIR.
 
     Args:
-        cfg: settings of ``config.get_cfg``, merged.
         resuming: go on from OUTPUT_DIR's last checkpoint; without one, start.
         stop_after: leave after this many steps of the run, saved, as if a signal had come (for time slices).
-        preset: the config's own settings, without what was changed for this run; a protocol that differs is said.
+        preset: the config's own settings, without what was changed for this run, to warn of another protocol.
 
     Returns:
         The exported ``backbone.safetensors``.
 
     Raises:
         InputError: wrong settings or data, before any computation; or a loss or gradient that is not finite.
-        Stopped: SIGINT or SIGTERM came; the run is saved and the message says how to go on.
+        Stopped: SIGINT or SIGTERM came; the run is saved and the message says how to resume.
     """
     check_settings(cfg)
     if stop_after is not None and stop_after < 1:
@@ -95,16 +92,16 @@ def _start_or_resume(run: Run, checkpoints: CheckpointFolder, resuming: bool) ->
             f"expected the images that {last} was trained on, found others: their {' and '.join(differing)} differ; "
             "restore them, correct DATA.ROOT, or start a new OUTPUT_DIR"
         )
-    step = resume.restore(state, run.cfg, run.method, run.optimizer, run.scaler, run.plan.steps, last)
-    run.figures.update(state.get("figures", {}))
+    step = resume.restore(run, state, last)
+    run.unlogged.update(state.get("figures", {}))
     say(f"resumed {last} after {counted(step, 'step')}")
     return step
 
 
 def _save(run: Run, checkpoints: CheckpointFolder, step: int) -> None:
-    state = resume.capture(run.cfg, run.method, run.optimizer, run.scaler, step, run.plan.steps_per_epoch)
+    state = resume.capture(run, step)
     if distributed.is_main():
-        checkpoints.save(step, {**state, "images": run.images_key, "figures": run.figures})
+        checkpoints.save(step, {**state, "images": run.images_key, "figures": run.unlogged})
     distributed.barrier()
 
 
@@ -121,23 +118,24 @@ def _loop(run: Run, checkpoints: CheckpointFolder, first: int, stop_after: int |
     ):
         seconds = waited = 0.0
         for step in range(first, plan.steps):
-            figures = _step(run, model, batches, step)
+            values = _step(run, model, batches, step)
             done = step + 1
-            seconds, waited = seconds + figures["seconds"], waited + figures["data_seconds"]
-            _log(run, metrics, done, figures)
-            progress.advance(note=f"loss {figures['loss']:.4f}")
+            seconds, waited = seconds + values["seconds"], waited + values["data_seconds"]
+            _log(run, metrics, done, values)
+            progress.advance(note=f"loss {values['loss']:.4f}")
             _knn(run, metrics, done)
             _export_on_the_way(run, done)
-            leaving = _leaving(run, stop, done == stop_after)
+            leaving = distributed.any_rank(bool(stop), run.device) or done == stop_after
             if leaving or done == plan.steps or done % cfg.RUN.CHECKPOINT_EVERY == 0:
                 _save(run, checkpoints, done)
             if leaving and done < plan.steps:
-                raise Stopped(_how_to_resume(cfg, done), stop.exit_code if stop else 0)
+                how = f"saved after step {done} in {cfg.OUTPUT_DIR}; run the same command with --resume to go on"
+                raise Stopped(how, stop.exit_code if stop else 0)
     say(f"{seconds / (plan.steps - first):.3f} s a step, {waited / seconds:.1%} of it waiting for images")
 
 
 def _step(run: Run, model: nn.Module, batches: Iterator[Batch], step: int) -> dict[str, float]:
-    """One optimiser step in the order of the papers; returns the figures for the log."""
+    """One optimizer step in the order of the papers; returns the metrics for the log."""
     plan, method, optimizer = run.plan, run.method, run.optimizer
     begun, waited = time.perf_counter(), 0.0
     progress = step / plan.steps  # k/K of the schedules
@@ -165,8 +163,8 @@ def _step(run: Run, model: nn.Module, batches: Iterator[Batch], step: int) -> di
     optimizer.zero_grad(set_to_none=True)
     if run.cfg.TEACHER.MOVES == "after":
         momenta |= method.update_teacher(progress)
-    figures = {name: float(value) for name, value in totals.items()}
-    return {**figures, "lr": lr, **momenta, "seconds": time.perf_counter() - begun, "data_seconds": waited}
+    values = {name: float(value) for name, value in totals.items()}
+    return {**values, "lr": lr, **momenta, "seconds": time.perf_counter() - begun, "data_seconds": waited}
 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -175,36 +173,35 @@ def _gradient_exchange(model: nn.Module, last: bool) -> contextlib.AbstractConte
 
 
 def _autocast(run: Run) -> contextlib.AbstractContextManager[Any]:
-    dtype = AUTOCAST.get(run.cfg.RUN.PRECISION)
+    dtype = _AUTOCAST.get(run.cfg.RUN.PRECISION)
     return contextlib.nullcontext() if dtype is None else torch.autocast(run.device.type, dtype)
 
 
-def _check_finite(run: Run, figures: dict[str, Tensor], step: int, views: dict[str, Tensor]) -> None:
+def _check_finite(run: Run, values: dict[str, Tensor], step: int, views: dict[str, Tensor]) -> None:
     """Stops before a NaN or infinity reaches the weights, and so before one is saved.
 
     Under fp16 the gradients are left to the scaler, which skips a step whose scaled gradients overflow.
     """
-    finite = torch.isfinite(figures["loss"])
+    finite = torch.isfinite(values["loss"])
     if not run.scaler.is_enabled():
         gradients = [p.grad for p in run.method.parameters() if p.grad is not None]
         finite = finite & torch.isfinite(torch.stack(torch._foreach_norm(gradients, float("inf")))).all()
     if distributed.any_rank(not bool(finite), run.device):
-        found = ", ".join(non_finite_tensors(run.method, {**figures, **views})) or "elsewhere"
+        names = ", ".join(non_finite_tensors(run.method, {**values, **views})) or "elsewhere"
         raise InputError(
-            f"expected a finite loss and finite gradients, found a loss of {float(figures['loss'])} at step {step}; "
-            f"not finite: {found}; lower SOLVER.BASE_LR or check the images, and go on from the last checkpoint with "
-            "--resume"
+            f"expected a finite loss and finite gradients, found a loss of {float(values['loss'])} at step {step}; not "
+            f"finite: {names}; lower SOLVER.BASE_LR or check the images, and go on from the last checkpoint: --resume"
         )
 
 
-def _log(run: Run, metrics: Metrics, done: int, figures: dict[str, float]) -> None:
+def _log(run: Run, metrics: Metrics, done: int, values: dict[str, float]) -> None:
     """Means over the steps since the last line, every LOG_EVERY steps."""
-    for name, value in figures.items():
-        run.figures.setdefault(name, []).append(value)
+    for name, value in values.items():
+        run.unlogged.setdefault(name, []).append(value)
     if done % run.cfg.RUN.LOG_EVERY == 0 or done == run.plan.steps:
-        means = {name: sum(values) / len(values) for name, values in run.figures.items()}
+        means = {name: sum(unlogged) / len(unlogged) for name, unlogged in run.unlogged.items()}
         metrics.write(done, {"epoch": done / run.plan.steps_per_epoch, **means})
-        run.figures.clear()
+        run.unlogged.clear()
 
 
 def _knn(run: Run, metrics: Metrics, done: int) -> None:
@@ -216,14 +213,6 @@ def _knn(run: Run, metrics: Metrics, done: int) -> None:
         metrics.write(done, {"epoch": done / run.plan.steps_per_epoch, "knn_top1": top1})
         say(f"step {done}: kNN top-1 {top1:.2f} % on {run.cfg.RUN.KNN_SPLIT}")
     distributed.barrier()
-
-
-def _leaving(run: Run, stop: StopSignal, time_is_up: bool) -> bool:
-    return distributed.any_rank(bool(stop), run.device) or time_is_up
-
-
-def _how_to_resume(cfg: CfgNode, done: int) -> str:
-    return f"saved after step {done} in {cfg.OUTPUT_DIR}; run the same command with --resume to go on"
 
 
 def _calibrate(run: Run, method: RandomBackbone) -> None:
@@ -245,7 +234,7 @@ def _calibrate(run: Run, method: RandomBackbone) -> None:
 
 
 def _export_on_the_way(run: Run, done: int) -> None:
-    """Every RUN.EXPORT_EVERY epochs a backbone of its own name, which later evaluations tell apart (RCF, figure 7)."""
+    """Every RUN.EXPORT_EVERY epochs a backbone under its own name, for RCF's figure 7."""
     every = run.cfg.RUN.EXPORT_EVERY
     count = round(done / run.plan.steps_per_epoch / every) if every else 0
     if count and done == round(count * every * run.plan.steps_per_epoch):

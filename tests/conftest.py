@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from momentum_transfer.core.log import speaking
-from momentum_transfer.suites import local
+from momentum_transfer.suites import chain
 
 # One thread a process, whatever the shell asks for, here and in every process that a test starts: two numbers of
 # threads round differently, so that bits are compared between equals, and the workers of xdist share the cores.
@@ -19,7 +19,7 @@ if "torch" in sys.modules:  # a plugin was first: the variables come too late fo
     sys.modules["torch"].set_num_threads(1)
 
 
-local.IMPORTED = ()  # chains of tests are of small scripts
+chain.IMPORTED = ()  # chains of tests are of small scripts
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -56,7 +56,7 @@ def main() -> int:
         print("\n".join(config for config in shipped_configs() if all(word in config for word in arguments)))
         return 0
     if name == "--settings":
-        print("\n".join(settings(words)))
+        print("\n".join(settings(arguments)))
         return 0
     if name not in TOOLS:
         near = difflib.get_close_matches(name, TOOLS, n=1, cutoff=0)[0]

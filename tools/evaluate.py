@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> None:
         return
     with alone(output) as lock:
         suite.write_description(output)
-        write_plan(output, jobs, {title: (one.gpu_hours, one.source) for title, one in costs.items()})
+        write_plan(output, jobs, costs)
         if args.slurm:
             outcomes = run_slurm(jobs, output, gpus=gpus, options=options, at_once=args.jobs)
         else:

@@ -55,7 +55,7 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
             [
                 one.planned.title,
                 one.state,
-                "" if math.isnan(one.share) else f"{one.share:.0%}",
+                "" if math.isnan(one.fraction) else f"{one.fraction:.0%}",
                 _time(one.seconds),
                 _time(one.left),
                 one.note[:80],

@@ -20,7 +20,7 @@ TOP = 1000
 
 
 def features_of(count: int, dim: int, classes: int, seed: int, device: torch.device) -> FeatureSet:
-    """Features around class means that do not depend on ``seed``, drawn on the device."""
+    """Features around class means that do not depend on ``seed``, sampled on the device."""
     means = torch.randn(classes, dim, generator=torch.Generator(device).manual_seed(0), device=device)
     generator = torch.Generator(device).manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=generator, device=device)
@@ -29,7 +29,7 @@ def features_of(count: int, dim: int, classes: int, seed: int, device: torch.dev
         mine = labels[start : start + (1 << 16)]
         noise = torch.randn(len(mine), dim, generator=generator, device=device)
         found[start : start + len(mine)] = (noise + 0.2 * means[mine]).cpu().numpy()
-    return FeatureSet(found, labels.cpu().numpy(), "drawn", "")
+    return FeatureSet(found, labels.cpu().numpy(), "sampled", "")
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
-"""Whole pretraining runs of ResNet-50 at 224 px on JPEG files: images a second, MFU, and the share spent waiting.
+"""Whole pretraining runs of ResNet-50 at 224 px on JPEG files: images a second, MFU, and the fraction spent waiting.
 
-MFU is the share of the card's dense bf16 (or fp16) peak that the networks' own multiply-adds make up: two teacher
+MFU is the fraction of the card's dense bf16 (or fp16) peak that the networks' own multiply-adds make up: two teacher
 forwards, two student forwards and their backward passes of twice a forward each, heads left out. Where the card's peak
 is not listed, a large matrix product is timed in its place and the line says so.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.data import draw_photographs
+from benchmarks.data import write_jpegs
 from benchmarks.pretrain import forward_flops
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core.command import run_tool
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
     peak, source = peak_of(device)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        draw_photographs(_class_folder(Path(temporary)), 16 if args.tiny else 1024)
+        write_jpegs(_class_folder(Path(temporary)), 16 if args.tiny else 1024)
         for name, changes in VARIANTS.items():
             if args.tiny and changes.get("RUN.COMPILE"):
                 continue  # the compiler takes minutes of a CPU
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _class_folder(root: Path) -> Path:
-    folder = root / "train" / "drawn"
+    folder = root / "train" / "generated"
     folder.mkdir(parents=True)
     return folder
 

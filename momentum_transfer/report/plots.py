@@ -136,7 +136,7 @@ def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]
             shift = 0.5 * (names.index(name) + 0.5) / len(names) - 0.25
             colour = series_colour(colours[name])
             axes.errorbar(
-                gain, place + shift, xerr=_arms(gain, low, high), color=colour,
+                gain, place + shift, xerr=_whiskers(gain, low, high), color=colour,
                 marker=MARKERS[colours[name] % len(MARKERS)], markersize=6.5,
                 markerfacecolor=colour if told else PAPER, markeredgewidth=1.6, capsize=2.5,
             )  # fmt: skip
@@ -160,8 +160,8 @@ def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
     figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(rows)))
     axes.axvline(0, color=INK, linewidth=1)
     for place, (tau, low, high) in enumerate(rows.values()):
-        arms = _arms(tau, low, high)
-        axes.errorbar(tau, place, xerr=arms, color=series_colour(0), marker=MARKERS[0], markersize=6.5, capsize=2.5)
+        whiskers = _whiskers(tau, low, high)
+        axes.errorbar(tau, place, xerr=whiskers, color=series_colour(0), marker=MARKERS[0], markersize=6.5, capsize=2.5)
     axes.set_yticks(range(len(rows)), [short_label(label, 60) for label in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(-1.05, 1.05)
@@ -170,8 +170,8 @@ def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
     return to_svg(figure, "agreement", "Rank correlation of pairs of measures over checkpoints")
 
 
-def _arms(value: float, low: float | None, high: float | None) -> list[list[float]]:
-    """Lengths of a whisker to either side; a percentile interval need not hold the value."""
+def _whiskers(value: float, low: float | None, high: float | None) -> list[list[float]]:
+    """Lengths of the whisker to either side; a percentile interval need not hold the value."""
     if low is None or high is None or low != low:
         return [[0.0], [0.0]]
     return [[max(0.0, value - low)], [max(0.0, high - value)]]

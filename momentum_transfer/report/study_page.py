@@ -18,7 +18,7 @@ from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.sweeps import Point, setting_plot
 from momentum_transfer.suites.study import Difference, Lines, Selection, Study
-from momentum_transfer.suites.sweep import ARM
+from momentum_transfer.suites.sweep import VARIANT
 from momentum_transfer.verdicts.comparison import Comparison
 from momentum_transfer.verdicts.ranking import holm
 
@@ -54,7 +54,7 @@ def answers(
     """Every comparison of the study, judged together.
 
     Args:
-        records: of the suite, as ``page.read_records`` gives them. runs: checkpoint -> arm, settings and seed of the
+        records: of the suite, as ``page.read_records`` gives them. runs: checkpoint -> variant, settings, seed of the
             suite's pretrainings.
 
     Raises:
@@ -102,7 +102,7 @@ def _means(side: Mapping[Hashable, Sequence[Record]]) -> dict[Hashable, float]:
 
 
 def _relabelled(name: str, place: int, found: Sequence[Record], whole: bool) -> dict[str, Any]:
-    """A record of one side of a comparison, so that the report's rule applies to arms as to checkpoints."""
+    """A record of one side of a comparison, so that the report's rule applies to variants as to checkpoints."""
     made = {
         "task": "study",
         "metric": found[0]["metric"] if whole else "value",
@@ -155,7 +155,7 @@ def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selectio
         elif word in ("protocol", "dataset", "network"):
             if str(record.get(word) or "") != value:
                 return None
-        elif run is None or (run["arm"] if word == ARM else run["settings"].get(word)) != value:
+        elif run is None or (run["variant"] if word == VARIANT else run["settings"].get(word)) != value:
             return None
     if star is not None and star.groups():
         return star[1]

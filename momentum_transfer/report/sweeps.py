@@ -19,7 +19,7 @@ from momentum_transfer.report.aggregate import Results
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import MARKERS, legend, make_axes, series_colour, short_label, styled, to_svg
 from momentum_transfer.report.runs import Curve
-from momentum_transfer.suites.sweep import ARM, AXES, PlotRequest, is_setting
+from momentum_transfer.suites.sweep import AXES, VARIANT, PlotRequest, is_setting
 
 
 class Point(NamedTuple):
@@ -136,7 +136,7 @@ def _setting(runs: Mapping[str, Any], name: str, key: str) -> str:
     run = runs.get(name)
     if run is None or not key:
         return ""
-    value = run["arm"] if key == ARM else {"SEED": run["seed"], **run["settings"]}.get(key, "")
+    value = run["variant"] if key == VARIANT else {"SEED": run["seed"], **run["settings"]}.get(key, "")
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 

@@ -4,11 +4,9 @@ A stop by signal is no end. SIGTERM (preemption, ``scontrol requeue``, ``scancel
 exit code is written, so that the requeued job, or the same command later, goes on. Before a time limit submitit is
 warned by SIGUSR2: :meth:`Attempt.checkpoint` lets the task save, and submitit puts the job into the queue again.
 
-One runner at a time in the folder of a suite, and no task that outlives its runner unseen.
-
-The runner holds the lock of the folder (``core.run_lock``), and its tasks inherit it; the system gives it up when the
-last of them ends, however that happens. So two suites never write the same folder, and after a ``kill -9`` the next run
-waits for what is still going instead of starting it a second time.
+The runner holds the lock of its folder (``core.run_lock``), and its tasks inherit it; the system gives it up when the
+last of them ends. So two suites never write the same folder, and after a ``kill -9`` the next run waits for the tasks
+that still run.
 """
 
 import contextlib
@@ -31,40 +29,25 @@ from momentum_transfer.core.records import SPENT
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.task import Job
 
-#: How long a run waits for the tasks of a killed one; they have been told to save and end.
-LOCK_PATIENCE = 150.0
+#: Seconds that a run waits for the tasks of a killed one, which save and end.
+_LOCK_PATIENCE = 150.0
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def alone(
-    output: Path, patience: float = LOCK_PATIENCE, name: str = run_lock.NAME
+    output: Path, patience: float = _LOCK_PATIENCE, name: str = run_lock.NAME
 ) -> contextlib.AbstractContextManager[int]:
     """Hold the lock of ``output`` within the block; yields its descriptor, for the tasks to inherit.
 
-    Raises:
-        InputError: another runner is at work there, or tasks of a killed one have not ended after ``patience`` seconds.
+    InputError after ``patience`` seconds in which another runner, or tasks of a killed one, have not ended.
     """
     return run_lock.alone(output, patience=patience, for_children=True, name=name)
 
 
-def end_with_parent() -> Callable[[], None] | None:
-    """For ``Popen(preexec_fn=…)``: on Linux the task gets SIGTERM as soon as this process is gone, even killed."""
-    if _LIBC is None:
-        return None
-    parent, libc = os.getpid(), _LIBC
-
-    def ask() -> None:
-        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != parent:  # gone before it could be asked for
-            os._exit(128 + signal.SIGTERM)
-
-    return ask
-
-
-#: Exit codes of a task that a signal stopped, as Python's subprocess and as a shell tell them -> the signal.
-STOPS = {
+#: Exit codes of a task that a signal stopped, as Python's subprocess and as a shell report them -> the signal.
+_STOPS = {
     code: number
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
     for code in (-number, 128 + number)
@@ -73,16 +56,15 @@ STOPS = {
 #: The lock of a job's folder; the task's own run in it has another (``run_lock.NAME``).
 JOB_LOCK = ".job.lock"
 
-#: How long a job waits for another one's processes in its folder: those of a node that came back are being killed.
-PATIENCE = 600.0
+#: Seconds that a job waits for another's processes in its folder: those of a node that came back are being killed.
+_PATIENCE = 600.0
 
 
 def full_command(job: Job, gpus: int) -> list[str]:
     """The command with its interpreter: torchrun for a distributed task on several GPUs, else this Python."""
-    if job.task.distributed and gpus > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        return [sys.executable, *torchrun, *started(job.command)]
-    return [sys.executable, *started(job.command)]
+    several = job.task.distributed and gpus > 1
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"] if several else []
+    return [sys.executable, *torchrun, *started(job.command)]
 
 
 def start(
@@ -91,7 +73,7 @@ def start(
     """Start a job's process with its output in ``job.log``; returns it, and the seconds that earlier attempts took.
 
     Args:
-        device: shows it this one GPU only.
+        device: the one GPU that it sees; None shows all.
         locks: descriptors of locks, which it holds until its own end.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -106,55 +88,49 @@ def start(
         # A session of its own: Ctrl-C reaches it once, through us, because a second signal would mean "at once".
         process = subprocess.Popen(
             command, cwd=workplace(), env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            pass_fds=locks, preexec_fn=_in_the_child(),
+            pass_fds=locks, preexec_fn=_in_the_child(os.getpid()),
         )  # fmt: skip
     return process, spent
 
 
-def _in_the_child() -> Callable[[], None]:
-    """What a task's process does before its command: ends with its parent, and leaves Slurm's warning to the parent."""
-    with_parent = end_with_parent()
+def _in_the_child(parent: int) -> Callable[[], None]:
+    """What a task's process does before its command.
+
+    It leaves Slurm's warning to the parent, and on Linux gets SIGTERM as soon as the parent is gone, even killed.
+    """
+    libc = _LIBC
 
     def act() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        if with_parent is not None:
-            with_parent()
+        if libc is not None:
+            libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+            if os.getppid() != parent:  # gone before the signal was set
+                os._exit(128 + signal.SIGTERM)
 
     return act
 
 
 def note_end(job: Job, code: int, seconds: float, spent: float = 0.0) -> tuple[str, str]:
-    """Remember how a job's process ended, and say it; returns the status and what there is to say about it."""
+    """Note and log how a job's process ended; returns the status and a note on it."""
     if code == 0:
         job.end(spent + seconds, exit_code=0)
         say(f"{job.title}: done in {seconds:.0f} s")
         return "done", ""
-    if code in STOPS:
-        name = signal.Signals(STOPS[code]).name
+    if code in _STOPS:
+        name = signal.Signals(_STOPS[code]).name
         job.end(spent + seconds, stopped=name)
         say(f"{job.title}: stopped by {name} after {seconds:.0f} s, which is no end; the next attempt goes on")
         return "stopped", f"stopped by {name}; the same command goes on"
-    note = f"{how_it_ended(code)}: {last_line(job.log)}"
+    how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+    how += " (out of memory?)" if -code == signal.SIGKILL else ""
+    note = f"{how}: {last_word(last_lines(job.log))}"
     job.end(spent + seconds, exit_code=code, note=note)
     say(f"{job.title}: FAILED, {note} (all of it in {job.log})")
     return "failed", note
 
 
-def how_it_ended(code: int) -> str:
-    """An exit code in words; a negative one is the signal that ended the process."""
-    if code >= 0:
-        return f"exit code {code}"
-    why = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"ended by {signal.Signals(-code).name}{why}"
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that says something, shortened."""
-    return last_word(last_lines(log))
-
-
 def last_word(lines: Sequence[str]) -> str:
-    """The last of these lines that says something, shortened."""
+    """The last line that is not empty, shortened."""
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no output")
 
 
@@ -171,19 +147,15 @@ def last_lines(log: Path) -> list[str]:
 
 
 class Attempt:
-    """What a Slurm job runs: ``Attempt(job, gpus)()``.
+    """What a Slurm job runs: ``Attempt(job, gpus)()``; ``patience``: seconds to wait for another in its folder."""
 
-    Args:
-        patience: seconds to wait for another one's end in the job's folder.
-    """
-
-    def __init__(self, job: Job, gpus: int, patience: float = PATIENCE) -> None:
+    def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE) -> None:
         self.job, self.gpus, self.patience = job, gpus, patience
         self._process: int | None = None
         self._began, self._spent = 0.0, 0.0
 
     def __call__(self) -> None:
-        """Run the job to its end and remember it.
+        """Run the job to its end and note that.
 
         Raises:
             RuntimeError: the task failed, so that Slurm starts nothing that depends on it.
@@ -205,7 +177,7 @@ class Attempt:
                     time.sleep(min(5.0, self.patience))
 
     def checkpoint(self) -> Any:
-        """submitit's question before a time limit: let the task save and end, then ask for the same again."""
+        """Called by submitit before a time limit: let the task save and end, then submit the same again."""
         self._stop()
         while self._alive():
             time.sleep(0.1)
@@ -229,12 +201,12 @@ class Attempt:
         finally:
             signal.signal(signal.SIGTERM, before)
         if status == "stopped":
-            sys.exit(128 + STOPS[code])
+            sys.exit(128 + _STOPS[code])
         if status == "failed":
             raise RuntimeError(f"{self.job.title}: {note}, see {self.job.log}")
 
     def _stop(self, _number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
-        """Ask the task to save and end. Where Slurm has asked it too, it takes both for one."""
+        """Ask the task to save and end; it counts this and Slurm's own signal as one."""
         if self._alive():
             os.kill(self._process or 0, signal.SIGTERM)
 

@@ -1,13 +1,22 @@
 """Chains of commands: what waits for what, several side by side, finished ones remembered, lines with their titles."""
 
-from __future__ import annotations
-
+import atexit
 import json
+import multiprocessing
 import os
+import resource
+import runpy
+import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
+from typing import TextIO
 
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
@@ -16,17 +25,13 @@ from momentum_transfer.core.log import say
 from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.untrusted import read_json
-from momentum_transfer.suites.local import WarmCommand
 
 _AGAIN = "the finished steps are kept; run the same command again to go on"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the chain, and the titles of those whose files it reads.
-
-    always: run again in every call, like the report of all others.
-    """
+    """A command, and the titles of those whose files it reads; ``always``: run again in every call, like a report."""
 
     title: str
     command: list[str]
@@ -43,7 +48,7 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
     """Run what is not yet done, at most ``jobs`` steps at a time; remember each finished one for a second call.
 
     Args:
-        memory: JSON file of the finished steps, seconds by key. A step that is ``always`` runs in every call.
+        memory: JSON file of the finished steps, seconds by key.
 
     Returns:
         The most memory that a process held, GiB.
@@ -54,9 +59,11 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
     """
     finished = _finished(memory)
     done = {step.title for step in chain if step.key in finished and not step.always}
-    for title in (step.title for step in chain if step.title in done):
-        say(f"{title}: done before")
-    waiting, running, peak = [step for step in chain if step.title not in done], list[_Running](), 0.0
+    for step in chain:
+        if step.title in done:
+            say(f"{step.title}: done before")
+    waiting, peak = [step for step in chain if step.title not in done], 0.0
+    running: list[_Running] = []
     try:
         while waiting or running:
             for step in [step for step in waiting if done.issuperset(step.needs)][: jobs - len(running)]:
@@ -82,7 +89,7 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
 
 
 class _Running:
-    """A step's process; a thread says its lines, each after the title."""
+    """A step's process; a thread logs its lines, each after the title."""
 
     def __init__(self, step: Step, jobs: int) -> None:
         self.step, self._began = step, time.monotonic()
@@ -123,3 +130,101 @@ def _finished(memory: Path) -> dict[str, float]:
     ):
         raise InputError(f"expected seconds by step in {memory}, found something else; remove it to start over")
     return {str(key): float(value) for key, value in loaded.items()}
+
+
+#: What most tools import. None of it computes, looks for a GPU, or starts threads other than OpenBLAS's, which survive
+#: forks, when it is imported: a fork of a process that did could hang.
+IMPORTED: tuple[str, ...] = ("numpy", "torch", "torch._dynamo", "torchvision", "sklearn.datasets", "scipy.stats",
+                             "matplotlib.figure")  # fmt: skip
+_THREADS = "OMP_NUM_THREADS"
+
+#: OMP_NUM_THREADS of the process that forks, and so of every fork; None: not started.
+_forks_have: str | None = None
+
+
+class WarmCommand:
+    """``python SCRIPT ARGUMENTS`` with torch already imported; polled, ended and awaited like a Popen.
+
+    Where processes can be forked (Linux) it is a fork of one that did the imports, which take seconds; elsewhere it
+    imports for itself. What the command does, prints and ends with is the same either way.
+
+    Attributes:
+        stdout: lines of standard output and standard error together.
+        returncode: exit code, minus the signal's number where one ended it; None while it runs.
+    """
+
+    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
+        if _forks(environment):
+            context = multiprocessing.get_context("forkserver")
+        reads, writes = context.Pipe(duplex=False)
+        self._peak, peak = context.Pipe(duplex=False)
+        self._process = context.Process(target=_work, args=(list(words), folder, dict(environment), writes, peak))
+        self._process.start()
+        writes.close()
+        peak.close()
+        self.stdout: TextIO = os.fdopen(os.dup(reads.fileno()), encoding="utf-8", errors="replace")
+        reads.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> None:
+        self._process.join()
+
+    def terminate(self) -> None:
+        """Send SIGTERM, at which tools save and leave; nothing where it has ended."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def peak_gib(self) -> float:
+        """The most memory that it, or a process of its own, held; 0 where a signal ended it before it reported."""
+        with suppress(EOFError):
+            return self._peak.recv() if self._peak.poll() else 0.0
+        return 0.0
+
+
+def _forks(environment: Mapping[str, str]) -> bool:
+    """Whether this environment allows a fork; the process that forks is started at the first call."""
+    global _forks_have
+    threads = environment.get(_THREADS, "")
+    if sys.platform != "linux":
+        return False
+    if _forks_have is None:
+        before, _forks_have = os.environ.get(_THREADS), threads
+        forkserver.set_forkserver_preload(list(IMPORTED))
+        os.environ[_THREADS] = threads  # read when torch is imported
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.pop(_THREADS)
+            if before is not None:
+                os.environ[_THREADS] = before
+    return _forks_have == threads
+
+
+def _work(words: list[str], folder: Path, environment: dict[str, str], output: Connection, peak: Connection) -> None:
+    """Run the command in this process, with its output, folder, environment and arguments; it ends with sys.exit."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        before.flush()
+        os.dup2(output.fileno(), number)
+        # Opened anew: a stream that began as a file's asks a pipe for its position, and fails.
+        setattr(sys, name, open(number, "w", 1, encoding="utf-8", errors=before.errors, closefd=False))  # noqa: SIM115
+    output.close()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = words
+    try:
+        # By its whole path: its own processes look for it from the folder that this one began in.
+        runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing ends without them
+        most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        with suppress(OSError):
+            peak.send(most / (2**30 if sys.platform == "darwin" else 2**20))

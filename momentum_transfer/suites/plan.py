@@ -1,10 +1,7 @@
-"""From a suite and checkpoints to jobs: commands with places filled, keys that change with what they stand on.
+"""From a suite and checkpoints to jobs, what they are expected to cost, and the plan as a table.
 
-The plan of a suite as a table: what is to do, what it is expected to cost in hours and money, and its commands.
-
-What a suite is expected to cost, by task: measured where something like it ran before, else the suite's figures.
-
-GPU hours of a task are its hours times the GPUs that it held, all attempts together.
+A job's key changes with its command, weights and config files. GPU hours of a task are its hours times the GPUs that it
+held, all attempts together.
 """
 
 import itertools
@@ -12,7 +9,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,107 +23,102 @@ from momentum_transfer.core.settings import config_files
 from momentum_transfer.core.shipped import COMMAND, find_config, typed, workplace
 from momentum_transfer.suites.attempt import full_command
 from momentum_transfer.suites.suite import Suite, read_choices, words_of
-from momentum_transfer.suites.sweep import Pretraining, Sweep
+from momentum_transfer.suites.sweep import Pretraining
 from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, split
-
-#: Word that names a config -> hashes of its file and of those it is based on.
-Hashes = dict[str, list[str]]
 
 
 def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
     """The jobs of the suite's own pretrainings and of every checkpoint; ``NO_FILES`` have no tasks that convert.
 
     Args:
-        presets: ``PRESET`` or ``CHECKPOINT=PRESET`` in the place of the checkpoint's own.
+        presets: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own.
 
     Raises:
         InputError: a checkpoint or a config file is missing, two checkpoints have the same name, or there are none.
     """
-    output = Path(output)
-    names: dict[str, str] = {}
+    planner = _Planner(suite, Path(output))
+    own = []  # the suite's pretrainings, each with its checkpoints: name -> weights
+    if sweep := suite.sweep:
+        for run in sweep.runs():
+            job = planner.pretraining(run)
+            files = {name: str(file) for name, (file, _) in sweep.checkpoints(run, job.folder).items()}
+            own.append((job, files))
+            planner.chosen |= dict.fromkeys(files, run.preset) if run.preset else {}
+    names = [name for _, files in own for name in files]
+    planner.chosen |= read_choices(presets, suite.presets, [*names, *map(weights_name, checkpoints)])
     jobs: list[Job] = []
-    hashes: Hashes = {}  # of config files, which many jobs share
-    made = _trained(suite, output, hashes)
-    swept = [name for _, checkpoints_of_run in made for name in checkpoints_of_run]
-    chosen = _of_arms(suite) | read_choices(presets, suite.presets, [*swept, *map(weights_name, checkpoints)])
-    for pretraining, checkpoints_of_run in made:
-        jobs.append(pretraining)
-        for name, weights in checkpoints_of_run.items():
-            names[name] = weights
-            jobs += _jobs(suite, weights, name, output, chosen, hashes, pretraining)
+    known: dict[str, str] = {}
+    for job, files in own:
+        jobs.append(job)
+        known |= files
+        jobs += [one for name, weights in files.items() for one in planner.jobs(weights, name, job)]
     for weights in dict.fromkeys(checkpoints):
         name = weights_name(weights)
-        if name in names:
-            raise InputError(
-                f"{names[name]} and {weights} are both called {name} in results; rename a folder, or link to it "
-                "under another name"
-            )
-        names[name] = weights
-        jobs += _jobs(suite, weights, name, output, chosen, hashes)
+        if name in known:
+            raise InputError(f"{known[name]} and {weights} are both called {name} in results; rename a folder, or link "
+                             "to it under another name")  # fmt: skip
+        known[name] = weights
+        jobs += planner.jobs(weights, name)
     if not jobs:
         raise InputError(f"expected --weights CHECKPOINT…: the suite {suite.name} pretrains none itself")
     return jobs
 
 
-def _of_arms(suite: Suite) -> dict[str, str]:
-    """Checkpoint -> the preset that its arm names."""
-    if not (sweep := suite.sweep):
-        return {}
-    return {name: run.preset for run in sweep.runs() if run.preset for name in sweep.checkpoints(run, Path())}
+@dataclass
+class _Planner:
+    """Makes the jobs of a suite; ``chosen``: checkpoint -> preset; ``hashes``: of config files, hashed once for all."""
 
+    suite: Suite
+    output: Path
+    chosen: dict[str, str] = field(default_factory=dict)
+    hashes: dict[str, list[str]] = field(default_factory=dict)
 
-def _trained(suite: Suite, output: Path, hashes: Hashes) -> list[tuple[Job, dict[str, str]]]:
-    """The suite's own pretrainings, each with its checkpoints by name."""
-    if not suite.sweep:
-        return []
-    jobs = [(run, _pretraining(suite.sweep, run, output, hashes)) for run in suite.sweep.runs()]
-    return [
-        (job, {name: str(made) for name, (made, _) in suite.sweep.checkpoints(run, job.folder).items()})
-        for run, job in jobs
-    ]
+    def pretraining(self, run: Pretraining) -> Job:
+        sweep, folder = self.suite.sweep, self.output / "pretrained" / run.name  # results name a checkpoint by it
+        assert sweep is not None
+        command = (*run.command, "OUTPUT_DIR", str(folder))
+        task = Task(
+            PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes
+        )
+        key = sha256_of_text(json.dumps([command, self._config_hashes(command)]))[:16]
+        return Job(run.name, task, command, folder, (), key, self.output / "results.jsonl")
 
+    def jobs(self, weights: str, name: str, pretraining: Job | None = None) -> list[Job]:
+        """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
+        digest = pretraining.key if pretraining else _hash_of(weights)
+        readable = pretraining is None and weights not in NO_FILES
+        preset = words_of(self.suite.presets, weights if readable else None, name, self.chosen)
+        jobs: dict[str, Job] = {}
+        for task in self.suite.tasks:
+            converts = any(place in task.command for place in ("{converted}", "{rescaled}"))
+            if weights in NO_FILES and (converts or any(need not in jobs for need in task.needs)):
+                continue
+            folder, results = self.output / name / task.name, self.output / "results.jsonl"
+            places = {
+                "weights": weights,
+                "converted": str(self.output / name / "backbone.pkl"),  # a name that results leave out: weights_name
+                "rescaled": str(self.output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
+                "folder": str(folder),
+                "results": str(results),
+            }
+            command = tuple(fill(word, places) for word in split(fill(task.command, preset), task.name))
+            needs = (*([pretraining] if pretraining else []), *(jobs[need] for need in task.needs))
+            parts = [command, digest, self._config_hashes(command), [need.key for need in needs]]
+            key = sha256_of_text(json.dumps(parts))[:16]
+            jobs[task.name] = Job(name, task, command, folder, needs, key, results)
+        return list(jobs.values())
 
-def _pretraining(sweep: Sweep, run: Pretraining, output: Path, hashes: Hashes) -> Job:
-    folder = output / "pretrained" / run.name  # results call a checkpoint by its run's folder
-    command = (*run.command, "OUTPUT_DIR", str(folder))
-    task = Task(PRETRAIN, shlex.join(run.command), (), sweep.gpu_hours, sweep.distributed, sweep.cpus, sweep.minutes)
-    key = sha256_of_text(json.dumps([command, _config_hashes(command, hashes)]))[:16]
-    return Job(run.name, task, command, folder, (), key, output / "results.jsonl")
-
-
-def _jobs(
-    suite: Suite,
-    weights: str,
-    name: str,
-    output: Path,
-    chosen: Mapping[str, str],
-    hashes: Hashes,
-    pretraining: Job | None = None,
-) -> list[Job]:
-    """The tasks of one checkpoint; one that is still to be trained is known by its pretraining's key."""
-    digest = pretraining.key if pretraining else _hash_of(weights)
-    readable = pretraining is None and weights not in NO_FILES
-    worded = words_of(suite.presets, weights if readable else None, name, chosen)
-    made: dict[str, Job] = {}
-    for task in suite.tasks:
-        detector = any(place in task.command for place in ("{converted}", "{rescaled}"))
-        if weights in NO_FILES and (detector or any(need not in made for need in task.needs)):
-            continue
-        folder = output / name / task.name
-        places = {
-            "weights": weights,
-            "converted": str(output / name / "backbone.pkl"),  # a name that results leave out: weights_name
-            "rescaled": str(output / name / "rescaled" / f"{name}_nr.pkl"),  # other weights, of another name
-            "folder": str(folder),
-            "results": str(output / "results.jsonl"),
-        }
-        command = tuple(fill(word, places) for word in split(fill(task.command, worded), task.name))
-        needs = (*([pretraining] if pretraining else []), *(made[need] for need in task.needs))
-        key = sha256_of_text(
-            json.dumps([command, digest, _config_hashes(command, hashes), [need.key for need in needs]])
-        )[:16]
-        made[task.name] = Job(name, task, command, folder, needs, key, output / "results.jsonl")
-    return list(made.values())
+    def _config_hashes(self, command: Sequence[str]) -> dict[str, list[str]]:
+        """Word that names a config -> hashes of its file and of those it is based on."""
+        named = {word for before, word in itertools.pairwise(command) if before == "--config"}
+        named |= {word for word in command if word.endswith((".yaml", ".yml"))}
+        for word in named - self.hashes.keys():
+            try:
+                files = config_files(find_config(word, beside=workplace()))
+                self.hashes[word] = [sha256_of(file) for file in files]
+            except InputError as error:
+                raise InputError(f"{error}; the suite's command is `{shlex.join(command)}`") from error
+        return {word: self.hashes[word] for word in sorted(named)}
 
 
 def _hash_of(weights: str) -> str:
@@ -149,25 +141,9 @@ def _hash_of(weights: str) -> str:
     return sha256_of(file)
 
 
-def _config_hashes(command: Sequence[str], known: Hashes) -> Hashes:
-    """Hashes of every config that a command names, and of the files it is based on.
-
-    Args:
-        known: those of this plan so far, by the word that names them; new ones are added.
-    """
-    named = {word for before, word in itertools.pairwise(command) if before == "--config"}
-    named |= {word for word in command if word.endswith((".yaml", ".yml"))}
-    for word in named - known.keys():
-        try:
-            known[word] = [sha256_of(file) for file in config_files(find_config(word, beside=workplace()))]
-        except InputError as error:
-            raise InputError(f"{error}; the suite's command is `{shlex.join(command)}`") from error
-    return {word: known[word] for word in sorted(named)}
-
-
 @dataclass(frozen=True)
 class Expected:
-    """GPU hours and hours of one task still to be spent, and where the figures come from; hours NaN where unknown."""
+    """GPU hours and hours still to be spent on one task, and where they come from; hours NaN where unknown."""
 
     gpu_hours: float
     hours: float
@@ -180,37 +156,39 @@ def expected(
     """What each job, by title, is expected to cost.
 
     A job that is done costs nothing more; one that ended well under other settings, or whose task ended well for
-    another checkpoint of this suite, costs what that did (the median of several); else what records elsewhere tell of
+    another checkpoint of this suite, costs what that did (the median of several); else what records elsewhere show for
     a task with the same configs; else what the suite says.
 
     Args:
         gpus: those of a task that is distributed.
-        measured: configs of a command -> (GPU hours, hours), as :func:`read_measured` gives it.
+        measured: configs of a command -> (GPU hours, hours), as :func:`read_measured` returns it.
     """
+    own = {job.title: _measured_in(job.state()) for job in jobs}
     of_task: dict[str, list[tuple[float, float]]] = {}
-    states = {job.title: job.state() for job in jobs}
-    done = {job.title for job in jobs if job.done()}
     for job in jobs:
-        if (figure := _measured_in(states[job.title])) is not None:
-            of_task.setdefault(job.task.name, []).append(figure)
-    found = {}
+        if (cost := own[job.title]) is not None:
+            of_task.setdefault(job.task.name, []).append(cost)
+    costs = {}
     for job in jobs:
-        own = _measured_in(states[job.title])
-        others = of_task.get(job.task.name, [])
-        elsewhere = (measured or {}).get(configs_of(job.command), None)
-        if job.title in done:
-            figure, source = (0.0, 0.0), ""
-        elif own is not None:
-            figure, source = own, "measured"
-        elif others:
-            figure, source = (median(one[0] for one in others), median(one[1] for one in others)), "measured, others"
+        elsewhere = (measured or {}).get(_configs_of(job.command))
+        if job.done():
+            cost, source = (0.0, 0.0), ""
+        elif (cost := own[job.title]) is not None:
+            source = "measured"
+        elif others := of_task.get(job.task.name):
+            cost, source = _medians(others), "measured, others"
         elif elsewhere is not None:
-            figure, source = elsewhere, "records"
+            cost, source = elsewhere, "records"
+        elif gpu_hours := job.task.gpu_hours:
+            cost, source = (gpu_hours, gpu_hours / max(1, job.gpus(gpus))), "suite"
         else:
-            hours = job.task.gpu_hours / max(1, job.gpus(gpus)) if job.task.gpu_hours else float("nan")
-            figure, source = (job.task.gpu_hours, hours), "suite" if job.task.gpu_hours else ""
-        found[job.title] = Expected(*figure, source)
-    return found
+            cost, source = (0.0, float("nan")), ""
+        costs[job.title] = Expected(*cost, source)
+    return costs
+
+
+def _medians(costs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return median(gpu_hours for gpu_hours, _ in costs), median(hours for _, hours in costs)
 
 
 def _measured_in(state: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -221,8 +199,8 @@ def _measured_in(state: Mapping[str, Any]) -> tuple[float, float] | None:
     return hours * int(state.get("gpus", 0) or 0), hours
 
 
-def configs_of(command: Iterable[str]) -> str:
-    """What tells a command's cost: its tool, evaluation and configs, whatever the weights and folders."""
+def _configs_of(command: Iterable[str]) -> str:
+    """What a command's cost depends on: its tool, evaluation and configs, whatever the weights and folders."""
     tool, *words = command
     evaluation = [word for word in words[:1] if not word.startswith("-")]
     return " ".join([Path(tool).stem, *evaluation, *(word for word in words if word.endswith((".yaml", ".yml")))])
@@ -231,10 +209,8 @@ def configs_of(command: Iterable[str]) -> str:
 def read_measured(paths: Sequence[str | Path]) -> dict[str, tuple[float, float]]:
     """Configs of a command -> (GPU hours, hours), the median over the commands whose records the files hold.
 
-    The cost of a command is the highest of its records', which tell the hours until each was written.
-
-    Raises:
-        InputError: a file is missing, or none of their records tells hours.
+    The cost of a command is the highest of its records', each of which holds the hours until it was written. InputError
+    if a file is missing, or none of the records has hours.
     """
     spent: dict[str, tuple[float, float]] = {}
     for path in paths:
@@ -247,27 +223,24 @@ def read_measured(paths: Sequence[str | Path]) -> dict[str, tuple[float, float]]
         listed = ", ".join(map(str, paths))
         raise InputError(f"expected records with gpu_hours and hours in {listed}, found none; leave --measured out")
     grouped: dict[str, list[tuple[float, float]]] = {}
-    for command, (gpu_hours, hours) in spent.items():
+    for command, cost in spent.items():
         try:
             words = [word for word in shlex.split(command) if word not in ("python", COMMAND)]
         except ValueError:
             continue
         if words:
-            grouped.setdefault(configs_of(words), []).append((gpu_hours, hours))
-    return {
-        key: (median(one[0] for one in figures), median(one[1] for one in figures)) for key, figures in grouped.items()
-    }
+            grouped.setdefault(_configs_of(words), []).append(cost)
+    return {configs: _medians(costs) for configs, costs in grouped.items()}
 
 
-#: Jobs that stand in the table one by one; of more, a line a task and its first command.
+#: Jobs that are listed one by one; of more, a line a task and its first command.
 LISTED = 200
 
 
 def show_plan(jobs: Sequence[Job], expected: Mapping[str, Expected], gpus: int, price: float | None) -> None:
     """Every job with its state, expected cost and command; of long plans a line for each task's jobs together.
 
-    Args:
-        price: of a GPU hour, in any currency; None shows no money.
+    ``price`` of a GPU hour, in any currency; None shows no money.
     """
     groups: dict[str, list[Job]] = {}
     for job in jobs:
@@ -285,19 +258,19 @@ def show_plan(jobs: Sequence[Job], expected: Mapping[str, Expected], gpus: int, 
     to_do = sum(not job.done() for job in jobs)
     wall = f", {total / gpus:.1f} hours on {gpus} GPUs" if gpus > 1 else ""
     money = f", cost {total * price:.2f}" if price is not None else ""
-    missing = f"; {unknown} of them tell no hours" if unknown else ""
+    missing = f"; {unknown} of them have no known hours" if unknown else ""
     say(f"{to_do} of {len(jobs)} tasks to do, {total:.1f} GPU hours expected{wall}{money}; "
-        f"the suite's header says whence{missing}")  # fmt: skip
+        f"the suite's header says where the hours come from{missing}")  # fmt: skip
 
 
 def _row(group: Sequence[Job], expected: Mapping[str, Expected], price: float | None) -> list[str]:
-    figures = [expected[job.title] for job in group]
-    gpu_hours = sum(one.gpu_hours for one in figures)
-    hours = [one.hours for one in figures if not math.isnan(one.hours)]
+    costs = [expected[job.title] for job in group]
+    gpu_hours = sum(one.gpu_hours for one in costs)
+    hours = [one.hours for one in costs if not math.isnan(one.hours)]
     done = sum(job.done() for job in group)
     state = ("done" if done else "to do") if len(group) == 1 else f"{len(group) - done} of {len(group)} to do"
-    sources = ", ".join(dict.fromkeys(one.source for one in figures if one.source))
-    known = done or sources  # of a task that tells no hours it is not said that it costs nothing
+    sources = ", ".join(dict.fromkeys(one.source for one in costs if one.source))
+    known = done or sources  # a task of unknown hours is not shown as free
     money = [f"{gpu_hours * price:.2f}" if known else ""] if price is not None else []
     name = group[0].title if len(group) == 1 else group[0].task.name
     return [name, state, f"{gpu_hours:.2f}" if known else "", f"{sum(hours):.2f}" if hours else "", *money, sources,

@@ -1,4 +1,4 @@
-"""Where the tasks of a suite are, from the files in its folder alone: what ``status`` shows, anywhere."""
+"""The state of every task of a suite, from the files in its folder alone, so that ``status`` works on any machine."""
 
 import contextlib
 import json
@@ -16,6 +16,7 @@ from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
+from momentum_transfer.suites.plan import Expected
 from momentum_transfer.suites.task import LOG, Job, read_state
 
 #: The tasks of the last plan, in OUTPUT.
@@ -23,16 +24,14 @@ PLAN = "plan.json"
 
 #: Seconds after which a running task whose lock is not renewed any more counts as gone; it is renewed every ten.
 SILENCE = 60.0
-
-#: Threads that read the files of tasks: shared file systems answer late, but many questions at once.
-READERS = 16
+_READERS = 16  # threads: shared file systems answer late, but many questions at once
 
 _COUNT = re.compile(r"^(?P<what>.*?): (?P<done>\d{1,15})/(?P<total>\d{1,15}) in (?P<seconds>\d{1,15}) s")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A task of a plan: what it is, after which others it comes (titles), and the GPU hours that were expected."""
+    """A task of a plan, the titles of those that it needs, and the GPU hours that were expected."""
 
     title: str
     weights: str
@@ -49,14 +48,14 @@ class Standing:
     """Where a task is: ``done``, ``failed``, ``running``, ``silent``, ``stopped``, ``queued``, ``not run``, ``to do``.
 
     Attributes:
-        seconds: of all attempts so far. left: seconds still expected, NaN where nothing tells.
-        share: done of the whole, 0 to 1, NaN where nothing tells. note: the last line, or the reason.
+        seconds: of all attempts so far. left: seconds still expected, NaN if unknown.
+        fraction: how much is done, 0 to 1, NaN if unknown. note: the last line, or the reason.
     """
 
     planned: Planned
     state: str
     seconds: float = 0.0
-    share: float = float("nan")
+    fraction: float = float("nan")
     left: float = float("nan")
     gpus: int = 0
     note: str = ""
@@ -67,21 +66,17 @@ class Standing:
         return self.seconds * self.gpus / 3600
 
 
-def write_plan(output: Path, jobs: Sequence[Job], expected: Mapping[str, tuple[float, str]]) -> None:
-    """Write the plan of a suite beside its records; what was expected of a task before it first began stays.
-
-    Args:
-        expected: (GPU hours, where from) of each job by title.
-    """
-    before: dict[tuple[str, str], tuple[float, str]] = {}
+def write_plan(output: Path, jobs: Sequence[Job], expected: Mapping[str, Expected]) -> None:
+    """Write the plan of a suite beside its records; what was expected of a task before it first began stays."""
+    before: dict[tuple[str, str], Planned] = {}
     with contextlib.suppress(InputError):
-        before = {(one.title, one.key): (one.gpu_hours, one.source) for one in read_plan(output)}
-    figures = {job.title: before.get((job.title, job.key), expected[job.title]) for job in jobs}
+        before = {(one.title, one.key): one for one in read_plan(output)}
+    costs = {job.title: before.get((job.title, job.key), expected[job.title]) for job in jobs}
     tasks = [
         {
             "title": job.title, "weights": job.weights, "task": job.task.name, "key": job.key,
             "folder": os.path.relpath(job.folder, output), "needs": [need.title for need in job.needs],
-            "gpu_hours": figures[job.title][0], "source": figures[job.title][1],
+            "gpu_hours": costs[job.title].gpu_hours, "source": costs[job.title].source,
         }
         for job in jobs
     ]  # fmt: skip
@@ -89,11 +84,7 @@ def write_plan(output: Path, jobs: Sequence[Job], expected: Mapping[str, tuple[f
 
 
 def read_plan(output: Path) -> list[Planned]:
-    """The plan that ``write_plan`` left.
-
-    Raises:
-        InputError: there is none, or it is damaged.
-    """
+    """The plan that ``write_plan`` wrote; InputError where there is none, or it is damaged."""
     path = output / PLAN
     if not path.is_file():
         raise InputError(f"expected the folder of a suite, found no {path}; give the --output of an evaluate command")
@@ -111,21 +102,19 @@ def read_plan(output: Path) -> list[Planned]:
 
 
 def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Standing]:
-    """Where every task of the plan is.
+    """Where every task of the plan is; InputError where there is no plan.
 
-    Args:
-        submitted: title -> (Slurm's number, key) of what was given to Slurm.
-
-    Raises:
-        InputError: there is no plan.
+    ``submitted``: title -> (Slurm's number, key) of what was given to Slurm.
     """
     plan = read_plan(output)
-    with ThreadPoolExecutor(READERS) as readers:
+    with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(_read, plan))
-    found: dict[str, Standing] = {}
+    standings: dict[str, Standing] = {}
     for planned, (state, lines) in zip(plan, read, strict=True):
-        found[planned.title] = _standing(planned, state, lines, found, submitted.get(planned.title), output)
-    return list(found.values())
+        number, key = submitted.get(planned.title, ("", ""))
+        queued = number if key == planned.key else ""
+        standings[planned.title] = _standing(planned, state, lines, standings, queued, output)
+    return list(standings.values())
 
 
 def _read(planned: Planned) -> tuple[dict[str, Any], list[str]]:
@@ -137,9 +126,8 @@ def _read(planned: Planned) -> tuple[dict[str, Any], list[str]]:
 
 
 def _standing(
-    planned: Planned, state: dict[str, Any], lines: list[str], earlier: dict[str, Standing],
-    submitted: tuple[str, str] | None, output: Path,
-) -> Standing:  # fmt: skip
+    planned: Planned, state: dict[str, Any], lines: list[str], earlier: dict[str, Standing], queued: str, output: Path
+) -> Standing:
     seconds, gpus = _number(state.get("seconds")), int(_number(state.get("gpus")))
     if "exit_code" in state:
         if state["exit_code"] == 0:
@@ -147,26 +135,25 @@ def _standing(
         return Standing(planned, "failed", seconds, gpus=gpus, note=str(state.get("note", "")) or last_word(lines))
     if "began" in state:
         now = time.time()
-        share, left = _share(lines)
-        # A clock apart from the file server's would see life or silence that is none: ask the folder's own.
+        # By the clock of the folder's file server: ours may differ, and make a task look alive or silent.
         lock = planned.folder / JOB_LOCK if state.get("slurm_job") else output / run_lock.NAME
         quiet = _now_there(planned.folder, now) - _time_of(lock, planned.folder / LOG)
         running = "running" if quiet < SILENCE else "silent"
         seconds += max(0.0, now - _number(state["began"]) - (quiet if running == "silent" else 0.0))
-        return Standing(planned, running, seconds, share, left, gpus, last_word(lines))
+        return Standing(planned, running, seconds, *_fraction(lines), gpus, last_word(lines))
     blocked = [need for need in planned.needs if need in earlier and earlier[need].state in ("failed", "not run")]
     if blocked:
         return Standing(planned, "not run", seconds, gpus=gpus, note=f"{blocked[0]} did not end well")
     if "stopped" in state:
-        share, left = _share(lines)
-        return Standing(planned, "stopped", seconds, share, left, gpus, f"by {state['stopped']}; it goes on from there")
-    if submitted and submitted[1] == planned.key:
-        return Standing(planned, "queued", seconds, gpus=gpus, note=f"Slurm job {submitted[0]}")
-    return Standing(planned, "to do", seconds, gpus=gpus, note="")
+        note = f"by {state['stopped']}; it goes on from there"
+        return Standing(planned, "stopped", seconds, *_fraction(lines), gpus, note)
+    if queued:
+        return Standing(planned, "queued", seconds, gpus=gpus, note=f"Slurm job {queued}")
+    return Standing(planned, "to do", seconds, gpus=gpus)
 
 
-def _share(lines: Sequence[str]) -> tuple[float, float]:
-    """(share done, seconds left) by the last two lines of progress of a log, the rate being that between them."""
+def _fraction(lines: Sequence[str]) -> tuple[float, float]:
+    """(fraction done, seconds left) by a log's last two lines of progress, at the rate between them."""
     counts = [found for line in lines if (found := _COUNT.match(line))]
     if not counts or not int(counts[-1]["total"]):
         return float("nan"), float("nan")
@@ -194,7 +181,7 @@ _offsets: dict[int, float] = {}
 
 
 def _now_there(folder: Path, now: float) -> float:
-    """The time by the clock that stamps files in a folder: asked once for each file system, ours where it cannot be."""
+    """The time by the clock that stamps files in a folder, measured once for each file system; else by our clock."""
     try:
         device = folder.stat().st_dev
     except OSError:
@@ -204,7 +191,7 @@ def _now_there(folder: Path, now: float) -> float:
         try:
             probe.touch()
             _offsets[device] = probe.stat().st_mtime - time.time()
-        except OSError:  # not ours to write in
+        except OSError:  # a folder that we must not write to
             _offsets[device] = 0.0
         finally:
             with contextlib.suppress(OSError):  # a read-only file system refuses it before it looks

@@ -1,4 +1,4 @@
-"""What a suite's YAML may hold, checked once: msgspec converts it into typed objects, its refusals become one line."""
+"""Checks a suite's YAML: msgspec converts it into typed objects, and its refusals become one line each."""
 
 import difflib
 import re
@@ -37,7 +37,7 @@ _REFUSAL = re.compile(r"Expected `([^`]+)`(?: ((?:of length )?[<>]=? [\d.]+))?(?
 
 
 class SuiteEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole file; its parts are checked where they are read, under names that say which."""
+    """The whole file; its parts are checked where they are read."""
 
     name: str | None = None
     include: str | None = None
@@ -50,11 +50,7 @@ class SuiteEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_entry(path: Path) -> SuiteEntry:
-    """The checked top level of a suite's file.
-
-    Raises:
-        InputError: it cannot be read as YAML, is nested too deeply or too large, or a key or its kind is wrong.
-    """
+    """The checked top level of a suite's file; InputError if it is no YAML, too deep, too large, or a key is wrong."""
     content = read_mapping(path, "a name and a list of tasks")
     entry = checked(content, SuiteEntry, str(path))
     for key, value in content.items():
@@ -66,14 +62,7 @@ def read_entry(path: Path) -> SuiteEntry:
 
 
 def checked(content: Any, kind: type[Kind], where: str) -> Kind:
-    """``content`` as an object of ``kind``.
-
-    Args:
-        where: file and part, for the message.
-
-    Raises:
-        InputError: an unknown or missing key, or a value of another type or range.
-    """
+    """``content`` as an object of ``kind``; ``where`` names file and part in the InputError about a key or value."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -81,11 +70,7 @@ def checked(content: Any, kind: type[Kind], where: str) -> Kind:
 
 
 def check_name(name: str, where: str) -> None:
-    """A name of a suite, task or arm becomes a folder's: no other character than letters, digits and . = - _.
-
-    Raises:
-        InputError: it has others, is empty, too long, or only dots.
-    """
+    """Raises InputError unless the name of a suite, task or variant can name a folder: letters, digits and . = - _."""
     if not re.fullmatch(r"[\w.=-]+", name) or not name.strip(".") or len(name.encode()) > LONGEST_NAME:
         raise InputError(
             f"{where}: expected a name of letters, digits and . = - _, no longer than {LONGEST_NAME}, "
@@ -120,7 +105,7 @@ def _in_words(refusal: str, content: Any, kind: type) -> str:
 
 
 def _value_at(content: Any, place: str) -> Any:
-    """What msgspec's path means, as far as it tells: of ``[...]``, any entry of a mapping, the whole mapping."""
+    """The value at msgspec's path; for ``[...]``, any entry of a mapping, the whole mapping."""
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place.partition("[...]")[0]):
         content = content[key] if key else content[int(index)]
     return content

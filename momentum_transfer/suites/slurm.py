@@ -1,6 +1,6 @@
 """Run the jobs of a suite on Slurm through submitit: one Slurm job a task, in arrays, with dependencies.
 
-How a job ended is what its own folder remembers (``attempt.py``); whether it is still to come, squeue tells
+How a job ended stands in its folder (``attempt.py``), whether it is still to come in squeue's answer
 (``slurm_queue.py``). So accounting is not needed, and a call that finds jobs of an earlier one waits for them.
 """
 
@@ -10,7 +10,8 @@ import io
 import json
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from momentum_transfer.core.errors import InputError, counted, extra
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.suites import slurm_queue as queue
-from momentum_transfer.suites.attempt import Attempt, last_line
+from momentum_transfer.suites.attempt import Attempt, last_lines, last_word
 from momentum_transfer.suites.local import AGAIN, Outcome
 from momentum_transfer.suites.slurm_queue import NEVER, STUCK, Array, Place, Seen, arrays
 from momentum_transfer.suites.task import Job
@@ -31,13 +32,13 @@ OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-de
 #: What was submitted, a line an array, in OUTPUT: {"number", "jobs": [[title, key], …]}.
 SUBMITTED = "submitted.jsonl"
 
-#: Seconds before a time limit at which a task is told to save: of the job's own minutes at most a quarter.
-WARNING = 120
+#: Seconds before a time limit at which a task is asked to save: of the job's own minutes at most a quarter.
+_WARNING = 120
 
 #: How often a job may reach its time limit, save, and go on.
-TIME_LIMITS = 1000
+_TIME_LIMITS = 1000
 
-#: A job without a word in its folder counts as ended once squeue has said so for this long: files travel slower.
+#: A job whose folder holds no end counts as ended once squeue has said so for so many seconds: files travel slower.
 SETTLE = 5.0
 
 
@@ -54,9 +55,9 @@ def run_slurm(
 
     Args:
         gpus: of a node, for tasks that are distributed; others take one.
-        options: further options of sbatch, for example ``{"partition": "gpu", "account": "vision"}``.
+        options: of sbatch, for example ``{"partition": "gpu", "account": "vision"}``.
         at_once: jobs of one array that may run at a time.
-        poll: longest pause between two looks at the queue, in seconds.
+        poll: longest pause between two calls of squeue, in seconds.
 
     Raises:
         InputError: Slurm does not answer or refuses a job, or a job with other settings is at work in a folder.
@@ -68,7 +69,7 @@ def run_slurm(
         places = _found(to_do, output) if to_do else {}
         new = [job for job in to_do if job.title not in places]
         if new:
-            places |= _submit(new, places, output, gpus, options, at_once, stop)
+            places |= _Submission(output, gpus, options, at_once).submit(new, places, stop)
         states = _wait({job.title: (job, places[job.title].number) for job in to_do}, stop, poll)
     outcomes = dict(done)
     for job in to_do:
@@ -77,10 +78,9 @@ def run_slurm(
 
 
 def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
-    """The places of jobs that an earlier call submitted and that are still in the queue or running, by title.
+    """The places of jobs of an earlier call that are still in the queue or running, by title.
 
-    Raises:
-        InputError: squeue does not answer, or such a job has other settings.
+    InputError if squeue does not answer, or such a job has other settings.
     """
     numbers = submitted(output)
     known = [(job, *numbers[job.title]) for job in jobs if job.title in numbers]
@@ -89,7 +89,7 @@ def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
     seen = queue.squeue()
     found = {}
     for job, number, key in known:
-        if (slurm_job := seen.get(number)) is None or not slurm_job.alive or ended(job, number):
+        if (slurm_job := seen.get(number)) is None or not slurm_job.alive or _ended(job):
             continue
         if key != job.key:
             raise InputError(
@@ -98,9 +98,9 @@ def _found(jobs: Sequence[Job], output: Path) -> dict[str, Place]:
             )
         found[job.title] = Place(Array([job], number=number))
     if found:
-        say(
-            f"{counted(len(found), 'task')} still in the queue or running: {_shortly(p.number for p in found.values())}"
-        )
+        numbers_found = [place.number for place in found.values()]
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        say(f"{counted(len(found), 'task')} still in the queue or running: {', '.join(numbers_found[:5])}{more}")
     return found
 
 
@@ -122,66 +122,69 @@ def submitted(output: Path) -> dict[str, tuple[str, str]]:
     return numbers
 
 
-def _submit(
-    jobs: Sequence[Job], earlier: Mapping[str, Place], output: Path, gpus: int, options: Mapping[str, str],
-    at_once: int | None, stop: StopSignal,
-) -> dict[str, Place]:  # fmt: skip
-    """Submit jobs as arrays; returns the place of each by title."""
-    submitit = extra("submitit", "Slurm jobs")
-    cpus, _ = queue.largest_node(options.get("partition", ""))
-    made, places = arrays(jobs, earlier, queue.longest_array())
-    for array in made:
-        if stop:
-            raise Stopped(f"stopped submitting, the submitted jobs go on; {AGAIN}", stop.exit_code)
-        for job in array.jobs:
-            job.forget_end()
-        executor = submitit.SlurmExecutor(folder=output / "slurm", max_num_timeout=TIME_LIMITS)
-        executor.update_parameters(**parameters(array, gpus, options, at_once, cpus))
-        try:
-            with contextlib.redirect_stderr(io.StringIO()), executor.batch():  # sbatch's complaint is in the error
-                handles = [executor.submit(Attempt(job, gpus)) for job in array.jobs]
-        except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
-            raise InputError(f"expected sbatch to take {array.jobs[0].title}, found: {_refusal(error)}") from error
-        array.number = str(handles[0].job_id).partition("_")[0]
-        entry = {"number": array.number, "jobs": [[job.title, job.key] for job in array.jobs]}
-        with open(output / SUBMITTED, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
-        if len(array.jobs) == 1:
-            say(f"{array.jobs[0].title}: submitted as job {array.number}")
-        else:
+@dataclass(frozen=True)
+class _Submission:
+    """Where and with which options jobs are submitted, see ``run_slurm``."""
+
+    output: Path
+    gpus: int
+    options: Mapping[str, str]
+    at_once: int | None
+
+    def submit(self, jobs: Sequence[Job], earlier: Mapping[str, Place], stop: StopSignal) -> dict[str, Place]:
+        """Submit jobs as arrays; returns the place of each by title."""
+        submitit = extra("submitit", "Slurm jobs")
+        cpus, _ = queue.largest_node(self.options.get("partition", ""))
+        new, places = arrays(jobs, earlier, queue.longest_array())
+        for array in new:
+            if stop:
+                raise Stopped(f"stopped submitting, the submitted jobs go on; {AGAIN}", stop.exit_code)
+            for job in array.jobs:
+                job.forget_end()
+            executor = submitit.SlurmExecutor(folder=self.output / "slurm", max_num_timeout=_TIME_LIMITS)
+            executor.update_parameters(**self._parameters(array, cpus))
+            try:
+                with contextlib.redirect_stderr(io.StringIO()), executor.batch():  # sbatch's complaint is in the error
+                    handles = [executor.submit(Attempt(job, self.gpus)) for job in array.jobs]
+            except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
+                raise InputError(f"expected sbatch to take {array.jobs[0].title}, found: {_refusal(error)}") from error
+            array.number = str(handles[0].job_id).partition("_")[0]
+            entry = {"number": array.number, "jobs": [[job.title, job.key] for job in array.jobs]}
+            with open(self.output / SUBMITTED, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
             last = len(array.jobs) - 1
-            say(f"{array.jobs[0].title} and {last} more: submitted as jobs {array.number}_0 to _{last}")
-    return places
+            more = f" and {last} more: submitted as jobs {array.number}_0 to _{last}"
+            say(array.jobs[0].title + (more if last else f": submitted as job {array.number}"))
+        return places
+
+    def _parameters(self, array: Array, cpus: int) -> dict[str, Any]:
+        """submitit's parameters: the tasks' needs, the user's options, and the jobs to wait for.
+
+        ``cpus`` of the largest node, 0 if unknown; a task that asks for more would wait for ever.
+        """
+        job = array.jobs[0]
+        asked = job.task.cpus
+        if 0 < cpus < asked and "cpus-per-task" not in self.options:
+            say(f"{job.task.name}: no node has the {asked} CPUs that the suite asks for; asking for {cpus}")
+            asked = cpus
+        more: dict[str, Any] = {"chdir": str(workplace()), "requeue": True, **self.options}
+        if dependency := array.dependency():
+            more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+        native = {key.replace("-", "_"): more.pop(key) for key in list(more) if key.replace("-", "_") in _NATIVE}
+        gpus = job.gpus(self.gpus)
+        return {
+            "job_name": (f"{job.weights}-{job.task.name}" if len(array.jobs) == 1 else job.task.name)[:60],
+            "time": job.task.minutes,
+            "cpus_per_task": asked,
+            "array_parallelism": self.at_once or len(array.jobs),
+            "signal_delay_s": min(_WARNING, job.task.minutes * 15),
+            "additional_parameters": more,
+            **({"gpus_per_node": gpus} if gpus else {}),
+            **native,
+        }
 
 
-def parameters(array: Array, gpus: int, options: Mapping[str, str], at_once: int | None, cpus: int) -> dict[str, Any]:
-    """What submitit is told: the tasks' own needs, the user's options, and the jobs to wait for.
-
-    Args:
-        cpus: of the largest node, 0 where unknown; a task that wishes for more would wait for ever.
-    """
-    job = array.jobs[0]
-    wished = job.task.cpus
-    if 0 < cpus < wished and "cpus-per-task" not in options:
-        say(f"{job.task.name}: no node has the {wished} CPUs that the suite wishes for; asking for {cpus}")
-        wished = cpus
-    more: dict[str, Any] = {"chdir": str(workplace()), "requeue": True, **options}
-    if dependency := array.dependency():
-        more |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
-    found: dict[str, Any] = {
-        "job_name": (f"{job.weights}-{job.task.name}" if len(array.jobs) == 1 else job.task.name)[:60],
-        "time": job.task.minutes,
-        "cpus_per_task": wished,
-        "array_parallelism": at_once or len(array.jobs),
-        "signal_delay_s": min(WARNING, job.task.minutes * 15),
-        "additional_parameters": {key: value for key, value in more.items() if key.replace("-", "_") not in _NATIVE},
-    }
-    if asked := job.gpus(gpus):
-        found["gpus_per_node"] = asked
-    return {**found, **{key.replace("-", "_"): more[key] for key in more if key.replace("-", "_") in _NATIVE}}
-
-
-#: Options that submitit writes itself where it has them, so that each stands there once.
+#: Options that submitit writes itself, so that each stands once in the script.
 _NATIVE = ("partition", "account", "qos", "mem", "time", "cpus_per_task", "gpus_per_node", "constraint", "exclude",
            "nodelist", "gres", "comment", "mem_per_cpu", "mem_per_gpu", "mail_type", "mail_user")  # fmt: skip
 
@@ -193,14 +196,14 @@ def _refusal(error: Exception) -> str:
     return next((line for line in reversed(lines) if "sbatch: error" in line), lines[-1] if lines else "no word")[:300]
 
 
-def ended(job: Job, number: str) -> bool:
-    """Whether the job's folder tells an end of its own, under this command, since it was submitted."""
+def _ended(job: Job) -> bool:
+    """Whether the job's folder holds an end of its own, under this command, since it was submitted."""
     state = job.state()
     return state.get("key") == job.key and "exit_code" in state
 
 
 def _wait(jobs: Mapping[str, tuple[Job, str]], stop: StopSignal, poll: float) -> dict[str, str]:
-    """Wait until every job has ended; returns Slurm's last word on each by title, "" where there was none."""
+    """Wait until every job has ended; returns the last state that Slurm gave for each by title, "" for none."""
     last: dict[str, Seen] = {}
     waiting, doubted = dict(jobs), dict.fromkeys(jobs, 0.0)
     progress, began = _Progress(len(jobs)), time.monotonic()
@@ -211,7 +214,7 @@ def _wait(jobs: Mapping[str, tuple[Job, str]], stop: StopSignal, poll: float) ->
             for title, (job, number) in list(waiting.items()):
                 seen = answer.get(number)
                 last[title] = seen or last.get(title, Seen(""))
-                if ended(job, number) and (seen is None or not seen.alive):
+                if _ended(job) and (seen is None or not seen.alive):
                     del waiting[title]
                 elif seen is not None and seen.reason == NEVER:
                     queue.cancel([number])
@@ -238,7 +241,7 @@ def _pause(seconds: float, stop: StopSignal, waiting: Mapping[str, Any]) -> None
 
 
 def _look() -> dict[str, Seen] | None:
-    """The queue; None, said once a minute or so, while the controller does not answer."""
+    """The queue; None, with a warning, while the controller does not answer."""
     try:
         return queue.squeue()
     except InputError as error:
@@ -248,14 +251,14 @@ def _look() -> dict[str, Seen] | None:
 
 
 class _Progress:
-    """A line on how many tasks are where, whenever that changes, and a warning for what time alone does not heal."""
+    """A line on how many tasks are where, whenever that changes, and a warning for jobs that may never start."""
 
     def __init__(self, total: int) -> None:
         self.total, self._said, self._at = total, "", -PLAIN_INTERVAL
         self._warned: set[str] = set()
 
     def show(self, jobs: Mapping[str, tuple[Job, str]], waiting: Mapping[str, Any], seen: Mapping[str, Seen]) -> None:
-        """Say it, at most every ten seconds."""
+        """Log it, at most every ten seconds."""
         here = [(title, seen.get(jobs[title][1], Seen("LEAVING"))) for title in waiting]
         pending = [(title, one) for title, one in here if one.state == "PENDING"]
         reasons = collections.Counter(one.reason for _, one in pending)
@@ -276,22 +279,17 @@ class _Progress:
 
 
 def _outcome(job: Job, number: str, slurm_state: str, outcomes: Mapping[str, Outcome]) -> Outcome:
-    """How a job ended: by its own folder, else by Slurm's last word."""
+    """How a job ended: by its own folder, else by the last state that Slurm gave."""
     if failed := [need for need in job.needs if not outcomes[need.title].well]:
         return Outcome(job, "not run", note=f"{failed[0].task.name} did not end well")
     state = job.state()
     seconds = float(state.get("seconds", 0))
-    if ended(job, number):
+    if _ended(job):
         return Outcome(job, "done" if state["exit_code"] == 0 else "failed", seconds, str(state.get("note", "")))
     if slurm_state.startswith("CANCELLED"):
-        return Outcome(
-            job, "cancelled", seconds, f"Slurm job {number} was cancelled; the same command submits it again"
-        )
+        note = f"Slurm job {number} was cancelled; the same command submits it again"
+        return Outcome(job, "cancelled", seconds, note)
     how = f"ended as {slurm_state}" if slurm_state else "is gone from the queue"
     stopped = f", stopped by {state['stopped']}" if "stopped" in state else ""
-    return Outcome(job, "failed", seconds, f"Slurm job {number} {how}{stopped}; its last line: {last_line(job.log)}")
-
-
-def _shortly(numbers: Iterable[str], most: int = 5) -> str:
-    listed = list(numbers)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+    last = last_word(last_lines(job.log))
+    return Outcome(job, "failed", seconds, f"Slurm job {number} {how}{stopped}; its last line: {last}")

@@ -1,9 +1,7 @@
-"""What Slurm says of jobs and nodes: squeue, sinfo, and sacct where there is accounting.
+"""Slurm's jobs and nodes by squeue, sinfo and sacct, and arrays, by which a plan of thousands is a few submissions.
 
-Jobs that Slurm takes as one array, so that a plan of thousands is a few submissions.
-
-Jobs of one task for many checkpoints ask for the same. Job k of an array may begin when job k of another has ended well
-(``aftercorr``); so the jobs of an array stand in the order of those that they need.
+Jobs of one task for many checkpoints ask for the same resources. Job k of an array may begin when job k of another has
+ended well (``aftercorr``); so the jobs of an array stand in the order of those that they need.
 """
 
 import os
@@ -24,7 +22,7 @@ ENDED = frozenset(
 #: The reason of a pending job whose need failed.
 NEVER = "DependencyNeverSatisfied"
 
-#: Reasons of pending jobs that time alone does not heal, or their beginnings -> what may be done.
+#: Reasons of pending jobs (or their beginnings) that may never start -> what may be done.
 STUCK = {
     "BadConstraints": "no node is like that; ask for less with --sbatch",
     "PartitionConfig": "the partition has no such node; ask for less, or for another partition, with --sbatch",
@@ -32,8 +30,8 @@ STUCK = {
     "PartitionTimeLimit": "the suite's minutes are more than the partition allows; --sbatch time=MINUTES",
     "PartitionDown": "the partition is down; --sbatch partition=ANOTHER",
     "PartitionInactive": "the partition is inactive; --sbatch partition=ANOTHER",
-    "ReqNodeNotAvail": "the node is down, drained or reserved: sinfo -R tells why",
-    "Nodes_required_for_job_are_DOWN": "nodes are down: sinfo -R tells why",
+    "ReqNodeNotAvail": "the node is down, drained or reserved: sinfo -R shows why",
+    "Nodes_required_for_job_are_DOWN": "nodes are down: sinfo -R shows why",
     "JobHeld": "it is held; scontrol release lets it go",
     "launch_failed_requeued_held": "its start failed; look at the node, then scontrol release",
     "InvalidAccount": "--sbatch account=YOURS",
@@ -46,7 +44,7 @@ STUCK = {
 
 @dataclass(frozen=True)
 class Seen:
-    """A job as squeue tells it: its state, and the reason of that."""
+    """A job's state by squeue, and the reason of that."""
 
     state: str
     reason: str = ""
@@ -58,14 +56,10 @@ class Seen:
 
 
 def squeue() -> dict[str, Seen]:
-    """All jobs of this user that the controller remembers, by number: ``12``, or ``12_3`` of an array.
-
-    Raises:
-        InputError: it does not answer.
-    """
+    """All jobs of this user that the controller knows, by number (``12``, or ``12_3`` of an array)."""
     command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
     found = {}
-    for line in _asked(command).splitlines():
+    for line in _ask(command).splitlines():
         number, _, rest = line.strip().partition("|")
         state, _, reason = rest.partition("|")
         found[number] = Seen(state, reason.strip("() ").replace(" ", "_"))
@@ -74,12 +68,12 @@ def squeue() -> dict[str, Seen]:
 
 def accounted(jobs: Iterable[str]) -> dict[str, str]:
     """The states of ended jobs by accounting; empty where there is none."""
-    wanted = ",".join(jobs)
-    if not wanted or shutil.which("sacct") is None:
+    numbers = ",".join(jobs)
+    if not numbers or shutil.which("sacct") is None:
         return {}
     try:
-        text = _asked(
-            ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={wanted}"]
+        text = _ask(
+            ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={numbers}"]
         )
     except InputError:
         return {}
@@ -88,10 +82,10 @@ def accounted(jobs: Iterable[str]) -> dict[str, str]:
 
 
 def largest_node(partition: str = "") -> tuple[int, int]:
-    """(CPUs, GPUs) of the largest node of a partition, of the whole cluster without one; (0, 0) where none is told."""
+    """(CPUs, GPUs) of the largest node of a partition, of the whole cluster without one; (0, 0) if unknown."""
     chosen = [f"--partition={partition}"] if partition else []
     cpus = gpus = 0
-    for line in _asked(["sinfo", "--noheader", "--Node", *chosen, "--format=%c|%G"]).splitlines():
+    for line in _ask(["sinfo", "--noheader", "--Node", *chosen, "--format=%c|%G"]).splitlines():
         count, _, resources = line.strip().partition("|")
         cpus = max(cpus, int(count.rstrip("+")) if count.rstrip("+").isdigit() else 0)
         gpus = max(gpus, _gpus_in(resources))
@@ -99,8 +93,8 @@ def largest_node(partition: str = "") -> tuple[int, int]:
 
 
 def longest_array() -> int:
-    """How many jobs one array may hold; 1000 where the cluster does not tell."""
-    for line in _asked(["scontrol", "show", "config"]).splitlines():
+    """How many jobs one array may hold; 1000 where the cluster does not say."""
+    for line in _ask(["scontrol", "show", "config"]).splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "MaxArraySize" and value.strip().isdigit():
             return max(1, int(value))
@@ -108,9 +102,9 @@ def longest_array() -> int:
 
 
 def cancel(jobs: Iterable[str]) -> None:
-    """Take jobs that never can start out of the queue; one that is gone already is no matter."""
-    if wanted := list(jobs):
-        subprocess.run(["scancel", *wanted], check=False, capture_output=True)
+    """Remove jobs that can never start from the queue, if they are still there."""
+    if numbers := list(jobs):
+        subprocess.run(["scancel", *numbers], check=False, capture_output=True)
 
 
 def _gpus_in(resources: str) -> int:
@@ -123,12 +117,8 @@ def _gpus_in(resources: str) -> int:
     return total
 
 
-def _asked(command: list[str]) -> str:
-    """What one of Slurm's programs answers.
-
-    Raises:
-        InputError: it is not installed, or fails; the first line of its complaint.
-    """
+def _ask(command: list[str]) -> str:
+    """The output of one of Slurm's programs; InputError where it is not installed, or fails."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     except FileNotFoundError as error:
@@ -181,7 +171,7 @@ def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> t
         earlier: places of jobs that an earlier call submitted; a need that is in neither is done.
         longest: jobs of one array.
     """
-    made: list[Array] = []
+    new: list[Array] = []
     places = dict(earlier)
     open_arrays: dict[tuple[object, ...], list[Array]] = {}
     for job in jobs:
@@ -195,9 +185,9 @@ def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> t
                 break
         else:
             array = Array([], needs)
-            made.append(array)
+            new.append(array)
             if indices <= {0}:
                 candidates.append(array)
         places[job.title] = Place(array, len(array.jobs))
         array.jobs.append(job)
-    return made, {job.title: places[job.title] for job in jobs}
+    return new, {job.title: places[job.title] for job in jobs}

@@ -9,9 +9,9 @@
         - {title: Noise, x: [8, 16], axis: images a batch, label: "%", log: true,
            of: {BN: {y: "noise/n={x}/alpha=1 distance"}, EMAN: {y: noise/EMAN distance}}}
 
-``compare`` lists differences, first minus second, which are judged together; ``lines`` draws one value for each x,
-where ``{x}`` stands for it (as a number: ``[x]``). A selection of scores says ``y``, TASK METRIC, and any of
-``protocol``, ``dataset``, ``network``, ``checkpoint``, ``arm`` and settings of the suite's pretrainings. Scores are
+``compare`` lists differences, first minus second, which are tested together; ``lines`` plots one value for each x,
+where ``{x}`` stands for it (as a number: ``[x]``). A selection of scores gives ``y``, TASK METRIC, and any of
+``protocol``, ``dataset``, ``network``, ``checkpoint``, ``variant`` and settings of the suite's pretrainings. Scores are
 paired by the seed of the pretraining; where the checkpoint has a ``*`` by what that stands for; else by trial.
 """
 
@@ -22,16 +22,16 @@ import msgspec
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.suites.schema import checked
-from momentum_transfer.suites.sweep import ARM, is_setting
+from momentum_transfer.suites.sweep import VARIANT, is_setting
 
 #: What a selection may say besides settings of the sweep.
-KEYS = ("y", "protocol", "dataset", "network", "checkpoint", ARM)
+KEYS = ("y", "protocol", "dataset", "network", "checkpoint", VARIANT)
 
 Selection = Mapping[str, Any]
 
 
 class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First minus second; ``expected`` is what was said before the run."""
+    """First minus second; ``expected`` was written down before the run."""
 
     name: str
     first: dict[str, Any]
@@ -57,8 +57,10 @@ class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def at(self, label: str, x: float) -> Selection:
         """The selection of a line's point."""
-        return {key: value.replace("{x}", f"{x:g}") if isinstance(value, str) else (x if value == ["x"] else value)
-                for key, value in self.of[label].items()}  # fmt: skip
+        return {
+            key: value.replace("{x}", f"{x:g}") if isinstance(value, str) else (x if value == ["x"] else value)
+            for key, value in self.of[label].items()
+        }
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,13 +72,9 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
-    """The study of a suite, checked.
+    """The checked study of a suite; ``settings`` are those that its pretrainings differ in.
 
-    Args:
-        settings: those that tell the suite's pretrainings apart.
-
-    Raises:
-        InputError: an unknown key or setting, a selection without a measure, or nothing to compare.
+    InputError for an unknown key or setting, a selection without a measure, or nothing to compare.
     """
     study = checked(entry, Study, where)
     if not study.compare:

@@ -1,4 +1,4 @@
-"""A suite: a list of evaluations in YAML, which ``plan.py`` makes into jobs for given checkpoints.
+"""A suite: a list of evaluations in YAML, which ``plan.py`` turns into jobs for given checkpoints.
 
     name: quick
     tasks:
@@ -10,11 +10,8 @@ In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 wei
 NormRescale, ``{folder}`` the task's own output folder and ``{results}`` the records of the whole suite. ``needs`` names
 tasks of the same checkpoint that come before. ``include`` names another suite, whose tasks come first.
 ``weights`` names checkpoints that are evaluated where the command line names none.
-A suite may make its checkpoints itself (``pretrain``: ``sweep.py``), ask for plots (``plots``: ``plots.py``), and have
-words that depend on the checkpoint's paper (``presets``: ``presets.py``). One that asks a question says which of its
-scores answer it (``study``: ``study.py``).
-
-Presets of a suite: the words of a command that depend on the paper which a checkpoint is of.
+A suite may make its own checkpoints (``pretrain``) and ask for plots (``plots``), see ``sweep.py``, and say which of
+its scores answer a question (``study.py``). Arguments that depend on the checkpoint's paper stand in ``presets``:
 
     presets:
       m2: {linear: configs/lowshot/momentum2_linear.yaml, rates: ""}    # the first is for checkpoints of no paper here
@@ -23,11 +20,9 @@ Presets of a suite: the words of a command that depend on the paper which a chec
       - name: linear
         command: tools/lowshot.py linear --config {linear} --weights {weights} --results {results} {rates}
 
-A checkpoint's preset is what its arm of the suite's pretrainings names (``preset``), else that of the method in its
-metadata, else of the family it was read as; ``--preset CHECKPOINT=NAME`` overrides all.
+A checkpoint's preset is that of its variant (``preset``), else of the method in its metadata, else of the family it was
+read as; ``--preset CHECKPOINT=NAME`` overrides all.
 """
-
-from __future__ import annotations
 
 import contextlib
 import difflib
@@ -57,8 +52,7 @@ _Presets = Annotated[dict[str, Annotated[dict[str, str], _Filled]], _Filled]
 #: Methods that are of one paper -> preset.
 OF_METHOD = {"momentum2": "m2", "simsiam": "simsiam"}
 
-#: Families of published files -> preset. EMAN's MoCo writes MoCo's names and cannot be told from it; RCF's files do not
-#: say whether LARS trained them.
+#: Families of published files -> preset. EMAN's MoCo has MoCo's names, and RCF's files do not name their optimizer.
 OF_FAMILY = {
     "momentum2": "m2",
     "rcf": "rcf-sgd",
@@ -70,11 +64,7 @@ OF_FAMILY = {
 
 
 def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
-    """(preset, why) of a checkpoint; the preset is "" where it is of none of the papers.
-
-    Args:
-        family: rule that read the file. metadata: what a pretraining of this project left in it.
-    """
+    """(preset, why) of a checkpoint by the family that read it and our pretraining's metadata; "" if of no paper."""
     method, norm, optimizer = (metadata.get(key, "") for key in ("method", "norm_teacher", "optimizer"))
     if method in OF_METHOD:
         return OF_METHOD[method], f"method {method}"
@@ -88,17 +78,15 @@ def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
 
 
 def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[str, str]) -> Mapping[str, str]:
-    """The words of a checkpoint's preset; says which it is and why.
+    """The arguments of a checkpoint's preset, place by place; logs which preset it is and why.
 
-    Args:
-        weights: the checkpoint; None where there is none to read (yet).
-        name: in results. chosen: as :func:`read_choices` gives it.
+    ``weights``: None where there is none to read (yet). ``chosen``: as :func:`read_choices` returns it.
     """
     if not presets:
         return {}
     preset, why = chosen.get(name, chosen.get("", "")), "asked for"
     if not preset:
-        why = "no checkpoint yet that could tell"
+        why = "no checkpoint to read yet"
         if weights is not None:
             from momentum_transfer.backbones.read import load_backbone  # imports torch, which takes seconds
 
@@ -114,14 +102,7 @@ def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[s
 
 
 def read_presets(content: Any, where: str, taken: Collection[str]) -> Presets:
-    """The ``presets`` of a suite's file, checked: each gives words for the same places.
-
-    Args:
-        taken: places that mean something else.
-
-    Raises:
-        InputError: no mapping of names to places and their words, or presets whose places differ or are taken.
-    """
+    """The checked ``presets`` of a suite: each fills the same places, none of which is ``taken``."""
     presets = checked(content, _Presets, f"{where}, presets")
     places = set(next(iter(presets.values())))
     for name, entry in presets.items():
@@ -134,17 +115,13 @@ def read_presets(content: Any, where: str, taken: Collection[str]) -> Presets:
     return presets
 
 
-def read_choices(words: Sequence[str], presets: Presets, checkpoints: Collection[str]) -> dict[str, str]:
-    """Words ``PRESET`` (for all) or ``CHECKPOINT=PRESET`` -> preset by checkpoint, "" standing for all.
-
-    Raises:
-        InputError: a preset that the suite lacks, or a checkpoint that is not evaluated.
-    """
+def read_choices(choices: Sequence[str], presets: Presets, checkpoints: Collection[str]) -> dict[str, str]:
+    """``PRESET`` (for all) or ``CHECKPOINT=PRESET`` -> preset by checkpoint, "" standing for all."""
     chosen: dict[str, str] = {}
-    for word in words:
-        name, _, preset = word.rpartition("=")
+    for choice in choices:
+        name, _, preset = choice.rpartition("=")
         if not presets:
-            raise InputError(f"expected no --preset for a suite without presets, found {word}; leave it out")
+            raise InputError(f"expected no --preset for a suite without presets, found {choice}; leave it out")
         if preset not in presets:
             raise InputError(f"expected --preset of {', '.join(presets)}, found {preset!r}")
         if name and name not in checkpoints:
@@ -171,19 +148,14 @@ class Suite:
     study: Study | None = None
 
     def write_description(self, output: str | Path) -> None:
-        """Write ``suite.json`` beside the records: what each pretraining was and which plots the report draws."""
+        """Write ``suite.json`` beside the records: what each pretraining was and which plots the report shows."""
         if self.sweep or self.plots:
-            content = {"runs": describe(self.sweep) if self.sweep else {}, "plots": [p.as_dict() for p in self.plots]}
+            content = {"runs": describe(self.sweep) if self.sweep else {}, "plots": msgspec.to_builtins(self.plots)}
             write_text(Path(output) / "suite.json", json.dumps(content, indent=1) + "\n")
 
 
 def load_suite(path: str | Path) -> Suite:
-    """Read and check a suite.
-
-    Raises:
-        InputError: no such file, an unknown key, a value of the wrong kind, a need that is no earlier task, an unknown
-            place in a command, or a script that is none of this repository's or of the suite's folder.
-    """
+    """Read and check a suite; InputError names what is wrong with its file, keys, needs, places or scripts."""
     path = _suite_file(path)
     entry = read_entry(path)
     name = entry.name if entry.name is not None else path.stem
@@ -194,9 +166,10 @@ def load_suite(path: str | Path) -> Suite:
     if entry.pretrain is not None:
         sweep = read_sweep(entry.pretrain, f"{path}, pretrain")
         check_command(sweep.command, f"{path}, pretrain", path.parent)
-        if wrong := [arm[PRESET] for arm in sweep.arms.values() if PRESET in arm and arm[PRESET] not in list(presets)]:
+        asked = [variant[PRESET] for variant in sweep.variants.values() if PRESET in variant]
+        if wrong := [preset for preset in asked if preset not in list(presets)]:
             known = ", ".join(presets) or "none"
-            raise InputError(f"{path}: expected the preset of an arm among presets ({known}), found {shown(wrong[0])}")
+            raise InputError(f"{path}: expected a variant's preset among presets ({known}), found {shown(wrong[0])}")
         if any(task.name == PRETRAIN for task in tasks):
             raise InputError(f"{path}: expected tasks of other names beside pretrain, found a task called {PRETRAIN}")
         if (count := sweep.count() * (len(tasks) + 1)) > MOST_TASKS:
@@ -208,11 +181,7 @@ def load_suite(path: str | Path) -> Suite:
 
 
 def _tasks_of(path: Path, places: tuple[str, ...], presets: Presets, above: Path | None = None) -> list[Task]:
-    """The tasks of a suite's file, after those that it includes.
-
-    Args:
-        above: the suite that includes this one.
-    """
+    """The tasks of a suite's file, after those that it includes; ``above``: the suite that includes this one."""
     entry = read_entry(path)
     tasks: list[Task] = []
     if entry.include is not None:
@@ -232,11 +201,7 @@ def _tasks_of(path: Path, places: tuple[str, ...], presets: Presets, above: Path
 
 
 def _suite_file(name: str | Path) -> Path:
-    """The file of a suite: a path, or the name of one that ships, with or without ``suites/``.
-
-    Raises:
-        InputError: neither is there; the nearest names of those that ship and of the folder meant are listed.
-    """
+    """The file of a suite by path, or by the name of one that ships; InputError lists the nearest names."""
     try:
         for spelling in (name, Path("suites", name)):
             with contextlib.suppress(InputError):

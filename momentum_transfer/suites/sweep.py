@@ -1,26 +1,24 @@
-"""Pretrainings of a suite: a grid of settings and seeds, each run a checkpoint that the suite's tasks then evaluate.
+"""The pretrainings of a suite, whose checkpoints its tasks evaluate, and the plots over their settings.
 
     pretrain:
       config: configs/smoke/momentum2_digits.yaml
       grid: {NORM.TEACHER: [BN, MomentumBN], NORM.GROUP: [8, 16]}   # every combination
-      arms: {slow: {SOLVER.STEPS: 100}, moco: {config: other.yaml}} # each with every combination
+      variants: {slow: {SOLVER.STEPS: 100}, moco: {config: other.yaml}} # each with every combination
       seeds: [0, 1, 2]
       settings: {DATA.WORKERS: 2}                                   # of all runs
       exports: {every: 50, last: 300}                               # epochs: each is a checkpoint of its own
 
-A run is called by its arm, the grid's values and the seed: ``slow-BN-8_seed0``. An arm may have a config of its own and
-a preset of the suite, whose words its tasks get.
-
-Plots that a suite asks for: a measure over a setting of its pretrainings, or one measure over another.
+A run is named by its variant, the grid's values and the seed: ``slow-BN-8_seed0``. A variant may have its own config,
+and a preset of the suite for its tasks. Plots show a measure over a setting, over another measure, or while training:
 
     plots:
       - {title: "Images per BN", y: svm/k=16 top1, x: NORM.GROUP, by: NORM.TEACHER, log: true}
       - {title: "Linear and long-tailed accuracy", y: finetune top1, x: linear top1, by: METHOD.NAME}
-      - {title: "kNN while training", curve: knn_top1, by: arm}
+      - {title: "kNN while training", curve: knn_top1, by: variant}
 
 ``y`` and ``x`` name a measure as ``TASK METRIC``, or ``TASK METRIC @ PLACE`` where several data sets or protocols have
-it: PLACE is the name of one. ``x`` and ``by`` name a setting of the sweep, or ``arm``. ``curve`` is a key of the runs'
-metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line for each ``by``.
+it: PLACE is the name of one. ``x`` and ``by`` name a setting of the sweep, or ``variant``. ``curve`` is a key of the
+runs' metrics.jsonl over ``x``: step or seconds. A measure over another gets a regression line for each ``by``.
 """
 
 import itertools
@@ -37,12 +35,12 @@ import msgspec
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.suites.schema import LONGEST_NAME, MOST_TASKS, Cpus, Hours, Minutes, check_name, checked
 
-#: The keys of an arm that are no settings: its own config file, and a preset of the suite for its tasks.
-CONFIG, PRESET = "config", "preset"
+#: The keys of a variant that are no settings: its own config file, and a preset of the suite for its tasks.
+_CONFIG, PRESET = "config", "preset"
 #: Stands for the epoch of a checkpoint taken on the way where a plot may name a setting.
 EPOCH = "EPOCH"
 
-#: Settings of one arm, by dotted key.
+#: Settings of one variant, by dotted key.
 Settings = Mapping[str, Any]
 
 
@@ -52,14 +50,14 @@ class Pretraining:
 
     Attributes:
         name: of the run and of its checkpoint in results.
-        arm: its arm; without arms the grid's values.
-        settings: what the grid or the arm sets; ``seed`` is SEED.
-        command: words after ``python``, without OUTPUT_DIR.
-        preset: of the arm; "" where it names none.
+        variant: without variants the grid's values.
+        settings: of the grid and the variant, without SEED.
+        command: arguments after ``python``, without OUTPUT_DIR.
+        preset: of the variant; "" where it names none.
     """
 
     name: str
-    arm: str
+    variant: str
     settings: Settings
     seed: int
     command: tuple[str, ...]
@@ -71,7 +69,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     config: str = ""
     grid: dict[str, Annotated[list[Any], msgspec.Meta(min_length=1)]] = {}
-    arms: dict[str, dict[str, Any]] = {}
+    variants: dict[str, dict[str, Any]] = {}
     seeds: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(min_length=1)] = (0,)
     settings: dict[str, Any] = {}
     exports: dict[str, int | float] = {}
@@ -82,31 +80,31 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minutes: Minutes = 2880
 
     def count(self) -> int:
-        """How many checkpoints the sweep makes."""
-        runs = math.prod(map(len, self.grid.values())) * max(1, len(self.arms)) * len(self.seeds)
+        """Number of checkpoints that the sweep makes."""
+        runs = math.prod(map(len, self.grid.values())) * max(1, len(self.variants)) * len(self.seeds)
         return runs * (round(self.exports["last"] / self.exports["every"]) if self.exports else 1)
 
     def runs(self) -> list[Pretraining]:
-        """Every arm with every seed, the seeds of an arm together."""
+        """Every variant with every seed, the seeds of a variant together."""
         found: dict[str, Pretraining] = {}
-        arms = self.arms or {"": {}}
-        for (arm, own), (place, grid), seed in itertools.product(arms.items(), self._places(), self.seeds):
-            settings = {key: value for key, value in {**own, **grid}.items() if key not in (CONFIG, PRESET)}
+        variants = self.variants or {"": {}}
+        for (variant, own), (place, grid), seed in itertools.product(variants.items(), self._places(), self.seeds):
+            settings = {key: value for key, value in {**own, **grid}.items() if key not in (_CONFIG, PRESET)}
             words = {**self.settings, **settings, "SEED": seed}
             words |= {"RUN.EXPORT_EVERY": self.exports["every"]} if self.exports else {}
             overrides = [word for key, value in words.items() for word in (key, _word(value))]
-            config = str(own.get(CONFIG, self.config))
+            config = str(own.get(_CONFIG, self.config))
             command = (*shlex.split(self.command), "--config", config, "--resume", *overrides)
-            name = "-".join(part for part in (arm, place) if part) + f"_seed{seed}"
+            name = "-".join(part for part in (variant, place) if part) + f"_seed{seed}"
             if len(name.encode()) > LONGEST_NAME - 20:  # an epoch may follow
-                raise InputError(f"the run {name[:60]}… has a name that is too long; name runs by arms")
+                raise InputError(f"the run {name[:60]}… has a name that is too long; name runs by variants")
             if name in found:
-                raise InputError(f"two runs are called {name}; name them by arms in the place of grid")
-            found[name] = Pretraining(name, arm or place, settings, seed, command, own.get(PRESET, ""))
+                raise InputError(f"two runs are called {name}; name them by variants instead of grid")
+            found[name] = Pretraining(name, variant or place, settings, seed, command, own.get(PRESET, ""))
         return list(found.values())
 
     def checkpoints(self, run: Pretraining, folder: Path) -> dict[str, tuple[Path, Settings]]:
-        """What of a run in ``folder`` is evaluated: name in results -> weights, and settings that plots may ask for."""
+        """Checkpoints of a run in ``folder``: name in results -> weights, and settings that plots may ask for."""
         if not self.exports:
             return {run.name: (folder, run.settings)}
         every, last = self.exports["every"], self.exports["last"]
@@ -115,8 +113,8 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {file.stem: (file, {**run.settings, EPOCH: epoch}) for epoch, file in files.items()}
 
     def keys(self) -> list[str]:
-        """Settings that tell the runs apart."""
-        own = (key for arm in self.arms.values() for key in arm if key not in (CONFIG, PRESET))
+        """Settings that the runs differ in."""
+        own = (key for variant in self.variants.values() for key in variant if key not in (_CONFIG, PRESET))
         return list(dict.fromkeys([*self.grid, *own, "SEED", *([EPOCH] if self.exports else [])]))
 
     def _places(self) -> list[tuple[str, Settings]]:
@@ -139,30 +137,29 @@ def _word(value: Any) -> str:
 
 
 def read_sweep(entry: Any, where: str) -> Sweep:
-    """The sweep of a suite's ``pretrain`` entry, checked.
+    """The checked ``pretrain`` entry of a suite.
 
-    Raises:
-        InputError: an unknown key, neither grid nor arms, no config, an empty list, seeds that are no whole numbers.
+    InputError for an unknown key or wrong value, neither grid nor variants, no config, or SEED among the settings.
     """
     sweep = checked(entry, Sweep, where)
-    grid, arms, seeds, exports = sweep.grid, sweep.arms, sweep.seeds, sweep.exports
-    if not grid and not arms:
-        raise InputError(f"{where}: expected a grid of settings, arms, or both; found neither")
-    for name in arms:
-        check_name(name, f"{where}, arms")
-    if not sweep.config and not (arms and all(isinstance(arm.get(CONFIG), str) for arm in arms.values())):
-        raise InputError(f"{where}: expected the config of the pretrainings, or one in every arm; found none")
-    if wrong := [arm[CONFIG] for arm in arms.values() if not isinstance(arm.get(CONFIG, ""), str)]:
-        raise InputError(f"{where}: expected the config of an arm as text, found {shown(wrong[0])}; name a file")
+    grid, variants, seeds, exports = sweep.grid, sweep.variants, sweep.seeds, sweep.exports
+    if not grid and not variants:
+        raise InputError(f"{where}: expected a grid of settings, variants, or both; found neither")
+    for name in variants:
+        check_name(name, f"{where}, variants")
+    if not sweep.config and not (
+        variants and all(isinstance(variant.get(_CONFIG), str) for variant in variants.values())
+    ):
+        raise InputError(f"{where}: expected the config of the pretrainings, or one in every variant; found none")
+    if wrong := [variant[_CONFIG] for variant in variants.values() if not isinstance(variant.get(_CONFIG, ""), str)]:
+        raise InputError(f"{where}: expected the config of a variant as text, found {shown(wrong[0])}; name a file")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"{where}: expected each seed once, found {shown(list(seeds))}; take one out")
-    if any("SEED" in some for some in (grid, *arms.values(), sweep.settings)):
+    if any("SEED" in some for some in (grid, *variants.values(), sweep.settings)):
         raise InputError(f"{where}: expected seeds under `seeds`, found SEED among the settings; move it")
     if exports and not (exports.keys() == {"every", "last"} and _whole_part(exports)):
-        raise InputError(
-            f"{where}: expected exports as {{every: EPOCHS, last: EPOCHS}}, of which one divides the other, found "
-            f"{shown(exports)}"
-        )
+        raise InputError(f"{where}: expected exports {{every: EPOCHS, last: EPOCHS}} where every divides last, "
+                         f"found {shown(exports)}")  # fmt: skip
     if sweep.count() > MOST_TASKS:
         raise InputError(f"{where}: expected at most {MOST_TASKS} checkpoints, found {sweep.count()}; divide the sweep")
     try:
@@ -178,16 +175,16 @@ def _whole_part(exports: Mapping[str, float]) -> bool:
 
 
 def describe(sweep: Sweep) -> dict[str, dict[str, Any]]:
-    """Checkpoint -> its run's arm, settings and seed, as plots need them."""
+    """Checkpoint -> its run's variant, settings and seed, as plots need them."""
     return {
-        name: {"arm": run.arm, "settings": dict(settings), "seed": run.seed}
+        name: {"variant": run.variant, "settings": dict(settings), "seed": run.seed}
         for run in sweep.runs()
         for name, (_, settings) in {run.name: (None, run.settings), **sweep.checkpoints(run, Path())}.items()
     }
 
 
-#: Stands for the name of an arm where a setting could stand.
-ARM = "arm"
+#: Stands for the name of a variant where a setting could stand.
+VARIANT = "variant"
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")
 #: What a curve is over.
 AXES = ("step", "seconds")
@@ -197,9 +194,9 @@ class PlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One plot.
 
     Attributes:
-        y, x: ``TASK METRIC`` of the records; x may be a setting or ``arm``, and is "step" or "seconds" for a curve.
-        by: the setting (or ``arm``) that tells lines apart; "" for a single line.
-        curve: key of metrics.jsonl, in the place of y.
+        y, x: ``TASK METRIC`` of the records; x may be a setting or ``variant``, and is "step" or "seconds" for a curve.
+        by: the setting (or ``variant``) that the lines differ in; "" for a single line.
+        curve: key of metrics.jsonl, instead of y.
         log: the axis of a setting is logarithmic.
     """
 
@@ -210,29 +207,21 @@ class PlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     curve: str = ""
     log: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """What ``suite.json`` keeps for the report."""
-        return msgspec.structs.asdict(self)
-
 
 def is_setting(word: str) -> bool:
-    """Whether a word names a setting (or the arm) rather than a measure."""
-    return word == ARM or bool(_SETTING.fullmatch(word))
+    """Whether a word names a setting (or the variant) rather than a measure."""
+    return word == VARIANT or bool(_SETTING.fullmatch(word))
 
 
 def read_plots(entries: list[Any], where: str, known: Mapping[str, Any]) -> tuple[PlotRequest, ...]:
-    """The plots of a suite, checked.
+    """The checked plots of a suite; ``known`` are the settings that its pretrainings differ in.
 
-    Args:
-        known: settings that tell the suite's pretrainings apart; empty without any.
-
-    Raises:
-        InputError: an unknown key or setting, a measure without metric, or neither y nor curve.
+    InputError for an unknown key or setting, a measure without metric, or neither y nor curve.
     """
-    return tuple(_read(entry, f"{where}, plot {number}", known) for number, entry in enumerate(entries, start=1))
+    return tuple(_read_plot(entry, f"{where}, plot {number}", known) for number, entry in enumerate(entries, start=1))
 
 
-def _read(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
+def _read_plot(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
     plot = checked(entry, PlotRequest, where)
     if bool(plot.y) == bool(plot.curve):
         raise InputError(f"{where}: expected either y, a measure, or curve, a key of metrics.jsonl")
@@ -244,11 +233,10 @@ def _read(entry: Any, where: str, known: Mapping[str, Any]) -> PlotRequest:
             _check_measure(plot.x, "x", where)
     for key in ("x", "by"):
         word = getattr(plot, key)
-        if is_setting(word) and word != ARM and word not in known:
-            raise InputError(
-                f"{where}: expected {key} as arm or a setting that tells the pretrainings apart "
-                f"({', '.join(known) or 'the suite has none'}), found {word!r}"
-            )
+        if is_setting(word) and word != VARIANT and word not in known:
+            settings = ", ".join(known) or "the suite has none"
+            raise InputError(f"{where}: expected {key} as variant or a setting that the pretrainings differ in "
+                             f"({settings}), found {word!r}")  # fmt: skip
     return plot
 
 

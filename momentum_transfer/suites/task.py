@@ -1,7 +1,4 @@
-"""A task: one evaluation of a suite, and the rules of its command.
-
-One task for one checkpoint, and what its folder remembers of it.
-"""
+"""A task, one evaluation of a suite, and a job, that task for one checkpoint with the state that its folder keeps."""
 
 import contextlib
 import json
@@ -23,14 +20,9 @@ from momentum_transfer.core.shipped import TOOLS, tool_file, workplace
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.schema import Cpus, Hours, Minutes, check_name, checked
 
-#: Weights that are no file: the raw pixels, which only the low-shot evaluations take.
-PIXELS = "pixels"
-
-#: No weights: a network drawn at random, which evaluations that train on images take.
-SCRATCH = "scratch"
-
-#: Words for weights that are no file, so that nothing can be converted.
-NO_FILES = (PIXELS, SCRATCH)
+#: Weights that are no file, so that nothing can be converted: the raw pixels, for low-shot evaluations alone, and a
+#: randomly initialised network, for evaluations that train on images.
+NO_FILES = ("pixels", "scratch")
 
 #: The task that makes a checkpoint of the suite's own.
 PRETRAIN = "pretrain"
@@ -46,9 +38,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One evaluation.
 
     Attributes:
-        command: words after ``python``, with places such as ``{weights}``.
+        command: arguments after ``python``, with places such as ``{weights}``.
         needs: tasks of the same checkpoint that have to end well first.
-        gpu_hours: what it is expected to cost, for ``--dry-run``; measured times replace it once there are any.
+        gpu_hours: expected cost, until measured times replace it.
         distributed: runs under torchrun where there are several GPUs.
         cpus, minutes: what a Slurm job asks for.
     """
@@ -63,11 +55,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_task(entry: Any, where: str, earlier: Collection[str]) -> Task:
-    """A task as it stands in a suite, checked but for its command.
-
-    Raises:
-        InputError: an unknown key, a wrong value, a name that is taken, or a need that is no earlier task.
-    """
+    """A suite's entry as a task, checked but for its command; InputError with ``where`` for what is wrong."""
     task = checked(entry, Task, where)
     check_name(task.name, where)
     if task.name in earlier or task.name in _TAKEN:
@@ -82,13 +70,9 @@ def read_task(entry: Any, where: str, earlier: Collection[str]) -> Task:
 def check_command(
     command: str, where: str, beside: Path, places: Sequence[str] = (), presets: Mapping[str, Mapping[str, str]] = {}
 ) -> None:
-    """A command begins with a tool, or a script beside the suite, and its places are known.
+    """Raises InputError unless a command begins with a tool, or a script beside the suite, and its places are known.
 
-    Args:
-        beside: folder of the suite's file. places: those that it may have. presets: words for some of them.
-
-    Raises:
-        InputError: no words, unbalanced quotes, an unknown place, or a script that is elsewhere or not there.
+    ``beside``: folder of the suite's file. ``places``: those that it may have. ``presets``: values of some of them.
     """
     for place in re.findall(r"{(\w*)}", command):
         if place not in places:
@@ -107,18 +91,12 @@ def check_command(
         raise InputError(f"{where}: the command begins with {shown(words[0])}, which is no file of this repository")
     roots = (TOOLS.resolve(), workplace().resolve(), beside.resolve())
     if script.suffix != ".py" or not any(script.is_relative_to(root) for root in roots):
-        raise InputError(
-            f"{where}: expected a command that begins with a Python script of this repository, or one in the suite's "
-            f"own folder, found {shown(words[0])}; copy the script beside the suite"
-        )
+        raise InputError(f"{where}: expected a command that begins with a Python script of this repository or of the "
+                         f"suite's folder, found {shown(words[0])}; copy the script beside the suite")  # fmt: skip
 
 
 def split(command: str, where: str) -> list[str]:
-    """The words of a command line.
-
-    Raises:
-        InputError: a quotation that does not end.
-    """
+    """The words of a command line; InputError for a quotation that does not end."""
     try:
         return shlex.split(command)
     except ValueError as error:
@@ -130,11 +108,8 @@ def fill(word: str, places: Mapping[str, str]) -> str:
     return re.sub(r"{(\w+)}", lambda found: places.get(found.group(1), found.group(0)), word)
 
 
-#: What a job's folder remembers of its attempts.
-STATE = "suite_state.json"
-
-#: All output of a job, in its folder.
-LOG = "log.txt"
+#: In a job's folder: the state of its attempts, and all their output.
+STATE, LOG = "suite_state.json", "log.txt"
 
 
 @dataclass(frozen=True)
@@ -163,41 +138,38 @@ class Job:
         return available if self.task.distributed else min(available, 1)
 
     def state(self) -> dict[str, Any]:
-        """What the attempts left, all under one ``key``; empty before the first.
+        """State of the attempts under one ``key``; empty before the first.
 
-        ``began`` (seconds since 1970), ``host``, ``slurm_job``: of the attempt that runs, or was killed; ``exit_code``
-        once it ended by itself, ``stopped`` where a signal ended it, which is no end; ``seconds`` of all attempts
-        together, ``gpus`` of each, ``attempts`` how many.
+        ``began`` (seconds since 1970), ``host``, ``slurm_job``: of the attempt that runs or was killed; ``exit_code``
+        once it ended by itself, ``stopped`` where a signal ended it; ``seconds`` of all ``attempts``, ``gpus`` of each.
         """
         return read_state(self.folder)
 
-    def remember(self, **state: Any) -> None:
-        """Note the state, atomically."""
-        write_text(self.folder / STATE, json.dumps({"key": self.key, **state}, indent=1) + "\n")
+    def _write_state(self, seconds: float, **state: Any) -> None:
+        content = {"key": self.key, "seconds": round(seconds, 1), **state}
+        write_text(self.folder / STATE, json.dumps(content, indent=1) + "\n")
 
     def begin(self, gpus: int) -> float:
-        """Note that an attempt begins here and now; returns the seconds that earlier ones took."""
+        """Note that an attempt begins now; returns the seconds that earlier ones took."""
         before, seconds = self._before()
-        self.remember(
-            **{"began": round(time.time(), 1), "host": socket.gethostname(), "slurm_job": slurm_job_id()},
-            **{"seconds": round(seconds, 1), "gpus": gpus, "attempts": before.get("attempts", 0) + 1},
-        )
+        here = {"began": round(time.time(), 1), "host": socket.gethostname(), "slurm_job": _slurm_job_id()}
+        self._write_state(seconds, **here, gpus=gpus, attempts=before.get("attempts", 0) + 1)
         return seconds
 
     def end(self, seconds: float, **how: Any) -> None:
         """Note how the attempt ended: ``exit_code=…`` or ``stopped=…``, and ``note=…``, after all attempts' seconds."""
         before = self.state()
         kept = {key: before[key] for key in ("gpus", "attempts", "host", "slurm_job") if key in before}
-        self.remember(**kept, seconds=round(seconds, 1), **how)
+        self._write_state(seconds, **kept, **how)
 
     def forget_end(self) -> None:
         """Forget an earlier end, before another attempt can have its own; the seconds stay."""
         before, seconds = self._before()
         if "exit_code" in before or "stopped" in before:
-            self.remember(seconds=round(seconds, 1), attempts=before.get("attempts", 1))
+            self._write_state(seconds, attempts=before.get("attempts", 1))
 
     def _before(self) -> tuple[dict[str, Any], float]:
-        """The state under this key, and its seconds with those of a killed attempt until its last word in the log."""
+        """The state under this key, and its seconds with those of a killed attempt until its log's last line."""
         before = self.state()
         if before.get("key") != self.key:
             return {}, 0.0
@@ -216,7 +188,7 @@ class Job:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state that a job's folder remembers; empty where there is none, or none that can be read."""
+    """The state in a job's folder; empty where there is none, or none that can be read."""
     try:
         content = read_json(folder / STATE, "the state of a task")
     except InputError:
@@ -224,7 +196,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def slurm_job_id() -> str:
+def _slurm_job_id() -> str:
     """The Slurm job that this process runs in, ``12`` or ``12_3`` of an array; "" outside Slurm."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID", "")

@@ -1,54 +1,44 @@
 """Builders of the methods: the one place where settings become modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.batch_statistics import has_batch_norm
-from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
+from momentum_transfer.backbones.build import Backbone, build_backbone, named_architecture
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core import distributed
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.optimization import scale_to_batch
 from momentum_transfer.pretrain.config import check_settings
 from momentum_transfer.pretrain.heads import mlp, simsiam_projector
+from momentum_transfer.pretrain.methods.baselines import Classifier, RandomBackbone, Supervised
 from momentum_transfer.pretrain.methods.byol import BYOL
 from momentum_transfer.pretrain.methods.method import Branch, Method, TeacherRule
 from momentum_transfer.pretrain.methods.moco import MoCo
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
-from momentum_transfer.pretrain.methods.random import RandomBackbone
 from momentum_transfer.pretrain.methods.simsiam import SimSiam
-from momentum_transfer.pretrain.methods.supervised import Classifier, Supervised
 from momentum_transfer.pretrain.norms import FOLLOWS_STUDENT, Norm
 
-#: Normalisations that a network without batch normalisation can be trained with: of its heads' batches or statistics.
-WITHOUT_BN = ("BN", "SyncBN", "ShuffleBN", "EMAN")
-
-
-def architecture_of(cfg: CfgNode) -> AnyArchitecture:
-    """The backbone that the settings name."""
-    return named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+#: Normalisations for networks without batch normalisation: the heads alone have them.
+_WITHOUT_BN = ("BN", "SyncBN", "ShuffleBN", "EMAN")
 
 
 def _backbone(cfg: CfgNode, norm: Norm) -> Backbone:
-    """The backbone with that normalisation in the place of its batch normalisation.
+    """The backbone with that normalisation instead of its batch normalisation.
 
-    Raises:
-        InputError: it has none, and ``norm`` is not one that the heads alone can have.
+    InputError if it has none, and ``norm`` is not one that the heads alone can have.
     """
-    architecture = architecture_of(cfg)
-    if norm.name not in WITHOUT_BN and not isinstance(architecture, Architecture):
+    architecture = named_architecture(cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM)
+    if norm.name not in _WITHOUT_BN and not isinstance(architecture, Architecture):
         with torch.device("meta"):
             replaceable = has_batch_norm(build_backbone(architecture))
         if not replaceable:
             raise InputError(
-                f"expected a network with batch normalisation for {norm.name}, found {architecture}, which has none to "
-                f"put it in the place of; take NORM.STUDENT and NORM.TEACHER of {', '.join(WITHOUT_BN)}, which then "
-                "normalise in the heads alone, or another network"
+                f"expected a network with batch normalisation to replace by {norm.name}, found {architecture}, which "
+                f"has none; take NORM.STUDENT and NORM.TEACHER of {', '.join(_WITHOUT_BN)}, which then normalise in "
+                "the heads alone, or another network"
             )
     return build_backbone(architecture, norm)
 
@@ -79,8 +69,7 @@ def _rule(cfg: CfgNode) -> TeacherRule:
 def virtual_processes(cfg: CfgNode) -> int:
     """Virtual processes of NORM.GROUP images within one process's micro-batch; 1 where NORM.GROUP is 0.
 
-    Raises:
-        InputError: the micro-batch does not divide into such groups.
+    InputError if the micro-batch does not divide into such groups.
     """
     size, processes = cfg.NORM.GROUP, distributed.world_size()
     micro = cfg.SOLVER.BATCH_SIZE // (processes * cfg.SOLVER.ACCUMULATE)
@@ -96,37 +85,32 @@ def virtual_processes(cfg: CfgNode) -> int:
     return micro // size
 
 
-def _branch(cfg: CfgNode, norm: Norm, predictor: bool) -> Branch:
-    backbone = _backbone(cfg, norm)
-    head = cfg.HEAD
-    head_norm = norm.for_vectors if head.PROJECTOR_NORM else None
-    projector = mlp(backbone.num_features, head.HIDDEN, head.OUTPUT, head_norm)
-    hidden = head.PREDICTOR_HIDDEN or head.HIDDEN
-    return Branch(backbone, projector, mlp(head.OUTPUT, hidden, head.OUTPUT, norm.for_vectors) if predictor else None)
-
-
 def _student_norm(cfg: CfgNode) -> Norm:
     return Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM, groups=virtual_processes(cfg))
 
 
+def _predictor(cfg: CfgNode, norm: Norm) -> torch.nn.Module:
+    head = cfg.HEAD
+    return mlp(head.OUTPUT, head.PREDICTOR_HIDDEN or head.HIDDEN, head.OUTPUT, norm.for_vectors)
+
+
+def _branch(cfg: CfgNode, norm: Norm, predictor: bool) -> Branch:
+    backbone, head = _backbone(cfg, norm), cfg.HEAD
+    head_norm = norm.for_vectors if head.PROJECTOR_NORM else None
+    projector = mlp(backbone.num_features, head.HIDDEN, head.OUTPUT, head_norm)
+    return Branch(backbone, projector, _predictor(cfg, norm) if predictor else None)
+
+
 def _branches(cfg: CfgNode, student_predictor: bool, teacher_predictor: bool) -> tuple[Branch, Branch]:
     student = _student_norm(cfg)
-    # A student of SyncBN has one set of statistics, whatever the groups; who follows it takes them.
+    # A student of SyncBN has one set of statistics, whatever the groups; a teacher that follows it takes them.
     joined = cfg.NORM.TEACHER in FOLLOWS_STUDENT and cfg.NORM.STUDENT == "SyncBN"
     groups = 1 if joined else student.groups
     teacher = Norm(cfg.NORM.TEACHER, cfg.NORM.STUDENT_MOMENTUM, cfg.NORM.PROXY_MOMENTUM, groups)
     return _branch(cfg, student, student_predictor), _branch(cfg, teacher, teacher_predictor)
 
 
-def _momentum2(cfg: CfgNode, num_classes: int) -> Method:
-    return Momentum2Teacher(*_branches(cfg, True, False), _rule(cfg))
-
-
-def _byol(cfg: CfgNode, num_classes: int) -> Method:
-    return BYOL(*_branches(cfg, True, False), _rule(cfg))
-
-
-def _moco(cfg: CfgNode, num_classes: int) -> Method:
+def _moco(cfg: CfgNode) -> Method:
     moco = cfg.MOCO
     return MoCo(
         *_branches(cfg, moco.PREDICTOR, moco.TEACHER_PREDICTOR),
@@ -138,36 +122,26 @@ def _moco(cfg: CfgNode, num_classes: int) -> Method:
     )
 
 
-def _student_alpha(cfg: CfgNode) -> dict[str, Any]:
-    norm = cfg.NORM
-    return {"alpha_base": norm.ALPHA_BASE, "alpha_schedule": norm.ALPHA_SCHEDULE, "policy": norm.POLICY}
-
-
-def _simsiam(cfg: CfgNode, num_classes: int) -> Method:
-    norm = _student_norm(cfg)
+def _simsiam(cfg: CfgNode) -> Method:
+    norm, head = _student_norm(cfg), cfg.HEAD
     backbone = _backbone(cfg, norm)
-    head = cfg.HEAD
     projector = simsiam_projector(backbone.num_features, head.HIDDEN, head.OUTPUT, norm.for_vectors)
-    predictor = mlp(head.OUTPUT, head.PREDICTOR_HIDDEN or head.HIDDEN, head.OUTPUT, norm.for_vectors)
-    return SimSiam(Branch(backbone, projector, predictor), **_student_alpha(cfg))
+    student = Branch(backbone, projector, _predictor(cfg, norm))
+    return SimSiam(student, cfg.NORM.ALPHA_BASE, cfg.NORM.ALPHA_SCHEDULE, cfg.NORM.POLICY)
 
 
 def _supervised(cfg: CfgNode, num_classes: int) -> Method:
-    backbone = _backbone(cfg, _student_norm(cfg))
-    return Supervised(Classifier(backbone, num_classes), **_student_alpha(cfg))
-
-
-def _random(cfg: CfgNode, num_classes: int) -> Method:
-    return RandomBackbone(_backbone(cfg, Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM)))
+    student = Classifier(_backbone(cfg, _student_norm(cfg)), num_classes)
+    return Supervised(student, cfg.NORM.ALPHA_BASE, cfg.NORM.ALPHA_SCHEDULE, cfg.NORM.POLICY)
 
 
 METHODS: dict[str, Callable[[CfgNode, int], Method]] = {
-    "momentum2": _momentum2,
-    "byol": _byol,
-    "moco": _moco,
-    "simsiam": _simsiam,
+    "momentum2": lambda cfg, _: Momentum2Teacher(*_branches(cfg, True, False), _rule(cfg)),
+    "byol": lambda cfg, _: BYOL(*_branches(cfg, True, False), _rule(cfg)),
+    "moco": lambda cfg, _: _moco(cfg),
+    "simsiam": lambda cfg, _: _simsiam(cfg),
     "supervised": _supervised,
-    "random": _random,
+    "random": lambda cfg, _: RandomBackbone(_backbone(cfg, Norm(cfg.NORM.STUDENT, cfg.NORM.STUDENT_MOMENTUM))),
 }
 
 
@@ -175,7 +149,6 @@ def build_method(cfg: CfgNode, num_classes: int) -> Method:
     """The method that METHOD.NAME names, freshly initialised.
 
     Args:
-        cfg: settings of ``config.get_cfg``.
         num_classes: classes of the data; only the supervised baseline uses it.
 
     Raises:

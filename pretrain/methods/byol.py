@@ -1,10 +1,8 @@
 """BYOL: "Bootstrap Your Own Latent" (arXiv 2006.07733).
 
 Teacher: any normalisation; SyncBN in the paper, EMAN in BYOL-EMAN (arXiv 2101.08482).
-The teacher moves after the optimiser step, here and in RCF; its momentum is .99 -> 1, in our notation .01 -> 0.
+The teacher moves after the optimizer step, here and in RCF; its momentum is .99 -> 1, in our notation .01 -> 0.
 """
-
-from __future__ import annotations
 
 from torch import Tensor
 
@@ -16,17 +14,10 @@ class BYOL(StudentTeacher):
     """The student's predictor regresses the teacher's projection of the other view, in both directions."""
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """The loss of a pair of views (eq. 2 and its symmetric part).
+        """The loss of a pair of views (eq. 2 and its symmetric part), and the spread of the teacher's projections.
 
-        Both views go through both networks. The two directions are summed: at a fixed learning rate their mean would
-        halve the step, which costs about ten points.
-
-        Args:
-            view1, view2: [N, 3, H, W], two views of the same images.
-            labels: ignored.
-
-        Returns:
-            "loss", and "embedding_std" of the teacher's projection of view 1 (1 spread out, 0 collapsed).
+        The two directions are summed: at a fixed learning rate their mean would halve the step, which costs about ten
+        points.
         """
         target1, target2 = self.targets(view1), self.targets(view2)  # NxD each
         loss = cosine_regression(self.student(view1), target2) + cosine_regression(self.student(view2), target1)

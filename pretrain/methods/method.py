@@ -1,11 +1,4 @@
-"""What the training loop asks of every method.
-
-Base of the methods with a teacher: two branches, the teacher's momenta for weights and statistics.
-
-Base of the methods without a teacher: one network, the student.
-"""
-
-from __future__ import annotations
+"""What the training loop asks of every method, and the bases of methods with a teacher and of one network."""
 
 from dataclasses import dataclass
 
@@ -25,7 +18,7 @@ class Method(nn.Module):
     """Two views to a loss, and the moments at which the loop calls a method.
 
     A step is: ``begin_step``, ``update_teacher`` where the paper moves the teacher before the forwards, ``forward``
-    and the backward pass once for each micro-batch, ``commit_statistics``, the optimiser, ``update_teacher`` where the
+    and the backward pass once for each micro-batch, ``commit_statistics``, the optimizer, ``update_teacher`` where the
     paper moves it after.
     """
 
@@ -33,23 +26,23 @@ class Method(nn.Module):
     network_default = "student"
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """ "loss", to be minimised, and figures for the log, of two views [N, 3, H, W] of N images.
+        """The "loss" to be minimised and other metrics for the log, of two views [N, 3, H, W] of N images.
 
         Args:
-            labels: classes [N]; only the supervised baseline looks at them.
+            labels: classes [N]; all but the supervised baseline ignore them.
         """
         raise NotImplementedError
 
     def begin_step(self, progress: float) -> dict[str, float]:
-        """Set Momentum BN's alpha for the forwards at the share ``progress`` of the run; return it for the log."""
+        """Sets Momentum BN's alpha for the forwards at the fraction ``progress`` of the run; returns it for the log."""
         return {}
 
     def update_teacher(self, progress: float) -> dict[str, float]:
-        """Move the teacher, at the share ``progress`` of the run; return the momentum for the log."""
+        """Moves the teacher, at the fraction ``progress`` (k/K, eq. 8) of the run; returns the momentum for the log."""
         return {}
 
     def commit_statistics(self) -> None:
-        """End the iteration's pair of views for normalisations that keep pending statistics."""
+        """Ends the iteration's pair of views for normalisations that keep pending statistics."""
 
     def networks(self) -> dict[str, nn.Module]:
         """The networks by name: "student", and "teacher" where there is one; each has a ``backbone``."""
@@ -61,11 +54,10 @@ class Method(nn.Module):
         Raises:
             InputError: the method has no such network.
         """
-        found, name = self.networks(), network or self.network_default
-        if name not in found:
-            known = " and ".join(found)
-            raise InputError(f"expected a network of {known}, found {name!r}; take one that the method has")
-        backbone = found[name].get_submodule("backbone")
+        networks, name = self.networks(), network or self.network_default
+        if name not in networks:
+            raise InputError(f"expected a network of {' and '.join(networks)}, found {name!r}")
+        backbone = networks[name].get_submodule("backbone")
         assert isinstance(backbone, (ResNet, TimmBackbone))
         return backbone
 
@@ -90,12 +82,11 @@ class TeacherRule:
 
     Args:
         norm: the teacher's normalisation, a name of ``norms.TEACHER_NORMS``.
-        momentum_base: m_base of the parameters.
-        momentum_schedule: "cosine" (m_base -> 0) or "constant".
-        moves: "before" the forwards (Momentum^2 Teacher) or "after" the optimiser step (BYOL, MoCo as RCF trains it).
+        momentum_base, momentum_schedule: of the parameters, "cosine" (to 0) or "constant".
+        moves: "before" the forwards (Momentum^2 Teacher) or "after" the optimizer step (BYOL, MoCo as RCF trains it).
         statistics_momentum: EMAN's own momentum for the statistics; None takes the parameters'.
         alpha_base, alpha_schedule: Momentum BN's weight of the batch, in the same two schedules.
-        policy: what processes do with their Momentum BN histories, see ``norms.commit_pair``.
+        policy: of the processes' Momentum BN histories, see ``norms.commit_pair``.
         groups: virtual processes within this one's batch, among which ShuffleBN exchanges images too.
     """
 
@@ -111,12 +102,9 @@ class TeacherRule:
 
 
 class StudentTeacher(Method):
-    """A student, a teacher that starts as its copy, and the moments at which the training loop calls them.
+    """A student and a teacher that starts as its copy and follows it by ``rule``.
 
-    Args:
-        student: trained by the optimiser.
-        teacher: of the same parameter names, possibly without predictor, possibly of another normalisation.
-        rule: how the teacher follows.
+    The teacher has the student's parameter names, possibly without predictor, possibly of another normalisation.
     """
 
     def __init__(self, student: Branch, teacher: Branch, rule: TeacherRule) -> None:
@@ -128,18 +116,9 @@ class StudentTeacher(Method):
         set_alpha(pair_norms(self), rule.alpha_base)
 
     def begin_step(self, progress: float) -> dict[str, float]:
-        """Sets Momentum BN's alpha for the coming forwards, in both networks alike; returns it for the log."""
         return schedule_alpha(self, self.rule.alpha_base, self.rule.alpha_schedule, progress)
 
     def update_teacher(self, progress: float) -> dict[str, float]:
-        """Moves the teacher towards the student, its statistics too where they follow the student's.
-
-        Args:
-            progress: share of the run that is done, k/K of eq. 8.
-
-        Returns:
-            The momentum, for the log.
-        """
         rule = self.rule
         momentum = momentum_at(rule.momentum_base, progress, rule.momentum_schedule)
         update_teacher(self.student, self.teacher, momentum, rule.norm, rule.statistics_momentum)
@@ -153,17 +132,15 @@ class StudentTeacher(Method):
         return shuffled_forward(self.teacher, view, self.rule.groups)
 
     def commit_statistics(self) -> None:
-        """Ends the pair of views for Momentum BN and teacher proxy norm; nothing for the other normalisations."""
         commit_pair(pair_norms(self), self.rule.policy)
 
 
 class SingleNetwork(Method):
-    """A method of one network.
+    """A method of one network, the ``student``, which holds the ``backbone``.
 
     Args:
-        student: holds the ``backbone``.
         alpha_base, alpha_schedule: Momentum BN's weight of the batch, where the student has it.
-        policy: what processes do with their Momentum BN histories, see ``momentum_batch_norm.commit_pair``.
+        policy: of the processes' Momentum BN histories, see ``norms.commit_pair``.
     """
 
     def __init__(
@@ -175,9 +152,7 @@ class SingleNetwork(Method):
         set_alpha(pair_norms(self), alpha_base)
 
     def begin_step(self, progress: float) -> dict[str, float]:
-        """Sets the alpha of a Momentum BN student for the coming forwards; returns it for the log."""
         return schedule_alpha(self, self.alpha_base, self.alpha_schedule, progress)
 
     def commit_statistics(self) -> None:
-        """Ends the step's views for a Momentum BN student."""
         commit_pair(pair_norms(self), self.policy)

@@ -3,12 +3,8 @@ Augmentation-Invariant Representation Learning", figures 1 and 2), each step of 
 
 MoCo v2: hidden layer without BN, no predictor, momentum fixed, one direction. MoCo v2+: SyncBN, BN in the projector's
 hidden layer, a predictor on the student, momentum .99 -> 1, both directions. S-MoCo v2+: the teacher has one too.
-MoCo-EMAN (arXiv 2101.08482): MoCo v2 with NORM.TEACHER EMAN.
-
-MoCo's dictionary as a queue (arXiv 1911.05722, 3.2).
+MoCo-EMAN (arXiv 2101.08482): MoCo v2 with NORM.TEACHER EMAN. The queue: MoCo (arXiv 1911.05722), 3.2.
 """
-
-from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +16,10 @@ from momentum_transfer.pretrain.methods.method import Branch, StudentTeacher, Te
 
 
 class NegativeQueue(nn.Module):
-    """The last ``size`` keys of all processes, oldest overwritten first; keys and pointer are buffers, so they resume.
+    """The last ``size`` keys of all processes, oldest overwritten first.
 
-    Args:
-        size: keys K; need not be a multiple of the batch: a batch that reaches the end goes on at the start.
-        dim: dimension D of a key.
-
-    Buffers: ``keys`` [K, D], random unit vectors at first; ``pointer`` [], the next place to be written.
+    Buffers, which resume: ``keys`` [K, D], random unit vectors at first; ``pointer`` [], the next place to be written.
+    K need not be a multiple of the batch: a batch that reaches the end goes on at the start.
     """
 
     keys: Tensor
@@ -52,9 +45,7 @@ class MoCo(StudentTeacher):
 
     Args:
         student, teacher, rule: as ``StudentTeacher``; predictors and normalisation come with the branches.
-        dim: dimension D of the embeddings.
-        queue_size: keys kept.
-        temperature: tau.
+        dim: D of the embeddings. queue_size: keys kept. temperature: tau.
         symmetric: both directions, summed (MoCo v2+), or view 1 as query only (MoCo v2).
     """
 
@@ -75,16 +66,9 @@ class MoCo(StudentTeacher):
         self.symmetric = symmetric
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """The contrastive loss (MoCo, arXiv 1911.05722, eq. 1), once or for both directions.
+        """The contrastive loss (MoCo, arXiv 1911.05722, eq. 1), once or for both directions, and the keys' spread.
 
         Both directions meet the same queue; then, after the logits are taken, view 2's keys enter it.
-
-        Args:
-            view1, view2: [N, 3, H, W], two views of the same images.
-            labels: ignored.
-
-        Returns:
-            "loss", and "embedding_std" of the keys of view 2 (1 spread out, 0 collapsed).
         """
         with torch.no_grad():
             key2 = F.normalize(self.targets(view2).float(), dim=1)  # NxD

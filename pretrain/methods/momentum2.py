@@ -3,10 +3,8 @@
 BYOL's frame and loss (figure 2); the teacher's every BN, the projector's too, is Momentum BN with the lazy update of
 eqs. 5 and 6 (``norms.MomentumBatchNorm``), the student keeps plain BN of each process's batch. The two momenta, of the
 weights (m) and of the statistics (alpha), fall to 0 by eq. 8. A step is: the teacher's weights move, both teacher
-forwards, both student forwards, the loss, the optimiser.
+forwards, both student forwards, the loss, the optimizer.
 """
-
-from __future__ import annotations
 
 from momentum_transfer.pretrain.methods.byol import BYOL
 

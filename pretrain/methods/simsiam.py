@@ -1,7 +1,5 @@
 """SimSiam: "Exploring Simple Siamese Representation Learning" (arXiv 2011.10566); the peer of Momentum^2's table 5."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from momentum_transfer.pretrain.heads import embedding_std, negative_cosine
@@ -14,15 +12,7 @@ class SimSiam(SingleNetwork):
     student: Branch
 
     def forward(self, view1: Tensor, view2: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """D(p1, stop-gradient z2)/2 + D(p2, stop-gradient z1)/2 (eq. 4): the paper halves, unlike BYOL.
-
-        Args:
-            view1, view2: [N, 3, H, W], two views of the same images.
-            labels: ignored.
-
-        Returns:
-            "loss", and "embedding_std" of the projection of view 1 (1 spread out, 0 collapsed).
-        """
+        """D(p1, stop-gradient z2)/2 + D(p2, stop-gradient z1)/2 (eq. 4): the paper halves, unlike BYOL."""
         student = self.student
         assert student.predictor is not None
         projection1 = student.projector(student.backbone(view1))  # NxD

@@ -1,10 +1,7 @@
-"""The normalisations that the papers compare: the name -> constructor table behind NORM.STUDENT and NORM.TEACHER.
+"""The normalisations that the papers compare, by the names of NORM.STUDENT and NORM.TEACHER.
 
-The layers are in ``pretrain.norms.batch_norm`` and ``pretrain.norms.momentum_batch_norm``; who follows whom is in
-``pretrain.teacher``. A momentum is the weight of the NEW value, as in torch's BatchNorm; EMAN's .999 is .001 here.
+A momentum is the weight of the NEW value, as in torch's BatchNorm; EMAN's .999 is .001 here.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,28 +28,25 @@ from momentum_transfer.pretrain.norms.momentum_batch_norm import (
     set_alpha,
 )
 
-__all__ = ["FOLLOWS_STUDENT", "LAYERS", "OWN_BATCH", "POLICIES", "STUDENT_NORMS", "TEACHER_NORMS", "BatchNorm",
-           "MomentumBatchNorm", "Norm", "PairBatchNorm", "SyncBatchNorm", "TeacherProxyBatchNorm", "check_norms",
-           "commit_pair", "pair_norms", "set_alpha", "use_fused_sync"]  # fmt: skip
+__all__ = ["POLICIES", "PairBatchNorm", "commit_pair", "pair_norms", "set_alpha", "use_fused_sync"]
 
 STUDENT_NORMS = ("BN", "SyncBN", "GN", "IN", "MomentumBN")
 TEACHER_NORMS = ("BN", "SyncBN", "ShuffleBN", "GN", "IN", "EMAN", "TeacherPN", "StudentPN", "MomentumBN")
 FOLLOWS_STUDENT = ("EMAN", "StudentPN")  # statistics come from the student's running statistics
 OWN_BATCH = ("BN", "ShuffleBN", "TeacherPN", "MomentumBN")  # statistics of one (virtual) process's images
-GROUPS = 32  # Group Normalization's default (arXiv 1803.08494)
-GROUP_CHANNELS = 2  # at least, as in the 64 channels of a ResNet's stem: of one channel it would be IN
+_GROUPS = 32  # Group Normalization's default (arXiv 1803.08494)
+_GROUP_CHANNELS = 2  # at least, as in the 64 channels of a ResNet's stem: of one channel it would be IN
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation by name.
+    """A normalisation by name, called with a number of channels.
 
     Args:
         name: of ``STUDENT_NORMS`` or ``TEACHER_NORMS``.
         momentum: of BatchNorm's running statistics, which evaluation and EMAN read.
         proxy_momentum: of the teacher proxy norm's history; EMAN's table 8 alpha = .9 is .1 here.
-        groups: virtual processes within one process's batch, see ``pretrain.norms.batch_norm``; SyncBN joins them, and
-            GN and IN look at one image anyway.
+        groups: virtual processes within one process's batch (``norms.batch_norm``), for all but SyncBN, GN and IN.
     """
 
     name: str = "BN"
@@ -62,7 +56,7 @@ class Norm:
 
     def __call__(self, channels: int) -> nn.Module:
         """The layer for feature maps [N, C, H, W]."""
-        layer = LAYERS[self.name](self, channels)
+        layer = _LAYERS[self.name](self, channels)
         if isinstance(layer, _BatchNorm):
             layer.momentum = self.momentum
         return layer
@@ -70,8 +64,7 @@ class Norm:
     def for_vectors(self, channels: int) -> nn.Module:
         """The layer for the hidden units [N, C] of an MLP.
 
-        A vector has no spatial extent to normalise over: instance normalisation becomes layer normalisation there, and
-        a group holds at least 16 units (of a single unit group normalisation would leave only its shift).
+        A vector has no spatial extent: IN becomes layer normalisation, and a group of GN holds at least 16 units.
         """
         if self.name == "IN":
             return nn.GroupNorm(1, channels)
@@ -82,15 +75,14 @@ class Norm:
 
 def _groups(channels: int, at_least: int) -> int:
     """32 groups, or the largest smaller power of two that leaves at least so many channels in each."""
-    fitting = (g for g in (GROUPS, 16, 8, 4, 2) if channels % g == 0 and channels // g >= at_least)
-    return next(fitting, 1)
+    return next((g for g in (_GROUPS, 16, 8, 4, 2) if channels % g == 0 and channels // g >= at_least), 1)
 
 
-LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {
+_LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {
     "BN": lambda norm, channels: BatchNorm(channels, norm.groups),
     "SyncBN": lambda norm, channels: SyncBatchNorm(channels),
     "ShuffleBN": lambda norm, channels: ShuffleBatchNorm(channels, norm.groups),
-    "GN": lambda norm, channels: nn.GroupNorm(_groups(channels, GROUP_CHANNELS), channels),
+    "GN": lambda norm, channels: nn.GroupNorm(_groups(channels, _GROUP_CHANNELS), channels),
     "IN": lambda norm, channels: nn.InstanceNorm2d(channels, affine=True),
     "EMAN": lambda norm, channels: StudentStatisticsBatchNorm(channels, norm.groups),
     "StudentPN": lambda norm, channels: StudentStatisticsBatchNorm(channels, norm.groups),
@@ -100,11 +92,7 @@ LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {
 
 
 def check_norms(student: str, teacher: str | None) -> None:
-    """Refuses a combination that has no meaning.
-
-    Raises:
-        InputError: an unknown name, or a teacher that takes its statistics from a student that keeps none.
-    """
+    """Raises InputError for an unknown name, or a teacher with the statistics of a student that keeps none."""
     Choice(STUDENT_NORMS).require("NORM.STUDENT", student)
     if teacher is None:
         return

@@ -1,13 +1,10 @@
-"""Batch normalisations whose statistics are one batch's: plain, over all processes, of shuffled images, of the student.
+"""Batch normalisation by one batch's statistics: plain, over all processes, of shuffled images, or the student's.
 
 Virtual processes: with ``groups`` = G a batch of N images is normalised as G processes of N/G images would do it, each
 with its own statistics. Process g holds the images g, g + G, g + 2G, …, as the sampler deals them to real processes.
 
-Shuffling BN: MoCo (arXiv 1911.05722), 3.3. EMAN and student proxy norm: "Exponential Moving Average Normalization"
-(arXiv 2101.08482), eq. 8 and table 8.
+Shuffling BN: MoCo (arXiv 1911.05722), 3.3. EMAN and student proxy norm: arXiv 2101.08482, eq. 8 and table 8.
 """
-
-from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +20,9 @@ class AnyShapeBatchNorm(nn.BatchNorm2d):
 
     Args:
         num_features: channels C.
-        groups: virtual processes G within this process's batch. Above 1 there are two more buffers, ``group_mean`` and
-            ``group_var`` [G C]: the running statistics of every virtual process. The first one's are ``running_mean``
-            and ``running_var``, as the first process's are what a run of several saves.
+        groups: virtual processes G within this process's batch. Above 1 the buffers ``group_mean`` and ``group_var``
+            [G C] hold the running statistics of each; ``running_mean`` and ``running_var`` are those of the first, as
+            a run of several processes saves the first one's.
     """
 
     running_mean: Tensor
@@ -49,11 +46,7 @@ class AnyShapeBatchNorm(nn.BatchNorm2d):
         return (self.group_mean, self.group_var) if self.groups > 1 else (self.running_mean, self.running_var)
 
     def grouped(self, input: Tensor) -> Tensor:
-        """[N, C, …] as [N/G, G C, …]: one channel of one virtual process beside another; no copy of contiguous maps.
-
-        Raises:
-            ValueError: N is not divisible by G.
-        """
+        """[N, C, …] as [N/G, G C, …]: one channel of one virtual process beside another; no copy of contiguous maps."""
         if self.groups == 1:
             return input
         images, channels, *rest = input.shape
@@ -101,9 +94,8 @@ class BatchNorm(AnyShapeBatchNorm):
 class ShuffleBatchNorm(BatchNorm):
     """Batch normalisation of a teacher whose images are exchanged between processes before its forward.
 
-    The layer itself is plain; the exchange is done once for the whole network by ``teacher.shuffled_forward``, because
-    MoCo shuffles images, not activations. In a single process, virtual ones aside, the shuffled batch is the same set,
-    which is plain BN: ``plan.make_plan`` refuses it.
+    The layer itself is plain; ``teacher.shuffled_forward`` exchanges images once for the whole network, because MoCo
+    shuffles images, not activations. In a single process that would be plain BN: ``plan.make_plan`` refuses it.
     """
 
 
@@ -123,9 +115,8 @@ class StudentStatisticsBatchNorm(AnyShapeBatchNorm):
 class SyncBatchNorm(AnyShapeBatchNorm):
     """Batch normalisation over the batches of all processes, on any backend.
 
-    torch's own refuses CPU tensors in a process group, which would leave the distributed run untested there; on CUDA
-    ``use_fused_sync`` puts torch's in its place. Every process must hold equally many elements a channel. Virtual
-    processes are synchronised too, so it knows no groups.
+    torch's own refuses CPU tensors in a process group; on CUDA ``use_fused_sync`` replaces this one by torch's. Every
+    process must hold equally many elements a channel. Virtual processes are synchronised too, so it knows no groups.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -148,7 +139,7 @@ class SyncBatchNorm(AnyShapeBatchNorm):
 
 
 def use_fused_sync(module: nn.Module) -> None:
-    """Puts torch's CUDA SyncBatchNorm in the place of ours, under the same names and tensors."""
+    """Replaces our SyncBatchNorm layers by torch's for CUDA, under the same names and tensors."""
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, SyncBatchNorm):

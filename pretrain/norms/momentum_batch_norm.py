@@ -1,10 +1,8 @@
 """Momentum BN and teacher proxy norm: batch normalisation whose history moves once for a pair of views.
 
-Momentum BN: "Momentum^2 Teacher" (arXiv 2101.07525), eqs. 1-3, 5, 6, 8. Teacher proxy norm: "Exponential Moving Average
-Normalization" (arXiv 2101.08482), table 8. A momentum is the weight of the NEW value, as in torch's BatchNorm.
+Momentum BN: "Momentum^2 Teacher" (arXiv 2101.07525), eqs. 1-3, 5, 6, 8. Teacher proxy norm: EMAN (arXiv 2101.08482),
+table 8. A momentum is the weight of the NEW value, as in torch's BatchNorm.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
@@ -31,7 +29,7 @@ class PairBatchNorm(AnyShapeBatchNorm):
     Args:
         num_features: channels C.
         alpha: weight of the pair's mean statistics in ``commit``; changed by ``set_alpha``.
-        groups: virtual processes G, each with its own history, see ``momentum_transfer.pretrain.norms.batch_norm``.
+        groups: virtual processes G, each with its own history, see ``norms.batch_norm``.
 
     Buffers beside BatchNorm's: ``alpha`` [], ``pending_mean`` [G C], ``pending_var`` [G C], ``pending_count`` [].
     """
@@ -53,9 +51,7 @@ class PairBatchNorm(AnyShapeBatchNorm):
         mean, var = _batch_statistics(input, self.running_mean.dtype)
         count = input.numel() // input.shape[1]
         if count < 2:
-            raise ValueError(
-                f"expected more than 1 value per channel in training, found the shape {tuple(input.shape)}"
-            )
+            raise ValueError(f"expected more than 1 value per channel in training, found shape {tuple(input.shape)}")
         with torch.no_grad():
             self.pending_mean += mean
             self.pending_var.add_(var, alpha=count / (count - 1))
@@ -74,7 +70,7 @@ class PairBatchNorm(AnyShapeBatchNorm):
             )
         x, (weight, bias) = self.grouped(input), self.scale_and_shift()
         mean, var = self.normalising_statistics(*self._record(x))
-        if mean.requires_grad:  # a student: the gradient runs through the batch's share of the statistics
+        if mean.requires_grad:  # a student: the gradient runs through the batch's part of the statistics
             output = normalise(x, mean, var, weight, bias, self.eps)
         else:
             output = F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
@@ -128,7 +124,7 @@ def commit_pair(layers: Sequence[PairBatchNorm], policy: str = "local") -> None:
     Pending are the two views' statistics (of all micro-batches under gradient accumulation); afterwards none are.
 
     Args:
-        layers: as of ``pair_norms``. Layers without pending statistics keep their history.
+        layers: of ``pair_norms``; those without pending statistics keep their history.
         policy: "local", each process its own history (the method as published; rank 0's is saved); "broadcast",
             rank 0's everywhere; "reduce", the mean over processes by one all-reduce of a flat buffer. Virtual processes
             count as processes.
@@ -145,12 +141,12 @@ def commit_pair(layers: Sequence[PairBatchNorm], policy: str = "local") -> None:
     torch._foreach_zero_([layer.pending_var for layer in layers])
     torch._foreach_zero_([layer.pending_count for layer in layers])
     if policy != "local":
-        _share(layers, policy)
+        _exchange(layers, policy)
     for layer in layers:
         layer.show_first_group()
 
 
-def _share(layers: Sequence[PairBatchNorm], policy: str) -> None:
+def _exchange(layers: Sequence[PairBatchNorm], policy: str) -> None:
     """Gives all processes, real and virtual, the first one's history ("broadcast") or the mean of all ("reduce")."""
     if not distributed.is_distributed() and all(layer.groups == 1 for layer in layers):
         return
@@ -159,8 +155,8 @@ def _share(layers: Sequence[PairBatchNorm], policy: str) -> None:
     own = [history[0] if policy == "broadcast" else history.mean(0) for history in histories]
     flat = torch.cat(own)
     flat = distributed.broadcast(flat) if policy == "broadcast" else distributed.all_reduce_mean(flat)
-    for history, shared in zip(histories, flat.split([len(h) for h in own]), strict=True):
-        history.copy_(shared)
+    for history, joint in zip(histories, flat.split([len(h) for h in own]), strict=True):
+        history.copy_(joint)
 
 
 @torch.no_grad()
@@ -172,17 +168,11 @@ def set_alpha(layers: Iterable[PairBatchNorm], alpha: float) -> None:
 
 
 def schedule_alpha(module: nn.Module, base: float, schedule: str, progress: float) -> dict[str, float]:
-    """Sets alpha for the forwards of the coming step in every Momentum BN layer of the module.
+    """Sets alpha at the fraction ``progress`` of the run (k/K of eq. 8) in every Momentum BN layer, by ``momentum_at``.
 
-    Args:
-        base, schedule: as of ``schedules.momentum_at``.
-        progress: share of the run that is done, k/K of eq. 8.
-
-    Returns:
-        The alpha in use, for the log; nothing without such layers.
+    Returns the alpha in use, for the log; nothing without such layers.
     """
-    layers = pair_norms(module)
-    if not layers:
+    if not (layers := pair_norms(module)):
         return {}
     alpha = momentum_at(base, progress, schedule)
     set_alpha(layers, alpha)

@@ -56,7 +56,7 @@ def test_a_sweeps_pretraining_that_is_put_back_ends_in_the_same_weights(cluster,
     knn = "tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}"
     suite = Evaluation(cluster, tmp_path, [{"name": "knn", "command": knn, "cpus": 1}], weights=())
     content = yaml.safe_load((tmp_path / "suite.yaml").read_text())
-    content["pretrain"] = {"config": CONFIG, "arms": {"m2": {}}, "seeds": [0], "settings": SMALL, "cpus": 1}
+    content["pretrain"] = {"config": CONFIG, "variants": {"m2": {}}, "seeds": [0], "settings": SMALL, "cpus": 1}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
     suite.command.remove("--weights")
     folder = suite.output / "pretrained" / "m2_seed0"

@@ -36,7 +36,9 @@ def test_byol_of_a_convnext_resumes_bit_for_bit_and_exports_what_it_is(tiny_cfg,
 
 @pytest.mark.parametrize("name", ["MomentumBN", "TeacherPN", "GN"])
 def test_what_needs_batch_norm_is_refused_of_a_network_without(name, tiny_cfg):
-    with pytest.raises(InputError, match=rf"batch normalisation for {name}, found timm:test_convnext.*heads alone"):
+    with pytest.raises(
+        InputError, match=rf"batch normalisation to replace by {name}, found timm:test_convnext.*heads alone"
+    ):
         build_method(tiny_cfg({**CONVNEXT, "NORM.TEACHER": name}), 0)
 
 

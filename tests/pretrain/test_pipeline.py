@@ -13,30 +13,30 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import speaking
 from momentum_transfer.core.settings import learned_settings
 from momentum_transfer.images.datasets import build_dataset
-from momentum_transfer.pretrain import pipeline, views_on
+from momentum_transfer.pretrain import pipeline
 from momentum_transfer.pretrain.train import train
 
 
 @pytest.fixture
-def photographs(tmp_path):
+def image_folder(tmp_path):
     """An image folder of two classes, 12 PNGs."""
     digits = build_dataset("digits", split="train")
     for index in range(12):
-        path = tmp_path / "photographs" / "train" / str(index % 2) / f"{index}.png"
+        path = tmp_path / "image_folder" / "train" / str(index % 2) / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         digits[index][0].resize((40, 30 + index), PIL.Image.Resampling.BILINEAR).save(path)
-    return tmp_path / "photographs"
+    return tmp_path / "image_folder"
 
 
 def test_images_in_memory_and_a_measured_number_of_workers_leave_every_weight_as_it_is(
-    photographs, tiny_cfg, tmp_path, monkeypatch, capsys
+    image_folder, tiny_cfg, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(devices, "WORTH_TRYING", 0)
     monkeypatch.setattr(devices, "available_cores", lambda: 1)
-    data = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf", "SOLVER.STEPS": 16}
+    data = {"DATA.NAME": "imagefolder", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf", "SOLVER.STEPS": 16}
     exports = []
-    for name, share, workers in (("files", 0, 0), ("memory", 0.5, -1)):
-        settings = {"OUTPUT_DIR": tmp_path / name, "DATA.MEMORY_SHARE": share, "DATA.WORKERS": workers}
+    for name, memory, workers in (("files", 0, 0), ("memory", 0.5, -1)):
+        settings = {"OUTPUT_DIR": tmp_path / name, "DATA.MEMORY_SHARE": memory, "DATA.WORKERS": workers}
         exports.append(load_file(train(tiny_cfg({**data, **settings}))))
     for key, value in exports[0].items():
         assert value.equal(exports[1][key]), key
@@ -44,11 +44,11 @@ def test_images_in_memory_and_a_measured_number_of_workers_leave_every_weight_as
 
 @pytest.mark.parametrize("choice", ["workers", "device"])
 def test_views_are_made_where_that_is_faster_and_a_resumed_run_keeps_to_it(
-    choice, photographs, tiny_cfg, monkeypatch, capsys
+    choice, image_folder, tiny_cfg, monkeypatch, capsys
 ):
     times = iter([1.0, 0.001, 0.002] if choice == "device" else [0.001, 0.001, 1.0])  # workers, decoding, device
-    monkeypatch.setattr(views_on, "_seconds", lambda work, device=None: next(times))
-    cfg = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf", "DATA.VIEWS_ON": "auto"}
+    monkeypatch.setattr(pipeline, "_seconds", lambda work, device=None: next(times))
+    cfg = {"DATA.NAME": "imagefolder", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf", "DATA.VIEWS_ON": "auto"}
     with speaking(), pytest.raises(Stopped):
         train(tiny_cfg(cfg), stop_after=2)
     assert f"views are made by the {choice}" in capsys.readouterr().out
@@ -57,15 +57,15 @@ def test_views_are_made_where_that_is_faster_and_a_resumed_run_keeps_to_it(
         train(tiny_cfg({**cfg, "DATA.VIEWS_ON": "device" if choice == "workers" else "workers"}), resuming=True)
 
 
-def test_both_ways_are_timed_on_the_images_of_the_run(photographs, tiny_cfg):
-    settings = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf", "DATA.VIEWS_ON": "auto"}
+def test_both_ways_are_timed_on_the_images_of_the_run(image_folder, tiny_cfg):
+    settings = {"DATA.NAME": "imagefolder", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf", "DATA.VIEWS_ON": "auto"}
     cfg = tiny_cfg(settings)
     train(cfg)
     state = load(CheckpointFolder(Path(cfg.OUTPUT_DIR) / "checkpoints").last())
     assert learned_settings(state["config"])["DATA.VIEWS_ON"] in ("workers", "device")
 
 
-def test_a_random_network_decodes_no_image_beforehand(photographs, tiny_cfg, monkeypatch):
+def test_a_random_network_decodes_no_image_beforehand(image_folder, tiny_cfg, monkeypatch):
     monkeypatch.setattr(pipeline, "kept_in_memory", lambda *_, **__: pytest.fail("decoded"))
-    data = {"DATA.NAME": "imagefolder", "DATA.ROOT": photographs, "DATA.VIEWS": "rcf"}
+    data = {"DATA.NAME": "imagefolder", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf"}
     train(tiny_cfg({**data, "METHOD.NAME": "random", "RUN.CALIBRATION_BATCHES": 1}))

@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,25 +14,25 @@ from momentum_transfer.pretrain.config import get_cfg
 from momentum_transfer.pretrain.methods import build_method
 
 
-def parts(cfg):
+def run_of(cfg):
     method = build_method(cfg, 10)
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
-    return method, optimizer, GradScaler("cpu", enabled=False)
+    plan, scaler = SimpleNamespace(steps=10, steps_per_epoch=10), GradScaler("cpu", enabled=False)
+    return SimpleNamespace(cfg=cfg, method=method, optimizer=optimizer, scaler=scaler, plan=plan)
 
 
 def test_the_generator_goes_on_where_it_was(tiny_cfg):
-    cfg = tiny_cfg()
-    run = parts(cfg)
-    state = resume.capture(cfg, *run, 3, 10)
+    run = run_of(tiny_cfg())
+    state = resume.capture(run, 3)
     expected = torch.rand(3)
     torch.rand(5)
-    assert resume.restore(state, cfg, *run, 10, Path("a.pt")) == 3
+    assert resume.restore(run, state, Path("a.pt")) == 3
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_capture_holds_plain_data_only(tiny_cfg, tmp_path):
     cfg = tiny_cfg({"METHOD.NAME": "moco", "NORM.TEACHER": "EMAN"})
-    state = resume.capture(cfg, *parts(cfg), 25, 10)
+    state = resume.capture(run_of(cfg), 25)
     torch.save(state, tmp_path / "state.pt")
     loaded = torch.load(tmp_path / "state.pt", weights_only=True)
     assert loaded["sampler"] == {"epoch": 2, "step_in_epoch": 5}
@@ -65,10 +66,10 @@ def test_settings_that_change_what_is_learned_are_named(key, value, tiny_cfg):
 
 def test_another_model_is_refused(tiny_cfg):
     cfg = tiny_cfg()
-    state = resume.capture(cfg, *parts(cfg), 1, 10)
+    state = resume.capture(run_of(cfg), 1)
     state["model"] = nn.Linear(1, 1).state_dict()
     with pytest.raises(InputError, match="expected a checkpoint of this model"):
-        resume.restore(state, cfg, *parts(cfg), 10, Path("a.pt"))
+        resume.restore(run_of(cfg), state, Path("a.pt"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_another_model_is_refused(tiny_cfg):
             {"NORM.STUDENT": "BN", "NORM.TEACHER": "MomentumBN"},
             "4 processes.*found 2: BN and MomentumBN would",
         ),
-        ({"NORM.STUDENT": "BN", "NORM.TEACHER": "EMAN"}, "BN would normalise a process's 32 images in place of 16"),
+        ({"NORM.STUDENT": "BN", "NORM.TEACHER": "EMAN"}, "BN would normalise a process's 32 images instead of 16"),
         ({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "EMAN"}, None),
         ({"NORM.STUDENT": "SyncBN", "NORM.TEACHER": "SyncBN"}, None),
         ({"NORM.STUDENT": "GN", "NORM.TEACHER": "IN"}, None),

@@ -372,7 +372,7 @@ def test_knn_monitor_writes_its_score(tiny_cfg):
     [
         ({"METHOD.NAME": "momentum3"}, "expected METHOD.NAME of momentum2"),
         ({"NORM.TEACHER": "LN"}, "expected NORM.TEACHER of"),
-        ({"SOLVER.BATCH_SIZE": 4000, "SOLVER.BASE_BATCH_SIZE": 4000}, "expected at least one batch of 4000"),
+        ({"SOLVER.BATCH_SIZE": 4000, "SOLVER.BASE_BATCH_SIZE": 4000}, "expected at least a batch of 4000"),
         ({"SOLVER.ACCUMULATE": 3}, "divisible by processes x SOLVER.ACCUMULATE"),
         (
             {"TEACHER.MOMENTUM_BASE": 1.5},

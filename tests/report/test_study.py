@@ -28,25 +28,25 @@ def between(first, second, name="one", y="knn top1"):
 
 
 def sweep():
-    """Records and runs of two arms; seeds stand in another order in each, and every checkpoint has two trials."""
+    """Records and runs of two variants; seeds stand in another order in each, and every checkpoint has two trials."""
     values = {"eman": dict(enumerate(A)), "bn": dict(reversed(list(enumerate(B))))}
     found = [
-        record(f"{arm}_seed{seed}", value + shift, trial=trial)
-        for arm, seeds in values.items()
+        record(f"{variant}_seed{seed}", value + shift, trial=trial)
+        for variant, seeds in values.items()
         for seed, value in seeds.items()
         for trial, shift in enumerate((-1.0, 1.0))
     ]
     runs = {
-        f"{arm}_seed{seed}": {"arm": arm, "settings": {"NORM.TEACHER": arm.upper()}, "seed": seed}
-        for arm in values
+        f"{variant}_seed{seed}": {"variant": variant, "settings": {"NORM.TEACHER": variant.upper()}, "seed": seed}
+        for variant in values
         for seed in range(5)
     }
     return found, runs
 
 
-def test_arms_of_pretrainings_are_paired_by_seed():
+def test_variants_of_pretrainings_are_paired_by_seed():
     records, runs = sweep()
-    (answer,) = answers(study_of(between({"arm": "eman"}, {"NORM.TEACHER": "BN"})), records, runs)
+    (answer,) = answers(study_of(between({"variant": "eman"}, {"NORM.TEACHER": "BN"})), records, runs)
     expected = stats.ttest_rel(A, B)
     low, high = expected.confidence_interval()
     assert (answer.found.low, answer.found.high, answer.p) == pytest.approx((low, high, expected.pvalue))
@@ -123,8 +123,8 @@ def test_missing_scores_and_single_trials_give_no_verdict():
 
 def test_table_and_plots_show_what_was_found():
     records, runs = sweep()
-    lines = {"title": "t", "x": [1, 2], "axis": "n", "label": "%", "of": {"eman": {"y": "knn top1", "arm": "eman"}}}
-    study = study_of(between({"arm": "eman"}, {"arm": "bn"}), lines=[lines])
+    lines = {"title": "t", "x": [1, 2], "axis": "n", "label": "%", "of": {"eman": {"y": "knn top1", "variant": "eman"}}}
+    study = study_of(between({"variant": "eman"}, {"variant": "bn"}), lines=[lines])
     table = table_markdown(answers(study, records, runs)).splitlines()
     assert table[0].startswith("| comparison | first | second | difference [95 %] |")
     assert table[2].startswith("| one | 84.8 ± 2.59 (n 5) | 73.8 ± 12.3 (n 5) | +11.0 [")

@@ -2,6 +2,7 @@ import json
 import re
 import statistics
 
+import msgspec
 import pytest
 from scipy.stats import linregress
 
@@ -13,7 +14,7 @@ from momentum_transfer.report.runs import Curve
 from momentum_transfer.suites.sweep import PlotRequest
 
 RUNS = {
-    f"{norm}-{n}_seed{seed}": {"arm": f"{norm}-{n}", "settings": {"NORM": norm, "GROUP": n}, "seed": seed}
+    f"{norm}-{n}_seed{seed}": {"variant": f"{norm}-{n}", "settings": {"NORM": norm, "GROUP": n}, "seed": seed}
     for norm in ("BN", "EMAN")
     for n in (8, 16, 128)
     for seed in (0, 1, 2)
@@ -57,14 +58,14 @@ def test_a_line_holds_mean_and_spread_over_seeds_of_each_setting(drawn):
 
 
 def test_a_setting_of_words_keeps_the_suites_order(drawn):
-    figures(PlotRequest("t", y="knn top1", x="arm"))
+    figures(PlotRequest("t", y="knn top1", x="variant"))
     assert drawn[0][3] == ["BN-8", "BN-16", "BN-128", "EMAN-8", "EMAN-16", "EMAN-128"]
     assert [point.x for point in drawn[0][0][""]] == [0, 1, 2, 3, 4, 5]
 
 
 def test_lists_are_written_out_in_the_suites_order_as_augmentations_go_one_after_the_other(drawn):
     removed = [[], ["solarize"], ["solarize", "blur"], ["solarize", "blur", "grayscale"]]
-    runs = {f"r{len(cut)}": {"arm": "", "settings": {"REMOVE": cut}, "seed": 0} for cut in removed}
+    runs = {f"r{len(cut)}": {"variant": "", "settings": {"REMOVE": cut}, "seed": 0} for cut in removed}
     plot = PlotRequest("t", y="knn top1", x="REMOVE")
     lines = [record(name, "knn", 10.0 - place) for place, name in enumerate(runs)]
     (drawing,) = sweeps.sweep_figures([{"runs": runs, "plots": [plot]}], aggregate(lines[::-1]), ())
@@ -102,7 +103,7 @@ def test_curves_are_means_over_seeds_and_seconds_add_up(drawn):
 
 
 def test_what_a_point_takes_together_beside_seeds_is_said():
-    (pooled, seeds) = figures(PlotRequest("t", y="knn top1", x="NORM"), PlotRequest("t", y="knn top1", x="arm"))
+    (pooled, seeds) = figures(PlotRequest("t", y="knn top1", x="NORM"), PlotRequest("t", y="knn top1", x="variant"))
     assert "9 checkpoint(s), which differ in other settings too" in pooled.caption
     assert "3 pretraining seed(s)" in seeds.caption
 
@@ -159,7 +160,8 @@ def test_the_page_draws_what_stands_beside_the_records(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in records()), encoding="utf-8")
     plot = PlotRequest("Images <per> BN", y="knn top1", x="GROUP", by="NORM")
-    (tmp_path / "suite.json").write_text(json.dumps({"runs": RUNS, "plots": [plot.as_dict()]}), encoding="utf-8")
+    content = {"runs": RUNS, "plots": [msgspec.to_builtins(plot)]}
+    (tmp_path / "suite.json").write_text(json.dumps(content), encoding="utf-8")
     page = render_html(make_report([file]))
     assert "Images &lt;per&gt; BN" in page
     assert re.search(r'<svg role="img" aria-label="knn top1 over GROUP"', page)

@@ -146,19 +146,19 @@ def test_choices_that_mean_nothing_are_refused(word, presets, message):
         read_choices([word], presets, ["yours"])
 
 
-def test_an_arm_names_the_preset_of_its_checkpoints_and_no_setting_is_made_of_it(tmp_path):
+def test_an_variant_names_the_preset_of_its_checkpoints_and_no_setting_is_made_of_it(tmp_path):
     content = {"name": "swept", "presets": PRESETS, "tasks": [{"name": "knn", "command": COMMAND}]}
     config = "configs/smoke/momentum2_digits.yaml"
-    content["pretrain"] = {"config": config, "arms": {"a": {"preset": "eman-byol"}, "b": {"SOLVER.STEPS": 2}}}
+    content["pretrain"] = {"config": config, "variants": {"a": {"preset": "eman-byol"}, "b": {"SOLVER.STEPS": 2}}}
     path = tmp_path / "suite.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     commands = {job.title: job.command for job in plan(load_suite(path), [], tmp_path)}
     assert commands["a_seed0: knn"][-2:] == ("LINEAR.TRIALS", "2")
     assert "LINEAR.TRIALS" not in commands["b_seed0: knn"]  # the suite's first preset
     assert not {"preset", "eman-byol"} & set(commands["a_seed0: pretrain"])
-    content["pretrain"]["arms"]["a"]["preset"] = "m3"
+    content["pretrain"]["variants"]["a"]["preset"] = "m3"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    with pytest.raises(InputError, match=r"preset of an arm among presets .m2, eman-byol., found 'm3'"):
+    with pytest.raises(InputError, match=r"a variant.s preset among presets .m2, eman-byol., found 'm3'"):
         load_suite(path)
 
 

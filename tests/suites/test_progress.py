@@ -13,7 +13,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.provenance import cost_tables
 from momentum_transfer.suites import local, progress
 from momentum_transfer.suites.attempt import JOB_LOCK
-from momentum_transfer.suites.plan import configs_of, expected, plan, read_measured
+from momentum_transfer.suites.plan import expected, plan, read_measured
 from momentum_transfer.suites.progress import read_plan, standings, write_plan
 from momentum_transfer.suites.suite import load_suite
 from tests.suites.suite_files import write_suite, write_weights
@@ -26,7 +26,7 @@ def jobs(tmp_path):
     made = plan(load_suite(write_suite(tmp_path, *tasks)), write_weights(tmp_path)[:1], tmp_path / "out")
     (tmp_path / "out").mkdir()
     costs = expected(made, 4)
-    write_plan(tmp_path / "out", made, {title: (one.gpu_hours, one.source) for title, one in costs.items()})
+    write_plan(tmp_path / "out", made, costs)
     return made
 
 
@@ -49,7 +49,7 @@ def test_every_task_is_where_its_files_say(tmp_path, jobs):
     assert found["task0"].gpu_hours == 2.0
     assert found["task1"].note == "Slurm job 12_3"
     assert found["task2"].note == "exit code 3: boom"
-    assert (found["task4"].share, found["task4"].left) == (0.6, 10.0)  # 40 in the last ten seconds
+    assert (found["task4"].fraction, found["task4"].left) == (0.6, 10.0)  # 40 in the last ten seconds
     assert found["task4"].note == "something"
     assert found["task5"].seconds == 50.0
     entry = {"number": "12", "jobs": [["", ""], ["", ""], ["", ""], [after.title, after.key]]}
@@ -88,7 +88,7 @@ def test_hours_are_measured_where_they_can_be_and_the_plan_keeps_what_was_expect
     assert costs["momentum2: task0"].gpu_hours == 0.0  # is done
     assert costs["random: task0"] == type(costs["random: task0"])(1.0, 1.0, "measured, others")
     assert math.isnan(costs["random: task2"].hours)
-    write_plan(tmp_path / "out", others, {title: (one.gpu_hours, one.source) for title, one in costs.items()})
+    write_plan(tmp_path / "out", others, costs)
     planned = {one.title: (one.gpu_hours, one.source) for one in read_plan(tmp_path / "out")}
     assert planned["momentum2: task0"] == (2.0, "suite")
     assert planned["random: task0"] == (1.0, "measured, others")
@@ -97,7 +97,7 @@ def test_hours_are_measured_where_they_can_be_and_the_plan_keeps_what_was_expect
     assert [cell.main for cell in row.cells] == ["1 of 2", "3.00", "1.00", "0.50", "1.00"]
 
 
-def test_records_elsewhere_tell_the_hours_of_a_task_with_the_same_configs(tmp_path):
+def test_records_elsewhere_hold_the_hours_of_a_task_with_the_same_configs(tmp_path):
     command = "python tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {} --results r"
     lines = [("a", 1.0, 0.5), ("a", 2.0, 1.0), ("b", 6.0, 3.0)]  # the first of a was written on its way
     path = tmp_path / "r.jsonl"
@@ -107,8 +107,7 @@ def test_records_elsewhere_tell_the_hours_of_a_task_with_the_same_configs(tmp_pa
                     "gpu_hours": gpu_hours, "hours": hours}) + "\n"
         for name, gpu_hours, hours in lines
     ))  # fmt: skip
-    words = ["tools/lowshot.py", "knn", "--weights", "other", "--config", "configs/smoke/lowshot_digits.yaml"]
-    assert read_measured([path])[configs_of(words)] == (4.0, 2.0)
+    assert read_measured([path]) == {"lowshot knn configs/smoke/lowshot_digits.yaml": (4.0, 2.0)}
     path.write_text(path.read_text().replace("gpu_hours", "x"))
     with pytest.raises(InputError, match="expected records with gpu_hours and hours"):
         read_measured([path])
@@ -129,7 +128,7 @@ def test_dry_run_shows_hours_and_money(tmp_path, jobs):
     ended = run_tool("evaluate", *words, "--dry-run", "--gpus", "4", "--price", "2.5")
     assert ended.returncode == 0, ended.stderr
     assert "6 of 6 tasks to do, 2.0 GPU hours expected, 0.5 hours on 4 GPUs, cost 5.00" in ended.stdout
-    assert "5 of them tell no hours" in ended.stdout
+    assert "5 of them have no known hours" in ended.stdout
 
 
 def test_standings_are_shown_on_a_file_system_that_is_read_only(tmp_path, jobs, monkeypatch):

@@ -19,7 +19,7 @@ WHOLE = {
     "pretrain": {
         "config": "configs/smoke/momentum2_digits.yaml",
         "grid": {"NORM.GROUP": [8, 16]},
-        "arms": {"slow": {"SOLVER.STEPS": 5}},
+        "variants": {"slow": {"SOLVER.STEPS": 5}},
         "seeds": [0, 1],
         "settings": {"DATA.WORKERS": 0},
         "exports": {"every": 1, "last": 2},
@@ -30,7 +30,7 @@ WHOLE = {
         {"name": "knn", "command": COMMAND + " {more}", "gpu_hours": 0.5, "cpus": 1, "minutes": 5},
         {"name": "again", "command": COMMAND, "needs": ["knn"], "distributed": False},
     ],
-    "plots": [{"title": "t", "y": "knn/k=20 top1", "x": "NORM.GROUP", "by": "arm", "log": True}],
+    "plots": [{"title": "t", "y": "knn/k=20 top1", "x": "NORM.GROUP", "by": "variant", "log": True}],
 }
 
 
@@ -154,15 +154,21 @@ def test_a_wrong_value_of_a_task_is_one_line_that_names_it(tmp_path: Path, key: 
         ("presets: {a: {w: \"'\"}}\ntasks: [{name: a, command: 'tools/lowshot.py {w}'}]", "No closing quotation"),
         ("pretrain: 3\ninclude: smoke", "pretrain: expected a mapping"),
         ("pretrain: {config: 3}\ninclude: smoke", "pretrain: expected config as text"),
-        ("pretrain: {config: x, arms: {..: {}}}\ninclude: smoke", "expected a name of letters"),
-        ("pretrain: {config: x, arms: {a: {config: 3}}}\ninclude: smoke", "expected the config of an arm as text"),
-        ("pretrain: {config: x, arms: {a: {}}, command: /bin/ls}\ninclude: smoke", "begins with"),
-        ("pretrain: {config: x, arms: {a: {}}, command: ''}\ninclude: smoke", "expected a command such as"),
-        ("pretrain: {config: x, arms: {a: {}}, gpu_hours: .nan}\ninclude: smoke", "gpu_hours as a number >= 0"),
-        ("pretrain: {config: x, arms: {a: {}}, cpus: x}\ninclude: smoke", "cpus as a whole number"),
-        ("pretrain: {config: x, arms: {a: {}}, distributed: 'no'}\ninclude: smoke", "distributed as true or false"),
-        ("pretrain: {config: x, arms: {a: {}}, exports: {every: .nan, last: 1}}\ninclude: smoke", "expected exports"),
-        ("pretrain: {config: x, arms: {a: {}}, exports: {every: 1.0e-300, last: 1}}\ninclude: smoke", "at most"),
+        ("pretrain: {config: x, variants: {..: {}}}\ninclude: smoke", "expected a name of letters"),
+        (
+            "pretrain: {config: x, variants: {a: {config: 3}}}\ninclude: smoke",
+            "expected the config of a variant as text",
+        ),
+        ("pretrain: {config: x, variants: {a: {}}, command: /bin/ls}\ninclude: smoke", "begins with"),
+        ("pretrain: {config: x, variants: {a: {}}, command: ''}\ninclude: smoke", "expected a command such as"),
+        ("pretrain: {config: x, variants: {a: {}}, gpu_hours: .nan}\ninclude: smoke", "gpu_hours as a number >= 0"),
+        ("pretrain: {config: x, variants: {a: {}}, cpus: x}\ninclude: smoke", "cpus as a whole number"),
+        ("pretrain: {config: x, variants: {a: {}}, distributed: 'no'}\ninclude: smoke", "distributed as true or false"),
+        (
+            "pretrain: {config: x, variants: {a: {}}, exports: {every: .nan, last: 1}}\ninclude: smoke",
+            "expected exports",
+        ),
+        ("pretrain: {config: x, variants: {a: {}}, exports: {every: 1.0e-300, last: 1}}\ninclude: smoke", "at most"),
         ("pretrain: {config: x, grid: {A: [" + "x" * 300 + "]}}\ninclude: smoke", "name that is too long"),
         (
             f"pretrain: {{config: x, grid: {{{', '.join(f'K{i}: [1, 2, 3, 4, 5, 6, 7, 8]' for i in range(9))}}}}}\n"

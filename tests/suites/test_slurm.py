@@ -93,7 +93,7 @@ def test_a_job_that_is_still_queued_is_found_again_and_not_submitted_twice(tmp_p
     timer.join()
     assert (outcome.status, outcome.seconds) == ("done", 7.0)
     assert not list(slurm.glob("*.sh"))  # sbatch was given nothing
-    job.remember()
+    job.forget_end()
     changed = json.dumps({"number": "778", "jobs": [[job.title, "another key"]]})
     (tmp_path / "out/submitted.jsonl").write_text(changed + "\n", encoding="utf-8")
     (slurm / "778.state").write_text("RUNNING|None", encoding="utf-8")

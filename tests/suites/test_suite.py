@@ -23,7 +23,7 @@ from momentum_transfer.lowshot.evaluations import ON_FEATURES
 from momentum_transfer.lowshot.image_evaluations import ON_IMAGES
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
-from momentum_transfer.suites.attempt import full_command, last_line
+from momentum_transfer.suites.attempt import full_command, last_lines, last_word
 from momentum_transfer.suites.local import run_local
 from momentum_transfer.suites.plan import plan
 from momentum_transfer.suites.suite import load_suite
@@ -211,8 +211,8 @@ def test_a_missing_config_file_is_refused_before_anything_runs(tmp_path: Path, w
 def test_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path):
     log = tmp_path / "log.txt"
     log.write_text("a\nb  \n\n", encoding="utf-8")
-    assert last_line(log) == "b"
-    assert last_line(tmp_path / "none") == "no output"
+    assert last_word(last_lines(log)) == "b"
+    assert last_word(last_lines(tmp_path / "none")) == "no output"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "suites").glob("*.yaml")), ids=lambda path: path.stem)

@@ -60,19 +60,19 @@ def test_every_combination_is_trained_with_every_seed_and_then_evaluated(sweep_s
     assert json.loads((tmp_path / "out/pretrained/1-True_seed0/run.json").read_text())["count"] == 1
 
 
-def test_arms_meet_every_combination_of_the_grid_and_may_have_a_config_of_their_own():
-    arms = {"byol": {"config": "byol.yaml", "LR": 0.1}, "moco": {"config": "moco.yaml"}}
-    sweep = read_sweep({"arms": arms, "grid": {"DATA.REMOVE": [[], ["blur"]]}, "seeds": [1]}, "suite")
+def test_variants_meet_every_combination_of_the_grid_and_may_have_a_config_of_their_own():
+    variants = {"byol": {"config": "byol.yaml", "LR": 0.1}, "moco": {"config": "moco.yaml"}}
+    sweep = read_sweep({"variants": variants, "grid": {"DATA.REMOVE": [[], ["blur"]]}, "seeds": [1]}, "suite")
     runs = {run.name: run for run in sweep.runs()}
     assert list(runs) == ["byol-none_seed1", "byol-blur_seed1", "moco-none_seed1", "moco-blur_seed1"]
     run = runs["byol-blur_seed1"]
     assert run.command[1:5] == ("--config", "byol.yaml", "--resume", "LR")
-    assert (run.arm, run.settings) == ("byol", {"LR": 0.1, "DATA.REMOVE": ["blur"]})
+    assert (run.variant, run.settings) == ("byol", {"LR": 0.1, "DATA.REMOVE": ["blur"]})
     assert sweep.keys() == ["DATA.REMOVE", "LR", "SEED"]
 
 
 def test_checkpoints_on_the_way_are_evaluated_each_under_its_own_name(sweep_suite, tmp_path):
-    suite = load_suite(sweep_suite(arms={"a": {}}, exports={"every": 0.5, "last": 1}))
+    suite = load_suite(sweep_suite(variants={"a": {}}, exports={"every": 0.5, "last": 1}))
     jobs = plan(suite, [], tmp_path / "out")
     assert [job.title for job in jobs] == ["a_seed0: pretrain", "a_seed0_epoch0.5: task0", "a_seed0_epoch1: task0"]
     assert jobs[0].command[-4:-2] == ("RUN.EXPORT_EVERY", "0.5")
@@ -84,9 +84,9 @@ def test_checkpoints_on_the_way_are_evaluated_each_under_its_own_name(sweep_suit
     }  # fmt: skip
 
 
-def test_another_setting_of_one_arm_repeats_that_arm_alone(sweep_suite, tmp_path):
+def test_another_setting_of_one_variant_repeats_that_variant_alone(sweep_suite, tmp_path):
     def keys(value: int) -> dict[str, str]:
-        suite = load_suite(sweep_suite(arms={"one": {"A.B": 1}, "two": {"A.B": value}}))
+        suite = load_suite(sweep_suite(variants={"one": {"A.B": 1}, "two": {"A.B": value}}))
         return {job.title: job.key for job in plan(suite, [], tmp_path / "out")}
 
     before, after = keys(2), keys(5)
@@ -112,12 +112,12 @@ def test_given_checkpoints_are_evaluated_beside_the_suites_own(sweep_suite, tmp_
 
 
 def test_the_description_says_what_each_run_was_and_what_is_to_be_drawn(sweep_suite, tmp_path):
-    path = sweep_suite(arms={"slow": {"SOLVER.STEPS": 5}}, seeds=[7])
+    path = sweep_suite(variants={"slow": {"SOLVER.STEPS": 5}}, seeds=[7])
     plot = {"title": "t", "y": "knn top1", "x": "SOLVER.STEPS"}
     path.write_text(path.read_text() + yaml.safe_dump({"plots": [plot]}), encoding="utf-8")
     load_suite(path).write_description(tmp_path)
     content = json.loads((tmp_path / "suite.json").read_text())
-    assert content["runs"] == {"slow_seed7": {"arm": "slow", "settings": {"SOLVER.STEPS": 5}, "seed": 7}}
+    assert content["runs"] == {"slow_seed7": {"variant": "slow", "settings": {"SOLVER.STEPS": 5}, "seed": 7}}
     assert {key: content["plots"][0][key] for key in plot} == plot
 
 
@@ -130,23 +130,23 @@ def test_a_suite_without_checkpoints_of_its_own_asks_for_some(tmp_path):
     ("entry", "message"),
     [
         ("x", "pretrain: expected a mapping, found 'x'"),
-        ({"config": "c"}, "grid of settings, arms, or both; found neither"),
-        ({"arms": {"a": {"config": "c"}, "b": {}}}, "or one in every arm"),
+        ({"config": "c"}, "grid of settings, variants, or both; found neither"),
+        ({"variants": {"a": {"config": "c"}, "b": {}}}, "or one in every variant"),
         ({"grid": {"A": [1]}}, "expected the config of the pretrainings"),
         ({"config": "c", "grid": {"A": []}}, "every value of grid as a list of at least one"),
         ({"config": "c", "grid": {"A": 1}}, "every value of grid as a list, found"),
-        ({"config": "c", "arms": {"a b": {}}}, "arms: expected a name of letters, .* found 'a b'"),
-        ({"config": "c", "arms": {"a": 1}}, "every value of arms as a mapping"),
+        ({"config": "c", "variants": {"a b": {}}}, "variants: expected a name of letters, .* found 'a b'"),
+        ({"config": "c", "variants": {"a": 1}}, "every value of variants as a mapping"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": [1, 1]}, "each seed once"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": [True]}, r"expected seeds\[0\] as a whole number, found True"),
         ({"config": "c", "grid": {"A": [1]}, "seeds": []}, "expected seeds as a list of at least one"),
         ({"config": "c", "grid": {"SEED": [1, 2]}}, "under `seeds`"),
-        ({"config": "c", "arms": {"a": {"SEED": 1}}}, "under `seeds`"),
+        ({"config": "c", "variants": {"a": {"SEED": 1}}}, "under `seeds`"),
         ({"config": "c", "grid": {"A": [1]}, "settings": {"SEED": 1}}, "under `seeds`"),
         ({"config": "c", "grid": {"A": ["x y", "x_y"]}}, "two runs are called x_y_seed0"),
         ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 50}}, "every: EPOCHS, last: EPOCHS"),
-        ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 50, "last": 120}}, "divides the other"),
-        ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 0, "last": 100}}, "divides the other"),
+        ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 50, "last": 120}}, "where every divides last"),
+        ({"config": "c", "grid": {"A": [1]}, "exports": {"every": 0, "last": 100}}, "where every divides last"),
         ({"config": "c", "grid": {"A": [1]}, "sedes": [0]}, "unknown key 'sedes'"),
         ({"config": "c", "grid": {"A": [1]}, "settings": [1]}, "expected settings as a mapping"),
     ],

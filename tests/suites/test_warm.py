@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.suites.local import WarmCommand
+from momentum_transfer.suites.chain import WarmCommand
 
 SCRIPT = """
 import atexit, json, os, signal, sys
@@ -83,10 +83,10 @@ def test_a_command_in_another_folder_starts_processes_of_its_own(tmp_path):
 
 STARTER = """
 import sys
-from momentum_transfer.suites import local
+from momentum_transfer.suites import chain
 if __name__ == "__main__":
-    local.IMPORTED = ()
-    started = local.WarmCommand(sys.argv[1:], ".", {"OMP_NUM_THREADS": ""})
+    chain.IMPORTED = ()
+    started = chain.WarmCommand(sys.argv[1:], ".", {"OMP_NUM_THREADS": ""})
     sys.stderr.write(started.stdout.read())
     started.wait()
     sys.exit(started.returncode)

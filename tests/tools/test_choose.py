@@ -71,8 +71,7 @@ def choose(*words: object):
 
 
 @pytest.mark.slow
-def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, folder, tmp_path, started, monkeypatch):
-    monkeypatch.setattr(stages, "MOST_EPOCHS", 2)
+def test_class_folders_end_in_a_verdict_and_a_stopped_choice_goes_on(weights, folder, tmp_path, started):
     words = ["--weights", weights[0], "--train", folder, "--split", 0.5, "--out", tmp_path / "out", "--minutes"]
     ended = choose(*words, 0.001, "--dry-run")
     assert ended.returncode == 2

@@ -111,10 +111,10 @@ def test_plan_says_how_many_seeds_a_difference_needs():
 @pytest.mark.parametrize(
     ("pretrain", "message"),
     [
-        ({"arms": {"good": {}, "bad": {"SOLVER.EPOCH": 3}}}, "bad_seed0: .*SOLVER.EPOCH"),
-        ({"arms": {"good": {}, "bad": {"NORM.GROUP": 7}}}, "bad_seed0: .*NORM.GROUP to divide"),
+        ({"variants": {"good": {}, "bad": {"SOLVER.EPOCH": 3}}}, "bad_seed0: .*SOLVER.EPOCH"),
+        ({"variants": {"good": {}, "bad": {"NORM.GROUP": 7}}}, "bad_seed0: .*NORM.GROUP to divide"),
         (
-            {"arms": {"a": {"SOLVER.STEPS": 0, "SOLVER.EPOCHS": 4}}, "exports": {"every": 5, "last": 5}},
+            {"variants": {"a": {"SOLVER.STEPS": 0, "SOLVER.EPOCHS": 4}}, "exports": {"every": 5, "last": 5}},
             "last of exports",
         ),
     ],

@@ -1,1 +1,1 @@
-"""Which weights to start from, on data of one's own: images with one label, plan and times, verdict."""
+"""Which weights to start from, on your own data, under a budget in minutes."""

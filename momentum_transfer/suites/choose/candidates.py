@@ -1,9 +1,7 @@
-"""The weights to choose from: read once, named as results name them, each with a random start of its architecture.
+"""What `choose` chooses from: weights, each with a random start of its architecture, and your detection set.
 
-A detection set of one's own for `choose`: crops of its boxes, and the settings of detectors that follow from it.
+Of a detection set it takes crops of the boxes, and the detectors' settings that follow from it.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Sequence
@@ -25,27 +23,28 @@ from momentum_transfer.transfer.data.crops import write_crops
 from momentum_transfer.transfer.data.own.open import open_own
 from momentum_transfer.transfer.fit import fit, settings_of_data, this_machine
 
-#: Side of the images that features are of, in pixels, unless the networks take another one.
-IMAGE_SIZE = 224
+#: Side of the images for features, in pixels, unless the networks take another one.
+_IMAGE_SIZE = 224
 
 
 def read_candidates(
     weights: Sequence[str], image_size: int | None = None
 ) -> tuple[tuple[Candidate, ...], dict[str, SourceBackbone], int, list[str]]:
-    """Every candidate, a backbone of each architecture by its text, the size of images for all of them, and what of
-    ``weights`` is left out because it cannot be read, with the reason.
+    """Reads the weights (checkpoints, run folders, names on the Hub) once and names them as results do.
 
     Args:
-        weights: checkpoints, run folders or names on the Hub. image_size: None takes the networks' own where timm says
-            one, else 224.
+        image_size: None takes the networks' own where timm has one, else 224.
+
+    Returns:
+        The candidates, a backbone of each architecture by its text, the size of images for all of them, and sentences
+        on weights that are left out because they cannot be read.
 
     Raises:
         InputError: fewer than two of several can be read, two have one name, or networks of different fixed sizes.
     """
-    if given := [one for one in weights if one.startswith(RANDOM_OF)]:
-        raise InputError(
-            f"expected checkpoints, found {given[0]}; leave it out: a random start of each runs beside them"
-        )
+    for one in weights:
+        if one.startswith(RANDOM_OF):
+            raise InputError(f"expected checkpoints, found {one}; leave it out: a random start of each runs anyway")
     read, left_out = _read(weights)
     weights, sources = [one for one, _ in read], [source for _, source in read]
     texts = [_text(source) for source in sources]
@@ -64,48 +63,52 @@ def read_candidates(
 
 
 def _read(weights: Sequence[str]) -> tuple[list[tuple[str, SourceBackbone]], list[str]]:
-    """Those that can be read, and what is said of the others."""
-    found, left_out = [], []
+    """Weights that can be read, and a sentence on each of the others."""
+    read, left_out = [], []
     for one in weights:
         try:
-            found.append((one, load_backbone(one)))
+            read.append((one, load_backbone(one)))
         except InputError as error:
             if len(weights) == 1:
                 raise
             left_out.append(f"{one} is left out, because it cannot be read: {error}")
             warn(left_out[-1])
-    if left_out and len(found) < 2:
-        raise InputError(f"expected at least two weights to choose from, found {len(found)}; {'; '.join(left_out)}")
-    return found, left_out
+    if left_out and len(read) < 2:
+        raise InputError(f"expected at least two weights to choose from, found {len(read)}; {'; '.join(left_out)}")
+    return read, left_out
 
 
 def _text(source: SourceBackbone) -> str:
     """The architecture as `parse_architecture` reads it."""
-    found = source.architecture
-    if not isinstance(found, Architecture):
-        return str(found)
-    options = [f"width={found.width}"] * (found.width != 64) + [f"stem={found.stem}"] * (found.stem != "imagenet")
-    return found.name + (f"?{'&'.join(options)}" if options else "")
+    network = source.architecture
+    if not isinstance(network, Architecture):
+        return str(network)
+    options = [f"width={network.width}"] * (network.width != 64) + [f"stem={network.stem}"] * (
+        network.stem != "imagenet"
+    )
+    return network.name + (f"?{'&'.join(options)}" if options else "")
 
 
 def _size(sources: Sequence[SourceBackbone]) -> int:
-    """The sides that timm says for its networks; 224 where there are only ResNets."""
-    sides = {source.build().input.size if not isinstance(source.architecture, Architecture) else IMAGE_SIZE
-             for source in sources}  # fmt: skip
+    """The side that timm gives for its networks; 224 where there are only ResNets."""
+    sides = {
+        _IMAGE_SIZE if isinstance(source.architecture, Architecture) else source.build().input.size
+        for source in sources
+    }
     if len(sides) > 1:
         raise InputError(f"expected networks of one image size, found {sorted(sides)}; give --image-size")
     return int(sides.pop())
 
 
-#: Crops of the part that trains, and of the part that tests: more would take hours and tell nothing more.
-MOST_CROPS = {"train": 10_000, "val": 5_000}
+#: Crops of the part that trains, and of the part that tests: more would take hours for the same answer.
+_MOST_CROPS = {"train": 10_000, "val": 5_000}
 #: Settings that the budget decides.
 _BUDGETED = ("SOLVER.MAX_ITER", "SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD")
 
 
 class Opened(NamedTuple):
-    """title: of the set. counts: crops that train, by class; tested: that test. settings: KEY VALUE words of the
-    detectors. longest: iterations of the recipe for a set of this size."""
+    """A detection set: its title, training crops of each class and the number of test crops (``tested``), KEY VALUE
+    settings of the detectors, and the iterations of the recipe for a set of this size (``longest``)."""
 
     title: str
     counts: tuple[int, ...]
@@ -125,13 +128,10 @@ def open_detection(
     out: Path,
     overrides: Sequence[str] = (),
 ) -> Opened:
-    """Open the set, cut its boxes into ``out/crops`` and list them in ``out/images``.
+    """Opens the set, cuts its boxes into ``out/crops`` and lists them in ``out/images``.
 
-    Args:
-        overrides: KEY VALUE words of the detectors, which win over what follows from the data.
-
-    Raises:
-        InputError: what is wrong with the set, with its file and line, or with a setting.
+    ``overrides`` of the detectors win over what follows from the data. InputError for what is wrong with the set, with
+    file and line, or with a setting.
     """
     if budgeted := [key for key in overrides[::2] if key in (*_BUDGETED, "OUTPUT_DIR", "SEED")]:
         raise InputError(f"expected no {budgeted[0]}: --minutes, --out and --seed decide it; leave it out")
@@ -141,18 +141,16 @@ def open_detection(
         say(line)
     machine = this_machine(cfg.MODEL.DEVICE)
     fitted = {one.key: one for one in fit(cfg, [own.train], machine, overrides[::2])}
-    found = [*settings_of_data(cfg, [own.train, own.val]),
-             *(one for key, one in fitted.items() if key not in _BUDGETED)]  # fmt: skip
-    words = ["DATASETS.TRAIN", repr([own.specs[0]]), "DATASETS.TEST", repr([own.specs[1]])]
-    words += [word for one in found for word in one.words]
-    crops = {part: _crops(data, out, part, seed) for part, data in (("train", own.train), ("val", own.val))}
-    return Opened(
-        own.title, tuple(crops["train"].counts()), len(crops["val"]), tuple(words), int(fitted["SOLVER.MAX_ITER"].value)
-    )
+    settings = ["DATASETS.TRAIN", repr([own.specs[0]]), "DATASETS.TEST", repr([own.specs[1]])]
+    chosen = [one for key, one in fitted.items() if key not in _BUDGETED]
+    settings += [word for one in (*settings_of_data(cfg, [own.train, own.val]), *chosen) for word in one.words]
+    train_crops, test_crops = _crops(own.train, out, "train", seed), _crops(own.val, out, "val", seed)
+    longest = int(fitted["SOLVER.MAX_ITER"].value)
+    return Opened(own.title, tuple(train_crops.counts()), len(test_crops), tuple(settings), longest)
 
 
 def _crops(data: DetectionData, out: Path, part: str, seed: int) -> LabelledFiles:
-    made = write_crops(data, out / "crops" / part, MOST_CROPS[part], seed)
-    files = LabelledFiles(tuple(path for path, _ in made), tuple(label for _, label in made), data.classes)
+    crops = write_crops(data, out / "crops" / part, _MOST_CROPS[part], seed)
+    files = LabelledFiles(tuple(path for path, _ in crops), tuple(label for _, label in crops), data.classes)
     write_list(out / "images" / f"{part}.txt", files)
     return files

@@ -1,11 +1,12 @@
 """What `choose` runs: candidates, the commands of every stage, and how long a training may be under the budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from momentum_transfer.backbones.build import parse_architecture
 from momentum_transfer.backbones.resnet import Architecture
@@ -14,21 +15,20 @@ from momentum_transfer.core.files import RANDOM_OF
 from momentum_transfer.suites.chain import Step
 
 DETECTION, CLASSIFICATION = "detection", "classification"
-IMAGES_CONFIG = "configs/lowshot/own_images.yaml"
+_IMAGES_CONFIG = "configs/lowshot/own_images.yaml"
 #: Stage of training -> its config; the second one decides.
 DETECTORS = {"frozen": "configs/transfer/own_small_frozen.yaml", "finetuned": "configs/transfer/own_small.yaml"}
-#: Share of the minutes that each stage of training gets.
-SHARES = {"frozen": 1 / 3, "finetuned": 2 / 3}
-#: A training of fewer iterations (epochs) tells nothing.
+#: Fraction of the minutes that each stage of training gets.
+_FRACTIONS = {"frozen": 1 / 3, "finetuned": 2 / 3}
+#: Fewest iterations (epochs) of a training that means anything.
 LEAST = {DETECTION: 10, CLASSIFICATION: 1}
 #: Iterations (epochs) of a probe, which measures how long one takes; the first of a detector does not count.
 PROBE = {DETECTION: 5, CLASSIFICATION: 1}
-MOST_EPOCHS = 50
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Weights to choose from. baseline: name of the random start of the same architecture; "" for such a start."""
+    """Weights to choose from; ``baseline`` names the random start of the same architecture, "" for such a start."""
 
     name: str
     weights: str
@@ -39,14 +39,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: everything that the commands follow from, but no times.
+    """Everything that the commands follow from, but no times.
 
     Attributes:
-        out: where everything goes. kind: DETECTION or CLASSIFICATION. title: of the data.
-        images: of the two lists of images with one class, ``train.txt`` and ``val.txt`` in ``out/images``.
-        counts: training images of every class.
-        settings: KEY VALUE words of the detectors that follow from the data and the machine, the same for all.
-        overrides: those that were given, which win.
+        out: where everything goes; ``images/train.txt`` and ``val.txt`` in it list the images of one class.
+        kind: DETECTION or CLASSIFICATION. title: of the data. counts: training images of every class.
+        settings: KEY VALUE of the detectors that follow from the data and the machine, the same for all.
+        overrides: KEY VALUE that the user gave, which win.
         longest: iterations (epochs) beyond which no training is worth its time.
     """
 
@@ -62,7 +61,7 @@ class Question:
     workers: int = 2
     settings: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    longest: int = MOST_EPOCHS
+    longest: int = 50
     engine: str = "auto"
 
     @property
@@ -86,7 +85,7 @@ class Question:
 
 
 def image_steps(asked: Question) -> list[Step]:
-    """kNN and SVM of everyone on images of one class; of classification sets a linear classifier too."""
+    """kNN and SVM of every start on images of one class; of classification sets a linear classifier too."""
     commands = ["knn", "svm"] if max(asked.counts) > 1 else ["knn"]
     if asked.kind == CLASSIFICATION:
         commands.append("linear")
@@ -102,7 +101,7 @@ def _images(asked: Question, one: Candidate, results: Path) -> list[str]:
     pool = sorted(count - min(20, count // 2) for count in asked.counts)
     shots = [k for k in (1, 2, 4, 8, 16) if k <= pool[len(pool) // 2]] or [1]
     held_in = max(2, int(total * 0.8) // 2 * 2)
-    words = {
+    settings = {
         "DATASETS.NAME": "filelist", "DATASETS.ROOT": lists,
         "DATASETS.TRAIN_LIST": lists / "train.txt", "DATASETS.TEST_LIST": lists / "val.txt",
         "DATASETS.TITLE": asked.title, "INPUT.IMAGE_SIZE": asked.image_size, "SEED": asked.seed,
@@ -112,12 +111,15 @@ def _images(asked: Question, one: Candidate, results: Path) -> list[str]:
         "LINEAR.TRIALS": asked.trials, "FINETUNE.TRIALS": asked.trials, "OUTPUT_DIR": asked.out / "few_labels",
         **{f"{node}.WORKERS": asked.workers for node in ("FEATURES", "LINEAR", "FINETUNE")},
     }  # fmt: skip
-    return ["--config", IMAGES_CONFIG, "--weights", one.weights, "--results", str(results),
-            *(str(word) for pair in words.items() for word in pair)]  # fmt: skip
+    return ["--config", _IMAGES_CONFIG, "--weights", one.weights, "--results", str(results), *_flat(settings)]
+
+
+def _flat(settings: Mapping[str, object]) -> list[str]:
+    return [str(word) for pair in settings.items() for word in pair]
 
 
 def training_step(asked: Question, one: Candidate, stage: str, length: int, probe: bool = False) -> Step:
-    """One training of one of the candidates. length: iterations of a detector, epochs of fine-tuning on images."""
+    """One training of one start; ``length``: iterations of a detector, epochs of fine-tuning on images."""
     folder, results = asked.out / one.name / stage, asked.results
     title = f"{one.name}: {'detector, ' if asked.kind == DETECTION else ''}{stage}"
     if probe:
@@ -133,58 +135,56 @@ def training_step(asked: Question, one: Candidate, stage: str, length: int, prob
     command += [*asked.settings, *asked.overrides]
     if not isinstance(parse_architecture(one.architecture), Architecture):
         command += ["MODEL.BACKBONE.ARCH", one.architecture]
-    words = {"SOLVER.MAX_ITER": length, "SOLVER.WARMUP_ITERS": min(100, max(length // 10, 1)),
-             "SOLVER.CHECKPOINT_PERIOD": max(length // 4, 20), "SEED": asked.seed, "OUTPUT_DIR": folder}  # fmt: skip
-    return Step(title, [*command, *(str(word) for pair in words.items() for word in pair)])
+    settings = {"SOLVER.MAX_ITER": length, "SOLVER.WARMUP_ITERS": min(100, max(length // 10, 1)),
+                "SOLVER.CHECKPOINT_PERIOD": max(length // 4, 20), "SEED": asked.seed, "OUTPUT_DIR": folder}  # fmt: skip
+    return Step(title, [*command, *_flat(settings)])
 
 
-@dataclass(frozen=True)
-class Times:
+_Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
+
+
+class Times(msgspec.Struct, frozen=True):
     """Seconds of a training: before and after its iterations (epochs), and for each of them."""
 
-    around: float
-    each: float
+    around: _Seconds
+    each: _Seconds
 
     def of(self, length: int) -> float:
+        """Seconds of a training of that length."""
         return self.around + length * self.each
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Length of every stage of training, and the times that it follows from: times[stage][architecture]."""
+class Plan(msgspec.Struct, frozen=True):
+    """Length of every stage, times[stage][architecture] that it follows from, and the images' seconds[architecture]."""
 
-    lengths: Mapping[str, int]
-    times: Mapping[str, Mapping[str, Times]]
-    images: Mapping[str, float] = field(default_factory=dict)
+    lengths: dict[str, Annotated[int, msgspec.Meta(ge=1, lt=10**12)]]
+    times: dict[str, dict[str, Times]]
+    images: dict[str, _Seconds] = {}
 
     def seconds(self, asked: Question, stage: str) -> float:
-        """What a stage takes for everyone and all trials."""
+        """Seconds of a stage for all starts and trials."""
         times = self.times[stage]
         return asked.trials * sum(times[one.architecture].of(self.lengths[stage]) for one in asked.everyone)
 
 
-Measured = Mapping[str, Mapping[str, Times]]  #: times[stage][architecture]
+_Measured = Mapping[str, Mapping[str, Times]]  #: times[stage][architecture]
 
 
-def lengths(asked: Question, times: Measured) -> dict[str, int]:
-    """The longest trainings that the minutes bear, the same for everyone.
-
-    Raises:
-        InputError: they bear none; with the minutes that would do.
-    """
+def lengths(asked: Question, times: _Measured) -> dict[str, int]:
+    """The longest trainings that fit the minutes, the same for every start; InputError where none fits."""
     refuse_too_few(asked, times)
-    least, found = LEAST[asked.kind], {}
+    lengths = {}
     for stage in asked.stages:
         around, each = _sums(asked, times, stage)
-        room = 60 * asked.minutes * _share(asked, stage) / asked.trials - around
-        found[stage] = min(max(math.floor(room / each), least), asked.longest)
-    return found
+        room = 60 * asked.minutes * _fraction(asked, stage) / asked.trials - around
+        lengths[stage] = min(max(math.floor(room / each), LEAST[asked.kind]), asked.longest)
+    return lengths
 
 
-def refuse_too_few(asked: Question, times: Measured) -> None:
-    """Raise InputError if the minutes bear no training; what is not yet measured counts nothing.
+def refuse_too_few(asked: Question, times: _Measured) -> None:
+    """Raise InputError if no training fits the minutes; what is not yet measured counts nothing.
 
-    The minutes that would do are said, with the longest time so far for what is not yet measured.
+    The message says how many would do, with the longest time so far for what is not yet measured.
     """
     if _needed(asked, times)[0] <= asked.minutes:
         return
@@ -201,25 +201,25 @@ def refuse_too_few(asked: Question, times: Measured) -> None:
     )
 
 
-def _needed(asked: Question, times: Measured) -> tuple[float, float]:
-    """Minutes of the shortest trainings that tell something, and how many of these are not for iterations."""
+def _needed(asked: Question, times: _Measured) -> tuple[float, float]:
+    """Minutes of the shortest useful trainings, and how many of these are not for iterations."""
     needed = fixed = 0.0
     for stage in asked.stages:
         around, each = _sums(asked, times, stage)
         fixed += asked.trials * around / 60
         shortest = around + LEAST[asked.kind] * each
-        needed = max(needed, asked.trials * shortest / _share(asked, stage) / 60)
+        needed = max(needed, asked.trials * shortest / _fraction(asked, stage) / 60)
     return needed, fixed
 
 
-def _sums(asked: Question, times: Measured, stage: str) -> tuple[float, float]:
-    """Seconds around and for each iteration of a stage's trainings of everyone, as far as they are measured."""
+def _sums(asked: Question, times: _Measured, stage: str) -> tuple[float, float]:
+    """Seconds around and for each iteration of a stage's trainings of every start, as far as they are measured."""
     known = [times[stage][one.architecture] for one in asked.everyone if one.architecture in times[stage]]
     return sum(one.around for one in known), sum(one.each for one in known)
 
 
-def _share(asked: Question, stage: str) -> float:
-    return SHARES[stage] if len(asked.stages) > 1 else 1.0
+def _fraction(asked: Question, stage: str) -> float:
+    return _FRACTIONS[stage] if len(asked.stages) > 1 else 1.0
 
 
 def training_steps(asked: Question, plan: Plan) -> list[Step]:
@@ -229,15 +229,15 @@ def training_steps(asked: Question, plan: Plan) -> list[Step]:
 
 def rows(asked: Question, plan: Plan) -> list[Sequence[str]]:
     """The plan as a table: stage, what it is, how many runs, minutes."""
-    made: list[Sequence[str]] = []
-    starts, unit = len(asked.everyone), "iterations" if asked.kind == DETECTION else "epochs"
+    starts, detection = len(asked.everyone), asked.kind == DETECTION
     seconds = sum(plan.images[one.architecture] for one in asked.everyone)
-    probes = "kNN, SVM" + ("" if asked.kind == DETECTION else ", linear classifier")
-    what = "crops of the boxes" if asked.kind == DETECTION else "images"
-    made.append((probes, f"features of {what}, {asked.image_size} px", str(starts), f"{seconds / 60:.1f}"))
+    probes, images = ("kNN, SVM", "crops of the boxes") if detection else ("kNN, SVM, linear classifier", "images")
+    rows: list[Sequence[str]] = [
+        (probes, f"features of {images}, {asked.image_size} px", str(starts), f"{seconds / 60:.1f}")
+    ]
     for stage in asked.stages:
-        count = starts * asked.trials
         around = asked.trials * sum(plan.times[stage][one.architecture].around for one in asked.everyone)
-        told = f"{plan.lengths[stage]} {unit}; {around / 60:.1f} minutes start and score"
-        made.append((stage, told, str(count), f"{plan.seconds(asked, stage) / 60:.1f}"))
-    return made
+        length = f"{plan.lengths[stage]} {'iterations' if detection else 'epochs'}"
+        what = f"{length}; {around / 60:.1f} minutes start and score"
+        rows.append((stage, what, str(starts * asked.trials), f"{plan.seconds(asked, stage) / 60:.1f}"))
+    return rows

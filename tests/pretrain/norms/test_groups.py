@@ -162,9 +162,9 @@ def test_settings_reach_both_networks_and_a_teacher_of_a_synchronised_student_ha
 )
 def test_beside_a_synchronised_student_runs_end_with_equal_bits(tiny_cfg, tmp_path, one, other):
     ends = []
-    for number, arm in enumerate((one, other)):
+    for number, variant in enumerate((one, other)):
         folder = tmp_path / str(number)
-        train(tiny_cfg({"NORM.STUDENT": "SyncBN", "OUTPUT_DIR": folder, **arm}))
+        train(tiny_cfg({"NORM.STUDENT": "SyncBN", "OUTPUT_DIR": folder, **variant}))
         ends.append(load_file(folder / "backbone.safetensors"))
     assert ends[0].keys() == ends[1].keys()
     assert all(torch.equal(tensor, ends[1][key]) for key, tensor in ends[0].items())

@@ -52,10 +52,10 @@ def test_near_ones_are_not_told_apart_and_the_size_that_would_be_seen_is_told(tm
     found = decide(asked, write(asked, hits), 200)
     assert (set(found.best), found.behind, found.helped) == ({"a", "b"}, ("c",), ())
     assert found.sentences[0].startswith(
-        "Not told apart in accuracy: a (75.0), b (74.0); any of them will do, c (30.0) is"
+        "No significant difference in accuracy: a (75.0), b (74.0); any of them will do, c (30.0) is"
     )
-    assert "a is not told apart from a random start of its architecture (74.5)." in found.sentences
-    assert "would be seen in 80 % of cases" in found.sentences[-1]
+    assert "a is not significantly different from a random start of its architecture (74.5)." in found.sentences
+    assert "would be detected in 80 % of cases" in found.sentences[-1]
 
 
 def test_a_random_start_that_is_ahead_is_told(tmp_path):
@@ -105,5 +105,5 @@ def test_missing_records_and_missing_outcomes_are_one_line(tmp_path):
 def test_trainings_that_found_nothing_are_told_and_no_power_is_claimed(tmp_path):
     asked = question(tmp_path, "a")
     found = decide(asked, write(asked, {"a": right(0), "random": right(0)}), 200)
-    assert "Nothing right was found by any of them" in found.sentences[-1]
+    assert "All scores are 0" in found.sentences[-1]
     assert not any("80 %" in sentence for sentence in found.sentences)
