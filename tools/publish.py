@@ -28,12 +28,12 @@ def main(args: argparse.Namespace) -> None:
     """Read records and weights, write the folder, push it."""
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
-    from momentum_transfer.report.aggregate import aggregate, check_strangers
+    from momentum_transfer.report.aggregate import aggregate, check_settings_agree
     from momentum_transfer.report.card import push, read_datasets, scores_of, target, write_folder
-    from momentum_transfer.report.page import read_records
+    from momentum_transfer.report.inputs import read_records
 
     records, problems = read_records(args.results)
-    check_strangers(records)
+    check_settings_agree(records)
     results = aggregate(records)
     repository = target(args.push) if args.push else None
     source = load_backbone(args.weights) if args.weights else None

@@ -21,7 +21,7 @@ from momentum_transfer.core.shipped import typed
 def main(args: argparse.Namespace) -> None:
     """Read, build, write the three files."""
     say(f"reading {', '.join(args.results)}")
-    from momentum_transfer.report.methods import parse
+    from momentum_transfer.report.inputs import read_methods
     from momentum_transfer.report.page import (
         make_report,  # here, because matplotlib takes a second
         page_name,
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
 
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     command = typed(["tools/report.py", *sys.argv[1:]])
-    methods = parse(args.method)
+    methods = read_methods(args.method)
     report = make_report(
         args.results,
         args.runs,

@@ -1,17 +1,10 @@
-"""A checkpoint's scores as a model repository: card, ``.eval_results``, records and weights in one folder.
+"""A checkpoint's scores as a model repository: card, ``.eval_results``, records and weights in one folder, and its
+push.
 
-The card's ``model-index`` and the ``.eval_results`` files are read back with huggingface_hub's own parsers before
-anything is written.
-
-Records as the Hub's two forms of evaluation results: ``model-index`` of a model card, and ``.eval_results/*.yaml``.
-
-Both are written by huggingface_hub's own classes. A value is the mean over trials in the units of the records
-(fractions as percent); a card's entry holds its standard deviation, trials, protocol and settings in ``args``.
-
-Put a folder into a model repository: on the Hub, or in the mirror folder that stands for it.
+Card and ``.eval_results/*.yaml`` are written by huggingface_hub's own classes and read back with its parsers before
+anything is written. A value is the mean over trials in percent; a card's entry holds its standard deviation, trials,
+protocol and settings in ``args``. Without a network, a mirror folder stands for the Hub.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -41,7 +34,7 @@ from momentum_transfer.report.provenance import provenance
 
 PURPOSE = "results for the Hub"
 
-#: Family of a task (the part before ``/``) -> the Hub's identifier of the task, and its words.
+#: Family of a task (the part before ``/``) -> the Hub's identifier of the task, and its name.
 TASKS = {
     "coco": ("object-detection", "Object detection"),
     "lvis": ("object-detection", "Object detection"),
@@ -50,8 +43,6 @@ TASKS = {
     "retrieval": ("image-feature-extraction", "Image retrieval"),
 }
 CLASSIFICATION = ("image-classification", "Image classification")
-#: The Hub counts masks of instances as segmentation.
-_MASKS = "segm"
 #: Names of metrics that the Hub knows otherwise.
 METRICS = {"top1": "accuracy", "top5": "top_5_accuracy", "AP": "mean_average_precision", "mIoU": "mean_iou"}
 
@@ -85,9 +76,9 @@ def slug(text: str) -> str:
 
 
 def task_of(measure: Measure) -> tuple[str, str]:
-    """The Hub's identifier of a measure's task, and its words."""
-    family, _, rest = measure.task.partition("/")
-    return TASKS["semantic"] if rest.startswith(_MASKS) else TASKS.get(family, CLASSIFICATION)
+    """The Hub's identifier of a measure's task, and its name."""
+    masks = measure.task.partition("/")[2].startswith("segm")  # the Hub counts masks of instances as segmentation
+    return TASKS["semantic"] if masks else TASKS.get(measure.family, CLASSIFICATION)
 
 
 def card_results(scores: Sequence[Scored], datasets: Mapping[str, str]) -> list[Any]:
@@ -97,22 +88,22 @@ def card_results(scores: Sequence[Scored], datasets: Mapping[str, str]) -> list[
         datasets: our title of a data set -> its identifier on the Hub; others go by a slug of their title.
     """
     kind = extra("huggingface_hub", PURPOSE).EvalResult
-    made = []
+    entries = []
     for measure, cell in scores:
         title = measure.dataset or "unnamed"
-        task, words = task_of(measure)
-        told = {"task": measure.task, "protocol": measure.protocol, "engine": measure.engine,
+        task, name = task_of(measure)
+        args = {"task": measure.task, "protocol": measure.protocol, "engine": measure.engine,
                 "settings": " ".join(sorted(cell.configs)), "unit": "percent", "trials": cell.trials,
                 "std": None if cell.std is None else round(cell.std, 6)}  # fmt: skip
-        made.append(
+        entries.append(
             kind(
-                task_type=task, task_name=words, dataset_type=datasets.get(title, slug(title)), dataset_name=title,
+                task_type=task, task_name=name, dataset_type=datasets.get(title, slug(title)), dataset_name=title,
                 metric_type=METRICS.get(measure.metric, slug(measure.metric)), metric_value=round(cell.mean, 6),
                 metric_name=" ".join(filter(None, (measure.task, measure.metric, measure.protocol))),
-                metric_args={key: value for key, value in told.items() if value not in ("", None)},
+                metric_args={key: value for key, value in args.items() if value not in ("", None)},
             )
         )  # fmt: skip
-    return made
+    return entries
 
 
 def leaderboard_entries(scores: Sequence[Scored], datasets: Mapping[str, str], date: str) -> dict[str, list[Any]]:
@@ -128,8 +119,7 @@ def leaderboard_entries(scores: Sequence[Scored], datasets: Mapping[str, str], d
         if (identifier := datasets.get(measure.dataset)) is None:
             continue
         spread = f" ± {cell.std:.2f} over {cell.trials} trials" if cell.std is not None else ""
-        words = f"{measure.task} {measure.metric}, percent{spread}"
-        notes = ", ".join(filter(None, (words, measure.protocol, measure.engine)))
+        notes = ", ".join(filter(None, (f"{measure.label}, percent{spread}", measure.protocol, measure.engine)))
         task = slug(" ".join((measure.task, measure.metric, measure.protocol)))
         entries.setdefault(identifier, []).append(
             kind(dataset_id=identifier, task_id=task, value=round(cell.mean, 6), date=date or None, notes=notes)
@@ -137,18 +127,18 @@ def leaderboard_entries(scores: Sequence[Scored], datasets: Mapping[str, str], d
     return entries
 
 
-def read_datasets(words: Sequence[str], results: Results) -> dict[str, str]:
-    """``TITLE=org/name`` words as a mapping.
+def read_datasets(arguments: Sequence[str], results: Results) -> dict[str, str]:
+    """``TITLE=org/name`` arguments as a mapping.
 
     Raises:
         InputError: another form, or a title that no record has.
     """
     titles = list(dict.fromkeys(measure.dataset for measure in results.cells))
     found = {}
-    for word in words:
-        title, _, identifier = word.rpartition("=")
+    for argument in arguments:
+        title, _, identifier = argument.rpartition("=")
         if not title or not re.fullmatch(r"[\w.-]+/[\w.-]+", identifier):
-            raise InputError(f"expected --dataset TITLE=org/name, found {word!r}")
+            raise InputError(f"expected --dataset TITLE=org/name, found {argument!r}")
         if title not in titles:
             raise InputError(f"expected a data set of the records, {', '.join(map(repr, titles))}, found {title!r}")
         found[title] = identifier
@@ -184,7 +174,7 @@ def card_text(
 
 
 def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
-    baselines = [other for other in results.checkpoints if other != name and results.kind(other)]
+    baselines = [other for other in results.checkpoints if other != name and results.kinds[other]]
     head = ["task", "metric", "dataset", "protocol", name, *baselines]
     lines = [f"# {escape(name)}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
              _row(head), _row(["---"] * len(head))]  # fmt: skip

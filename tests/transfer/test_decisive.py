@@ -6,11 +6,13 @@ import torch
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import keys_of, value_of
-from momentum_transfer.report.differences import NOT_COMPARED, Comparisons
-from momentum_transfer.report.page import build, read_records
+from momentum_transfer.report.differences import Comparisons
+from momentum_transfer.report.inputs import read_records
+from momentum_transfer.report.page import build
 from momentum_transfer.transfer.config import get_cfg
 from momentum_transfer.transfer.decisive import DECIDES, NOTHING, SCORES, TRAINING, decides, identity
 from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.verdicts.comparison import NOT_COMPARED
 from tests.transfer.torchvision_engine.tiny import shapes_config
 
 SHORT = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "()", "ENGINE", "torchvision", "PROTOCOL", "tiny", "TEST.VISUALS", "0"]
