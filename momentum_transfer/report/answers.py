@@ -12,18 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.summary import mean_ranks, ranking
-from momentum_transfer.report.tables import (
-    CellView,
-    RowView,
-    TableView,
-    evaluated,
-    headline_order,
-    one_of_each_family_first,
-    short_labels,
-)
+from momentum_transfer.report.tables import CellView, RowView, TableView
 from momentum_transfer.verdicts.comparison import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL
 from momentum_transfer.verdicts.ranking import FEWEST_CHECKPOINTS, Agreement, agreement
 
@@ -105,7 +98,7 @@ def sentences(comparisons: Comparisons) -> list[str]:
 def _pairs(results: Results) -> list[tuple[str, str, str]]:
     """(checkpoint, baseline, what that is called); where they are too many, against the first kind of baseline only."""
     bases = {kind: name for kind in _KINDS if (name := results.baseline(kind))}
-    pairs = [(name, kind) for name in evaluated(results) for kind in bases if name != bases[kind]]
+    pairs = [(name, kind) for name in tables.evaluated(results) for kind in bases if name != bases[kind]]
     if len(pairs) > _SENTENCES:
         pairs = [(name, kind) for name, kind in pairs if kind == next(iter(bases))]
     return [(name, bases[kind], _KINDS[kind]) for name, kind in pairs]
@@ -113,7 +106,7 @@ def _pairs(results: Results) -> list[tuple[str, str, str]]:
 
 def _best(results: Results) -> list[str]:
     """Of several checkpoints the one with the best mean rank over the tasks, and whether ranks differ significantly."""
-    ranks = {name: rank for name, rank in mean_ranks(results).items() if name in evaluated(results)}
+    ranks = {name: rank for name, rank in mean_ranks(results).items() if name in tables.evaluated(results)}
     if len(ranks) < 3:
         return []
     best = min(ranks, key=lambda name: ranks[name][0])
@@ -157,8 +150,8 @@ class Pair:
 
 def measure_pairs(results: Results) -> list[Pair]:
     """Every pair of headline measures that at least five checkpoints have; cheap against costly first, then by τ."""
-    wide = [m for m in headline_order(results) if len(results.cells[m]) >= FEWEST_CHECKPOINTS]
-    labels = short_labels(one_of_each_family_first(wide)[:_MEASURES])
+    wide = [m for m in tables.headline_order(results) if len(results.cells[m]) >= FEWEST_CHECKPOINTS]
+    labels = tables.short_labels(tables.one_of_each_family_first(wide)[:_MEASURES])
     pairs = []
     for one, other in itertools.combinations(labels, 2):
         names = [name for name in results.checkpoints if name in results.cells[one] and name in results.cells[other]]

@@ -12,22 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from momentum_transfer.images.published import published_counts, same_dataset
+from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Measure
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.reference import Published
-from momentum_transfer.report.tables import (
-    DETECTION,
-    FAMILIES,
-    CellView,
-    RowView,
-    TableView,
-    cell_views,
-    compared,
-    context,
-    difference_view,
-    measure_order,
-    number,
-)
+from momentum_transfer.report.tables import CellView, RowView, TableView, number
 
 _PARTS = {"bbox": "boxes", "segm": "masks"}
 
@@ -40,17 +29,17 @@ def detail_tables(
 ) -> list[TableView]:
     """One table for every (family, dataset, protocol, engine); detection has one for boxes and one for masks."""
     groups: dict[tuple[str, ...], list[Measure]] = {}
-    for measure in sorted(comparisons.results.cells, key=measure_order):
-        part = measure.task if measure.family in DETECTION else measure.family
+    for measure in sorted(comparisons.results.cells, key=tables.measure_order):
+        part = measure.task if measure.family in tables.DETECTION else measure.family
         groups.setdefault((part, *measure[2:]), []).append(measure)
     titles = Counter(_title(measures[0].task) for measures in groups.values())
-    tables = []
+    views = []
     for measures in groups.values():
         title = _title(measures[0].task)
         if titles[title] > 1 and measures[0].protocol:
             title = f"{title} · {measures[0].protocol}"
-        tables.append(_detail_table(comparisons, title, _in_columns(measures), published, colours))
-    return tables
+        views.append(_detail_table(comparisons, title, _in_columns(measures), published, colours))
+    return views
 
 
 def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
@@ -72,18 +61,18 @@ def _detail_table(
     columns, groups = _headings(measures)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
     counts = {cell.trials for m in measures for cell in results.cells[m].values()}
-    columns_of_cells = [cell_views(results, measure, present, counted=len(counts) > 1) for measure in measures]
+    columns_of_cells = [tables.cell_views(results, measure, present, counted=len(counts) > 1) for measure in measures]
     rows = [
         RowView(name, "ours", cells, colour=colours[name])
         for name, cells in zip(present, zip(*columns_of_cells, strict=True), strict=True)
     ]
-    for name, base in compared(results):
+    for name, base in tables.compared(results):
         changes = [comparisons.of(measure, name, base) for measure in measures]
         if any(changes):
-            rows.append(RowView(f"{name} − {base}", "difference", tuple(map(difference_view, changes))))
+            rows.append(RowView(f"{name} − {base}", "difference", tuple(map(tables.difference_view, changes))))
     beside, left_out = published_rows(measures, published, results.data.get(measures[0], {}))
     notes = (f"{left_out} more published rows of these measures are in configs/reference/.",) if left_out else ()
-    facts = groups[0][0] if len(groups) == 1 else "", context(measures[0]), _trials(counts)
+    facts = groups[0][0] if len(groups) == 1 else "", tables.context(measures[0]), _trials(counts)
     caption = " · ".join(part for part in facts if part)
     return TableView(title, caption, "weights", columns, tuple(rows + beside), groups, notes)
 
@@ -97,8 +86,8 @@ def _trials(counts: set[int]) -> str:
 
 def _title(task: str) -> str:
     family, _, part = task.partition("/")
-    heading = FAMILIES.get(family, family)
-    return f"{heading}: {_PARTS.get(part, part)}" if family in DETECTION and part else heading
+    heading = tables.FAMILIES.get(family, family)
+    return f"{heading}: {_PARTS.get(part, part)}" if family in tables.DETECTION and part else heading
 
 
 def _headings(measures: Sequence[Measure]) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:

@@ -6,19 +6,9 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
+from momentum_transfer.report import plots
 from momentum_transfer.report.figures import Plot, run_colours
 from momentum_transfer.report.inputs import Analysis
-from momentum_transfer.report.plots import (
-    FAINT,
-    INK,
-    MARKERS,
-    legend,
-    make_axes,
-    series_colour,
-    short_label,
-    styled,
-    to_svg,
-)
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 
 #: Kinds of error in the order of the paper (TIDE, arXiv 2008.08115).
@@ -41,68 +31,62 @@ _READING = (
 )
 
 
-@styled
+@plots.styled
 def _cost_plot(costs: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> str:
     """One group of bars a kind of error, one bar a run; ``costs``: run to points of AP50 for each kind."""
-    figure, axes = make_axes(6.4, 1.2 + 0.3 * max(6, len(KINDS) * min(3, len(costs))))
+    figure, axes = plots.make_axes(6.4, 1.2 + 0.3 * max(6, len(KINDS) * min(3, len(costs))))
     height = 0.8 / max(1, len(costs))
     for place, (run, values) in enumerate(costs.items()):
         where = [row + (place - (len(costs) - 1) / 2) * height for row in range(len(KINDS))]
-        bars = axes.barh(where, values, 0.9 * height, color=series_colour(colours[run]), label=short_label(run))
-        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=9, color=INK)
+        colour, label = plots.series_colour(colours[run]), plots.short_label(run)
+        bars = axes.barh(where, values, 0.9 * height, color=colour, label=label)
+        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=9, color=plots.INK)
     axes.set_yticks(range(len(KINDS)), list(KINDS))
     axes.set_ylim(len(KINDS) - 0.5, -0.5)
     axes.set_xlim(right=1.12 * max(1.0, *(value for values in costs.values() for value in values)))
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("points of AP50")
-    if len(costs) > 1:
-        legend(axes)
-    return to_svg(figure, "error-costs", "What each kind of error costs, in points of AP50")
+    title = "What each kind of error costs, in points of AP50"
+    return plots.finish(figure, "error-costs", title, x="points of AP50", legend=len(costs) > 1)
 
 
-@styled
+@plots.styled
 def _curve_plot(curves: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> str:
     """Precision over recall; ``curves``: name to precision at recall levels evenly spaced from 0 to 1."""
-    figure, axes = make_axes(6.4, 3.8)
+    figure, axes = plots.make_axes(6.4, 3.8)
     for name, values in curves.items():
         recall = [100 * index / max(1, len(values) - 1) for index in range(len(values))]
-        axes.plot(recall, [100 * v for v in values], color=series_colour(colours[name]), linewidth=1.8,
-                  label=short_label(name))  # fmt: skip
+        axes.plot(recall, [100 * v for v in values], color=plots.series_colour(colours[name]), linewidth=1.8,
+                  label=plots.short_label(name))  # fmt: skip
     axes.set_xlim(-2, 102)
     axes.set_ylim(-2, 102)
-    axes.set_xlabel("recall, %")
-    axes.set_ylabel("precision, %")
-    legend(axes)
-    return to_svg(figure, "precision-recall", "Precision over recall")
+    title = "Precision over recall"
+    return plots.finish(figure, "precision-recall", title, x="recall, %", y="precision, %", legend=True)
 
 
-@styled
+@plots.styled
 def _calibration_plot(bins: Mapping[str, Sequence[tuple[float, float, int]]], colours: Mapping[str, int]) -> str:
     """Fraction of right detections over their mean score, and the line where both are equal; larger marks hold more.
 
     Args:
         bins: run to (mean score, fraction of right ones, detections) of each bin that has any.
     """
-    figure, axes = make_axes(6.4, 3.8)
-    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.5)
+    figure, axes = plots.make_axes(6.4, 3.8)
+    axes.plot([0, 1], [0, 1], color=plots.FAINT, linewidth=1.5)
     for run, points in bins.items():
         if not points:
             continue
         scores, fractions, numbers = zip(*points, strict=True)
-        colour = series_colour(colours[run])
+        colour = plots.series_colour(colours[run])
         sizes = [20 + 160 * number / max(numbers) for number in numbers]
-        axes.plot(scores, fractions, color=colour, linewidth=1.5, label=short_label(run))
-        axes.scatter(scores, fractions, s=sizes, color=colour, marker=MARKERS[colours[run] % len(MARKERS)], zorder=3)
+        axes.plot(scores, fractions, color=colour, linewidth=1.5, label=plots.short_label(run))
+        axes.scatter(scores, fractions, s=sizes, color=colour, marker=plots.series_marker(colours[run]), zorder=3)
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("score")
-    axes.set_ylabel("fraction of right detections")
-    if any(bins.values()):
-        legend(axes)
-    return to_svg(figure, "calibration", "Fraction of right detections over their score")
+    title, y = "Fraction of right detections over their score", "fraction of right detections"
+    return plots.finish(figure, "calibration", title, x="score", y=y, legend=any(bins.values()))
 
 
-@styled
+@plots.styled
 def _confusion_plot(names: Sequence[str], cells: Mapping[tuple[int, int], int]) -> str:
     """Objects by true class (rows; the last is background) and by the class of the detection (columns; last: missed).
 
@@ -111,20 +95,19 @@ def _confusion_plot(names: Sequence[str], cells: Mapping[tuple[int, int], int]) 
     """
     size = len(names) + 1
     side = max(3.2, 1.6 + 0.36 * size)
-    figure, axes = make_axes(side + 0.6, side)
+    figure, axes = plots.make_axes(side + 0.6, side)
     totals = [sum(n for (row, _), n in cells.items() if row == index) for index in range(size)]
     for (row, column), value in cells.items():
-        colour, alpha = series_colour(0 if row == column else 1), 0.15 + 0.6 * value / max(1, totals[row])
+        colour, alpha = plots.series_colour(0 if row == column else 1), 0.15 + 0.6 * value / max(1, totals[row])
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=colour, alpha=alpha, linewidth=0))
-        axes.text(column, row, str(value), ha="center", va="center", fontsize=8.5, color=INK)
-    axes.set_xticks(range(size), [*(short_label(name, 16) for name in names), "missed"], rotation=90, fontsize=9)
-    axes.set_yticks(range(size), [*(short_label(name, 16) for name in names), "background"], fontsize=9)
+        axes.text(column, row, str(value), ha="center", va="center", fontsize=8.5, color=plots.INK)
+    axes.set_xticks(range(size), [*(plots.short_label(name, 16) for name in names), "missed"], rotation=90, fontsize=9)
+    axes.set_yticks(range(size), [*(plots.short_label(name, 16) for name in names), "background"], fontsize=9)
     axes.set_xlim(-0.5, size - 0.5)
     axes.set_ylim(size - 0.5, -0.5)
     axes.grid(visible=False)
-    axes.set_xlabel("detected as")
-    axes.set_ylabel("is")
-    return to_svg(figure, "confusion", "Objects by their class and the class of the detection that takes them")
+    title = "Objects by their class and the class of the detection that takes them"
+    return plots.finish(figure, "confusion", title, x="detected as", y="is")
 
 
 @dataclass(frozen=True)
@@ -175,20 +158,20 @@ def _plots(title: str, runs: _Runs, colours: Mapping[str, int]) -> list[Plot]:
     curves = {run: [float(v) for v in content["curve"]] for run, content in runs.items() if content["curve"]}
     bins = {run: _bins(content["calibration"]) for run, content in runs.items()}
     caption = f"{title}: points of AP50 that putting one kind right would give."
-    plots = [Plot("What each kind of error costs", caption, _cost_plot(costs, colours))]
+    found = [Plot("What each kind of error costs", caption, _cost_plot(costs, colours))]
     if curves:
         caption = f"{title}: mean over the classes, IoU 0.5."
-        plots.append(Plot("Precision over recall", caption, _curve_plot(curves, colours)))
+        found.append(Plot("Precision over recall", caption, _curve_plot(curves, colours)))
     if len(runs) == 1 and (classes := _class_curves(next(iter(runs.values())))):
         caption = f"{title}: the classes of lowest AP50 first, IoU 0.5."
         svg = _curve_plot(classes, {name: i for i, name in enumerate(classes)})
-        plots.append(Plot("Precision over recall by class", caption, svg))
+        found.append(Plot("Precision over recall by class", caption, svg))
     gaps = ", ".join(f"{run} {_percent(content['calibration']['error'])} %" for run, content in runs.items())
     caption = (
         f"{title}: fraction of right detections over their score; on the line a score of 0.7 is right in 70 % of "
         f"cases. Mean gap: {gaps}."
     )
-    plots.append(Plot("Calibration", caption, _calibration_plot(bins, colours)))
+    found.append(Plot("Calibration", caption, _calibration_plot(bins, colours)))
     for run, content in list(runs.items())[:_DETAILED]:
         names = [str(entry["name"]) for entry in content["classes"]]
         if len(names) <= MATRIX:
@@ -197,8 +180,8 @@ def _plots(title: str, runs: _Runs, colours: Mapping[str, int]) -> list[Plot]:
                 f"{title}: objects of a row's class taken by detections of a column's, at the thresholds of the best "
                 "F1; shades are fractions of the row."
             )
-            plots.append(Plot(f"Confusions of {run}", caption, _confusion_plot(names, cells)))
-    return plots
+            found.append(Plot(f"Confusions of {run}", caption, _confusion_plot(names, cells)))
+    return found
 
 
 def _bins(found: Mapping[str, Any]) -> list[tuple[float, float, int]]:

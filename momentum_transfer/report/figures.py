@@ -13,21 +13,12 @@ from typing import Any
 
 from momentum_transfer.core.errors import counted
 from momentum_transfer.core.files import weights_name
-from momentum_transfer.report import plots
+from momentum_transfer.report import plots, tables
 from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.answers import Pair
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.inputs import Curve
-from momentum_transfer.report.tables import (
-    CellView,
-    RowView,
-    TableView,
-    compared,
-    headline_order,
-    number,
-    one_of_each_family_first,
-    short_labels,
-)
+from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import AHEAD, BEHIND
 
 #: Lines of a plot of layers and of the slope chart, and of the plot of gains: more could not be distinguished.
@@ -92,20 +83,20 @@ def _left_out(results: Results, shown: Sequence[str]) -> str:
 
 def _gains(comparisons: Comparisons, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
     results = comparisons.results
-    pairs = compared(results)
+    pairs = tables.compared(results)
     if not pairs:
         return []
     base = pairs[0][1]
     names = [name for name, other in pairs if other == base and name in shown]
     common = [
         measure
-        for measure in headline_order(results)
+        for measure in tables.headline_order(results)
         if base in results.cells[measure] and any(name in results.cells[measure] for name in names)
     ]
-    kept = set(one_of_each_family_first(common)[:_GAINS])
+    kept = set(tables.one_of_each_family_first(common)[:_GAINS])
     rows: dict[str, dict[str, plots.Gain]] = {}
     words = {name: comparisons.words(name, base) for name in names}
-    for measure, label in short_labels([measure for measure in common if measure in kept]).items():
+    for measure, label in tables.short_labels([measure for measure in common if measure in kept]).items():
         changes = {name: change for name in names if (change := comparisons.of(measure, name, base))}
         if changes:
             rows[label] = {
@@ -125,11 +116,11 @@ def _gains(comparisons: Comparisons, colours: Mapping[str, int], shown: Sequence
 
 
 def _slopes(results: Results, colours: Mapping[str, int], shown: Sequence[str]) -> list[Plot]:
-    measures = [m for m in headline_order(results) if sum(name in results.cells[m] for name in shown) > 1]
-    chosen = one_of_each_family_first(measures)[:_LINES]
+    measures = [m for m in tables.headline_order(results) if sum(name in results.cells[m] for name in shown) > 1]
+    chosen = tables.one_of_each_family_first(measures)[:_LINES]
     rows = {
         label: {name: (cell.mean, cell.std) for name, cell in results.cells[measure].items() if name in shown}
-        for measure, label in short_labels(chosen).items()
+        for measure, label in tables.short_labels(chosen).items()
     }
     order = [name for name in reversed(shown) if any(name in cells for cells in rows.values())]
     if len(order) < 2:
@@ -225,15 +216,15 @@ def run_colours(runs: Sequence[str], known: Mapping[str, int]) -> dict[str, int]
 def analysis_figures(records: Sequence[Mapping[str, Any]]) -> tuple[list[Plot], list[TableView]]:
     """Plots and tables of CKA and weight norms, where there are such records."""
     cka, norms = _layers(records, "cka"), _layers(records, "weight_norm")
-    found, tables = [], []
+    found, views = [], []
     if cka:
         found.append(Plot("CKA by stage", "Linear CKA on the same images, in percent.", plots.line_plot(cka, "CKA, %")))
-        tables.append(_cka_table(cka))
+        views.append(_cka_table(cka))
     if norms:
         caption = "2-norm of every convolution; LARS-trained weights are about ten times larger (RCF, figure 3a)."
         found.append(Plot("Weight norms by layer", caption, plots.line_plot(norms, "norm")))
-        tables.append(_norm_table(norms))
-    return found, tables
+        views.append(_norm_table(norms))
+    return found, views
 
 
 def _layers(records: Sequence[Mapping[str, Any]], task: str) -> _Layers:

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
+from momentum_transfer.report import provenance as origin
 from momentum_transfer.report.aggregate import Record, Results, aggregate, check_settings_agree
 from momentum_transfer.report.answers import Balance, agreement_table, balances, measure_pairs, sentences
 from momentum_transfer.report.details import detail_tables
@@ -23,14 +24,6 @@ from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, a
 from momentum_transfer.report.examples import Gallery, galleries
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
 from momentum_transfer.report.inputs import RunFiles, merge_methods, read_records, read_runs, read_suites
-from momentum_transfer.report.provenance import (
-    Provenance,
-    conversion_table,
-    cost_tables,
-    provenance,
-    published_times,
-    time_tables,
-)
 from momentum_transfer.report.reference import Published, load_tables, published
 from momentum_transfer.report.summary import evidence_tables, overall_table, summary_table
 from momentum_transfer.report.sweeps import sweep_figures
@@ -58,7 +51,7 @@ class Report:
     galleries: tuple[Gallery, ...]
     errors: tuple[ErrorPart, ...]
     conversions: tuple[TableView, ...]
-    provenance: tuple[Provenance, ...]
+    provenance: tuple[origin.Provenance, ...]
     unfinished: tuple[str, ...]
     notices: tuple[str, ...]
     sources: tuple[str, ...]
@@ -89,7 +82,7 @@ def build(
     comparisons = Comparisons(results, resamples)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
-    figures, tables = analysis_figures(records)
+    figures, views = analysis_figures(records)
     agreements = measure_pairs(results)
     return Report(
         results=results,
@@ -105,11 +98,11 @@ def build(
         details=tuple(detail_tables(comparisons, reference, colours)),
         curves=tuple(training_figures(runs.curves, colours)),
         analyses=tuple(figures),
-        analysis_tables=(*costs, *time_tables(runs.curves, times), *tables),
+        analysis_tables=(*costs, *origin.time_tables(runs.curves, times), *views),
         galleries=tuple(galleries(runs.examples, notices)),
         errors=tuple(error_parts(runs.errors, colours, notices)),
-        conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
-        provenance=tuple(provenance(results)),
+        conversions=tuple(origin.conversion_table(name, content) for name, content in runs.conversions.items()),
+        provenance=tuple(origin.provenance(results)),
         unfinished=tuple(runs.unfinished),
         # last: what could not be compared, shown or read is known by now
         notices=(*runs.unfinished, *problems, *results.notices, *runs.notices, *notices, *comparisons.notices),
@@ -162,8 +155,8 @@ def make_report(
         title=title,
         suites=read_suites(results),
         resamples=resamples,
-        times=published_times(tables),
-        costs=cost_tables(results),
+        times=origin.published_times(tables),
+        costs=origin.cost_tables(results),
         methods=methods,
         baseline=baseline,
     )

@@ -27,7 +27,6 @@ INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 _SENTINELS = {INK: "var(--ink-soft)", FAINT: "var(--line)", PAPER: "var(--card)"}
 _SENTINELS |= {f"#0a0b{index:02x}": f"var(--series-{index})" for index in range(SERIES)}
 
-MARKERS = "osD^vPX*"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -56,16 +55,16 @@ def series_colour(index: int) -> str:
     return f"#0a0b{index % SERIES:02x}"
 
 
+def series_marker(index: int) -> str:
+    """One of eight marks of points."""
+    return "osD^vPX*"[index % 8]
+
+
 def make_axes(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure of so many inches and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, figure.add_subplot()
-
-
-def legend(axes: Axes) -> None:
-    """Names in the colours of their lines, without a frame."""
-    axes.legend(frameon=False, labelcolor="linecolor", fontsize=10)
 
 
 def short_label(name: str, longest: int = 40) -> str:
@@ -74,8 +73,12 @@ def short_label(name: str, longest: int = 40) -> str:
     return f" {short}" if short.startswith("_") else short
 
 
-def to_svg(figure: Figure, name: str, title: str) -> str:
-    """The figure as one ``<svg>`` element with a text alternative and the page's colours."""
+def finish(figure: Figure, name: str, title: str, *, x: str = "", y: str = "", legend: bool = False) -> str:
+    """The figure with its labels as one ``<svg>`` element in the page's colours; ``title`` is its text alternative."""
+    axes = figure.axes[0]
+    axes.set(xlabel=x, ylabel=y)
+    if legend:  # names in the colours of their lines
+        axes.legend(frameon=False, labelcolor="linecolor", fontsize=10)
     buffer = io.StringIO()
     with warnings.catch_warnings():  # of glyphs that its font lacks (the browser has them), of labels without room
         warnings.simplefilter("ignore", UserWarning)
@@ -96,7 +99,7 @@ def to_svg(figure: Figure, name: str, title: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """What ``to_svg`` gave as a file of its own: the page's light colours on its white, and a font."""
+    """What ``finish`` gave as a file of its own: the page's light colours on its white, and a font."""
     light = Path(__file__).with_name("style.css").read_text(encoding="utf-8").partition("}")[0]
     colours = dict(re.findall(r"(--[\w-]+): (#\w+)", light))
     text = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], svg)
@@ -124,14 +127,13 @@ def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]
             colour = series_colour(colours[name])
             axes.errorbar(
                 gain, place + shift, xerr=_whisker(gain, low, high), color=colour,
-                marker=MARKERS[colours[name] % len(MARKERS)], markersize=6.5,
+                marker=series_marker(colours[name]), markersize=6.5,
                 markerfacecolor=colour if significant else PAPER, markeredgewidth=1.6, capsize=2.5,
             )  # fmt: skip
-    axes.set_xlabel("points")
     if len(names) > 1:
         handles = [axes.plot([], [], color=series_colour(colours[name]), label=short_label(name))[0] for name in names]
         axes.legend(handles=handles, frameon=False, labelcolor="linecolor", fontsize=10)
-    return to_svg(figure, "gain", "Difference from the baseline for each measure, in points")
+    return finish(figure, "gain", "Difference from the baseline for each measure, in points", x="points")
 
 
 @styled
@@ -140,11 +142,17 @@ def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
     figure, axes = _row_axes(list(rows), 60, 9)
     for place, row in enumerate(rows.values()):
         axes.errorbar(
-            row[0], place, xerr=_whisker(*row), color=series_colour(0), marker=MARKERS[0], markersize=6.5, capsize=2.5
+            row[0],
+            place,
+            xerr=_whisker(*row),
+            color=series_colour(0),
+            marker=series_marker(0),
+            markersize=6.5,
+            capsize=2.5,
         )
     axes.set_xlim(-1.05, 1.05)
-    axes.set_xlabel("Kendall's τ_b over checkpoints")
-    return to_svg(figure, "agreement", "Rank correlation of pairs of measures over checkpoints")
+    title = "Rank correlation of pairs of measures over checkpoints"
+    return finish(figure, "agreement", title, x="Kendall's τ_b over checkpoints")
 
 
 def _row_axes(labels: Sequence[str], longest: int, size: float) -> tuple[Figure, Axes]:
@@ -169,7 +177,7 @@ def banded_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float, fl
     """Draw a line a name over (x, mean, standard deviation or None), with bands of ±1; every x, sorted."""
     for name, points in lines.items():
         xs, means, stds = zip(*sorted(points, key=lambda point: point[:2]), strict=True)
-        colour, marker = series_colour(colours[name]), MARKERS[colours[name] % len(MARKERS)]
+        colour, marker = series_colour(colours[name]), series_marker(colours[name])
         label = short_label(name) or "all"
         axes.plot(xs, means, color=colour, marker=marker if len(points) < 40 else None, linewidth=2, label=label)
         low, high = ([mean + sign * (std or 0.0) for mean, std in zip(means, stds, strict=True)] for sign in (-1, 1))
@@ -192,10 +200,8 @@ def few_labels_plot(lines: Mapping[str, Sequence[tuple[float, float, float | Non
     axes.set_xscale("log", base=2)
     axes.set_xticks(amounts, [f"{amount:g}" for amount in amounts])
     axes.minorticks_off()
-    axes.set_xlabel(axis)
-    axes.set_ylabel("accuracy, %")
-    legend(axes)
-    return to_svg(figure, "few-labels", f"Accuracy over {axis}; bands are ±1 std")
+    title = f"Accuracy over {axis}; bands are ±1 std"
+    return finish(figure, "few-labels", title, x=axis, y="accuracy, %", legend=True)
 
 
 @styled
@@ -216,14 +222,13 @@ def slope_plot(columns: Sequence[str], rows: Mapping[str, Mapping[str, tuple[flo
         axes.plot(xs, means, color=INK, linewidth=1.2, alpha=0.55)
         for x, mean, std in places:
             series = colours[columns[x]]
-            marker = MARKERS[series % len(MARKERS)]
+            marker = series_marker(series)
             axes.errorbar(x, mean, yerr=std or 0, color=series_colour(series), marker=marker, capsize=3)
         ends.append((means[-1], label))
     axes.set_xticks(range(len(columns)), [_in_lines(short_label(name, 26)) for name in columns])
     if len(columns) > 5:
         axes.tick_params(axis="x", labelrotation=90)
     axes.set_xlim(-0.3, len(columns) - 1 + 0.12)
-    axes.set_ylabel("%")
     axes.grid(axis="x", visible=False)
     heights = _spread(sorted(end[0] for end in ends), axes, figure.get_figheight())
     for height, (_, label) in zip(heights, sorted(ends), strict=True):
@@ -231,7 +236,7 @@ def slope_plot(columns: Sequence[str], rows: Mapping[str, Mapping[str, tuple[flo
             short_label(label), (1.0, height), xycoords=("axes fraction", "data"), va="center", fontsize=10,
             xytext=(4, 0), textcoords="offset points", annotation_clip=False,
         )  # fmt: skip
-    return to_svg(figure, "slope", title)
+    return finish(figure, "slope", title, y="%")
 
 
 def _spread(heights: list[float], axes: Axes, inches: float) -> list[float]:
@@ -269,10 +274,7 @@ def curve_plot(curves: Sequence[Curve], colours: Mapping[str, int], key: str, qu
         steps, values = _thin(curve.steps), _thin(curve.values)
         axes.plot(steps, values, color=series_colour(colours[name]), linewidth=1.6, label=label)
         named.add(name)
-    axes.set_xlabel("step")
-    axes.set_ylabel(quantity)
-    legend(axes)
-    return to_svg(figure, f"curve-{key}", f"{quantity} over training steps")
+    return finish(figure, f"curve-{key}", f"{quantity} over training steps", x="step", y=quantity, legend=True)
 
 
 @styled
@@ -289,9 +291,7 @@ def line_plot(lines: Mapping[str, Sequence[tuple[str, float]]], label: str) -> s
         axes.set_xticks(places, labels, rotation=60, ha="right", fontsize=9)
     else:
         axes.set_xticks(places, labels)
-    axes.set_ylabel(label)
-    legend(axes)
-    return to_svg(figure, f"line-{label}", label)
+    return finish(figure, f"line-{label}", label, y=label, legend=True)
 
 
 def _thin(values: Sequence[float], points: int = 400) -> list[float]:

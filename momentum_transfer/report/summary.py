@@ -8,21 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
+from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.differences import RULE, Comparisons
-from momentum_transfer.report.tables import (
-    FAMILIES,
-    CellView,
-    RowView,
-    TableView,
-    cell_views,
-    compared,
-    difference_view,
-    headline_order,
-    number,
-    short_labels,
-    with_interval,
-)
+from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import Comparison
 from momentum_transfer.verdicts.ranking import (
     Ranking,
@@ -54,14 +43,14 @@ _CONTEXT = (2, 3, 4)
 def summary_table(comparisons: Comparisons) -> TableView:
     """One row a headline measure, one column a checkpoint, then the differences from random and supervised."""
     results = comparisons.results
-    pairs = compared(results)
+    pairs = tables.compared(results)
     if len(pairs) > _PAIRS:
         pairs = []
-    measures = headline_order(results)
+    measures = tables.headline_order(results)
     counts = {cell.trials for m in measures for cell in results.cells[m].values() if cell.trials > 1}
     rows = []
     for family, same in itertools.groupby(measures, key=lambda measure: measure.family):
-        rows += _summary_group(comparisons, FAMILIES.get(family, family), list(same), pairs, len(counts) > 1)
+        rows += _summary_group(comparisons, tables.FAMILIES.get(family, family), list(same), pairs, len(counts) > 1)
     if ranks := mean_ranks(results):
         cells = [
             CellView(f"{ranks[name][0]:.1f}", note=f"over {ranks[name][1]}") if name in ranks else CellView()
@@ -92,8 +81,8 @@ def _summary_group(
 
     rows = [RowView(title, "group", (), note=named(measures[0], common))]
     for measure in measures:
-        views = cell_views(results, measure, results.checkpoints, counted)
-        views += [difference_view(comparisons.of(measure, *pair), words[pair].get(measure)) for pair in pairs]
+        views = tables.cell_views(results, measure, results.checkpoints, counted)
+        views += [tables.difference_view(comparisons.of(measure, *pair), words[pair].get(measure)) for pair in pairs]
         rows.append(RowView(measure.label, "ours", tuple(views), note=named(measure, own)))
     return rows
 
@@ -134,12 +123,13 @@ def overall_table(results: Results, colours: dict[str, int]) -> TableView | None
     rows = []
     for index, (name, own) in enumerate(scores.items()):
         cells = [CellView(number(found.ranks[index]))] if found else []
-        cells.append(with_interval(interquartile_mean(own), stratified_interval(own)))
+        cells.append(tables.with_interval(interquartile_mean(own), stratified_interval(own)))
         if name == base:
             cells.append(CellView())
         elif base is not None:
-            low, high = stratified_interval(own, scores[base])
-            cells.append(with_interval(100 * probability_of_improvement(own, scores[base]), (100 * low, 100 * high)))
+            interval = stratified_interval(own, scores[base])
+            chance = 100 * probability_of_improvement(own, scores[base])
+            cells.append(tables.with_interval(chance, (100 * interval[0], 100 * interval[1])))
         rows.append(RowView(name, "ours", tuple(cells), colour=colours[name]))
     columns = ("mean rank",) * bool(found) + ("interquartile mean, %",)
     columns += (f"chance to beat {base}, %",) * (base is not None)
@@ -174,18 +164,18 @@ _COLUMNS = ("word", "trials", "test items", "standard error", "p", "can show", "
 
 def evidence_tables(comparisons: Comparisons) -> list[TableView]:
     """One table for each pair that the summary compares: what was compared, and what this design could have shown."""
-    tables = []
-    for name, base in compared(comparisons.results)[:_PAIRS]:
+    views = []
+    for name, base in tables.compared(comparisons.results)[:_PAIRS]:
         words = comparisons.words(name, base)
-        measures = [measure for measure in headline_order(comparisons.results) if measure in words]
+        measures = [measure for measure in tables.headline_order(comparisons.results) if measure in words]
         rows = tuple(
             RowView(label, "fact", tuple(map(CellView, _evidence(comparisons.of(measure, name, base), words[measure]))))
-            for measure, label in short_labels(measures).items()
+            for measure, label in tables.short_labels(measures).items()
         )
         if rows:
             title = f"{name} − {base}: evidence and power"
-            tables.append(TableView(title, _EVIDENCE, "measure", _COLUMNS, rows))
-    return tables
+            views.append(TableView(title, _EVIDENCE, "measure", _COLUMNS, rows))
+    return views
 
 
 def _evidence(change: Comparison | None, word: str) -> tuple[str, ...]:

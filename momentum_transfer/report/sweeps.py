@@ -11,19 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from momentum_transfer.report import plots
 from momentum_transfer.report.aggregate import Results
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.inputs import Curve
-from momentum_transfer.report.plots import (
-    MARKERS,
-    banded_lines,
-    legend,
-    make_axes,
-    series_colour,
-    short_label,
-    styled,
-    to_svg,
-)
 from momentum_transfer.suites.sweep import ARM, AXES, PlotRequest, is_setting
 
 
@@ -41,7 +32,7 @@ class Point(NamedTuple):
         return cls(statistics.fmean(xs), statistics.fmean(values), std)
 
 
-@styled
+@plots.styled
 def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Sequence[str] | None, log: bool) -> str:
     """One line a group over a setting.
 
@@ -49,10 +40,10 @@ def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Se
         names: of the places 0, 1, … where the setting is no number.
         log: logarithmic x axis.
     """
-    figure, axes = make_axes(6.4, 3.6)
-    places = banded_lines(axes, lines, {label: index for index, label in enumerate(lines)})
+    figure, axes = plots.make_axes(6.4, 3.6)
+    places = plots.banded_lines(axes, lines, {label: index for index, label in enumerate(lines)})
     if names is not None:
-        axes.set_xticks(range(len(names)), [short_label(name) for name in names])
+        axes.set_xticks(range(len(names)), [plots.short_label(name) for name in names])
         if sum(map(len, names)) > 50:  # more than fits side by side
             axes.tick_params(axis="x", labelrotation=30)
             for tick in axes.get_xticklabels():
@@ -62,14 +53,10 @@ def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Se
             axes.set_xscale("log", base=2)
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if len(lines) > 1:
-        legend(axes)
-    return to_svg(figure, "sweep", f"{y} over {x}")
+    return plots.finish(figure, "sweep", f"{y} over {x}", x=x, y=y, legend=len(lines) > 1)
 
 
-@styled
+@plots.styled
 def scatter_plot(groups: Mapping[str, Sequence[tuple[str, float, float]]],
                  fits: Mapping[str, tuple[float, float, float] | None], x: str, y: str) -> str:  # fmt: skip
     """One point a checkpoint, named where there is room, with a regression line a group.
@@ -77,22 +64,19 @@ def scatter_plot(groups: Mapping[str, Sequence[tuple[str, float, float]]],
     Args:
         groups: label to (checkpoint, x, y). fits: label to (slope, intercept, r), None without a line.
     """
-    figure, axes = make_axes(6.4, 3.8)
+    figure, axes = plots.make_axes(6.4, 3.8)
     total = sum(map(len, groups.values()))
     for index, (label, points) in enumerate(groups.items()):
         xs, ys = np.array([point[1] for point in points]), np.array([point[2] for point in points])
-        colour, marker = series_colour(index), MARKERS[index % len(MARKERS)]
-        axes.plot(xs, ys, color=colour, marker=marker, linestyle="none", label=short_label(label) or "all")
+        colour, marker = plots.series_colour(index), plots.series_marker(index)
+        axes.plot(xs, ys, color=colour, marker=marker, linestyle="none", label=plots.short_label(label) or "all")
         if (fit := fits.get(label)) is not None:
             ends = np.array([xs.min(), xs.max()])
             axes.plot(ends, fit[0] * ends + fit[1], color=colour, linewidth=1.4)
         for name, px, py in points if total <= 12 else ():
-            axes.annotate(short_label(name, 22), (px, py), xytext=(5, 4), textcoords="offset points", fontsize=8.5)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if len(groups) > 1:
-        legend(axes)
-    return to_svg(figure, "scatter", f"{y} over {x}")
+            label = plots.short_label(name, 22)
+            axes.annotate(label, (px, py), xytext=(5, 4), textcoords="offset points", fontsize=8.5)
+    return plots.finish(figure, "scatter", f"{y} over {x}", x=x, y=y, legend=len(groups) > 1)
 
 
 def sweep_figures(suites: Sequence[Mapping[str, Any]], results: Results, curves: Sequence[Curve]) -> list[Plot]:
