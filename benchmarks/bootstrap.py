@@ -45,7 +45,7 @@ def prepare(folder: Path, images: int) -> None:
 def ours(folder: Path, resamples: int) -> dict[str, Any]:
     """Replicates of both sides from their items files."""
     from momentum_transfer.verdicts.average_precision import replicates
-    from momentum_transfer.verdicts.bootstrap import multinomial_weights
+    from momentum_transfer.verdicts.outcomes import multinomial_weights
     from momentum_transfer.verdicts.ranked import Ranked
 
     began = time.process_time()

@@ -22,12 +22,12 @@ from momentum_transfer.core.log import say, warn
 def main(args: argparse.Namespace) -> None:
     say(f"reading {', '.join(args.results)}")
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
-    from momentum_transfer.report.aggregate import aggregate, check_strangers
+    from momentum_transfer.report.aggregate import aggregate, check_settings_agree
     from momentum_transfer.report.card import push, read_datasets, scores_of, target, write_folder
-    from momentum_transfer.report.page import read_records
+    from momentum_transfer.report.inputs import read_records
 
     records, problems = read_records(args.results)
-    check_strangers(records)
+    check_settings_agree(records)
     results = aggregate(records)
     repository = target(args.push) if args.push else None
     source = load_backbone(args.weights) if args.weights else None
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> None:
                            files=[Path(file) for file in args.add])  # fmt: skip
     for problem in problems:
         warn(problem)
-    left = sorted({score.measure.dataset for score in scores} - set(datasets))
+    left = sorted({measure.dataset for measure, _ in scores} - set(datasets))
     if left:
         say(f"in the card alone, since no --dataset says their names on the Hub: {', '.join(left)}")
     files = ", ".join(str(path.relative_to(out)) for path in written)

@@ -20,13 +20,13 @@ from momentum_transfer.core.shipped import typed
 
 def main(args: argparse.Namespace) -> None:
     say(f"reading {', '.join(args.results)}")
-    from momentum_transfer.report.methods import parse
+    from momentum_transfer.report.inputs import read_methods
     from momentum_transfer.report.page import make_report, page_name, write_report  # here: matplotlib takes a second
 
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     report = make_report(
         args.results, args.runs, command=typed(["tools/report.py", *sys.argv[1:]]), title=args.title,
-        resamples=args.resamples, methods=parse(args.method), baseline=args.baseline,
+        resamples=args.resamples, methods=read_methods(args.method), baseline=args.baseline,
     )  # fmt: skip
     write_report(report, out)
     for verdict in report.verdicts:

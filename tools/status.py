@@ -55,7 +55,7 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
             [
                 one.planned.title,
                 one.state,
-                "" if math.isnan(one.fraction) else f"{one.fraction:.0%}",
+                _percent(one.fraction),
                 _time(one.seconds),
                 _time(one.left),
                 one.note[:80],
@@ -69,6 +69,10 @@ def show(tasks: Sequence[Standing], *, everything: bool) -> None:
     used = sum(one.gpu_hours for one in tasks)
     parts = [f"{counts[state]} {state}" for state in _ORDER if counts[state]]
     say(f"{len(tasks)} tasks: {', '.join(parts)}; {used:.2f} GPU hours used")
+
+
+def _percent(fraction: float) -> str:
+    return "" if math.isnan(fraction) else f"{fraction:.0%}"
 
 
 def _time(seconds: float) -> str:

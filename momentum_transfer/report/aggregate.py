@@ -1,6 +1,6 @@
 """Aggregates records: one row a measure, one column a checkpoint, mean and standard deviation over trials.
 
-The standard deviation is that of the sample (divided by n−1) over the trials of one cell: draws of the labelled
+The standard deviation is that of the sample (divided by n−1) over the trials of one cell: samples of the labelled
 examples for low-shot tasks, repetitions with another seed for training ones. It is not the error of the mean.
 """
 
@@ -14,17 +14,7 @@ from typing import Any, NamedTuple
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import weights_name
-from momentum_transfer.report.analyses import is_analysis
-from momentum_transfer.report.notices import (
-    Repeats,
-    differing,
-    mixed_files,
-    mixed_settings,
-    mixed_versions,
-    other_settings,
-    overlapping,
-    without_value,
-)
+from momentum_transfer.report import notices as notice
 
 #: The metric that stands for a task in the summary: the first of these that the task has.
 MAIN_METRICS = ("AP", "mIoU", "top1", "mAP", "AP50")
@@ -36,9 +26,14 @@ DESCRIPTIVE = (
     "target_noise",
 )  # fmt: skip
 
-#: Kinds of baselines, in the order in which the columns stand: "baseline" is the one that was named to the report, the
-#: others are told by the method in the checkpoint's metadata, else by the beginning of its name.
+#: Tasks whose records describe weights (``tools/compare.py``): drawn over stages or layers, never ranked.
+ANALYSES = ("cka", "weight_norm")
+
+#: Kinds of baselines, in the order of their columns: "baseline" is the one that was named to the report, the others are
+#: known by the method in the checkpoint's metadata, else by the beginning of its name.
 BASELINES = ("baseline", "supervised", "random", "pixels", "none")
+
+Record = Mapping[str, Any]
 
 
 class Measure(NamedTuple):
@@ -50,19 +45,29 @@ class Measure(NamedTuple):
     protocol: str
     engine: str
 
+    @property
+    def family(self) -> str:
+        """The part of the task before ``/``."""
+        return self.task.split("/")[0]
+
+    @property
+    def label(self) -> str:
+        """``svm/k=4 top1``."""
+        return f"{self.task} {self.metric}"
+
 
 @dataclass(frozen=True)
 class Cell:
     """The trials of one measure for one checkpoint; values in percent, keyed by trial number.
 
     ``configs`` are the hashes of the settings they were measured with; ``seeds`` and ``items`` are, by trial, its seed
-    and where its outcomes per test item are, as far as records say.
+    and where its outcomes per test item are, as far as records have them.
     """
 
     values: Mapping[int, float]
     configs: frozenset[str] = frozenset()
     seeds: Mapping[int, int] = field(default_factory=dict)
-    items: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    items: Mapping[int, Record] = field(default_factory=dict)
 
     @cached_property
     def mean(self) -> float:
@@ -87,30 +92,24 @@ class Cell:
 
 @dataclass
 class Results:
-    """All cells, with what had to be set aside on the way.
+    """All cells, and what was set aside.
 
-    ``unlike`` are the checkpoints whose settings are not those of the others in a measure, ``kinds`` the baselines
-    among the checkpoints, ``data`` what records say of the images that test: counts of ``images`` and ``classes``.
+    ``unlike`` are the checkpoints whose settings are not those of the others in a measure, ``kinds`` the checkpoints by
+    which of `BASELINES` they are ("" for one that is evaluated), ``data`` what records say of the test images: counts
+    of ``images`` and ``classes``.
     """
 
     checkpoints: list[str]
     cells: dict[Measure, dict[str, Cell]]
-    records: dict[str, list[Mapping[str, Any]]]
-    notices: list[str] = field(default_factory=list)
-    unlike: dict[Measure, frozenset[str]] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
-    data: dict[Measure, Mapping[str, Any]] = field(default_factory=dict)
+    records: dict[str, list[Record]]
+    notices: list[str]
+    unlike: dict[Measure, frozenset[str]]
+    kinds: dict[str, str]
+    data: dict[Measure, Record]
 
-    def kind(self, name: str) -> str:
-        """Which of `BASELINES` a checkpoint is; "" for one that is to be judged."""
-        return self.kinds.get(name, _kind_by_name(name))
-
-    def tasks(self) -> dict[str, list[Measure]]:
-        """Measures by family of task (the part before ``/``), in the order of the records."""
-        families: dict[str, list[Measure]] = defaultdict(list)
-        for measure in self.cells:
-            families[measure.task.split("/")[0]].append(measure)
-        return dict(families)
+    def baseline(self, kind: str) -> str | None:
+        """The first checkpoint of that kind."""
+        return next((name for name in self.checkpoints if self.kinds[name] == kind), None)
 
     def headlines(self) -> list[Measure]:
         """One measure for each (task, dataset, protocol, engine): its main metric."""
@@ -125,100 +124,92 @@ class Results:
         return list(chosen.values())
 
 
-def _kind_by_name(name: str) -> str:
+def _kind(name: str, records: Sequence[Record]) -> str:
+    """By the method that the checkpoint's own metadata names, else by its name."""
+    if methods := {str(record["checkpoint"].get("method") or "") for record in records} - {""}:
+        return next((kind for kind in BASELINES[1:] if kind in methods), "")
     return next((kind for kind in BASELINES[1:] if name.lower().startswith(kind)), "")
 
 
-def _kinds(records: Mapping[str, Sequence[Mapping[str, Any]]], named: str) -> dict[str, str]:
-    """Kind of each column: by the method that the checkpoint's own metadata names, else by its name."""
+def _kinds(records: Mapping[str, Sequence[Record]], named: str) -> dict[str, str]:
     if named and named not in records:
         raise InputError(
             f"expected a checkpoint of {', '.join(records)} as --baseline, found {named}; name one of them"
         )
-    found = {}
-    for name, own in records.items():
-        methods = {str(record["checkpoint"].get("method") or "") for record in own} - {""}
-        told = next((kind for kind in BASELINES[1:] if kind in methods), "") if methods else _kind_by_name(name)
-        found[name] = "baseline" if name == named else told
-    if named and all(found.values()):  # where baselines are all there is, they are what is compared with the named one
-        found = {name: kind if kind == "baseline" else "" for name, kind in found.items()}
-    return found
+    kinds = {name: "baseline" if name == named else _kind(name, own) for name, own in records.items()}
+    if named and all(kinds.values()):  # where baselines are all there is, they are compared with the named one
+        kinds = {name: kind if kind == "baseline" else "" for name, kind in kinds.items()}
+    return kinds
 
 
-def baseline(results: Results, kind: str) -> str | None:
-    """The first checkpoint of that kind."""
-    return next((name for name in results.checkpoints if results.kind(name) == kind), None)
-
-
-def aggregate(records: Sequence[Mapping[str, Any]], baseline: str = "") -> Results:
+def aggregate(records: Sequence[Record], baseline: str = "") -> Results:
     """Group records into cells.
 
-    Args:
-        baseline: the checkpoint to compare with, whatever it is; "": those that are told by method or name.
-
     Duplicates (the same measure, checkpoint and trial) with one value count once; with different values the newest
-    counts. Both, records without a value, and trials of different settings in one mean are told in ``notices``.
+    counts. Both, records without a value, and trials of different settings in one mean are in ``notices``.
+
+    Args:
+        baseline: the checkpoint to compare with, whatever it is; "": those that are known by method or name.
     """
     labels = _column_labels(records)
-    groups: dict[Measure, dict[str, dict[int, list[Mapping[str, Any]]]]] = {}
-    by_checkpoint: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[Measure, dict[str, dict[int, list[Record]]]] = {}
+    by_checkpoint: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         label = labels[_identity(record)]
         by_checkpoint[label].append(record)
-        if is_analysis(record):
-            continue
-        trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
-        trials.setdefault(trial_of(record), []).append(record)
+        if record["task"] not in ANALYSES:
+            trials = groups.setdefault(_measure(record), {}).setdefault(label, {})
+            trials.setdefault(trial_of(record), []).append(record)
     settings = _settings(records)
-    notices: list[str] = mixed_files(by_checkpoint)
-    repeats = Repeats()
-    undefined: dict[Measure, dict[str, list[int]]] = defaultdict(dict)
+    notices = notice.mixed_files(by_checkpoint)
+    repeats = notice.Repeats()
+    undefined: dict[tuple[str, ...], dict[str, list[int]]] = defaultdict(dict)
     cells: dict[Measure, dict[str, Cell]] = {}
     for measure, columns in groups.items():
         for label, trials in columns.items():
-            values = _values(measure, label, trials, repeats)
-            configs = {str(_newest(same).get("config") or "") for same in trials.values()} - {""}
+            newest = {trial: max(same, key=time_of) for trial, same in sorted(trials.items())}
+            _note_repeats(measure, label, trials, repeats)
+            values = {trial: _finite(record["value"]) for trial, record in newest.items()}
+            configs = {str(record.get("config") or "") for record in newest.values()} - {""}
             if len(configs) > 1:
                 about = measure.task, measure.metric, measure.protocol, label
-                notices.append(mixed_settings(*about, configs, settings))
-            finite = {trial: value for trial, value in values.items() if value is not None}
-            if finite:
-                newest = {trial: _newest(trials[trial]) for trial in finite}
-                seeds = {trial: record["seed"] for trial, record in newest.items() if record.get("seed") is not None}
-                kept = {t: record["items"] for t, record in newest.items() if isinstance(record.get("items"), Mapping)}
-                cells.setdefault(measure, {})[label] = Cell(finite, frozenset(configs), seeds, kept)
+                notices.append(notice.mixed_settings(*about, configs, settings))
+            if finite := {trial: value for trial, value in values.items() if value is not None}:
+                kept = {trial: newest[trial] for trial in finite}
+                seeds = {trial: record["seed"] for trial, record in kept.items() if record.get("seed") is not None}
+                items = {t: record["items"] for t, record in kept.items() if isinstance(record.get("items"), Mapping)}
+                cells.setdefault(measure, {})[label] = Cell(finite, frozenset(configs), seeds, items)
             if len(finite) < len(values):
                 undefined[measure][label] = [trial for trial, value in values.items() if value is None]
     kinds = _kinds(by_checkpoint, baseline)
-    order = sorted(by_checkpoint, key=lambda name: _column_order(name, kinds[name]))
+    order = sorted(by_checkpoint, key=lambda name: (BASELINES.index(kinds[name]) + 1 if kinds[name] else 0, name))
     unlike = {measure: found for measure, row in cells.items() if (found := _unlike(row, order))}
+    differing = {measure: (names, _differing(cells[measure], names, settings)) for measure, names in unlike.items()}
     notices += [
-        *overlapping(records),
-        *other_settings(
-            {measure: (names, _differing(cells[measure], names, settings)) for measure, names in unlike.items()}
-        ),
+        *notice.overlapping(records),
+        *notice.other_settings(differing),
         *repeats.notices(),
-        *without_value(undefined.items()),
-        *mixed_versions(records),
+        *notice.without_value(undefined),
+        *notice.mixed_versions(records),
     ]
     return Results(order, cells, {name: by_checkpoint[name] for name in order}, notices, unlike, kinds, _data(records))
 
 
-def _data(records: Sequence[Mapping[str, Any]]) -> dict[Measure, Mapping[str, Any]]:
-    """What records say of the images that test, by measure; of unlike ones nothing, because no row is of both."""
-    found: dict[Measure, Mapping[str, Any]] = {}
+def _data(records: Sequence[Record]) -> dict[Measure, Record]:
+    """What records say of the test images, by measure; nothing where they differ, because no row is of both."""
+    found: dict[Measure, Record] = {}
     for record in records:
-        said = record.get("data")
-        counts = said if isinstance(said, Mapping) else {}
+        data = record.get("data")
+        counts = data if isinstance(data, Mapping) else {}
         measure = _measure(record)
         found[measure] = counts if found.setdefault(measure, counts) == counts else {}
     return found
 
 
-def check_strangers(records: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse records of several files that would share a row though they were measured in unlike ways.
+def check_settings_agree(records: Sequence[Record]) -> None:
+    """Refuse records of several files that would be one row though they were measured with other settings.
 
-    Within one results file other settings are shown beside each other and marked; files of strangers are not merged.
+    Within one results file other settings are shown beside each other and marked; untrusted files are not merged.
 
     Args:
         records: with the key ``file``, where each was read.
@@ -226,72 +217,66 @@ def check_strangers(records: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         InputError: one measure has other settings in one file than in another; both are named.
     """
-    seen: dict[Measure, dict[str, tuple[str, str]]] = {}
-    kept = _settings(records)
     if len({record.get("file", "") for record in records}) < 2:
         return
+    seen: dict[Measure, dict[str, tuple[str, str]]] = {}
     for record in records:
         config = str(record.get("config") or "")
-        if is_analysis(record) or not config:
+        if record["task"] in ANALYSES or not config:
             continue
-        measure, file = _measure(record), str(record.get("file", ""))
+        measure, file, name = _measure(record), str(record.get("file", "")), _identity(record)[0]
         known = seen.setdefault(measure, {})
-        known.setdefault(file, (config, _identity(record)[0]))
-        for other, (settings, name) in known.items():
+        known.setdefault(file, (config, name))
+        for other, (settings, other_name) in known.items():
             if other != file and settings != config:
                 raise InputError(
-                    f"expected one protocol in a row, found {measure.task} {measure.metric} "
-                    f"({measure.protocol or 'no protocol'}) of {name} in {other} and of {_identity(record)[0]} in "
-                    f"{file} with other settings: {differing(settings, config, kept)}; evaluate both alike, or give "
-                    "them protocols of other names, or make two reports"
+                    f"expected one protocol in a row, found {measure.label} ({measure.protocol or 'no protocol'}) of "
+                    f"{other_name} in {other} and of {name} in {file} with other settings: "
+                    f"{notice.differing(settings, config, _settings(records))}; evaluate both alike, or give them "
+                    "protocols of other names, or make two reports"
                 )
 
 
 def _unlike(row: Mapping[str, Cell], order: Sequence[str]) -> frozenset[str]:
     """Checkpoints of a row that were measured with other settings than most of it (of equals, than the last baseline).
 
-    A protocol's name says not all: KEY VALUE words may have changed its settings for one checkpoint only.
+    Arguments may have changed a protocol's settings for one checkpoint only.
     """
-    told = {name: row[name].configs for name in reversed(order) if name in row and row[name].configs}
-    if len(set(told.values())) < 2:
+    known = {name: row[name].configs for name in reversed(order) if name in row and row[name].configs}
+    if len(set(known.values())) < 2:
         return frozenset()
-    usual, _ = Counter(told.values()).most_common(1)[0]
-    return frozenset(name for name, configs in told.items() if configs != usual)
+    usual, _ = Counter(known.values()).most_common(1)[0]
+    return frozenset(name for name, configs in known.items() if configs != usual)
 
 
-def _settings(records: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _settings(records: Sequence[Record]) -> dict[str, Record]:
     """Settings by their hash, of records that have them."""
     return {str(record.get("config")): record["settings"] for record in records if record.get("settings")}
 
 
-def _differing(row: Mapping[str, Cell], unlike: frozenset[str], settings: Mapping[str, Mapping[str, Any]]) -> str:
+def _differing(row: Mapping[str, Cell], unlike: frozenset[str], settings: Mapping[str, Record]) -> str:
     """What differs between the first of the checkpoints ``unlike`` the others of a row, and those."""
     odd, usual = (next(cell.configs for name, cell in row.items() if cell.configs and (name in unlike) == side)
                   for side in (True, False))  # fmt: skip
-    return differing(min(odd - usual or odd), min(usual - odd or usual), settings)
+    return notice.differing(min(odd - usual or odd), min(usual - odd or usual), settings)
 
 
-def _values(
-    measure: Measure, label: str, trials: Mapping[int, list[Mapping[str, Any]]], repeats: Repeats
-) -> dict[int, float | None]:
-    """The value that counts for each trial; None where it is no finite number."""
-    values: dict[int, float | None] = {}
+def _note_repeats(
+    measure: Measure, label: str, trials: Mapping[int, Sequence[Record]], repeats: notice.Repeats
+) -> None:
     for trial, same in sorted(trials.items()):
-        newest = _newest(same)
         if len(same) > 1 and len({record["value"] for record in same}) == 1:
             repeats.agreeing[measure.task, label] += len(same) - 1
         elif len(same) > 1:
             listed = ", ".join("none" if (v := _finite(r["value"])) is None else f"{v:.4g}" for r in same[:8])
             repeats.differing.append(
-                f"{measure.task} {measure.metric} of {label}, trial {trial}: {len(same)} records ({listed}); "
-                "the newest counts"
+                f"{measure.label} of {label}, trial {trial}: {len(same)} records ({listed}); the newest counts"
             )
-        values[trial] = _finite(newest["value"])
-    return values
 
 
-def _newest(same: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return max(same, key=lambda record: str(record.get("time", "")))
+def time_of(record: Record) -> str:
+    """When a record was written; ISO 8601 sorts as text."""
+    return str(record.get("time", ""))
 
 
 def _finite(value: float | int | None) -> float | None:
@@ -302,30 +287,30 @@ def _finite(value: float | int | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _measure(record: Mapping[str, Any]) -> Measure:
+def _measure(record: Record) -> Measure:
     metric, network = record["metric"], record.get("network")
     if "start_network" in record and network != "student":  # beside the student of FixMatch, which is the result
         metric = f"{metric} ({network})"
-    said = record["task"], metric, *(record.get(key) or "" for key in ("dataset", "protocol", "engine"))
-    return Measure(*map(str, said))
+    context = (record.get(key) or "" for key in ("dataset", "protocol", "engine"))
+    return Measure(*map(str, (record["task"], metric, *context)))
 
 
-def trial_of(record: Mapping[str, Any]) -> int:
-    """Which repetition a record is; 0 where it does not say."""
+def trial_of(record: Record) -> int:
+    """Which repetition a record is; 0 where it has no number."""
     try:
         return int(record.get("trial") or 0)
     except (TypeError, ValueError, OverflowError):
         return 0
 
 
-def _identity(record: Mapping[str, Any]) -> tuple[str, str]:
+def _identity(record: Record) -> tuple[str, str]:
     checkpoint = record["checkpoint"]
     name = weights_name(str(checkpoint.get("name") or str(checkpoint.get("sha256") or "unnamed")[:12]))
     return name, str(record.get("start_network", record.get("network")) or "")
 
 
-def _column_labels(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """Checkpoint and network to column heading; the network is told only where a name was measured with several."""
+def _column_labels(records: Sequence[Record]) -> dict[tuple[str, str], str]:
+    """Checkpoint and network to column heading, with the network only where a name was measured with several."""
     networks: dict[str, set[str]] = defaultdict(set)
     for record in records:
         name, network = _identity(record)
@@ -335,7 +320,3 @@ def _column_labels(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str]
         for name, found in networks.items()
         for network in found
     }
-
-
-def _column_order(name: str, kind: str) -> tuple[int, str]:
-    return (BASELINES.index(kind) + 1 if kind else 0, name)

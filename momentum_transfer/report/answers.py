@@ -1,8 +1,7 @@
-"""Verdict for each checkpoint: on how many measures it is ahead of each baseline, by the rule of ``differences``.
+"""The first answers of the page: each checkpoint against each baseline, and which cheap measure predicts a costly one.
 
-Told twice: as a sentence, for the terminal and for readers, and as the counts that the page draws as a bar.
-
-Rank correlations of every pair of tasks over checkpoints: which cheap measure predicts a costly one.
+A checkpoint's verdicts are counted by the rule of ``verdicts.comparison``: as a sentence, for the terminal and for
+readers, and as the numbers of the page's bar. Measures are compared by rank correlation over checkpoints.
 """
 
 import itertools
@@ -13,15 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from momentum_transfer.report.aggregate import Measure, Results, baseline
-from momentum_transfer.report.differences import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL, Comparisons, mean_ranks
-from momentum_transfer.report.summary import ranking
-from momentum_transfer.report.tables import BASELINES_ONLY, headline_order, one_of_each_family_first, short_labels
-from momentum_transfer.report.views import CellView, RowView, TableView
+from momentum_transfer.report import tables
+from momentum_transfer.report.aggregate import Measure, Results
+from momentum_transfer.report.differences import Comparisons
+from momentum_transfer.report.summary import mean_ranks, ranking
+from momentum_transfer.report.tables import CellView, RowView, TableView
+from momentum_transfer.verdicts.comparison import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL
 from momentum_transfer.verdicts.ranking import FEWEST_CHECKPOINTS, Agreement, agreement
 
 #: Baselines of the sentences, in this order, and what they are called there.
-KINDS = {
+_KINDS = {
     "baseline": "the baseline",
     "random": "random weights",
     "pixels": "raw pixels",
@@ -29,11 +29,17 @@ KINDS = {
     "none": "no weights",
 }
 
-#: More sentences than these nobody reads; then only those against the first baseline are told.
-SENTENCES = 6
+#: With more sentences than these, only those against the first baseline are shown.
+_SENTENCES = 6
 
 #: The parts of a bar from left to right, with their words.
 _PARTS = {"up-clear": AHEAD, "even": LEVEL, "down-clear": BEHIND, "none": ONE_TRIAL, "other": NOT_COMPARED}
+
+#: Families that train for GPU hours; a pair of one of these and another kind comes first.
+_COSTLY = ("coco", "lvis", "voc", "semantic", "finetune", "fixmatch")
+
+#: Measures that are compared with each other; each pair costs time, and room on the page.
+_MEASURES = 12
 
 
 @dataclass(frozen=True)
@@ -62,68 +68,56 @@ class Balance:
 
 
 def balances(comparisons: Comparisons) -> list[Balance]:
-    """The counts behind the sentences of ``verdicts``, for the same pairs, where they have a measure in common."""
+    """The counts behind the sentences of ``sentences``, for the same pairs, where they have a measure in common."""
     found = []
-    for name, base, called in _pairs(comparisons.results)[:SENTENCES]:
+    for name, base, called in _pairs(comparisons.results)[:_SENTENCES]:
         words = comparisons.words(name, base)
-        changes = [change for measure in words if (change := comparisons.of(measure, name, base))]
-        if changes:
-            means = [change.value for change in changes]
-            found.append(
-                Balance(
-                    name, base, called, Counter(words.values()),
-                    low=min(means), middle=statistics.median(means), high=max(means),
-                )
-            )  # fmt: skip
+        if values := [change.value for measure in words if (change := comparisons.of(measure, name, base))]:
+            spread = min(values), statistics.median(values), max(values)
+            found.append(Balance(name, base, called, Counter(words.values()), *spread))
     return found
 
 
-def verdicts(comparisons: Comparisons) -> list[str]:
-    """One sentence for every checkpoint that is to be judged and every baseline there is, the best one first."""
+def sentences(comparisons: Comparisons) -> list[str]:
+    """One sentence for every checkpoint that is evaluated and every baseline there is, the best one first."""
     results = comparisons.results
-    told = []
-    if baseline(results, "random") is None and baseline(results, "baseline") is None:
-        told.append(
+    found = []
+    if results.baseline("random") is None and results.baseline("baseline") is None:
+        found.append(
             "No baseline: none of the checkpoints is of METHOD random or named random…, so there is nothing to say "
             "what transfers; --baseline NAME takes one of these."
         )
-    told += _best(results, _judged(results))
+    found += _best(results)
     pairs = _pairs(results)
-    told += [_sentence(comparisons, *pair) for pair in pairs[:SENTENCES]]
-    if len(pairs) > SENTENCES:
-        told.append(f"{len(pairs) - SENTENCES} more checkpoints are in the tables.")
-    return told
-
-
-def _judged(results: Results) -> list[str]:
-    return [name for name in results.checkpoints if results.kind(name) not in BASELINES_ONLY]
+    found += [_sentence(comparisons, *pair) for pair in pairs[:_SENTENCES]]
+    if len(pairs) > _SENTENCES:
+        found.append(f"{len(pairs) - _SENTENCES} more checkpoints are in the tables.")
+    return found
 
 
 def _pairs(results: Results) -> list[tuple[str, str, str]]:
     """(checkpoint, baseline, what that is called); where they are too many, against the first kind of baseline only."""
-    bases = {kind: name for kind in KINDS if (name := baseline(results, kind))}
-    pairs = [(name, kind) for name in _judged(results) for kind in bases if name != bases[kind]]
-    if len(pairs) > SENTENCES:
+    bases = {kind: name for kind in _KINDS if (name := results.baseline(kind))}
+    pairs = [(name, kind) for name in tables.evaluated(results) for kind in bases if name != bases[kind]]
+    if len(pairs) > _SENTENCES:
         pairs = [(name, kind) for name, kind in pairs if kind == next(iter(bases))]
-    return [(name, bases[kind], KINDS[kind]) for name, kind in pairs]
+    return [(name, bases[kind], _KINDS[kind]) for name, kind in pairs]
 
 
-def _best(results: Results, judged: Sequence[str]) -> list[str]:
-    """Where several checkpoints are judged: which has the best mean rank over the tasks, and whether ranks tell."""
-    ranks = {name: rank for name, rank in mean_ranks(results).items() if name in judged}
+def _best(results: Results) -> list[str]:
+    """Of several checkpoints the one with the best mean rank over the tasks, and whether ranks differ significantly."""
+    ranks = {name: rank for name, rank in mean_ranks(results).items() if name in tables.evaluated(results)}
     if len(ranks) < 3:
         return []
     best = min(ranks, key=lambda name: ranks[name][0])
-    told = (
-        f"Best mean rank: {best} ({ranks[best][0]:.1f} of {len(results.checkpoints)}, over {ranks[best][1]} measures)"
-    )
-    found = ranking(results)
-    if found is None:
-        return [f"{told}."]
-    sure = "ranks differ" if found.p <= 0.05 else "ranks are not told apart"
+    rank, measures = ranks[best]
+    sentence = f"Best mean rank: {best} ({rank:.1f} of {len(results.checkpoints)}, over {measures} measures)"
+    if (found := ranking(results)) is None:
+        return [f"{sentence}."]
+    differ = "differ" if found.p <= 0.05 else "do not differ significantly"
     return [
-        f"{told}; {sure} (Friedman p = {found.p:.2g}), and two checkpoints closer than {found.critical_difference:.1f} "
-        "are not told apart (Nemenyi)."
+        f"{sentence}; ranks {differ} (Friedman p = {found.p:.2g}), and two that are closer than "
+        f"{found.critical_difference:.1f} do not (Nemenyi)."
     ]
 
 
@@ -132,24 +126,16 @@ def _sentence(comparisons: Comparisons, name: str, base: str, called: str) -> st
     if not words:
         return f"{name} and {base} ({called}) have no measure in common."
     counts, total = Counter(words.values()), len(words)
-    measures = "measure" if total == 1 else "measures"
     parts: list[str] = []
     for word in (AHEAD, BEHIND, LEVEL):
         if counts[word]:
             count = f"all {total}" if counts[word] == total > 1 else f"{counts[word]} of {total}"
-            parts.append(f"{word} on {count} {measures}" if not parts else f"{word} on {counts[word]}")
-    told = ", ".join(parts)
-    left = [f"{counts[word]} with {word}" for word in (ONE_TRIAL, NOT_COMPARED) if counts[word]]
+            parts.append(f"{word} on {count} measure{'s' * (total > 1)}" if not parts else f"{word} on {counts[word]}")
+    rest = [f"{counts[word]} with {word}" for word in (ONE_TRIAL, NOT_COMPARED) if counts[word]]
     if not parts:
-        return f"Against {base} ({called}) {name} has no verdict: {' and '.join(left)}."
-    return f"Against {base} ({called}) {name} is {told}{f' ({chr(44).join(left)})' if left else ''}."
-
-
-#: Families that train for GPU hours; a pair of one of these and another kind comes first.
-COSTLY = ("coco", "lvis", "voc", "semantic", "finetune", "fixmatch")
-
-#: Measures that are compared with each other; each pair costs time, and room on the page.
-MEASURES = 12
+        return f"Against {base} ({called}) {name} has no verdict: {' and '.join(rest)}."
+    beside = f" ({', '.join(rest)})" if rest else ""
+    return f"Against {base} ({called}) {name} is {', '.join(parts)}{beside}."
 
 
 @dataclass(frozen=True)
@@ -162,54 +148,44 @@ class Pair:
     found: Agreement
 
 
-def pairs(results: Results) -> list[Pair]:
+def measure_pairs(results: Results) -> list[Pair]:
     """Every pair of headline measures that at least five checkpoints have; cheap against costly first, then by τ."""
-    wide = [m for m in headline_order(results) if len(results.cells[m]) >= FEWEST_CHECKPOINTS]
-    labels = short_labels(one_of_each_family_first(wide)[:MEASURES])
-    made = []
+    wide = [m for m in tables.headline_order(results) if len(results.cells[m]) >= FEWEST_CHECKPOINTS]
+    labels = tables.short_labels(tables.one_of_each_family_first(wide)[:_MEASURES])
+    pairs = []
     for one, other in itertools.combinations(labels, 2):
         names = [name for name in results.checkpoints if name in results.cells[one] and name in results.cells[other]]
         if len(names) < FEWEST_CHECKPOINTS:
             continue
         first, second = (other, one) if _costly(one) and not _costly(other) else (one, other)
-        ours, theirs = (np.array([results.cells[m][name].mean for name in names]) for m in (first, second))
-        found = agreement(ours, theirs)
+        scores = [np.array([results.cells[m][name].mean for name in names]) for m in (first, second)]
+        found = agreement(scores[0], scores[1])
         if found.tau == found.tau:  # a measure on which all are equal orders nothing
-            made.append(Pair(labels[first], labels[second], _costly(first) != _costly(second), found))
-    return sorted(made, key=lambda pair: (not pair.mixed, -pair.found.tau))
+            pairs.append(Pair(labels[first], labels[second], _costly(first) != _costly(second), found))
+    return sorted(pairs, key=lambda pair: (not pair.mixed, -pair.found.tau))
 
 
-def agreement_table(made: Sequence[Pair]) -> TableView | None:
+def agreement_table(pairs: Sequence[Pair]) -> TableView | None:
     """All pairs; None where there are too few checkpoints."""
-    if not made:
+    if not pairs:
         return None
-    rows = [
-        RowView(
-            f"{pair.first} → {pair.second}", "ours",
-            (
-                _cell(pair.found.tau, pair.found.tau_interval), _cell(pair.found.rho, pair.found.rho_interval),
-                CellView(str(pair.found.n)),
-            ),
-            note="cheap → costly" if pair.mixed else "",
-        )
-        for pair in made
-    ]  # fmt: skip
-    return TableView(
-        "Which measure predicts which",
-        "Rank correlation of two tasks over checkpoints, with 95 % bootstrap intervals over checkpoints in brackets.",
-        "pair of measures",
-        ("Kendall's τ_b", "Spearman's ρ", "checkpoints"),
-        tuple(rows),
+    rows = []
+    for pair in pairs:
+        tau, rho = _cell(pair.found.tau, pair.found.tau_interval), _cell(pair.found.rho, pair.found.rho_interval)
+        cells = (tau, rho, CellView(str(pair.found.n)))
+        note = "cheap → costly" if pair.mixed else ""
+        rows.append(RowView(f"{pair.first} → {pair.second}", "ours", cells, note=note))
+    caption = (
+        "Rank correlation of two tasks over checkpoints, with 95 % bootstrap intervals over checkpoints in brackets."
     )
+    columns = ("Kendall's τ_b", "Spearman's ρ", "checkpoints")
+    return TableView("Which measure predicts which", caption, "pair of measures", columns, tuple(rows))
 
 
 def _costly(measure: Measure) -> bool:
-    return measure.task.split("/")[0] in COSTLY
+    return measure.family in _COSTLY
 
 
 def _cell(value: float, interval: tuple[float, float]) -> CellView:
-    return CellView(_signed(value), f"[{_signed(interval[0])}, {_signed(interval[1])}]")
-
-
-def _signed(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−")
+    signed = [f"{each:.2f}".replace("-", "−") for each in (value, *interval)]
+    return CellView(signed[0], f"[{signed[1]}, {signed[2]}]")

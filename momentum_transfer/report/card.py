@@ -1,76 +1,61 @@
 """A checkpoint's scores as a model repository: card, ``.eval_results``, records and weights in one folder.
 
-The card's ``model-index`` and the ``.eval_results`` files are read back with huggingface_hub's own parsers before
-anything is written.
-
-Records as the Hub's two forms of evaluation results: ``model-index`` of a model card, and ``.eval_results/*.yaml``.
-
-Both are written by huggingface_hub's own classes. A value is the mean over trials in the units of the records
-(fractions as percent); a card's entry holds its standard deviation, trials, protocol and settings in ``args``.
-
-Put a folder into a model repository: on the Hub, or in the mirror folder that stands for it.
+Card and ``.eval_results/*.yaml`` are written by huggingface_hub's own classes and read back with its parsers first. A
+value is the mean over trials in percent; a card's entry holds its standard deviation, trials, protocol and settings in
+``args``. A mirror folder can stand for the Hub.
 """
-
-from __future__ import annotations
 
 import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from momentum_transfer.backbones.hub import (
-    MIRROR,
-    PREFERRED,
-    HubName,
-    clear_errors,
-    endpoint,
-    mirror,
-    mirrored_repository,
-    parse,
-    reachable,
-)
+from momentum_transfer.backbones import hub
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.files import atomic_path, write_text
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
+from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Record, Results
 from momentum_transfer.report.page import escape
 from momentum_transfer.report.provenance import provenance
 
-PURPOSE = "results for the Hub"
+RECORDS = "results.jsonl"
 
-#: Family of a task (the part before ``/``) -> the Hub's identifier of the task, and its words.
-TASKS = {
+#: The last words of every card, by which a folder of cards is known.
+_SIGNATURE = "Measured with momentum-transfer."
+
+#: The name of the weights in the folder: what a pull without a file looks for first.
+WEIGHTS = hub.PREFERRED[0]
+
+_PURPOSE, _PUSHING = "results for the Hub", "pushing to the Hub"
+
+#: Family of a task (the part before ``/``) -> the Hub's identifier of the task, and its name.
+_TASKS = {
     "coco": ("object-detection", "Object detection"),
     "lvis": ("object-detection", "Object detection"),
     "voc": ("object-detection", "Object detection"),
     "semantic": ("image-segmentation", "Image segmentation"),
     "retrieval": ("image-feature-extraction", "Image retrieval"),
 }
-CLASSIFICATION = ("image-classification", "Image classification")
-#: The Hub counts masks of instances as segmentation.
-_MASKS = "segm"
+_CLASSIFICATION = ("image-classification", "Image classification")
 #: Names of metrics that the Hub knows otherwise.
-METRICS = {"top1": "accuracy", "top5": "top_5_accuracy", "AP": "mean_average_precision", "mIoU": "mean_iou"}
+_METRICS = {"top1": "accuracy", "top5": "top_5_accuracy", "AP": "mean_average_precision", "mIoU": "mean_iou"}
 
 
-class Scored(NamedTuple):
-    """The trials of one measure."""
-
-    measure: Measure
-    cell: Cell
+#: The trials of a measure.
+Scored = tuple[Measure, Cell]
 
 
 def scores_of(results: Results, name: str) -> list[Scored]:
-    """What the records say of one checkpoint, without the figures that only describe it.
+    """What the records say of one checkpoint, without the metrics that only describe it.
 
     Raises:
         InputError: no record is about it.
     """
     found = [
-        Scored(measure, cells[name])
+        (measure, cells[name])
         for measure, cells in results.cells.items()
         if name in cells and measure.metric not in DESCRIPTIVE
     ]
@@ -79,87 +64,75 @@ def scores_of(results: Results, name: str) -> list[Scored]:
     return found
 
 
-def slug(text: str) -> str:
+def _slug(text: str) -> str:
     """Small letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
 
 
-def task_of(measure: Measure) -> tuple[str, str]:
-    """The Hub's identifier of a measure's task, and its words."""
-    family, _, rest = measure.task.partition("/")
-    return TASKS["semantic"] if rest.startswith(_MASKS) else TASKS.get(family, CLASSIFICATION)
-
-
-def card_results(scores: Sequence[Scored], datasets: Mapping[str, str]) -> list[Any]:
+def _card_results(scores: Sequence[Scored], datasets: Mapping[str, str]) -> list[Any]:
     """``huggingface_hub.EvalResult`` of every score, for a card's ``model-index``.
 
     Args:
         datasets: our title of a data set -> its identifier on the Hub; others go by a slug of their title.
     """
-    kind = extra("huggingface_hub", PURPOSE).EvalResult
-    made = []
+    kind = extra("huggingface_hub", _PURPOSE).EvalResult
+    entries = []
     for measure, cell in scores:
         title = measure.dataset or "unnamed"
-        task, words = task_of(measure)
-        told = {"task": measure.task, "protocol": measure.protocol, "engine": measure.engine,
+        masks = measure.task.partition("/")[2].startswith("segm")  # the Hub counts masks of instances as segmentation
+        task, name = _TASKS["semantic"] if masks else _TASKS.get(measure.family, _CLASSIFICATION)
+        args = {"task": measure.task, "protocol": measure.protocol, "engine": measure.engine,
                 "settings": " ".join(sorted(cell.configs)), "unit": "percent", "trials": cell.trials,
                 "std": None if cell.std is None else round(cell.std, 6)}  # fmt: skip
-        made.append(
+        entries.append(
             kind(
-                task_type=task, task_name=words, dataset_type=datasets.get(title, slug(title)), dataset_name=title,
-                metric_type=METRICS.get(measure.metric, slug(measure.metric)), metric_value=round(cell.mean, 6),
+                task_type=task, task_name=name, dataset_type=datasets.get(title, _slug(title)), dataset_name=title,
+                metric_type=_METRICS.get(measure.metric, _slug(measure.metric)), metric_value=round(cell.mean, 6),
                 metric_name=" ".join(filter(None, (measure.task, measure.metric, measure.protocol))),
-                metric_args={key: value for key, value in told.items() if value not in ("", None)},
+                metric_args={key: value for key, value in args.items() if value not in ("", None)},
             )
         )  # fmt: skip
-    return made
+    return entries
 
 
-def leaderboard_entries(scores: Sequence[Scored], datasets: Mapping[str, str], date: str) -> dict[str, list[Any]]:
-    """``huggingface_hub.EvalResultEntry`` of the scores on data sets that the Hub has, by their identifiers.
-
-    Args:
-        datasets: our title of a data set -> its identifier on the Hub, ``org/name``.
-        date: when the newest record was written, ISO 8601.
-    """
-    kind = extra("huggingface_hub", PURPOSE).EvalResultEntry
+def _leaderboards(results: Results, name: str, scores: Sequence[Scored], datasets: Mapping[str, str]) -> dict[str, str]:
+    """``.eval_results/*.yaml`` of the scores on data sets that the Hub has, a file a data set."""
+    library = extra("huggingface_hub", _PURPOSE)
+    date = max(str(record.get("time") or "") for record in results.records[name]) or None
     entries: dict[str, list[Any]] = {}
     for measure, cell in scores:
         if (identifier := datasets.get(measure.dataset)) is None:
             continue
         spread = f" ± {cell.std:.2f} over {cell.trials} trials" if cell.std is not None else ""
-        words = f"{measure.task} {measure.metric}, percent{spread}"
-        notes = ", ".join(filter(None, (words, measure.protocol, measure.engine)))
-        task = slug(" ".join((measure.task, measure.metric, measure.protocol)))
-        entries.setdefault(identifier, []).append(
-            kind(dataset_id=identifier, task_id=task, value=round(cell.mean, 6), date=date or None, notes=notes)
-        )
-    return entries
+        notes = ", ".join(filter(None, (f"{measure.label}, percent{spread}", measure.protocol, measure.engine)))
+        task, value = _slug(f"{measure.label} {measure.protocol}"), round(cell.mean, 6)
+        entry = library.EvalResultEntry(dataset_id=identifier, task_id=task, value=value, date=date, notes=notes)
+        entries.setdefault(identifier, []).append(entry)
+    texts = {}
+    for identifier, of_data in entries.items():
+        text = yaml.safe_dump(library.eval_result_entries_to_yaml(of_data), sort_keys=False, allow_unicode=True)
+        if library.parse_eval_result_entries(yaml.safe_load(text)) != of_data:
+            raise RuntimeError(f"the results on {identifier} do not read back as they were written; this is a bug")
+        texts[f".eval_results/{_slug(identifier)}.yaml"] = text
+    return texts
 
 
-def read_datasets(words: Sequence[str], results: Results) -> dict[str, str]:
-    """``TITLE=org/name`` words as a mapping.
+def read_datasets(arguments: Sequence[str], results: Results) -> dict[str, str]:
+    """``TITLE=org/name`` arguments as a mapping.
 
     Raises:
         InputError: another form, or a title that no record has.
     """
     titles = list(dict.fromkeys(measure.dataset for measure in results.cells))
     found = {}
-    for word in words:
-        title, _, identifier = word.rpartition("=")
+    for argument in arguments:
+        title, _, identifier = argument.rpartition("=")
         if not title or not re.fullmatch(r"[\w.-]+/[\w.-]+", identifier):
-            raise InputError(f"expected --dataset TITLE=org/name, found {word!r}")
+            raise InputError(f"expected --dataset TITLE=org/name, found {argument!r}")
         if title not in titles:
             raise InputError(f"expected a data set of the records, {', '.join(map(repr, titles))}, found {title!r}")
         found[title] = identifier
     return found
-
-
-RECORDS = "results.jsonl"
-#: The last words of every card, by which a folder of cards is known.
-_SIGNATURE = "Measured with momentum-transfer."
-#: The name of the weights in the folder: what a pull without a file looks for first.
-WEIGHTS = PREFERRED[0]
 
 
 def card_text(
@@ -170,21 +143,23 @@ def card_text(
     Raises:
         RuntimeError: huggingface_hub's parser reads something else in it than was written.
     """
-    hub = extra("huggingface_hub", PURPOSE)
-    entries = card_results(scores, datasets)
-    metadata = hub.ModelCardData(
+    library = extra("huggingface_hub", _PURPOSE)
+    entries = _card_results(scores, datasets)
+    metadata = library.ModelCardData(
         license=license, library_name="momentum-transfer", pipeline_tag="image-feature-extraction",
         tags=["momentum-transfer", "transfer-learning"], datasets=sorted(set(datasets.values())) or None,
         metrics=sorted({entry.metric_type for entry in entries}), model_name=name, eval_results=entries,
     )  # fmt: skip
     text = f"---\n{metadata.to_yaml()}\n---\n\n{_body(name, results, scores)}"
-    if sorted(map(repr, hub.ModelCard(text).data.eval_results)) != sorted(map(repr, entries)):  # grouped by data set
+    if sorted(map(repr, library.ModelCard(text).data.eval_results)) != sorted(
+        map(repr, entries)
+    ):  # grouped by data set
         raise RuntimeError(f"the card of {name} does not read back as it was written; this is a bug")
     return text
 
 
 def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
-    baselines = [other for other in results.checkpoints if other != name and results.kind(other)]
+    baselines = [other for other in results.checkpoints if other != name and results.kinds[other]]
     head = ["task", "metric", "dataset", "protocol", name, *baselines]
     lines = [f"# {escape(name)}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
              _row(head), _row(["---"] * len(head))]  # fmt: skip
@@ -210,16 +185,9 @@ def _row(words: Sequence[str]) -> str:
 
 
 def write_folder(
-    out: Path,
-    name: str,
-    results: Results,
-    scores: Sequence[Scored],
-    *,
-    datasets: Mapping[str, str],
-    license: str | None = None,
-    weights: Any = None,
-    files: Sequence[Path] = (),
-) -> list[Path]:
+    out: Path, name: str, results: Results, scores: Sequence[Scored], *, datasets: Mapping[str, str],
+    license: str | None = None, weights: Any = None, files: Sequence[Path] = (),
+) -> list[Path]:  # fmt: skip
     """Write the folder that a push uploads.
 
     Args:
@@ -235,8 +203,7 @@ def write_folder(
     texts = {"README.md": card_text(name, results, scores, datasets, license)}
     texts[RECORDS] = "".join(f"{json.dumps(_plain(record), sort_keys=True)}\n" for record in results.records[name])
     texts |= _leaderboards(results, name, scores, datasets)
-    _check(out, files, {*texts, *([WEIGHTS] if weights is not None else [])})
-    _check_overwritten(out, results, weights)
+    _check(out, results, weights, files, {*texts, *([WEIGHTS] if weights is not None else [])})
     written = []
     for place, text in texts.items():
         write_text(out / place, text)
@@ -253,20 +220,7 @@ def write_folder(
     return written
 
 
-def _leaderboards(results: Results, name: str, scores: Sequence[Scored], datasets: Mapping[str, str]) -> dict[str, str]:
-    """``.eval_results/*.yaml``, a file a data set of the Hub."""
-    hub = extra("huggingface_hub", PURPOSE)
-    date = max(str(record.get("time") or "") for record in results.records[name])
-    texts = {}
-    for identifier, entries in leaderboard_entries(scores, datasets, date).items():
-        text = yaml.safe_dump(hub.eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True)
-        if hub.parse_eval_result_entries(yaml.safe_load(text)) != entries:
-            raise RuntimeError(f"the results on {identifier} do not read back as they were written; this is a bug")
-        texts[f".eval_results/{slug(identifier)}.yaml"] = text
-    return texts
-
-
-def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(record: Record) -> dict[str, Any]:
     """A record as it stood in its file, without what reading adds: where it was read."""
     kept = {key: value for key, value in record.items() if key not in ("file", "settings")}
     if isinstance(kept.get("items"), Mapping):
@@ -274,8 +228,15 @@ def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _check_overwritten(out: Path, results: Results, weights: Any) -> None:
-    """InputError where the folder has a README.md of another origin, or files that the card is made from."""
+def _check(out: Path, results: Results, weights: Any, files: Sequence[Path], own: set[str]) -> None:
+    """InputError where the folder is a file, has a README.md of another origin, or what the card is made from."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"expected --out FOLDER, found the file {out}; give another name")
+    for number, file in enumerate(files):
+        if not file.is_file():
+            raise InputError(f"expected a file to add, found none at {file}")
+        if file.name in own or file.name in {other.name for other in files[:number]}:
+            raise InputError(f"expected files of other names than the folder's own, found two called {file.name}")
     card = out / "README.md"
     if card.is_file() and _SIGNATURE not in card.read_text(encoding="utf-8", errors="replace"):
         raise InputError(f"expected --out as a folder of its own, found {card}, which is no card; give another name")
@@ -287,55 +248,39 @@ def _check_overwritten(out: Path, results: Results, weights: Any) -> None:
             raise InputError(f"expected --out apart from what is published, found {source} in it; give another name")
 
 
-def _check(out: Path, files: Sequence[Path], own: set[str]) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError(f"expected --out FOLDER, found the file {out}; give another name")
-    for number, file in enumerate(files):
-        if not file.is_file():
-            raise InputError(f"expected a file to add, found none at {file}")
-        if file.name in own or file.name in {other.name for other in files[:number]}:
-            raise InputError(f"expected files of other names than the folder's own, found two called {file.name}")
-
-
-PUSHING = "pushing to the Hub"
-
-
-def target(text: str) -> HubName:
+def target(text: str) -> hub.HubName:
     """The repository that ``hf:org/name[@branch]`` means, checked before anything is made for it.
 
     Raises:
         InputError: another form, a file's name, no mirror and no network, or no login.
     """
-    name = parse(text)
+    name = hub.parse(text)
     if name.file:
         raise InputError(f"expected a repository to push to, hf:org/name[@branch], found the file {text}")
-    if mirror() is None:
-        if not reachable():
-            raise InputError(
-                f"no network to {endpoint()}; push where there is one, or set {MIRROR} to a folder that stands "
-                "for the Hub"
-            )
-        if extra("huggingface_hub", PUSHING).get_token() is None:
+    if hub.mirror() is None:
+        if not hub.reachable():
+            where = f"no network to {hub.endpoint()}; push where there is one"
+            raise InputError(f"{where}, or set {hub.MIRROR} to a folder that stands for the Hub")
+        if extra("huggingface_hub", _PUSHING).get_token() is None:
             raise InputError("expected a login to push with, found none; `hf auth login`, or set HF_TOKEN")
     return name
 
 
-def push(folder: Path, name: HubName, written: Sequence[Path], *, private: bool = False) -> str:
+def push(folder: Path, name: hub.HubName, written: Sequence[Path], *, private: bool = False) -> str:
     """Upload ``written``, files within ``folder``, and make the repository if it is new; where they are now.
 
     Raises:
         InputError: the Hub refuses, in one line.
     """
     message = "Weights and scores by momentum-transfer"
-    if (mirrored := mirror()) is not None:
-        repository = mirrored_repository(mirrored, name)
+    if (mirrored := hub.mirror()) is not None:
+        repository = hub.mirrored_repository(mirrored, name)
         for file in written:
-            place = repository / file.relative_to(folder)
-            with atomic_path(place) as temporary:
+            with atomic_path(repository / file.relative_to(folder)) as temporary:
                 shutil.copyfile(file, temporary)
         return str(repository)
-    api = extra("huggingface_hub", PUSHING).HfApi(endpoint=endpoint())
-    with clear_errors(name, online=True):
+    api = extra("huggingface_hub", _PUSHING).HfApi(endpoint=hub.endpoint())
+    with hub.clear_errors(name, online=True):
         api.create_repo(name.repository, private=private, exist_ok=True)
         if name.revision:
             api.create_branch(name.repository, branch=name.revision, exist_ok=True)

@@ -1,9 +1,4 @@
-"""The section on errors: what each kind costs, classes, thresholds, calibration, confusions, the hardest images.
-
-Plots of errors: costs by kind, precision over recall, calibration, confusion matrices.
-"""
-
-from __future__ import annotations
+"""The section on a detector's errors: what each kind costs, classes, calibration, confusions, the hardest images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,131 +6,21 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from momentum_transfer.report.figures import Plot
-from momentum_transfer.report.plots import (
-    FAINT,
-    INK,
-    MARKERS,
-    legend,
-    make_axes,
-    series_colour,
-    short_label,
-    styled,
-    to_svg,
-)
-from momentum_transfer.report.runs import Analysis
-from momentum_transfer.report.views import CellView, RowView, TableView, number
+from momentum_transfer.report import plots
+from momentum_transfer.report.figures import Plot, run_colours
+from momentum_transfer.report.inputs import Analysis
+from momentum_transfer.report.tables import CellView, RowView, TableView, number
 
+#: Kinds of error in the order of the paper (TIDE, arXiv 2008.08115).
+KINDS = ("classification", "localisation", "both", "duplicate", "background", "missed")
+_SIDES = ("false positives", "false negatives")
 
-@styled
-def cost_plot(kinds: Sequence[str], costs: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> str:
-    """One group of bars a kind of error, one bar a run.
-
-    Args:
-        costs: run to points of AP50 for each kind. colours: run to series number.
-    """
-    figure, axes = make_axes(6.4, 1.2 + 0.3 * max(6, len(kinds) * min(3, len(costs))))
-    height = 0.8 / max(1, len(costs))
-    for place, (run, values) in enumerate(costs.items()):
-        where = [row + (place - (len(costs) - 1) / 2) * height for row in range(len(kinds))]
-        bars = axes.barh(where, values, 0.9 * height, color=series_colour(colours[run]), label=short_label(run))
-        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=9, color=INK)
-    axes.set_yticks(range(len(kinds)), list(kinds))
-    axes.set_ylim(len(kinds) - 0.5, -0.5)
-    axes.set_xlim(right=1.12 * max(1.0, *(value for values in costs.values() for value in values)))
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("points of AP50")
-    if len(costs) > 1:
-        legend(axes)
-    return to_svg(figure, "error-costs", "What each kind of error costs, in points of AP50")
-
-
-@styled
-def curve_plot(curves: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> str:
-    """Precision over recall.
-
-    Args:
-        curves: name to precision at recall levels evenly spaced from 0 to 1. colours: name to series number.
-    """
-    figure, axes = make_axes(6.4, 3.8)
-    for name, values in curves.items():
-        recall = [100 * index / max(1, len(values) - 1) for index in range(len(values))]
-        axes.plot(recall, [100 * v for v in values], color=series_colour(colours[name]), linewidth=1.8,
-                  label=short_label(name))  # fmt: skip
-    axes.set_xlim(-2, 102)
-    axes.set_ylim(-2, 102)
-    axes.set_xlabel("recall, %")
-    axes.set_ylabel("precision, %")
-    legend(axes)
-    return to_svg(figure, "precision-recall", "Precision over recall")
-
-
-@styled
-def calibration_plot(bins: Mapping[str, Sequence[tuple[float, float, int]]], colours: Mapping[str, int]) -> str:
-    """Share of right detections over their mean score, and the line where both are equal; larger marks hold more.
-
-    Args:
-        bins: run to (mean score, share of right ones, detections) of each bin that has any.
-    """
-    figure, axes = make_axes(6.4, 3.8)
-    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.5)
-    for run, points in bins.items():
-        if not points:
-            continue
-        scores, shares, numbers = zip(*points, strict=True)
-        colour = series_colour(colours[run])
-        sizes = [20 + 160 * number / max(numbers) for number in numbers]
-        axes.plot(scores, shares, color=colour, linewidth=1.5, label=short_label(run))
-        axes.scatter(scores, shares, s=sizes, color=colour, marker=MARKERS[colours[run] % len(MARKERS)], zorder=3)
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("score")
-    axes.set_ylabel("share of right detections")
-    if any(bins.values()):
-        legend(axes)
-    return to_svg(figure, "calibration", "Share of right detections over their score")
-
-
-@styled
-def confusion_plot(names: Sequence[str], cells: Mapping[tuple[int, int], int]) -> str:
-    """Objects by true class (rows; the last is background) and by the class of the detection (columns; last: missed).
-
-    Args:
-        cells: (row, column) to a number, of those above 0; K stands for background and for missed.
-    """
-    size = len(names) + 1
-    side = max(3.2, 1.6 + 0.36 * size)
-    figure, axes = make_axes(side + 0.6, side)
-    totals = [sum(n for (row, _), n in cells.items() if row == index) for index in range(size)]
-    for (row, column), value in cells.items():
-        share = value / max(1, totals[row])
-        colour = series_colour(0 if row == column else 1)
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=colour, alpha=0.15 + 0.6 * share, linewidth=0))
-        axes.text(column, row, str(value), ha="center", va="center", fontsize=8.5, color=INK)
-    axes.set_xticks(range(size), [*(short_label(name, 16) for name in names), "missed"], rotation=90, fontsize=9)
-    axes.set_yticks(range(size), [*(short_label(name, 16) for name in names), "background"], fontsize=9)
-    axes.set_xlim(-0.5, size - 0.5)
-    axes.set_ylim(size - 0.5, -0.5)
-    axes.grid(visible=False)
-    axes.set_xlabel("detected as")
-    axes.set_ylabel("is")
-    return to_svg(figure, "confusion", "Objects by their class and the class of the detection that takes them")
-
-
-#: Kinds of error in the order of the paper (TIDE, arXiv 2008.08115), and what they mean.
-KINDS = {
-    "classification": "wrong class",
-    "localisation": "badly placed",
-    "both": "wrong class and badly placed",
-    "duplicate": "an object found twice",
-    "background": "nothing is there",
-    "missed": "an object not found",
-}
-SIDES = ("false positives", "false negatives")
 #: The format that this version reads.
-FORMAT = 1
+_FORMAT = 1
+
 #: Rows of a table of classes, of confused pairs, of images; classes in a matrix; detectors with tables of their own.
-CLASSES, PAIRS, IMAGES, MATRIX, DETAILED = 100, 15, 10, 20, 4
+_CLASSES, _PAIRS, _IMAGES, MATRIX, _DETAILED = 100, 15, 10, 20, 4
+_Runs = Mapping[str, Mapping[str, Any]]
 _OVERLAPS = {"bbox": "boxes", "segm": "masks"}
 
 _READING = (
@@ -144,6 +29,85 @@ _READING = (
     "nothing there (no object above 0.1), or both. What a kind costs is AP50 with that kind alone put right, minus "
     "AP50: the costs do not add up (TIDE, Bolya et al., arXiv 2008.08115)."
 )
+
+
+@plots.styled
+def _cost_plot(costs: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> str:
+    """One group of bars a kind of error, one bar a run; ``costs``: run to points of AP50 for each kind."""
+    figure, axes = plots.make_axes(6.4, 1.2 + 0.3 * max(6, len(KINDS) * min(3, len(costs))))
+    height = 0.8 / max(1, len(costs))
+    for place, (run, values) in enumerate(costs.items()):
+        where = [row + (place - (len(costs) - 1) / 2) * height for row in range(len(KINDS))]
+        colour, label = plots.series_colour(colours[run]), plots.short_label(run)
+        bars = axes.barh(where, values, 0.9 * height, color=colour, label=label)
+        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=9, color=plots.INK)
+    axes.set_yticks(range(len(KINDS)), list(KINDS))
+    axes.set_ylim(len(KINDS) - 0.5, -0.5)
+    axes.set_xlim(right=1.12 * max(1.0, *(value for values in costs.values() for value in values)))
+    axes.grid(axis="y", visible=False)
+    title = "What each kind of error costs, in points of AP50"
+    return plots.finish(figure, "error-costs", title, x="points of AP50", legend=len(costs) > 1)
+
+
+@plots.styled
+def _curve_plot(curves: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> str:
+    """Precision over recall; ``curves``: name to precision at recall levels evenly spaced from 0 to 1."""
+    figure, axes = plots.make_axes(6.4, 3.8)
+    for name, values in curves.items():
+        recall = [100 * index / max(1, len(values) - 1) for index in range(len(values))]
+        axes.plot(recall, [100 * v for v in values], color=plots.series_colour(colours[name]), linewidth=1.8,
+                  label=plots.short_label(name))  # fmt: skip
+    axes.set_xlim(-2, 102)
+    axes.set_ylim(-2, 102)
+    title = "Precision over recall"
+    return plots.finish(figure, "precision-recall", title, x="recall, %", y="precision, %", legend=True)
+
+
+@plots.styled
+def _calibration_plot(bins: Mapping[str, Sequence[tuple[float, float, int]]], colours: Mapping[str, int]) -> str:
+    """Fraction of right detections over their mean score, and the line where both are equal; larger marks hold more.
+
+    Args:
+        bins: run to (mean score, fraction of right ones, detections) of each bin that has any.
+    """
+    figure, axes = plots.make_axes(6.4, 3.8)
+    axes.plot([0, 1], [0, 1], color=plots.FAINT, linewidth=1.5)
+    for run, points in bins.items():
+        if not points:
+            continue
+        scores, fractions, numbers = zip(*points, strict=True)
+        colour = plots.series_colour(colours[run])
+        sizes = [20 + 160 * number / max(numbers) for number in numbers]
+        axes.plot(scores, fractions, color=colour, linewidth=1.5, label=plots.short_label(run))
+        axes.scatter(scores, fractions, s=sizes, color=colour, marker=plots.series_marker(colours[run]), zorder=3)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.02, 1.02)
+    title, y = "Fraction of right detections over their score", "fraction of right detections"
+    return plots.finish(figure, "calibration", title, x="score", y=y, legend=any(bins.values()))
+
+
+@plots.styled
+def _confusion_plot(names: Sequence[str], cells: Mapping[tuple[int, int], int]) -> str:
+    """Objects by true class (rows; the last is background) and by the class of the detection (columns; last: missed).
+
+    Args:
+        cells: (row, column) to a number, of those above 0; K stands for background and for missed.
+    """
+    size = len(names) + 1
+    side = max(3.2, 1.6 + 0.36 * size)
+    figure, axes = plots.make_axes(side + 0.6, side)
+    totals = [sum(n for (row, _), n in cells.items() if row == index) for index in range(size)]
+    for (row, column), value in cells.items():
+        colour, alpha = plots.series_colour(0 if row == column else 1), 0.15 + 0.6 * value / max(1, totals[row])
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=colour, alpha=alpha, linewidth=0))
+        axes.text(column, row, str(value), ha="center", va="center", fontsize=8.5, color=plots.INK)
+    axes.set_xticks(range(size), [*(plots.short_label(name, 16) for name in names), "missed"], rotation=90, fontsize=9)
+    axes.set_yticks(range(size), [*(plots.short_label(name, 16) for name in names), "background"], fontsize=9)
+    axes.set_xlim(-0.5, size - 0.5)
+    axes.set_ylim(size - 0.5, -0.5)
+    axes.grid(visible=False)
+    title = "Objects by their class and the class of the detection that takes them"
+    return plots.finish(figure, "confusion", title, x="detected as", y="is")
 
 
 @dataclass(frozen=True)
@@ -160,7 +124,7 @@ def error_parts(found: Sequence[Analysis], colours: Mapping[str, int], notices: 
     """A part for every detector, data set and kind of overlap; what cannot be read goes to ``notices``."""
     groups: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for analysis in found:
-        if analysis.content.get("format") != FORMAT:
+        if analysis.content.get("format") != _FORMAT:
             notices.append(f"{analysis.run}: errors_{analysis.name}.json is of another version; it is left out")
             continue
         groups.setdefault((analysis.place, analysis.name), {})[analysis.run] = analysis.content
@@ -168,7 +132,7 @@ def error_parts(found: Sequence[Analysis], colours: Mapping[str, int], notices: 
     for (place, name), runs in groups.items():
         title = _title(name) if place == "." else f"{place}: {_title(name)}"
         try:
-            parts.append(_part(title, runs, _colours(runs, colours)))
+            parts.append(_part(title, runs, run_colours(list(runs), colours)))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
             notices.append(f"errors_{name}.json of {', '.join(runs)}: not an analysis of errors ({error!r}); left out")
     return parts
@@ -179,92 +143,88 @@ def _title(name: str) -> str:
     return f"{data}, {_OVERLAPS[overlaps]}" if overlaps in _OVERLAPS else name
 
 
-def _colours(runs: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]:
-    """The checkpoint's colour where a run is called like one; the others take what is left."""
-    used = {known[run] for run in runs if run in known}
-    free = (index for index in range(len(known) + len(runs)) if index not in used)
-    return {run: known[run] if run in known else next(free) for run in runs}
-
-
-def _part(title: str, runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int]) -> ErrorPart:
+def _part(title: str, runs: _Runs, colours: Mapping[str, int]) -> ErrorPart:
     tables = [_kind_table(title, runs, colours)]
     if len(runs) > 1:
-        tables.append(_class_comparison(title, runs, colours))
+        tables.append(_class_comparison(title, runs))
     details = []
-    for run in list(runs)[:DETAILED]:
+    for run in list(runs)[:_DETAILED]:
         details += [_class_table(run, runs[run]), *_pair_table(run, runs[run]), _image_table(run, runs[run])]
     return ErrorPart(title, tuple(tables), tuple(_plots(title, runs, colours)), tuple(details))
 
 
-def _plots(title: str, runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int]) -> list[Plot]:
-    costs = {run: [_value(content["kinds"][kind]["cost"]) for kind in KINDS] for run, content in runs.items()}
+def _plots(title: str, runs: _Runs, colours: Mapping[str, int]) -> list[Plot]:
+    costs = {run: [float(content["kinds"][kind]["cost"] or 0.0) for kind in KINDS] for run, content in runs.items()}
     curves = {run: [float(v) for v in content["curve"]] for run, content in runs.items() if content["curve"]}
     bins = {run: _bins(content["calibration"]) for run, content in runs.items()}
-    plots = [
-        Plot("What each kind of error costs", f"{title}: points of AP50 that putting one kind right would give.",
-             cost_plot(list(KINDS), costs, colours)),
-    ]  # fmt: skip
+    caption = f"{title}: points of AP50 that putting one kind right would give."
+    found = [Plot("What each kind of error costs", caption, _cost_plot(costs, colours))]
     if curves:
-        plots.append(Plot("Precision over recall", f"{title}: mean over the classes, IoU 0.5.",
-                          curve_plot(curves, colours)))  # fmt: skip
+        caption = f"{title}: mean over the classes, IoU 0.5."
+        found.append(Plot("Precision over recall", caption, _curve_plot(curves, colours)))
     if len(runs) == 1 and (classes := _class_curves(next(iter(runs.values())))):
-        plots.append(Plot("Precision over recall by class", f"{title}: the classes of lowest AP50 first, IoU 0.5.",
-                          curve_plot(classes, {name: i for i, name in enumerate(classes)})))  # fmt: skip
-    ends = ", ".join(f"{run} {_percent(content['calibration']['error'])} %" for run, content in runs.items())
-    plots.append(Plot("Calibration", f"{title}: share of right detections over their score; on the line a score of 0.7 "
-                      f"is right in 70 % of cases. Mean gap: {ends}.",
-                      calibration_plot(bins, colours)))  # fmt: skip
-    for run, content in list(runs.items())[:DETAILED]:
+        caption = f"{title}: the classes of lowest AP50 first, IoU 0.5."
+        svg = _curve_plot(classes, {name: i for i, name in enumerate(classes)})
+        found.append(Plot("Precision over recall by class", caption, svg))
+    gaps = ", ".join(f"{run} {_percent(content['calibration']['error'])} %" for run, content in runs.items())
+    caption = (
+        f"{title}: fraction of right detections over their score; on the line a score of 0.7 is right in 70 % of "
+        f"cases. Mean gap: {gaps}."
+    )
+    found.append(Plot("Calibration", caption, _calibration_plot(bins, colours)))
+    for run, content in list(runs.items())[:_DETAILED]:
         names = [str(entry["name"]) for entry in content["classes"]]
         if len(names) <= MATRIX:
             cells = {(int(i), int(j)): int(n) for i, j, n in content["confusion"]}
-            plots.append(Plot(f"Confusions of {run}", f"{title}: objects of a row's class taken by detections of a "
-                              "column's, at the thresholds of the best F1; shades are shares of the row.",
-                              confusion_plot(names, cells)))  # fmt: skip
-    return plots
+            caption = (
+                f"{title}: objects of a row's class taken by detections of a column's, at the thresholds of the best "
+                "F1; shades are fractions of the row."
+            )
+            found.append(Plot(f"Confusions of {run}", caption, _confusion_plot(names, cells)))
+    return found
 
 
 def _bins(found: Mapping[str, Any]) -> list[tuple[float, float, int]]:
     rows = zip(found["score"], found["precision"], found["number"], strict=True)
-    return [(float(score), float(share), int(n)) for score, share, n in rows if score is not None and share is not None]
+    return [(float(score), float(right), int(n)) for score, right, n in rows if score is not None and right is not None]
 
 
 def _class_curves(content: Mapping[str, Any]) -> dict[str, list[float]]:
-    told = [entry for entry in content["classes"] if entry.get("curve") and entry["ap50"] is not None]
-    worst = sorted(told, key=lambda entry: float(entry["ap50"]))[:8] if len(told) > 1 else []
+    defined = [entry for entry in content["classes"] if entry.get("curve") and entry["ap50"] is not None]
+    worst = sorted(defined, key=lambda entry: float(entry["ap50"]))[:8] if len(defined) > 1 else []
     return {str(entry["name"]): [float(v) for v in entry["curve"]] for entry in worst}
 
 
-def _kind_table(title: str, runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int]) -> TableView:
+def _kind_table(title: str, runs: _Runs, colours: Mapping[str, int]) -> TableView:
     rows = []
     for run, content in runs.items():
         cells = [CellView(_percent(content["ap50"]))]
         for kind in KINDS:
             entry = content["kinds"][kind]
             cells.append(CellView(_percent(entry["cost"]), note=f"({int(entry['number'])})"))
-        cells += [CellView(_percent(content["sides"][side])) for side in SIDES]
+        cells += [CellView(_percent(content["sides"][side])) for side in _SIDES]
         rows.append(RowView(run, "ours", tuple(cells), colour=colours[run]))
-    caption = "Points of AP50 that each kind of error costs, and how many there are; the last two are what perfect "
-    caption += "precision and perfect recall would give."
-    return TableView(f"Kinds of error: {title}", caption, "detector", ("AP50", *KINDS, *SIDES), tuple(rows),
-                     reading=_READING)  # fmt: skip
+    caption = (
+        "Points of AP50 that each kind of error costs, and how many there are; the last two are what perfect precision "
+        "and perfect recall would give."
+    )
+    columns = ("AP50", *KINDS, *_SIDES)
+    return TableView(f"Kinds of error: {title}", caption, "detector", columns, tuple(rows), reading=_READING)
 
 
-def _class_comparison(title: str, runs: Mapping[str, Mapping[str, Any]], colours: Mapping[str, int]) -> TableView:
+def _class_comparison(title: str, runs: _Runs) -> TableView:
     """AP of every class, a column a run."""
     by_run = {run: {str(entry["name"]): entry for entry in content["classes"]} for run, content in runs.items()}
     first = next(iter(by_run.values()))
-    names = sorted((name for name in first if first[name]["objects"]), key=lambda name: -int(first[name]["objects"]))
+    objects = {name: int(entry["objects"]) for name, entry in first.items() if entry["objects"]}
     rows = []
-    for name in names[:CLASSES]:
-        entries = [found.get(name) for found in by_run.values()]
-        values = [None if entry is None else _class_ap(entry) for entry in entries]
+    for name in sorted(objects, key=lambda name: -objects[name])[:_CLASSES]:
+        values = [None if (entry := found.get(name)) is None else _class_ap(entry) for found in by_run.values()]
         top = max((round(v, 1) for v in values if v is not None), default=None)
         cells = [CellView(_percent(v), best=v is not None and len(values) > 1 and round(v, 1) == top) for v in values]
-        rows.append(RowView(name, "fact", (CellView(str(int(first[name]["objects"]))), *cells)))
-    more = f" The {len(rows)} most frequent of {len(names)} classes." if len(rows) < len(names) else ""
-    return TableView(f"AP by class: {title}", f"By the protocol's own scorer.{more}", "class", ("objects", *runs),
-                     tuple(rows))  # fmt: skip
+        rows.append(RowView(name, "fact", (CellView(str(objects[name])), *cells)))
+    caption = f"By the protocol's own scorer.{_most_frequent(rows, len(objects))}"
+    return TableView(f"AP by class: {title}", caption, "class", ("objects", *runs), tuple(rows))
 
 
 def _class_ap(entry: Mapping[str, Any]) -> float | None:
@@ -272,19 +232,25 @@ def _class_ap(entry: Mapping[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
+def _most_frequent(rows: Sequence[RowView], total: int) -> str:
+    return f" The {len(rows)} most frequent of {total} classes." if len(rows) < total else ""
+
+
 def _class_table(run: str, content: Mapping[str, Any]) -> TableView:
-    told = [entry for entry in content["classes"] if entry["objects"] or entry["detections"]]
-    told.sort(key=lambda entry: (entry["ap50"] is None, -int(entry["objects"])))
+    classes = [entry for entry in content["classes"] if entry["objects"] or entry["detections"]]
+    classes.sort(key=lambda entry: (entry["ap50"] is None, -int(entry["objects"])))
     rows = []
-    for entry in told[:CLASSES]:
+    for entry in classes[:_CLASSES]:
         threshold = entry["threshold"]
-        values = [str(int(entry["objects"])), _percent(entry.get("ap")), _percent(entry["ap50"]),
-                  "–" if threshold is None else f"{float(threshold):.2f}"]  # fmt: skip
+        values = [str(int(entry["objects"])), _percent(entry.get("ap")), _percent(entry["ap50"])]
+        values.append("–" if threshold is None else f"{float(threshold):.2f}")
         values += [_percent(entry[key]) for key in ("precision", "recall", "f1")]
         values += [str(int(entry["kinds"][kind])) for kind in KINDS]
-        rows.append(RowView(str(entry["name"]), "fact", tuple(CellView(value) for value in values)))
-    more = f" The {len(rows)} most frequent of {len(told)} classes." if len(rows) < len(told) else ""
-    caption = f"Threshold: of the score, for the best F1 at IoU 0.5; precision, recall and F1 there.{more}"
+        rows.append(RowView(str(entry["name"]), "fact", tuple(map(CellView, values))))
+    caption = (
+        "Threshold: of the score, for the best F1 at IoU 0.5; precision, recall and F1 there."
+        f"{_most_frequent(rows, len(classes))}"
+    )
     columns = ("objects", "AP", "AP50", "threshold", "precision", "recall", "F1", *KINDS)
     return TableView(f"Classes of {run}", caption, "class", columns, tuple(rows))
 
@@ -295,27 +261,21 @@ def _pair_table(run: str, content: Mapping[str, Any]) -> list[TableView]:
     if len(names) <= MATRIX:
         return []
     pairs = [(int(n), int(i), int(j)) for i, j, n in content["confusion"] if i != j and max(i, j) < len(names)]
-    rows = [
-        RowView(f"{names[i]} → {names[j]}", "fact", (CellView(str(n)),))
-        for n, i, j in sorted(pairs, reverse=True)[:PAIRS]
-    ]
+    most = sorted(pairs, reverse=True)[:_PAIRS]
+    rows = [RowView(f"{names[i]} → {names[j]}", "fact", (CellView(str(n)),)) for n, i, j in most]
     caption = "Objects of the first class taken by detections of the second, at the thresholds of the best F1."
     return [TableView(f"Confusions of {run}", caption, "classes", ("objects",), tuple(rows))] if rows else []
 
 
 def _image_table(run: str, content: Mapping[str, Any]) -> TableView:
     rows = []
-    for image in content["hardest"][:IMAGES]:
+    for image in content["hardest"][:_IMAGES]:
         values = [_percent(image["f1"]), *(str(int(image[key])) for key in ("objects", "right", "wrong", "missed"))]
-        wrong = ", ".join(f"{int(n)} {kind}" for kind, n in image["kinds"].items() if n) or "–"
-        rows.append(RowView(str(image["file_name"]), "fact", (*map(CellView, values), CellView(wrong))))
+        values.append(", ".join(f"{int(n)} {kind}" for kind, n in image["kinds"].items() if n) or "–")
+        rows.append(RowView(str(image["file_name"]), "fact", tuple(map(CellView, values))))
     caption = "At the thresholds of the best F1, IoU 0.5; lowest F1 first."
     columns = ("F1", "objects", "right", "wrong", "missed", "wrong by kind")
     return TableView(f"Hardest images of {run}", caption, "image", columns, tuple(rows))
-
-
-def _value(value: float | None) -> float:
-    return 0.0 if value is None else float(value)
 
 
 def _percent(value: float | None) -> str:

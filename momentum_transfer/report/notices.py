@@ -1,4 +1,4 @@
-"""Warnings for cells that mix files, settings or versions."""
+"""Notices of the page: records that mix files, settings or versions, repeat each other or have no value."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,20 +13,19 @@ _MOST_KEYS = 6
 
 
 def mixed_files(by_checkpoint: Mapping[str, list[Mapping[str, Any]]]) -> list[str]:
-    """One name, one task, several hashes: different weights share a column, which the reader must know."""
+    """One name, one task, several hashes: different weights are in one column."""
     notices = []
     for name, records in by_checkpoint.items():
         hashes: dict[str, set[str]] = defaultdict(set)
         for record in records:
-            sha = str(record["checkpoint"].get("sha256") or "")
-            if sha:
+            if sha := str(record["checkpoint"].get("sha256") or ""):
                 hashes[str(record["task"]).split("/")[0]].add(sha[:12])
-        for task, found in hashes.items():
-            if len(found) > 1:
-                notices.append(
-                    f"{name}: the records of {task} come from {len(found)} different files "
-                    f"({', '.join(sorted(found))}) of the same name; their trials are averaged together"
-                )
+        notices += [
+            f"{name}: the records of {task} come from {len(found)} different files ({', '.join(sorted(found))}) of the "
+            "same name; their trials are averaged together"
+            for task, found in hashes.items()
+            if len(found) > 1
+        ]
     return notices
 
 
@@ -42,11 +41,10 @@ class Repeats:
 
     def notices(self) -> list[str]:
         """What differs first, then one line for every task of which records were repeated."""
-        told = [
+        return self.differing + [
             f"{task} of {label}: {counted(count, 'record')} repeated with the same value; each counts once"
             for (task, label), count in self.agreeing.items()
         ]
-        return self.differing + told
 
 
 def differing(first: str, second: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
@@ -64,12 +62,11 @@ def differing(first: str, second: str, settings: Mapping[str, Mapping[str, Any]]
 def mixed_settings(
     task: str, metric: str, protocol: str, label: str, configs: Collection[str], settings: Mapping[str, Any]
 ) -> str:
-    """One mean, several hashes of settings: a protocol's name says not all, for KEY VALUE words may override it."""
+    """One mean, several hashes of settings under one protocol's name: arguments may have overridden it."""
     first, second, *_ = sorted(configs)
     return (
         f"{task} {metric} of {label}, {protocol or 'no protocol'}: the trials come from {len(configs)} different "
-        f"settings ({differing(first, second, settings)}) and are averaged together; their ± is not over trials "
-        "alone"
+        f"settings ({differing(first, second, settings)}) and are averaged together; their ± is not over trials alone"
     )
 
 
@@ -88,7 +85,7 @@ def other_settings(unlike: Mapping[Any, tuple[Collection[str], str]]) -> list[st
 
 
 def overlapping(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Test images that also trained, one line a task and data set: their scores are too high."""
+    """Test images that are training images too, one line a task and data set: their scores are too high."""
     found: dict[tuple[str, str], set[int]] = defaultdict(set)
     for record in records:
         count = record.get("overlap")
@@ -101,14 +98,14 @@ def overlapping(records: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def without_value(undefined: Iterable[tuple[tuple[str, ...], Mapping[str, Sequence[int]]]]) -> list[str]:
+def without_value(undefined: Mapping[tuple[str, ...], Mapping[str, Sequence[int]]]) -> list[str]:
     """Metrics that the data leave undefined (no large object, no APl): one line a task, not one a metric and trial.
 
     Args:
-        undefined: pairs of (task, metric, dataset, protocol, …), and checkpoint to the trials without a value.
+        undefined: (task, metric, dataset, protocol, …) to checkpoint to the trials without a value.
     """
     metrics: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for (task, metric, dataset, protocol, *_), columns in undefined:
+    for (task, metric, dataset, protocol, *_), columns in undefined.items():
         who = ", ".join(f"{label} (trial {', '.join(map(str, trials))})" for label, trials in columns.items())
         metrics[task, dataset, protocol, who].append(metric)
     return [
@@ -121,11 +118,11 @@ def without_value(undefined: Iterable[tuple[tuple[str, ...], Mapping[str, Sequen
 def mixed_versions(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for every package of which the records name several versions, with how many records have which."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    shared: dict[int, tuple[Any, int]] = {}  # records that were read share their versions: each is counted once
+    alike: dict[int, tuple[Any, int]] = {}  # records of one file have the same versions object: each is counted once
     for record in records:
         versions = record.get("versions")
-        shared[id(versions)] = (versions, shared.get(id(versions), (None, 0))[1] + 1)
-    for versions, count in shared.values():
+        alike[id(versions)] = (versions, alike.get(id(versions), (None, 0))[1] + 1)
+    for versions, count in alike.values():
         for package, version in versions.items() if isinstance(versions, Mapping) else ():
             counts[str(package)][str(version)] += count
     return [

@@ -1,10 +1,6 @@
-"""The page: everything gathered from records, run folders and reference tables, rendered once.
+"""The page: everything gathered from records, run folders and reference tables, as HTML, Markdown and CSV.
 
-``build`` is a pure function of its inputs; ``render_html`` and ``render_markdown`` only lay out what it returns.
-
-The report as Markdown, for a pull request or a terminal: the same tables, without plots and pictures.
-
-The report as files: the page, and beside it Markdown and CSV.
+``build`` is a pure function of its inputs; the ``render_…`` functions only lay out what it returns.
 """
 
 import csv
@@ -17,31 +13,21 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import write_text
-from momentum_transfer.core.settings import kept
-from momentum_transfer.report.aggregate import Results, aggregate, check_strangers
-from momentum_transfer.report.answers import Balance, agreement_table, balances, pairs, verdicts
+from momentum_transfer.report import provenance as origin
+from momentum_transfer.report.aggregate import Record, Results, aggregate, check_settings_agree
+from momentum_transfer.report.answers import Balance, agreement_table, balances, measure_pairs, sentences
+from momentum_transfer.report.details import detail_tables
 from momentum_transfer.report.detector_errors import ErrorPart, error_parts
 from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
+from momentum_transfer.report.examples import Gallery, galleries
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
-from momentum_transfer.report.methods import merged
-from momentum_transfer.report.pictures import Gallery, galleries
-from momentum_transfer.report.provenance import (
-    Provenance,
-    conversion_table,
-    cost_tables,
-    provenance,
-    published_times,
-    time_tables,
-)
+from momentum_transfer.report.inputs import RunFiles, merge_methods, read_records, read_runs, read_suites
 from momentum_transfer.report.reference import Published, load_tables, published
-from momentum_transfer.report.runs import RunFiles, read_runs
 from momentum_transfer.report.summary import evidence_tables, overall_table, summary_table
-from momentum_transfer.report.sweeps import read_suites, sweep_figures
-from momentum_transfer.report.tables import detail_tables
-from momentum_transfer.report.views import TableView, number
+from momentum_transfer.report.sweeps import sweep_figures
+from momentum_transfer.report.tables import TableView, number
 
 
 @dataclass(frozen=True)
@@ -65,48 +51,15 @@ class Report:
     galleries: tuple[Gallery, ...]
     errors: tuple[ErrorPart, ...]
     conversions: tuple[TableView, ...]
-    provenance: tuple[Provenance, ...]
+    provenance: tuple[origin.Provenance, ...]
     unfinished: tuple[str, ...]
     notices: tuple[str, ...]
     sources: tuple[str, ...]
     command: str
 
 
-def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Records of all files, each file once, and what is wrong with their lines.
-
-    A record gets its ``file``, its items' ``folder``, and under ``settings`` those that its hash names.
-
-    Raises:
-        InputError: a file is missing, or no line of any file is a record.
-    """
-    records: list[dict[str, Any]] = []
-    problems: list[str] = []
-    for path in dict.fromkeys(Path(path).resolve() for path in paths):
-        found, wrong = records_file.read(path)
-        settings: dict[str, dict[str, Any] | None] = {}
-        for config in {str(record.get("config")) for record in found}:
-            try:
-                settings[config] = kept(path.parent, config)
-            except InputError as error:
-                wrong.append(str(error))
-        for record in found:
-            record["file"] = str(path)
-            record["settings"] = settings.get(str(record.get("config")))
-            if isinstance(record.get("items"), dict):
-                record["items"]["folder"] = str(path.parent)
-        records += found
-        problems += wrong
-    if not records:
-        first = f"; the first of {len(problems)} unreadable lines: {problems[0]}" if problems else ""
-        raise InputError(
-            f"no record in {', '.join(map(str, paths))}{first}; run an evaluating tool with --results and this file"
-        )
-    return records, problems
-
-
 def build(
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
     *,
     runs: RunFiles | None = None,
     reference: Sequence[Published] = (),
@@ -121,41 +74,37 @@ def build(
     baseline: str = "",
     costs: Sequence[TableView] = (),
 ) -> Report:
-    """Turn records (and what run folders hold) into the report; ``methods``: see ``methods.merged``."""
+    """Turn records (and what run folders hold) into the report; ``methods``: see ``inputs.merge_methods``."""
     runs = runs or RunFiles()
     if methods:
-        records = merged(records, methods)
+        records = merge_methods(records, methods)
     results = aggregate(records, baseline)
     comparisons = Comparisons(results, resamples)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
-    found = galleries(runs.pictures, notices)
-    drawn, tables = analysis_figures(records)
-    agreements = pairs(results)
-    overall = [table for table in (overall_table(results, colours), agreement_table(agreements)) if table]
-    judged: dict[str, Any] = {
-        "verdicts": tuple(verdicts(comparisons)),
-        "summary": summary_table(comparisons),
-        "overall": tuple(overall),
-        "evidence": tuple(evidence_tables(comparisons)),
-        "balances": tuple(balances(comparisons)),
-        "plots": (*sweep_figures(suites, results, runs.curves), *summary_figures(comparisons, colours, agreements)),
-        "details": tuple(detail_tables(comparisons, reference, colours)),
-    }  # before the notices: what cannot be compared is told there
+    figures, views = analysis_figures(records)
+    agreements = measure_pairs(results)
     return Report(
         results=results,
         title=title,
         colours=colours,
         rule=f"{RULE} {about(methods or {})}",
-        **judged,
+        verdicts=tuple(sentences(comparisons)),
+        summary=summary_table(comparisons),
+        overall=tuple(table for table in (overall_table(results, colours), agreement_table(agreements)) if table),
+        evidence=tuple(evidence_tables(comparisons)),
+        balances=tuple(balances(comparisons)),
+        plots=(*sweep_figures(suites, results, runs.curves), *summary_figures(comparisons, colours, agreements)),
+        details=tuple(detail_tables(comparisons, reference, colours)),
         curves=tuple(training_figures(runs.curves, colours)),
-        analyses=tuple(drawn),
-        analysis_tables=(*costs, *time_tables(runs.curves, times), *tables),
-        galleries=tuple(found),
+        analyses=tuple(figures),
+        analysis_tables=(*costs, *origin.time_tables(runs.curves, times), *views),
+        galleries=tuple(galleries(runs.examples, notices)),
         errors=tuple(error_parts(runs.errors, colours, notices)),
-        conversions=tuple(conversion_table(name, content) for name, content in runs.conversions.items()),
-        provenance=tuple(provenance(results)),
+        conversions=tuple(origin.conversion_table(name, content) for name, content in runs.conversions.items()),
+        provenance=tuple(origin.provenance(results)),
         unfinished=tuple(runs.unfinished),
+        # last: what could not be compared, shown or read is known by now
         notices=(*runs.unfinished, *problems, *results.notices, *runs.notices, *notices, *comparisons.notices),
         sources=tuple(sources),
         command=command,
@@ -171,10 +120,9 @@ def environment() -> Environment:
 
 
 def render_html(report: Report) -> str:
-    """The page, in one file: style and pictures are inside it."""
+    """The page, in one file: style and images are inside it."""
     style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
-    template = environment().get_template("page.html.j2")
-    return template.render(report=report, style=style, is_baseline=report.results.kind, number=number)
+    return environment().get_template("page.html.j2").render(report=report, style=style, number=number)
 
 
 def make_report(
@@ -195,8 +143,8 @@ def make_report(
             records of several files do not belong in one row.
     """
     records, problems = read_records(results)
-    check_strangers(records)
-    tables = load_tables(reference_dir) if reference_dir is not None else load_tables()
+    check_settings_agree(records)
+    tables = load_tables(*([] if reference_dir is None else [reference_dir]))
     return build(
         records,
         runs=read_runs(runs),
@@ -207,8 +155,8 @@ def make_report(
         title=title,
         suites=read_suites(results),
         resamples=resamples,
-        times=published_times(tables),
-        costs=cost_tables(results),
+        times=origin.published_times(tables),
+        costs=origin.cost_tables(results),
         methods=methods,
         baseline=baseline,
     )
@@ -216,20 +164,14 @@ def make_report(
 
 def render_markdown(report: Report) -> str:
     """All tables, curves' ends, provenance and notices."""
-    lines = [
-        f"# {escape(report.title)}",
-        "",
-        *(f"- {escape(verdict)}" for verdict in report.verdicts),
-        "",
-        escape(report.rule),
-        "",
-    ]
-    lines += _table(report.summary)
-    for table in (*report.overall, *report.evidence, *report.details, *report.analysis_tables, *report.conversions):
-        lines += _table(table)
+    lines = [f"# {escape(report.title)}", "", *(f"- {escape(verdict)}" for verdict in report.verdicts), ""]
+    lines += [escape(report.rule), ""]
+    tables = [report.summary, *report.overall, *report.evidence, *report.details, *report.analysis_tables]
+    tables += report.conversions
     for part in report.errors:
-        for table in (*part.tables, *part.details):
-            lines += _table(table)
+        tables += [*part.tables, *part.details]
+    for table in tables:
+        lines += _table(table)
     if report.curves:
         lines += ["## Training", "", *(f"- {escape(f'{plot.title}: {plot.caption}')}" for plot in report.curves), ""]
     lines += ["## Provenance", ""]
@@ -264,7 +206,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _code(command: str) -> str:
-    """A command as a code span; with ``<``, ``>`` or a backtick in it as an element, for a span cannot escape them."""
+    """A command as a code span; with ``<``, ``>`` or a backtick in it as an element, which can escape them."""
     if not set(command) & set("<>`"):
         return f"`{' '.join(command.split())}`"
     entities = {ord(mark): f"&#{ord(mark)};" for mark in "`*_[]\\"}
@@ -279,10 +221,7 @@ def escape(text: str) -> str:
 
 
 def write_report(report: Report, out: str | Path) -> list[Path]:
-    """Write ``out`` (.html) and the same under .md and .csv, each whole or not at all.
-
-    Returns:
-        The files, the page first.
+    """Write ``out`` (.html) and the same under .md and .csv, each whole or not at all; the files, the page first.
 
     Raises:
         InputError: ``out`` does not end in .html.
@@ -303,7 +242,7 @@ def page_name(out: str | Path) -> Path:
     return out
 
 
-COLUMNS = ("task", "metric", "dataset", "protocol", "engine", "checkpoint", "mean", "std", "trials", "values")
+_COLUMNS = ("task", "metric", "dataset", "protocol", "engine", "checkpoint", "mean", "std", "trials", "values")
 
 
 def render_csv(results: Results) -> str:
@@ -313,7 +252,7 @@ def render_csv(results: Results) -> str:
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(_COLUMNS)
     for measure, cells in results.cells.items():
         for name, cell in cells.items():
             values = " ".join(repr(value) for _, value in sorted(cell.values.items()))

@@ -1,9 +1,7 @@
-"""Figures as inline SVG that follows the page's colours: matplotlib draws, CSS variables paint.
+"""The plots of the page as inline SVG in the page's colours.
 
-Each plot is drawn in sentinel colours, which are then replaced by ``var(--…)``; so one SVG serves the light and the
-dark page, and print.
-
-The plots of the page: from baseline to pretrained, gains, low-shot and training curves, values by layer.
+Each plot is drawn by matplotlib in sentinel colours, which are then replaced by ``var(--…)``; so one SVG serves the
+light and the dark page, and print.
 """
 
 import html
@@ -20,9 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from momentum_transfer.report.runs import Curve
-
-_HERE = Path(__file__).resolve().parent
+from momentum_transfer.report.inputs import Curve
 
 #: Number of series colours that the page's style sheet defines (--series-0 …).
 SERIES = 8
@@ -31,7 +27,6 @@ INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 _SENTINELS = {INK: "var(--ink-soft)", FAINT: "var(--line)", PAPER: "var(--card)"}
 _SENTINELS |= {f"#0a0b{index:02x}": f"var(--series-{index})" for index in range(SERIES)}
 
-MARKERS = "osD^vPX*"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -60,16 +55,16 @@ def series_colour(index: int) -> str:
     return f"#0a0b{index % SERIES:02x}"
 
 
+def series_marker(index: int) -> str:
+    """One of eight marks of points."""
+    return "osD^vPX*"[index % 8]
+
+
 def make_axes(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure of so many inches and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, figure.add_subplot()
-
-
-def legend(axes: Axes) -> None:
-    """Names in the colours of their lines, without a frame."""
-    axes.legend(frameon=False, labelcolor="linecolor", fontsize=10)
 
 
 def short_label(name: str, longest: int = 40) -> str:
@@ -78,17 +73,17 @@ def short_label(name: str, longest: int = 40) -> str:
     return f" {short}" if short.startswith("_") else short
 
 
-def to_svg(figure: Figure, name: str, title: str) -> str:
-    """The figure as one ``<svg>`` element with a text alternative and the page's colours."""
+def finish(figure: Figure, name: str, title: str, *, x: str = "", y: str = "", legend: bool = False) -> str:
+    """The figure with its labels as one ``<svg>`` element in the page's colours; ``title`` is its text alternative."""
+    axes = figure.axes[0]
+    axes.set(xlabel=x, ylabel=y)
+    if legend:  # names in the colours of their lines
+        axes.legend(frameon=False, labelcolor="linecolor", fontsize=10)
     buffer = io.StringIO()
     with warnings.catch_warnings():  # of glyphs that its font lacks (the browser has them), of labels without room
         warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(
-            buffer,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]  # without the XML prologue
     text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>", "", text, flags=re.DOTALL)
@@ -104,16 +99,12 @@ def to_svg(figure: Figure, name: str, title: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """What ``to_svg`` gave as a file of its own: the page's light colours on its white, and a font."""
-    light = (_HERE / "style.css").read_text(encoding="utf-8").partition("}")[0]
+    """What ``finish`` gave as a file of its own: the page's light colours on its white, and a font."""
+    light = Path(__file__).with_name("style.css").read_text(encoding="utf-8").partition("}")[0]
     colours = dict(re.findall(r"(--[\w-]+): (#\w+)", light))
     text = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], svg)
     style = f"background: {colours['--card']}; font-family: system-ui, sans-serif"
     return text.replace("<svg", f'<svg style="{style}"', 1) + "\n"
-
-
-#: A point of a curve or a cell of a chart: value and standard deviation, None where there is one trial.
-Spread = tuple[float, float | None]
 
 
 #: Difference in points, ends of its 95 % interval where it has one, whether the rule says ahead or behind.
@@ -122,59 +113,76 @@ Gain = tuple[float, float | None, float | None, bool]
 
 @styled
 def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]) -> str:
-    """Differences from a baseline with their intervals, one line a measure; filled where the rule tells it.
+    """Differences from a baseline with their intervals, one line a measure; filled where the rule says ahead or behind.
 
     Args:
         rows: measure to checkpoint to its gain.
         colours: checkpoint to series number.
     """
-    figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(rows)))
+    figure, axes = _row_axes(list(rows), 46, 9.5)
     names = list(dict.fromkeys(name for cells in rows.values() for name in cells))
-    axes.axvline(0, color=INK, linewidth=1)
     for place, cells in enumerate(rows.values()):
-        for name, (gain, low, high, told) in cells.items():
+        for name, (gain, low, high, significant) in cells.items():
             shift = 0.5 * (names.index(name) + 0.5) / len(names) - 0.25
             colour = series_colour(colours[name])
             axes.errorbar(
-                gain, place + shift, xerr=_whiskers(gain, low, high), color=colour,
-                marker=MARKERS[colours[name] % len(MARKERS)], markersize=6.5,
-                markerfacecolor=colour if told else PAPER, markeredgewidth=1.6, capsize=2.5,
+                gain, place + shift, xerr=_whisker(gain, low, high), color=colour,
+                marker=series_marker(colours[name]), markersize=6.5,
+                markerfacecolor=colour if significant else PAPER, markeredgewidth=1.6, capsize=2.5,
             )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [short_label(label, 46) for label in rows], fontsize=9.5)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("points")
     if len(names) > 1:
         handles = [axes.plot([], [], color=series_colour(colours[name]), label=short_label(name))[0] for name in names]
         axes.legend(handles=handles, frameon=False, labelcolor="linecolor", fontsize=10)
-    return to_svg(figure, "gain", "Difference from the baseline for each measure, in points")
+    return finish(figure, "gain", "Difference from the baseline for each measure, in points", x="points")
 
 
 @styled
 def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
-    """Rank correlations with their intervals.
-
-    Args:
-        rows: pair of measures to (τ_b, low, high).
-    """
-    figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(rows)))
-    axes.axvline(0, color=INK, linewidth=1)
-    for place, (tau, low, high) in enumerate(rows.values()):
-        whiskers = _whiskers(tau, low, high)
-        axes.errorbar(tau, place, xerr=whiskers, color=series_colour(0), marker=MARKERS[0], markersize=6.5, capsize=2.5)
-    axes.set_yticks(range(len(rows)), [short_label(label, 60) for label in rows], fontsize=9)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    """Rank correlations with their intervals; ``rows``: pair of measures to (τ_b, low, high)."""
+    figure, axes = _row_axes(list(rows), 60, 9)
+    for place, row in enumerate(rows.values()):
+        axes.errorbar(
+            row[0],
+            place,
+            xerr=_whisker(*row),
+            color=series_colour(0),
+            marker=series_marker(0),
+            markersize=6.5,
+            capsize=2.5,
+        )
     axes.set_xlim(-1.05, 1.05)
+    title = "Rank correlation of pairs of measures over checkpoints"
+    return finish(figure, "agreement", title, x="Kendall's τ_b over checkpoints")
+
+
+def _row_axes(labels: Sequence[str], longest: int, size: float) -> tuple[Figure, Axes]:
+    """Axes with a row a label and a line at 0."""
+    figure, axes = make_axes(6.4, 1.1 + 0.36 * max(5, len(labels)))
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_yticks(range(len(labels)), [short_label(label, longest) for label in labels], fontsize=size)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("Kendall's τ_b over checkpoints")
-    return to_svg(figure, "agreement", "Rank correlation of pairs of measures over checkpoints")
+    return figure, axes
 
 
-def _whiskers(value: float, low: float | None, high: float | None) -> list[list[float]]:
-    """Lengths of the whisker to either side; a percentile interval need not hold the value."""
+def _whisker(value: float, low: float | None, high: float | None) -> list[list[float]]:
+    """Lengths of a whisker to either side; a percentile interval need not hold the value."""
     if low is None or high is None or low != low:
         return [[0.0], [0.0]]
     return [[max(0.0, value - low)], [max(0.0, high - value)]]
+
+
+def banded_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
+                 colours: Mapping[str, int]) -> list[float]:  # fmt: skip
+    """Draw a line a name over (x, mean, standard deviation or None), with bands of ±1; every x, sorted."""
+    for name, points in lines.items():
+        xs, means, stds = zip(*sorted(points, key=lambda point: point[:2]), strict=True)
+        colour, marker = series_colour(colours[name]), series_marker(colours[name])
+        label = short_label(name) or "all"
+        axes.plot(xs, means, color=colour, marker=marker if len(points) < 40 else None, linewidth=2, label=label)
+        low, high = ([mean + sign * (std or 0.0) for mean, std in zip(means, stds, strict=True)] for sign in (-1, 1))
+        axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+    return sorted({point[0] for points in lines.values() for point in points})
 
 
 @styled
@@ -188,32 +196,17 @@ def few_labels_plot(lines: Mapping[str, Sequence[tuple[float, float, float | Non
         axis: what the amount is.
     """
     figure, axes = make_axes(6.4, 3.6)
-    for name, points in lines.items():
-        ks, means, stds = zip(*sorted(points), strict=True)
-        style = series_colour(colours[name])
-        axes.plot(
-            ks, means, color=style, marker=MARKERS[colours[name] % len(MARKERS)], linewidth=2, label=short_label(name)
-        )
-        low = [mean - (std or 0) for mean, std in zip(means, stds, strict=True)]
-        high = [mean + (std or 0) for mean, std in zip(means, stds, strict=True)]
-        axes.fill_between(ks, low, high, color=style, alpha=0.18, linewidth=0)
-    every = sorted({k for points in lines.values() for k, _, _ in points})
+    amounts = banded_lines(axes, lines, colours)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(every, [f"{k:g}" for k in every])
+    axes.set_xticks(amounts, [f"{amount:g}" for amount in amounts])
     axes.minorticks_off()
-    axes.set_xlabel(axis)
-    axes.set_ylabel("accuracy, %")
-    legend(axes)
-    return to_svg(figure, "few-labels", f"Accuracy over {axis}; bands are ±1 std")
+    title = f"Accuracy over {axis}; bands are ±1 std"
+    return finish(figure, "few-labels", title, x=axis, y="accuracy, %", legend=True)
 
 
 @styled
-def slope_plot(
-    columns: Sequence[str],
-    rows: Mapping[str, Mapping[str, Spread]],
-    colours: Mapping[str, int],
-    title: str,
-) -> str:
+def slope_plot(columns: Sequence[str], rows: Mapping[str, Mapping[str, tuple[float, float | None]]],
+               colours: Mapping[str, int], title: str) -> str:  # fmt: skip
     """One line a task across the checkpoints; points in the checkpoints' colours, labels at the right end.
 
     Args:
@@ -228,16 +221,14 @@ def slope_plot(
         xs, means, _ = zip(*places, strict=True)
         axes.plot(xs, means, color=INK, linewidth=1.2, alpha=0.55)
         for x, mean, std in places:
-            shown = colours[columns[x]]
-            axes.errorbar(
-                x, mean, yerr=std or 0, color=series_colour(shown), marker=MARKERS[shown % len(MARKERS)], capsize=3
-            )
+            series = colours[columns[x]]
+            marker = series_marker(series)
+            axes.errorbar(x, mean, yerr=std or 0, color=series_colour(series), marker=marker, capsize=3)
         ends.append((means[-1], label))
     axes.set_xticks(range(len(columns)), [_in_lines(short_label(name, 26)) for name in columns])
     if len(columns) > 5:
         axes.tick_params(axis="x", labelrotation=90)
     axes.set_xlim(-0.3, len(columns) - 1 + 0.12)
-    axes.set_ylabel("%")
     axes.grid(axis="x", visible=False)
     heights = _spread(sorted(end[0] for end in ends), axes, figure.get_figheight())
     for height, (_, label) in zip(heights, sorted(ends), strict=True):
@@ -245,7 +236,7 @@ def slope_plot(
             short_label(label), (1.0, height), xycoords=("axes fraction", "data"), va="center", fontsize=10,
             xytext=(4, 0), textcoords="offset points", annotation_clip=False,
         )  # fmt: skip
-    return to_svg(figure, "slope", title)
+    return finish(figure, "slope", title, y="%")
 
 
 def _spread(heights: list[float], axes: Axes, inches: float) -> list[float]:
@@ -270,27 +261,25 @@ def _in_lines(name: str, longest: int = 12) -> str:
 
 
 @styled
-def curve_plot(curves: Sequence[Curve], colours: Sequence[int], key: str, quantity: str) -> str:
-    """Training curves of several runs over the step; trials of a checkpoint share its colour.
+def curve_plot(curves: Sequence[Curve], colours: Mapping[str, int], key: str, quantity: str) -> str:
+    """Training curves of several runs over the step; trials of a checkpoint have its colour.
 
     Long ones are thinned to 400 points by means of blocks.
     """
     figure, axes = make_axes(6.4, 3.0)
     named: set[str] = set()
-    for curve, colour in zip(curves, colours, strict=True):
+    for curve in curves:
+        name = curve.checkpoint
+        label = None if name in named else short_label(name)
         steps, values = _thin(curve.steps), _thin(curve.values)
-        label = None if curve.checkpoint in named else short_label(curve.checkpoint)
-        axes.plot(steps, values, color=series_colour(colour), linewidth=1.6, label=label)
-        named.add(curve.checkpoint)
-    axes.set_xlabel("step")
-    axes.set_ylabel(quantity)
-    legend(axes)
-    return to_svg(figure, f"curve-{key}", f"{quantity} over training steps")
+        axes.plot(steps, values, color=series_colour(colours[name]), linewidth=1.6, label=label)
+        named.add(name)
+    return finish(figure, f"curve-{key}", f"{quantity} over training steps", x="step", y=quantity, legend=True)
 
 
 @styled
 def line_plot(lines: Mapping[str, Sequence[tuple[str, float]]], label: str) -> str:
-    """Values by named layer or block (weight norms, CKA); every line shares the first one's places where it can."""
+    """Values by named layer or block (weight norms, CKA); every line has the first one's places where it can."""
     figure, axes = make_axes(7.2, 3.4)
     names = list(dict.fromkeys(name for points in lines.values() for name, _ in points))
     for index, (run, points) in enumerate(lines.items()):
@@ -302,9 +291,7 @@ def line_plot(lines: Mapping[str, Sequence[tuple[str, float]]], label: str) -> s
         axes.set_xticks(places, labels, rotation=60, ha="right", fontsize=9)
     else:
         axes.set_xticks(places, labels)
-    axes.set_ylabel(label)
-    legend(axes)
-    return to_svg(figure, f"line-{label}", label)
+    return finish(figure, f"line-{label}", label, y=label, legend=True)
 
 
 def _thin(values: Sequence[float], points: int = 400) -> list[float]:

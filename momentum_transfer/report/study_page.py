@@ -1,7 +1,7 @@
-"""A study's answer: its comparisons by the verdict rule, as a table and plots; a pure function of records and suite.
+"""A study's answer: its comparisons by the verdict rule, as a table and plots.
 
-Each comparison is judged as the report judges two checkpoints (``differences``): trials in pairs where both sides have
-them, test items besides where every trial kept them, Holm's correction over all comparisons of the study.
+Trials are paired where both sides have them, test items count besides where every trial kept them, and Holm's
+correction is over all comparisons of the study.
 """
 
 import re
@@ -12,17 +12,15 @@ from typing import Any
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import weights_name
-from momentum_transfer.report.aggregate import aggregate, trial_of
-from momentum_transfer.report.differences import AHEAD, ALPHA, BEHIND, LEVEL, ONE_TRIAL, RESAMPLES, Comparisons
+from momentum_transfer.report.aggregate import Record, aggregate, time_of, trial_of
+from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.sweeps import Point, setting_plot
 from momentum_transfer.suites.study import Difference, Lines, Selection, Study
 from momentum_transfer.suites.sweep import VARIANT
-from momentum_transfer.verdicts.comparison import Comparison
-from momentum_transfer.verdicts.ranking import holm
+from momentum_transfer.verdicts.comparison import AHEAD, BEHIND, Comparison, verdicts
 
-Record = Mapping[str, Any]
 COLUMNS = ("comparison", "first", "second", "difference [95 %]", "p (Holm)", "rule", "expected")
 
 
@@ -41,9 +39,9 @@ class Answer:
         """A row of the table."""
         change = "–"
         if self.found is not None:
-            found = self.found
-            interval = "" if found.low is None else f" [{_signed(found.low)}, {_signed(found.high or 0.0)}]"
-            change = f"{_signed(found.value)}{interval}"
+            change = _signed(self.found.value)
+            if self.found.low is not None:
+                change += f" [{_signed(self.found.low)}, {_signed(self.found.high or 0.0)}]"
         p = "–" if self.p is None else f"{self.p:.2g}"
         return (self.asked.name, _spread(self.first), _spread(self.second), change, p, self.word, self.asked.expected)
 
@@ -51,67 +49,53 @@ class Answer:
 def answers(
     study: Study, records: Sequence[Record], runs: Mapping[str, Any], resamples: int = RESAMPLES
 ) -> list[Answer]:
-    """Every comparison of the study, judged together.
+    """Every comparison of the study.
 
     Args:
-        records: of the suite, as ``page.read_records`` gives them. runs: checkpoint -> variant, settings, seed of the
-            suite's pretrainings.
+        records: of the suite, as ``inputs.read_records`` gives them. runs: checkpoint -> variant, settings and seed of
+            the suite's pretrainings.
 
     Raises:
         InputError: a selection means several scores at once.
     """
-    made = [_answer(asked, records, runs, resamples) for asked in study.compare]
-    judged = [answer for answer in made if answer.found is not None and answer.found.p is not None]
-    adjusted = dict(
-        zip(map(id, judged), holm([answer.found.p or 0.0 for answer in judged if answer.found]), strict=True)
-    )
-    return [_worded(answer, adjusted.get(id(answer))) for answer in made]
-
-
-def _worded(answer: Answer, p: float | None) -> Answer:
-    if answer.found is None or p is None:
-        return answer if answer.found is None else replace(answer, word=ONE_TRIAL)
-    told = p <= ALPHA and answer.found.value != 0
-    word = (AHEAD if answer.found.value > 0 else BEHIND) if told else LEVEL
-    return replace(answer, p=p, word=word)
+    found = [_answer(asked, records, runs, resamples) for asked in study.compare]
+    words = verdicts({place: answer.found for place, answer in enumerate(found) if answer.found is not None})
+    return [
+        replace(answer, word=words[place][0], p=words[place][1]) if place in words else answer
+        for place, answer in enumerate(found)
+    ]
 
 
 def _answer(asked: Difference, records: Sequence[Record], runs: Mapping[str, Any], resamples: int) -> Answer:
     first, second = (_selected(records, runs, side, f"comparison {asked.name}") for side in asked.sides())
-    made = Answer(asked, _means(first), _means(second))
+    means = [{key: _mean(same) for key, same in side.items()} for side in (first, second)]
+    answer = Answer(asked, means[0], means[1])
     if not first or not second:
-        return made
+        return answer
     common = [key for key in first if key in second]
     keys = common if len(common) > 1 else list(dict.fromkeys([*first, *second]))  # unpaired where nothing pairs
-    whole = all(
-        len(side[key]) == 1 and "items" in side[key][0] for side in (first, second) for key in keys if key in side
-    )
-    relabelled = [
-        _relabelled(name, place, side[key], whole)
-        for name, side in (("first", first), ("second", second))
-        for place, key in enumerate(keys)
-        if key in side
-    ]
-    results = aggregate(relabelled)
-    measure = next(iter(results.cells))
-    return replace(made, found=Comparisons(results, resamples).of(measure, "first", "second"))
+    sides = [(name, place, side[key]) for name, side in (("first", first), ("second", second))
+             for place, key in enumerate(keys) if key in side]  # fmt: skip
+    whole = all(len(same) == 1 and "items" in same[0] for _, _, same in sides)
+    results = aggregate([_relabelled(*side, whole) for side in sides])
+    return replace(answer, found=Comparisons(results, resamples).of(next(iter(results.cells)), "first", "second"))
 
 
-def _means(side: Mapping[Hashable, Sequence[Record]]) -> dict[Hashable, float]:
-    return {key: statistics.fmean(record["value"] for record in found) for key, found in side.items()}
+def _mean(same: Sequence[Record]) -> float:
+    return statistics.fmean(record["value"] for record in same)
 
 
-def _relabelled(name: str, place: int, found: Sequence[Record], whole: bool) -> dict[str, Any]:
+def _relabelled(name: str, place: int, same: Sequence[Record], whole: bool) -> dict[str, Any]:
     """A record of one side of a comparison, so that the report's rule applies to variants as to checkpoints."""
-    made = {
+    record = {
         "task": "study",
-        "metric": found[0]["metric"] if whole else "value",
-        "value": statistics.fmean(record["value"] for record in found),
+        "metric": same[0]["metric"] if whole else "value",
+        "value": _mean(same),
         "trial": place,
         "seed": place,
         "checkpoint": {"name": name, "sha256": ""},
     }
-    return {**made, "items": found[0]["items"]} if whole else made
+    return {**record, "items": same[0]["items"]} if whole else record
 
 
 def _selected(
@@ -125,24 +109,21 @@ def _selected(
         name = weights_name(str(record["checkpoint"].get("name", "")))
         if (record["task"], record["metric"]) != (task, metric) or record["value"] is None:
             continue
-        key = _key(record, name, runs, selection)
-        if key is None:
+        if (key := _key(record, name, runs, selection)) is None:
             continue
-        trial = trial_of(record)
         kind = (name, *(str(record.get(word) or "") for word in ("protocol", "dataset", "network")))
         if kinds.setdefault(key, kind) != kind:
             raise InputError(
                 f"expected one score a seed or trial for {where}, found {' '.join(filter(None, kinds[key]))} and "
                 f"{' '.join(filter(None, kind))}; say more in the selection: protocol, network, checkpoint, a setting"
             )
-        newest = chosen.setdefault(key, {}).get(trial)
-        if newest is None or str(record.get("time", "")) >= str(newest.get("time", "")):
-            chosen[key][trial] = record
+        trials, trial = chosen.setdefault(key, {}), trial_of(record)
+        trials[trial] = max(record, trials.get(trial, record), key=time_of)
     return {key: list(trials.values()) for key, trials in sorted(chosen.items(), key=lambda item: str(item[0]))}
 
 
 def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selection) -> Hashable | None:
-    """What pairs the record with others: a seed, what stands for the star, or the trial; None where it is not meant."""
+    """What pairs the record with others: a seed, what stands for the star, or the trial; None if it is not selected."""
     run = runs.get(name)
     star = None
     for word, value in selection.items():
@@ -171,15 +152,13 @@ def table_markdown(found: Sequence[Answer]) -> str:
 def difference_figure(found: Sequence[Answer], title: str) -> Plot:
     """All differences with their intervals."""
     rows: dict[str, dict[str, Gain]] = {
-        answer.asked.name: {
-            "difference": (answer.found.value, answer.found.low, answer.found.high, answer.word in (AHEAD, BEHIND))
-        }
-        for answer in found
-        if answer.found is not None
+        one.asked.name: {"difference": (one.found.value, one.found.low, one.found.high, one.word in (AHEAD, BEHIND))}
+        for one in found
+        if one.found is not None
     }
     if not rows:
         return Plot(title, "Not drawn: there are no scores yet.", "")
-    caption = "Difference in points with its 95 % interval; filled where the rule tells it from 0."
+    caption = "Difference in points with its 95 % interval; filled where it is significant."
     return Plot(title, caption, gain_plot(rows, {"difference": 0}))
 
 
@@ -189,18 +168,16 @@ def line_figure(lines: Lines, records: Sequence[Record], runs: Mapping[str, Any]
     Raises:
         InputError: as ``answers``.
     """
-    drawn: dict[str, list[Point]] = {}
+    points: dict[str, list[Point]] = {}
     for label in lines.of:
         for x in lines.x:
             side = _selected(records, runs, lines.at(label, x), f"plot {lines.title}")
-            values = [statistics.fmean(record["value"] for record in same) for same in side.values()]
-            if values:
-                std = statistics.stdev(values) if len(values) > 1 else None
-                drawn.setdefault(label, []).append(Point(float(x), statistics.fmean(values), std))
-    if not drawn:
+            if values := [_mean(same) for same in side.values()]:
+                points.setdefault(label, []).append(Point.of([float(x)], values))
+    if not points:
         return Plot(lines.title, "Not drawn: there are no scores yet.", "")
     caption = f"{lines.label} over {lines.axis}; bands are ±1 standard deviation over seeds."
-    return Plot(lines.title, caption, setting_plot(drawn, lines.axis, lines.label, None, lines.log))
+    return Plot(lines.title, caption, setting_plot(points, lines.axis, lines.label, None, lines.log))
 
 
 def _spread(values: Mapping[Hashable, float]) -> str:

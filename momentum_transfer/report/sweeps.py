@@ -1,24 +1,20 @@
-"""Plots that a suite asked for: measures over the settings of its pretrainings, seeds as trials.
+"""Plots that a suite asks for: a measure over a setting of its pretrainings, with seeds as trials, or over another.
 
-``suite.json`` beside the records (written by the suite's runner) says what each run was and which plots are wanted.
-
-How the plots of a sweep are drawn: a measure over a setting, and one measure over another.
+``suite.json`` beside the records (written by the suite's runner) says what each run was and which plots to draw.
 """
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
 
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.report import plots
 from momentum_transfer.report.aggregate import Results
 from momentum_transfer.report.figures import Plot
-from momentum_transfer.report.plots import MARKERS, legend, make_axes, series_colour, short_label, styled, to_svg
-from momentum_transfer.report.runs import Curve
+from momentum_transfer.report.inputs import Curve
 from momentum_transfer.suites.sweep import AXES, VARIANT, PlotRequest, is_setting
 
 
@@ -29,8 +25,14 @@ class Point(NamedTuple):
     mean: float
     std: float | None
 
+    @classmethod
+    def of(cls, xs: Sequence[float], values: Sequence[float]) -> "Point":
+        """The mean place and the mean of the values of all seeds."""
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(xs), statistics.fmean(values), std)
 
-@styled
+
+@plots.styled
 def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Sequence[str] | None, log: bool) -> str:
     """One line a group over a setting.
 
@@ -38,17 +40,10 @@ def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Se
         names: of the places 0, 1, … where the setting is no number.
         log: logarithmic x axis.
     """
-    figure, axes = make_axes(6.4, 3.6)
-    for index, (label, points) in enumerate(lines.items()):
-        xs, means = [point.x for point in points], np.array([point.mean for point in points])
-        spread = np.array([point.std or 0.0 for point in points])
-        style = series_colour(index)
-        marker = MARKERS[index % len(MARKERS)] if len(points) < 40 else None
-        axes.plot(xs, means, color=style, marker=marker, linewidth=2, label=short_label(label) or "all")
-        axes.fill_between(xs, means - spread, means + spread, color=style, alpha=0.18, linewidth=0)
-    places = sorted({point.x for points in lines.values() for point in points})
+    figure, axes = plots.make_axes(6.4, 3.6)
+    places = plots.banded_lines(axes, lines, {label: index for index, label in enumerate(lines)})
     if names is not None:
-        axes.set_xticks(range(len(names)), [short_label(name) for name in names])
+        axes.set_xticks(range(len(names)), [plots.short_label(name) for name in names])
         if sum(map(len, names)) > 50:  # more than fits side by side
             axes.tick_params(axis="x", labelrotation=30)
             for tick in axes.get_xticklabels():
@@ -58,77 +53,43 @@ def setting_plot(lines: Mapping[str, Sequence[Point]], x: str, y: str, names: Se
             axes.set_xscale("log", base=2)
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if len(lines) > 1:
-        legend(axes)
-    return to_svg(figure, "sweep", f"{y} over {x}")
+    return plots.finish(figure, "sweep", f"{y} over {x}", x=x, y=y, legend=len(lines) > 1)
 
 
-@styled
-def scatter_plot(
-    groups: Mapping[str, Sequence[tuple[str, float, float]]],
-    fits: Mapping[str, tuple[float, float, float] | None],
-    x: str,
-    y: str,
-) -> str:
+@plots.styled
+def scatter_plot(groups: Mapping[str, Sequence[tuple[str, float, float]]],
+                 fits: Mapping[str, tuple[float, float, float] | None], x: str, y: str) -> str:  # fmt: skip
     """One point a checkpoint, named where there is room, with a regression line a group.
 
     Args:
         groups: label to (checkpoint, x, y). fits: label to (slope, intercept, r), None without a line.
     """
-    figure, axes = make_axes(6.4, 3.8)
+    figure, axes = plots.make_axes(6.4, 3.8)
     total = sum(map(len, groups.values()))
     for index, (label, points) in enumerate(groups.items()):
         xs, ys = np.array([point[1] for point in points]), np.array([point[2] for point in points])
-        style = series_colour(index)
-        marker = MARKERS[index % len(MARKERS)]
-        axes.plot(xs, ys, color=style, marker=marker, linestyle="none", label=short_label(label) or "all")
-        fit = fits.get(label)
-        if fit is not None:
+        colour, marker = plots.series_colour(index), plots.series_marker(index)
+        axes.plot(xs, ys, color=colour, marker=marker, linestyle="none", label=plots.short_label(label) or "all")
+        if (fit := fits.get(label)) is not None:
             ends = np.array([xs.min(), xs.max()])
-            axes.plot(ends, fit[0] * ends + fit[1], color=style, linewidth=1.4)
+            axes.plot(ends, fit[0] * ends + fit[1], color=colour, linewidth=1.4)
         for name, px, py in points if total <= 12 else ():
-            axes.annotate(short_label(name, 22), (px, py), xytext=(5, 4), textcoords="offset points", fontsize=8.5)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if len(groups) > 1:
-        legend(axes)
-    return to_svg(figure, "scatter", f"{y} over {x}")
-
-
-FILE = "suite.json"
-
-
-def read_suites(results: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """The ``suite.json`` beside each results file, where there is one.
-
-    Raises:
-        InputError: such a file is damaged.
-    """
-    found = []
-    for path in dict.fromkeys(Path(file).parent / FILE for file in results):
-        if not path.is_file():
-            continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found.append({"runs": dict(content["runs"]), "plots": [PlotRequest(**plot) for plot in content["plots"]]})
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(
-                f"expected what a suite's runner wrote in {path}, found other content; run the suite again"
-            ) from error
-    return found
+            label = plots.short_label(name, 22)
+            axes.annotate(label, (px, py), xytext=(5, 4), textcoords="offset points", fontsize=8.5)
+    return plots.finish(figure, "scatter", f"{y} over {x}", x=x, y=y, legend=len(groups) > 1)
 
 
 def sweep_figures(suites: Sequence[Mapping[str, Any]], results: Results, curves: Sequence[Curve]) -> list[Plot]:
     """The plots of all suites; one whose measures are not there yet says so in its caption."""
-    return [_draw(plot, suite["runs"], results, curves) for suite in suites for plot in suite["plots"]]
-
-
-def _draw(plot: PlotRequest, runs: Mapping[str, Any], results: Results, curves: Sequence[Curve]) -> Plot:
-    if plot.curve:
-        return _curve(plot, runs, curves)
-    return _over_setting(plot, runs, results) if is_setting(plot.x) else _scatter(plot, runs, results)
+    found = []
+    for suite in suites:
+        runs = suite["runs"]
+        for plot in suite["plots"]:
+            if plot.curve:
+                found.append(_curve(plot, runs, curves))
+            else:
+                found.append((_over_setting if is_setting(plot.x) else _scatter)(plot, runs, results))
+    return found
 
 
 def _setting(runs: Mapping[str, Any], name: str, key: str) -> str:
@@ -165,13 +126,13 @@ def _over_setting(plot: PlotRequest, runs: Mapping[str, Any], results: Results) 
         groups[_setting(runs, name, plot.by)][_setting(runs, name, plot.x)].append(value)
     if not groups:
         return _nothing(plot, plot.y)
-    places = list(dict.fromkeys(x for x in (_setting(runs, name, plot.x) for name in runs if name in values)))
+    places = list(dict.fromkeys(_setting(runs, name, plot.x) for name in runs if name in values))
     numeric = all(_number(x) is not None for x in places)  # words keep the suite's order: steps, one after the other
     if numeric:
         places.sort(key=float)
     lines = {
         label: [
-            Point(float(x) if numeric else places.index(x), statistics.fmean(found), _std(found))
+            Point.of([float(x) if numeric else places.index(x)], found)
             for x, found in sorted(line.items(), key=lambda item: places.index(item[0]))
         ]
         for label, line in _in_order(groups, runs, plot.by).items()
@@ -194,12 +155,12 @@ def _scatter(plot: PlotRequest, runs: Mapping[str, Any], results: Results) -> Pl
         return _nothing(plot, f"{plot.x} and {plot.y}")
     groups = _in_order(groups, runs, plot.by)
     fits = {label: _regression(points) for label, points in groups.items()}
-    told = "; ".join(
+    regressions = "; ".join(
         f"{label or 'all'}: slope {fit[0]:.2f}, r = {fit[2]:.2f}, n = {len(groups[label])}"
         for label, fit in fits.items()
         if fit is not None
     )
-    caption = f"One point a checkpoint, lines by least squares ({told})." if told else "One point a checkpoint."
+    caption = "One point a checkpoint" + f", lines by least squares ({regressions})" * bool(regressions) + "."
     return Plot(plot.title, caption, scatter_plot(groups, fits, plot.x, plot.y))
 
 
@@ -208,35 +169,31 @@ def _regression(points: Sequence[tuple[str, float, float]]) -> tuple[float, floa
     x, y = (np.array([point[place] for point in points]) for place in (1, 2))
     if len(points) < 3 or np.ptp(x) == 0:
         return None
-    slope, intercept = np.polyfit(x, y, 1)
-    r = float(np.corrcoef(x, y)[0, 1]) if np.ptp(y) else 0.0
-    return float(slope), float(intercept), r
+    fit = stats.linregress(x, y)
+    return float(fit.slope), float(fit.intercept), float(fit.rvalue)
 
 
 def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) -> Plot:
     groups: dict[str, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     clocks = {curve.run: _elapsed(curve) for curve in curves if curve.key == "seconds"}
     for curve in (curve for curve in curves if curve.key == plot.curve):
+        clock = clocks.get(curve.run)
         for step, value in zip(curve.steps, curve.values, strict=True):
-            x: float | None = step
-            if plot.x == "seconds":
-                x = _at(clocks.get(curve.run), step)
-            if x is not None:  # seeds share steps, not seconds: theirs are averaged like the values
-                groups[_setting(runs, curve.checkpoint, plot.by)][step].append((x, value))
+            if plot.x != "seconds":
+                x = step
+            elif clock is not None:
+                x = float(np.interp(step, *clock))  # seeds have steps in common, not seconds: these are averaged too
+            else:
+                continue
+            groups[_setting(runs, curve.checkpoint, plot.by)][step].append((x, value))
     if not groups:
         return _nothing(plot, f"{plot.curve} in a metrics.jsonl")
     lines = {
-        label: [_joint(found) for _, found in sorted(line.items())]
+        label: [Point.of(*zip(*found, strict=True)) for _, found in sorted(line.items())]
         for label, line in _in_order(groups, runs, plot.by).items()
     }
     caption = f"{plot.curve} over {plot.x or 'step'}; bands are ±1 standard deviation over seeds."
     return Plot(plot.title, caption, setting_plot(lines, plot.x or "step", plot.curve, None, False))
-
-
-def _joint(points: Sequence[tuple[float, float]]) -> Point:
-    """The point of all seeds at one step."""
-    xs, values = zip(*points, strict=True)
-    return Point(statistics.fmean(xs), statistics.fmean(values), _std(values))
 
 
 def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -245,16 +202,8 @@ def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     return steps, np.cumsum([0, *(np.diff(steps) * np.array(curve.values))])
 
 
-def _at(clock: tuple[np.ndarray, np.ndarray] | None, step: float) -> float | None:
-    return None if clock is None else float(np.interp(step, *clock))
-
-
 def _nothing(plot: PlotRequest, what: str) -> Plot:
     return Plot(plot.title, f"Not drawn: there is no {what} among the records yet.", "")
-
-
-def _std(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _number(text: str) -> float | None:

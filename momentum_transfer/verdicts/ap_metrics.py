@@ -1,4 +1,4 @@
-"""From tables of precision and recall to the numbers that papers print: COCO's, LVIS's and VOC's.
+"""The numbers that papers print (COCO's, LVIS's and VOC's) from tables of precision and recall.
 
 Tables are as the references keep them: T 10 IoU thresholds (.50 : .05 : .95), R 101 recall levels, K categories, A area
 ranges (all, small, medium, large), M limits on detections per image; −1 where a category has no object that counts.
@@ -12,7 +12,7 @@ _AREAS = ("", "s", "m", "l")
 _AT_50, _AT_75 = 0, 5
 
 
-def percent(table: np.ndarray) -> float:
+def _percent(table: np.ndarray) -> float:
     """Mean of the defined entries (above −1) in percent, NaN if there is none; the references' own summation order."""
     defined = table[table > -1]
     return float(np.mean(defined)) * 100 if len(defined) else float("nan")
@@ -27,8 +27,8 @@ def coco_metrics(
         precision: [T, R, K, A] at the largest limit. recall: [T, K, A, M].
     """
     metrics = _precisions(precision)
-    metrics |= {f"AR{limit}": percent(recall[..., 0, m]) for m, limit in enumerate(limits)}
-    return metrics | {f"AR{_AREAS[a]}": percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
+    metrics |= {f"AR{limit}": _percent(recall[..., 0, m]) for m, limit in enumerate(limits)}
+    return metrics | {f"AR{_AREAS[a]}": _percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
 
 
 def lvis_metrics(
@@ -40,18 +40,18 @@ def lvis_metrics(
         precision: [T, R, K, A]. recall: [T, K, A, 1]. limits: (detections per image,), −1 for no limit.
     """
     metrics = _precisions(precision)
-    metrics |= {f"AP{name}": percent(precision[:, :, chosen, 0]) for name, chosen in groups.items()}
-    metrics["AR" if limits[-1] < 0 else f"AR{limits[-1]}"] = percent(recall[..., 0, -1])
-    return metrics | {f"AR{_AREAS[a]}": percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
+    metrics |= {f"AP{name}": _percent(precision[:, :, chosen, 0]) for name, chosen in groups.items()}
+    metrics["AR" if limits[-1] < 0 else f"AR{limits[-1]}"] = _percent(recall[..., 0, -1])
+    return metrics | {f"AR{_AREAS[a]}": _percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
 
 
 def _precisions(precision: np.ndarray) -> dict[str, float]:
     metrics = {
-        "AP": percent(precision[..., 0]),
-        "AP50": percent(precision[[_AT_50]][..., 0]),
-        "AP75": percent(precision[[_AT_75]][..., 0]),
+        "AP": _percent(precision[..., 0]),
+        "AP50": _percent(precision[[_AT_50]][..., 0]),
+        "AP75": _percent(precision[[_AT_75]][..., 0]),
     }
-    return metrics | {f"AP{_AREAS[a]}": percent(precision[..., a]) for a in range(1, len(_AREAS))}
+    return metrics | {f"AP{_AREAS[a]}": _percent(precision[..., a]) for a in range(1, len(_AREAS))}
 
 
 def voc_metrics(table: np.ndarray) -> dict[str, float]:

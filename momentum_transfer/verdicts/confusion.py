@@ -71,10 +71,9 @@ class Confusions:
             confusions = cls(images, classes, str(found["absent"]), image, cell, pixels)
         except (KeyError, ValueError) as error:
             raise InputError(f"expected confusion matrices per image, found a file without {error}") from error
-        inside = len(image) == len(cell) == len(pixels) and (
-            not len(image) or (image.max() < images and cell.max() < classes * (classes + 1))
-        )
-        if not inside:
+        if not len(image) == len(cell) == len(pixels) or (
+            len(image) and not (image.max() < images and cell.max() < classes * (classes + 1))
+        ):
             raise InputError("expected confusion matrices whose arrays fit each other, found a damaged set")
         return confusions
 
@@ -105,15 +104,13 @@ def metrics(confusion: np.ndarray, absent: str) -> dict[str, float]:
     with np.errstate(invalid="ignore"):
         iou, accuracy = hit / union, hit / true
     in_truth, in_either = true > 0, union > 0
-    means = {
-        "ground-truth": _percent(iou[in_truth].mean() if in_truth.any() else np.nan),
-        "union": _percent(iou[in_either].mean() if in_either.any() else np.nan),
-    }
+    over_truth = _percent(iou[in_truth].mean() if in_truth.any() else np.nan)
+    over_union = _percent(iou[in_either].mean() if in_either.any() else np.nan)
     pixels = true.sum()
     return {
-        "mIoU": means[absent],
-        "mIoU_ground_truth": means["ground-truth"],
-        "mIoU_union": means["union"],
+        "mIoU": over_truth if absent == "ground-truth" else over_union,
+        "mIoU_ground_truth": over_truth,
+        "mIoU_union": over_union,
         "fwIoU": _percent((iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan),
         "mACC": _percent(accuracy[in_truth].mean() if in_truth.any() else np.nan),
         "pACC": _percent(hit.sum() / pixels if pixels else np.nan),

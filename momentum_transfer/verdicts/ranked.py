@@ -1,8 +1,7 @@
-"""Ranked detections of one test set: all that the bootstrap of AP needs, and nothing else.
+"""Detections of one test set in order of score with their matches: all that the bootstrap of AP needs.
 
-Resampling whole images changes neither the matching within an image nor the order of the detections by score; it only
-changes how often each detection and each object counts. So a test set comes down to its detections in order of score,
-each with its image, and to what the matcher said of those that took an object.
+Resampling whole images changes neither the matching within an image nor the order of the detections by score, only how
+often each detection and each object counts.
 """
 
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError
 
-RULES = ("coco", "lvis", "voc 11-point", "voc area")
+_RULES = ("coco", "lvis", "voc 11-point", "voc area")
 
 #: Bits of a word: T thresholds × A area ranges.
-MOST_RUNS = 63
+_MOST_RUNS = 63
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Ranked:
         images, categories, thresholds, areas: n, K, T, A.
         limits: limits on detections per image and category, ascending; the largest has been applied.
         image: [D] of each detection. starts: [K + 1] where each category begins.
-        blamed: [D] bit a is set where the detection would be a false positive in area range a if nothing matched it.
+        false_candidates: [D] bit a is set where the detection would be a false positive in area range a if unmatched.
         match: [M] ascending positions of the detections that took an object in some run.
         counted: [M] words, runs in which that is a true positive.
         ignored: [M] words, runs in which the object is to be ignored: neither true nor false.
@@ -48,7 +47,7 @@ class Ranked:
     limits: tuple[int, ...]
     image: np.ndarray
     starts: np.ndarray
-    blamed: np.ndarray
+    false_candidates: np.ndarray
     match: np.ndarray
     counted: np.ndarray
     ignored: np.ndarray
@@ -77,7 +76,7 @@ class Ranked:
             "limits": np.array(self.limits, dtype=np.int64),
             "image": self.image.astype(small),
             "starts": self.starts.astype(np.int64),
-            "blamed": self.blamed.astype(np.uint8),
+            "blamed": self.false_candidates.astype(np.uint8),
             "match": np.diff(self.match, prepend=0).astype(np.uint32),
             "counted": _bytes(self.counted),
             "ignored": _bytes(self.ignored),
@@ -91,18 +90,15 @@ class Ranked:
 
     @classmethod
     def from_arrays(cls, found: dict[str, Any]) -> "Ranked":
-        """What ``arrays`` gave.
-
-        Raises:
-            InputError: an array is missing or they do not fit each other.
-        """
+        """What ``arrays`` gave; InputError where an array is missing or they do not fit each other."""
         try:
             images, categories, thresholds, areas = (int(value) for value in found["shape"])
             names = [str(name) for name in found["group_names"]]
             ranked = cls(
                 str(found["test_set"]), str(found["rule"]), images, categories, thresholds, areas,
                 tuple(int(n) for n in found["limits"]),
-                image=found["image"].astype(np.int64), starts=found["starts"].astype(np.int64), blamed=found["blamed"],
+                image=found["image"].astype(np.int64), starts=found["starts"].astype(np.int64),
+                false_candidates=found["blamed"],
                 match=np.cumsum(found["match"].astype(np.int64)), counted=_words(found["counted"]),
                 ignored=_words(found["ignored"]), limit=found["limit"],
                 object_image=found["object_image"].astype(np.int64),
@@ -111,22 +107,21 @@ class Ranked:
             )  # fmt: skip
         except (KeyError, ValueError, IndexError) as error:
             raise InputError(f"expected the outcomes of detections, found a file without {error}") from error
-        ranked.check()
+        ranked._check()
         return ranked
 
-    def check(self) -> None:
-        """Raise InputError where the arrays do not fit each other."""
+    def _check(self) -> None:
         lengths = (
-            (len(self.image), len(self.blamed)),
+            (len(self.image), len(self.false_candidates)),
             (len(self.match), len(self.counted)), (len(self.match), len(self.ignored)),
             (len(self.match), len(self.limit)),
             (len(self.object_image), len(self.object_category)), (len(self.object_image), len(self.object_areas)),
             (len(self.starts), self.categories + 1),
         )  # fmt: skip
         whole = (
-            self.rule in RULES
+            self.rule in _RULES
             and all(a == b for a, b in lengths)
-            and 0 < self.runs <= MOST_RUNS
+            and 0 < self.runs <= _MOST_RUNS
             and _inside(self.image, self.images)
             and _inside(self.object_image, self.images)
             and _inside(self.object_category, self.categories)

@@ -1,7 +1,4 @@
-"""Many measures at once: Holm's correction, mean ranks with Friedman and Nemenyi, improvement over tasks.
-
-Which cheap measure predicts the costly one: rank correlations of tasks over checkpoints.
-"""
+"""Many measures at once: mean ranks with Friedman and Nemenyi, improvement over tasks, rank correlations of tasks."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +9,8 @@ from scipy import stats
 
 from momentum_transfer.core.errors import InputError
 
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p values, in the order given (Holm 1979): the chance of any false alarm among all stays at the level.
-
-    The i-th smallest of m is multiplied by m − i (i from 0), never below the one before it, never above 1.
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    if len(p) and not ((p >= 0) & (p <= 1)).all():
-        raise InputError(f"expected p values in [0, 1], found {p[~((p >= 0) & (p <= 1))][0]}")
-    order = np.argsort(p, kind="stable")
-    steps = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))
-    adjusted = np.empty(len(p))
-    adjusted[order] = steps
-    return [float(value) for value in adjusted]
+#: With fewer checkpoints an order says nothing: with 4, a perfect one has p = .08.
+FEWEST_CHECKPOINTS = 5
 
 
 @dataclass(frozen=True)
@@ -33,22 +18,20 @@ class Ranking:
     """Mean ranks over measures, 1 is best.
 
     Attributes:
-        ranks: [k] mean rank of each checkpoint. p: Friedman's test of "no checkpoint ranks apart".
-        critical_difference: mean ranks closer than this are not told apart at the level (Nemenyi).
-        measures: N.
+        ranks: [k] mean rank of each checkpoint. p: Friedman's test of "all checkpoints rank alike".
+        critical_difference: mean ranks closer than this do not differ significantly at 5 % (Nemenyi).
     """
 
     ranks: list[float]
     p: float
     critical_difference: float
-    measures: int
 
 
-def friedman(scores: np.ndarray, alpha: float = 0.05) -> Ranking:
+def friedman(scores: np.ndarray) -> Ranking:
     """Mean ranks with Friedman's test and Nemenyi's critical difference (Demšar, JMLR 7, 2006, section 3.2.2).
 
     Args:
-        scores: [N measures, k checkpoints], higher is better; N ≥ 2, k ≥ 3. Ties share their ranks.
+        scores: [N measures, k checkpoints], higher is better; N ≥ 2, k ≥ 3. Ties get their mean rank.
 
     Raises:
         InputError: fewer measures or checkpoints, or a missing score.
@@ -65,13 +48,12 @@ def friedman(scores: np.ndarray, alpha: float = 0.05) -> Ranking:
     ranks = stats.rankdata(-scores, axis=1).mean(axis=0)
     flat = bool((scores == scores[:, :1]).all())
     p = 1.0 if flat else float(stats.friedmanchisquare(*scores.T).pvalue)
-    q = float(stats.studentized_range.ppf(1 - alpha, checkpoints, np.inf)) / math.sqrt(2)
-    critical = q * math.sqrt(checkpoints * (checkpoints + 1) / (6 * measures))
-    return Ranking([float(rank) for rank in ranks], p, critical, measures)
+    q = float(stats.studentized_range.ppf(0.95, checkpoints, np.inf)) / math.sqrt(2)
+    return Ranking(ranks.tolist(), p, q * math.sqrt(checkpoints * (checkpoints + 1) / (6 * measures)))
 
 
 def probability_of_improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
-    """Chance that a trial of the first beats one of the second on a task drawn at random; ties count half.
+    """Chance that a trial of the first beats one of the second on a random task; ties count half.
 
     Agarwal et al., "Deep RL at the edge of the statistical precipice", NeurIPS 2021, section 4.3: the mean over tasks
     of the Mann-Whitney statistic.
@@ -79,15 +61,8 @@ def probability_of_improvement(first: Sequence[np.ndarray], second: Sequence[np.
     Args:
         first, second: scores over trials, [n_t] and [m_t], for each task t.
     """
-    if not first or len(first) != len(second):
-        raise InputError(f"expected the same tasks on both sides, found {len(first)} and {len(second)}")
-    chances = []
-    for a, b in zip(first, second, strict=True):
-        a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-        if not len(a) or not len(b):
-            raise InputError("expected at least one trial of each side in every task, found none")
-        chances.append(float(np.mean((a[:, None] > b) + 0.5 * (a[:, None] == b))))
-    return float(np.mean(chances))
+    tasks = zip(first, second, strict=True)
+    return float(np.mean([((a[:, None] > b) + 0.5 * (a[:, None] == b)).mean() for a, b in tasks]))
 
 
 def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
@@ -97,53 +72,37 @@ def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
         scores: [n_t] for each task t. Where the tasks have unlike numbers of trials, tasks still weigh the same: every
             task's mean over trials counts once.
     """
-    if not len(scores):
-        raise InputError("expected the scores of at least one task, found none")
-    arrays = [np.asarray(task, dtype=np.float64) for task in scores]
-    alike = len({len(task) for task in arrays}) == 1
-    pool = np.concatenate(arrays) if alike else np.array([task.mean() for task in arrays])
+    alike = len({len(task) for task in scores}) == 1
+    pool = np.concatenate(scores) if alike else np.array([task.mean() for task in scores])
     return float(stats.trim_mean(pool, 0.25))
 
 
 def stratified_interval(
-    first: Sequence[np.ndarray],
-    second: Sequence[np.ndarray] | None,
-    statistic: str,
-    resamples: int = 1000,
-    seed: int = 0,
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None = None, resamples: int = 1000
 ) -> tuple[float, float]:
-    """95 % percentile interval of a statistic over tasks, trials resampled within each task.
+    """95 % percentile interval, trials resampled within each task, of ``interquartile_mean`` of ``first``, or with
+    ``second`` of ``probability_of_improvement``.
 
     The tasks are taken as given (Agarwal et al. 2021, section 4.1): the interval says nothing of other tasks, and where
     every task has one trial it has no width. With more than 2000 trials in all fewer resamples are taken, down to 200.
-
-    Args:
-        statistic: ``improvement`` (of ``first`` over ``second``) or ``iqm`` (of ``first``; ``second`` is None).
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     resamples = min(resamples, max(200, 2**21 // max(1, sum(map(len, first)))))  # a sweep of thousands of tasks
 
-    def draw(task: np.ndarray) -> np.ndarray:
+    def resampled(task: np.ndarray) -> np.ndarray:
         """[resamples, n] of a task's n trials."""
-        return np.asarray(task, dtype=np.float64)[random.integers(0, len(task), (resamples, len(task)))]
+        return task[random.integers(0, len(task), (resamples, len(task)))]
 
-    if statistic == "iqm" and second is None:
-        drawn = [draw(task) for task in first]
-        alike = len({task.shape[1] for task in drawn}) == 1
-        pool = np.concatenate(drawn if alike else [task.mean(axis=1, keepdims=True) for task in drawn], axis=1)
+    if second is None:
+        trials = [resampled(task) for task in first]
+        alike = len({task.shape[1] for task in trials}) == 1
+        pool = np.concatenate(trials if alike else [task.mean(axis=1, keepdims=True) for task in trials], axis=1)
         values = stats.trim_mean(pool, 0.25, axis=1)
-    elif statistic == "improvement" and second is not None:
-        tasks = zip(map(draw, first), map(draw, second), strict=True)
+    else:
+        tasks = zip(map(resampled, first), map(resampled, second), strict=True)
         sides = [(a[:, :, None], b[:, None, :]) for a, b in tasks]
         values = np.mean([((a > b) + 0.5 * (a == b)).mean(axis=(1, 2)) for a, b in sides], axis=0)
-    else:
-        raise InputError(f"expected the statistic improvement (of two sides) or iqm (of one), found {statistic!r}")
-    low, high = np.percentile(values, (2.5, 97.5))
-    return float(low), float(high)
-
-
-#: Fewer checkpoints say nothing of an order: with 4, a perfect one has p = .08.
-FEWEST_CHECKPOINTS = 5
+    return _middle(values)
 
 
 @dataclass(frozen=True)
@@ -157,13 +116,12 @@ class Agreement:
     n: int
 
 
-def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000, seed: int = 0) -> Agreement:
+def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000) -> Agreement:
     """Rank correlations over checkpoints, with percentile bootstrap intervals (checkpoints are resampled).
 
-    With more than 60 checkpoints fewer resamples are taken, down to 100.
-
-    Resamples in which a side is constant have no rank correlation and are left out. With few checkpoints such intervals
-    are too narrow rather than too wide; they are to warn, not to prove.
+    Resamples in which a side is constant have no rank correlation and are left out; with more than 60 checkpoints fewer
+    are taken, down to 100. With few checkpoints such intervals are too narrow rather than too wide: they are to warn,
+    not to prove.
 
     Args:
         first, second: [n] scores of the same n ≥ 5 checkpoints.
@@ -180,21 +138,21 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000, seed
         raise InputError("expected finite scores of every checkpoint, found one missing; leave the checkpoint out")
     resamples = max(100, min(resamples, 2**22 // len(a) ** 2))  # pairs of checkpoints are n² numbers a resample
     a, b = (stats.rankdata(v).astype(np.float32) for v in (a, b))  # both correlations are of the order alone
-    picks = np.random.default_rng(seed).integers(0, len(a), (resamples, len(a)))
-    taus, rhos = kendall(a[picks], b[picks]), spearman(a[picks], b[picks])
-    return Agreement(
-        float(kendall(a[None], b[None])[0]), _interval(taus), float(spearman(a[None], b[None])[0]), _interval(rhos),
-        len(a),
-    )  # fmt: skip
+    picks = np.random.default_rng(0).integers(0, len(a), (resamples, len(a)))
+    (tau, tau_interval), (rho, rho_interval) = (
+        (float(correlation(a[None], b[None])[0]), _middle(correlation(a[picks], b[picks])))
+        for correlation in (_kendall, _spearman)
+    )
+    return Agreement(tau, tau_interval, rho, rho_interval, len(a))
 
 
-def kendall(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _kendall(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """[S] Kendall's τ_b of each row of [S, n] pairs; NaN where a side is constant."""
-    if a.shape[1] > 400:  # where all pairs are too many, sorting tells the same
+    if a.shape[1] > 400:  # too many pairs: scipy sorts instead, with the same result
         return np.array([stats.kendalltau(x, y).statistic for x, y in zip(a, b, strict=True)])
     rows = max(1, 2**20 // a.shape[1] ** 2)  # a thousand times all pairs would be gigabytes
     if len(a) > rows:
-        return np.concatenate([kendall(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows)])
+        return np.concatenate([_kendall(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows)])
     x, y = (_signs(v) for v in (a, b))
     both, ones, others = (np.einsum("si,si->s", u, v).astype(np.float64) for u, v in ((x, y), (x, x), (y, y)))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -207,7 +165,7 @@ def _signs(values: np.ndarray) -> np.ndarray:
     return signs.astype(np.float32, copy=False).reshape(len(values), -1)
 
 
-def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """[S] Spearman's ρ of each row of [S, n] pairs; NaN where a side is constant."""
     x, y = (stats.rankdata(v, axis=1) for v in (a, b))
     x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
@@ -215,7 +173,8 @@ def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.asarray((x * y).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1)))
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
+def _middle(values: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of the values that are defined; NaN where none is."""
     defined = values[~np.isnan(values)]
     if not len(defined):
         return float("nan"), float("nan")

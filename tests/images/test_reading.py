@@ -13,7 +13,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.images import reading
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.reading import UnreadableImage, read_rgb, upright_size
-from momentum_transfer.report import pictures
+from momentum_transfer.report import examples
 from momentum_transfer.transfer.data.semantic_datasets import IMAGE_SUFFIXES
 from momentum_transfer.transfer.prediction.photographs import read_photograph
 from momentum_transfer.transfer.scores import semantic
@@ -125,7 +125,7 @@ def test_postscript_named_as_an_image_starts_no_ghostscript(reader: str, tmp_pat
         ):
             READERS[reader](tmp_path / name)
     notices: list[str] = []
-    assert pictures.data_uri(tmp_path / "photograph.jpg", notices) is None
+    assert examples.data_uri(tmp_path / "photograph.jpg", notices) is None
     assert "it is not recognised as JPEG, PNG" in notices[0]
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import make_record
-from momentum_transfer.report.aggregate import Cell, Measure, aggregate, baseline
-from momentum_transfer.report.differences import mean_ranks
+from momentum_transfer.report.aggregate import Cell, Measure, aggregate
 from momentum_transfer.report.page import build, render_html
+from momentum_transfer.report.summary import mean_ranks
 
 
 def record(name: str, value: float, *, task: str = "svm/k=4", metric: str = "top1", trial: int = 0, **more) -> dict:
@@ -116,8 +116,8 @@ def test_training_images_that_test_are_told_once_a_task_and_data_set_and_stand_o
 def test_baselines_stand_last_and_are_found_by_name():
     results = aggregate([record(name, 1.0) for name in ("random_digits", "pixels", "supervised_r50", "momentum2")])
     assert results.checkpoints == ["momentum2", "supervised_r50", "random_digits", "pixels"]
-    assert baseline(results, "random") == "random_digits"
-    assert baseline(results, "unknown") is None
+    assert results.baseline("random") == "random_digits"
+    assert results.baseline("unknown") is None
 
 
 def test_a_baseline_is_known_by_its_method_whatever_its_name():
@@ -125,14 +125,14 @@ def test_a_baseline_is_known_by_its_method_whatever_its_name():
     records[0]["checkpoint"]["method"] = "random"
     records[2]["checkpoint"]["method"] = "byol"
     results = aggregate(records)
-    assert baseline(results, "random") == "rnd"
-    assert [results.kind(name) for name in ("mine", "random_forest")] == ["", ""]
+    assert results.baseline("random") == "rnd"
+    assert [results.kinds[name] for name in ("mine", "random_forest")] == ["", ""]
     assert results.checkpoints[-1] == "rnd"
 
 
 def test_any_checkpoint_may_be_named_as_the_baseline():
     results = aggregate([record("a", 1.0), record("b", 2.0)], "a")
-    assert baseline(results, "baseline") == "a"
+    assert results.baseline("baseline") == "a"
     assert results.checkpoints == ["b", "a"]
     with pytest.raises(InputError, match="expected a checkpoint of a, b as --baseline, found c"):
         aggregate([record("a", 1.0), record("b", 2.0)], "c")
@@ -140,7 +140,7 @@ def test_any_checkpoint_may_be_named_as_the_baseline():
 
 def test_where_only_baselines_are_left_they_are_compared_with_the_named_one():
     results = aggregate([record("mine", 2.0), record("random_start", 1.0)], "mine")
-    assert [results.kind(name) for name in ("mine", "random_start")] == ["baseline", ""]
+    assert [results.kinds[name] for name in ("mine", "random_start")] == ["baseline", ""]
 
 
 def test_two_networks_of_one_checkpoint_are_two_columns():

@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.core.records import make_record
+from momentum_transfer.report.inputs import read_runs
 from momentum_transfer.report.page import build, render_html
 from momentum_transfer.report.reference import load_tables, published
-from momentum_transfer.report.runs import read_runs
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -43,7 +43,7 @@ addEventListener("load", () => {
     return {
       width: root.clientWidth, content: root.scrollWidth, tables: page.querySelectorAll("table").length,
       headings: [...page.querySelectorAll("h2")].map((h) => h.textContent),
-      images: [...page.images].every((image) => image.naturalWidth > 0), pictures: page.images.length,
+      images: [...page.images].every((image) => image.naturalWidth > 0), count: page.images.length,
       plots: [...page.querySelectorAll("svg")].map((svg) => svg.getBoundingClientRect().width),
       paper: style(page.body).backgroundColor, ink: style(page.body).color,
       plotInk: style(page.querySelector("svg text")).fill,
@@ -116,7 +116,7 @@ def test_light_page_is_whole_at_1280_and_at_380_px_without_sideways_scroll(site,
     for view in (seen["wide"], seen["narrow"]):
         assert view["tables"] == 5
         assert view["headings"][:3] == ["Summary", "Task by task", "Detections on held-out scenes"]
-        assert view["pictures"] == 1
+        assert view["count"] == 1
         assert view["images"]
         assert view["unnamed"] == 0
         assert view["content"] <= view["width"], "the page scrolls sideways"

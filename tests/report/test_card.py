@@ -123,7 +123,7 @@ def test_the_hub_is_given_the_files_of_the_folder_and_no_others(results, weights
             calls.append(("upload_folder", more))
             return "https://hub/commit"
 
-    monkeypatch.setattr("momentum_transfer.report.card.reachable", lambda: True)
+    monkeypatch.setattr("momentum_transfer.backbones.hub.reachable", lambda: True)
     monkeypatch.setattr(hub, "HfApi", Api)
     monkeypatch.setattr(hub, "get_token", lambda: "token")
     (tmp_path / "card").mkdir()

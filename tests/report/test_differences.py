@@ -12,10 +12,10 @@ from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import config_hash, keep
 from momentum_transfer.report.aggregate import Measure, aggregate
-from momentum_transfer.report.differences import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL, Comparisons
+from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
-from momentum_transfer.verdicts.bootstrap import multinomial_weights
-from momentum_transfer.verdicts.outcomes import PerItem, label_hash
+from momentum_transfer.verdicts.comparison import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL
+from momentum_transfer.verdicts.outcomes import PerItem, label_hash, multinomial_weights
 from tests.report.report_records import record
 
 SVM4 = Measure("svm/k=4", "top1", "digits", "imagenet/heldout", "scikit-learn")
@@ -104,7 +104,7 @@ def test_trials_and_items_add_their_variances(tmp_path):
     trials = Comparisons(aggregate(records), resamples=0).of(SVM4, "a", "random")
     assert (both.source, trials.source) == ("trials and items", "trials")
     assert both.se == pytest.approx(math.hypot(trials.se, both.floor))
-    assert both.item_share == pytest.approx(both.floor**2 / both.se**2)
+    assert both.item_fraction == pytest.approx(both.floor**2 / both.se**2)
     assert 0 < both.floor < 100 * (0.5 / 400) ** 0.5
 
 

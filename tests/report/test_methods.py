@@ -5,7 +5,7 @@ from scipy import stats
 
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report import methods
+from momentum_transfer.report.inputs import read_methods
 from momentum_transfer.report.page import make_report
 from tests.report.report_records import record
 
@@ -21,7 +21,7 @@ def results(tmp_path):
 
 
 def test_each_pretraining_is_a_trial_and_welch_judges_the_methods(results):
-    report = make_report([results], methods=methods.parse(["a=a0,a1,a2", "random=random0,random1"]))
+    report = make_report([results], methods=read_methods(["a=a0,a1,a2", "random=random0,random1"]))
     (row,) = report.results.cells.values()
     assert row["a"].values == {0: 61.0, 1: 65.0, 2: 70.5}
     assert row["random"].values == {0: 21.0, 1: 30.5}
@@ -42,4 +42,4 @@ def test_each_pretraining_is_a_trial_and_welch_judges_the_methods(results):
 )
 def test_methods_that_cannot_be_are_refused(results, words, message):
     with pytest.raises(InputError, match=message):
-        make_report([results], methods=methods.parse(words))
+        make_report([results], methods=read_methods(words))

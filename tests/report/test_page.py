@@ -15,10 +15,10 @@ from PIL import Image
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.published import same_dataset
-from momentum_transfer.report.page import build, make_report, read_records, render_csv, render_html, render_markdown
+from momentum_transfer.report.inputs import read_records, read_runs
+from momentum_transfer.report.page import build, make_report, render_csv, render_html, render_markdown
 from momentum_transfer.report.provenance import _block
 from momentum_transfer.report.reference import load_tables, published
-from momentum_transfer.report.runs import read_runs
 from tests.report.report_records import record, small_records
 
 
@@ -87,9 +87,9 @@ def test_every_spread_says_over_what_it_is_and_what_clear_means():
     captions = [plot.caption for plot in report.plots]
     assert any("whiskers are ±1 standard deviation over trials" in text for text in captions)
     assert any("whiskers are 95 % intervals over trials and test images" in text for text in captions)
-    assert any("mean over 3 draws of k images per class" in text for text in captions)
+    assert any("mean over 3 trials with k images per class" in text for text in captions)
     fewer = [*small_records(), record("m2", "svm/k=1", "top1", 1.0), record("m2", "svm/k=4", "top1", 2.0)]
-    assert any("mean over 1 to 3 draws" in plot.caption for plot in build(fewer).plots)
+    assert any("mean over 1 to 3 trials" in plot.caption for plot in build(fewer).plots)
 
 
 def test_one_trial_without_outcomes_gives_no_verdict():

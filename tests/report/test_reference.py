@@ -14,13 +14,13 @@ from momentum_transfer.lowshot import knn, presets
 from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, percent
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 from momentum_transfer.report.aggregate import Measure
+from momentum_transfer.report.details import published_rows
 from momentum_transfer.report.reference import (
     REFERENCE_DIR,
     ReferenceTable,
     load_table,
     load_tables,
     published,
-    published_rows,
 )
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.transfer import config

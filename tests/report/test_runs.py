@@ -1,4 +1,4 @@
-"""What the report reads beside records: curves, pictures and conversion reports of run folders, damaged ones too."""
+"""What the report reads beside records: curves, images and conversion reports of run folders, damaged ones too."""
 
 import base64
 import io
@@ -11,9 +11,8 @@ from PIL import Image
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.report.figures import training_figures
+from momentum_transfer.report.inputs import read_runs
 from momentum_transfer.report.page import build, render_html, render_markdown
-from momentum_transfer.report.pictures import LONGEST
-from momentum_transfer.report.runs import read_runs
 from tests.report.report_records import small_records
 
 
@@ -23,10 +22,10 @@ def test_missing_run_folder_is_an_input_error_and_an_empty_one_is_told(tmp_path:
     assert "no metrics.jsonl" in read_runs([tmp_path]).notices[0]
 
 
-def test_damaged_pictures_and_curves_are_told_and_the_page_is_made(tmp_path: Path):
+def test_damaged_images_and_curves_are_noticed_and_the_page_is_made(tmp_path: Path):
     run = tmp_path / "run"
     (run / "visuals").mkdir(parents=True)
-    (run / "visuals" / "scene.png").write_bytes(b"no picture")
+    (run / "visuals" / "scene.png").write_bytes(b"no image")
     (run / "conversion.json").write_text("{", encoding="utf-8")
     (run / "metrics.jsonl").write_text('{"step": 0, "loss": 2.0}\n{"step": 1, "los\n{"step": 2, "loss": 1.0}\n')
     report = build(small_records(), runs=read_runs([run]))
@@ -86,7 +85,7 @@ def test_the_same_scene_of_two_runs_stands_side_by_side(tmp_path: Path):
     assert [shot.caption for shot in same.rows[0]] == ["momentum2 · other", "random_init · other"]
     assert best.title.startswith("the best of each")
     assert [[shot.caption for shot in row] for row in worst.rows] == [["momentum2 · 2", "random_init · 2"]]
-    assert _width(best.rows[0][0].uri) == LONGEST < 900
+    assert _width(best.rows[0][0].uri) == 480
     assert not best.wide
 
 
@@ -99,7 +98,7 @@ def test_annotated_beside_detected_is_shown_twice_as_wide_and_runs_below_each_ot
         (tmp_path / run / "visuals").mkdir(parents=True)
         Image.new("RGB", (2000, 900)).save(tmp_path / run / "visuals/scene.png")
     (gallery,) = build(small_records(), runs=read_runs([tmp_path / "momentum2", tmp_path / "random_init"])).galleries
-    assert _width(gallery.rows[0][0].uri) == 2 * LONGEST
+    assert _width(gallery.rows[0][0].uri) == 960
     assert gallery.wide
 
 
@@ -113,11 +112,11 @@ def test_each_runs_own_best_stand_side_by_side_although_they_are_other_scenes(tm
     assert [[shot.caption for shot in row] for row in best.rows] == [["a · 1", "b · 8"], ["a · 2"]]
 
 
-def test_pictures_beyond_the_budget_are_left_out_and_told(tmp_path: Path, monkeypatch):
+def test_images_beyond_the_budget_are_left_out_with_a_notice(tmp_path: Path, monkeypatch):
     (tmp_path / "visuals").mkdir()
     for index in range(3):
         Image.effect_noise((64, 64), 90).save(tmp_path / "visuals" / f"{index}.png")
-    monkeypatch.setattr("momentum_transfer.report.pictures.BUDGET", 9000)
+    monkeypatch.setattr("momentum_transfer.report.examples._BUDGET", 9000)
     report = build(small_records(), runs=read_runs([tmp_path]))
     shown = sum(len(row) for gallery in report.galleries for row in gallery.rows)
     assert 0 < shown < 3

@@ -1,8 +1,8 @@
 import statistics
 
+from momentum_transfer.report.inputs import Curve
 from momentum_transfer.report.provenance import published_times, time_tables
 from momentum_transfer.report.reference import load_tables
-from momentum_transfer.report.runs import Curve
 
 
 def test_every_printed_time_is_found_with_its_row():

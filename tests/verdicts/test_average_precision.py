@@ -8,8 +8,9 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores import coco, lvis, voc
+from momentum_transfer.verdicts import average_precision
 from momentum_transfer.verdicts.average_precision import replicates
-from momentum_transfer.verdicts.bootstrap import multinomial_weights
+from momentum_transfer.verdicts.outcomes import multinomial_weights
 from momentum_transfer.verdicts.ranked import Ranked
 from tests.transfer.scores.random_sets import coco_set, federated
 from tests.transfer.scores.references import lvis_eval, pycocotools_eval
@@ -47,9 +48,9 @@ def resampled(truth, results, weights):
     return drawn, found
 
 
-def agree(ours, theirs, tolerance):
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
+def agree(ours, expected, tolerance):
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
         assert ours[name] == pytest.approx(value, abs=tolerance, nan_ok=True), name
 
 
@@ -77,11 +78,11 @@ def test_weights_are_images_that_stand_several_times_in_pycocotools():
         weights = multinomial_weights(len(truth["images"]), 1, seed)[0]
         drawn = resampled(truth, results, weights)
         assert drawn[1], "pycocotools cannot read an empty list of results"
-        theirs = {
+        expected = {
             name: 100 * value if value > -1 else float("nan")
             for name, value in zip(COCO_NAMES, pycocotools_eval(*drawn, "bbox").stats, strict=True)
         }
-        agree(one(items, weights), theirs, 1e-10)  # in percent: 1e-12 as a fraction
+        agree(one(items, weights), expected, 1e-10)  # in percent: 1e-12 as a fraction
 
 
 def test_weights_are_images_that_stand_several_times_in_lvis_and_voc(tmp_path):
@@ -93,24 +94,22 @@ def test_weights_are_images_that_stand_several_times_in_lvis_and_voc(tmp_path):
         if not drawn[1]:
             continue
         items = lvis.evaluate(truth, results).items
-        theirs = lvis_eval(tmp_path, *copy.deepcopy(drawn), "bbox").get_results()
+        expected = lvis_eval(tmp_path, *copy.deepcopy(drawn), "bbox").get_results()
         ours = one(items, weights)
         for name in ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf"):
-            expected = 100 * theirs[name] if theirs[name] > -1 else float("nan")
-            assert ours[name] == pytest.approx(expected, abs=1e-10, nan_ok=True), (seed, name)
+            value = 100 * expected[name] if expected[name] > -1 else float("nan")
+            assert ours[name] == pytest.approx(value, abs=1e-10, nan_ok=True), (seed, name)
         for rule in ("11-point", "area"):
             items = voc.evaluate(truth, results, rule, rounded=False).items
             agree(one(items, weights), voc.evaluate(*drawn, rule, rounded=False).metrics, 1e-10)
 
 
 def test_blocks_and_parts_change_no_number(monkeypatch):
-    from momentum_transfer.verdicts import average_precision, weighted_curves
-
     truth, results = coco_set(5, images=30)
     items = coco.evaluate(truth, results).items
     weights = multinomial_weights(items.images, 9, seed=1)
     whole = replicates(items, weights)
-    monkeypatch.setattr(weighted_curves, "CHUNK", 1)
+    monkeypatch.setattr(average_precision, "_CHUNK", 1)
     monkeypatch.setattr(average_precision, "_TABLE_BYTES", 1)
     agree(
         {name: values.tolist() for name, values in replicates(items, weights).items()},

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from momentum_transfer.verdicts.bootstrap import jackknife_weights, multinomial_weights
-from momentum_transfer.verdicts.comparison import ItemEvidence, compare
-from momentum_transfer.verdicts.outcomes import mcnemar, paired_interval
+from momentum_transfer.verdicts.comparison import ItemEvidence, compare, mcnemar, paired_interval
+from momentum_transfer.verdicts.outcomes import jackknife_weights, multinomial_weights
 
 SEVERAL = {0: 61.0, 1: 55.0, 2: 58.0, 3: 64.0, 4: 52.0}
 
 
 def evidence(se: float, items: int = 540) -> ItemEvidence:
     """Replicates whose difference has the standard error ``se``."""
-    draws = np.random.default_rng(0).normal(size=1000)
-    draws = se * (draws - draws.mean()) / draws.std(ddof=1)
-    return ItemEvidence(items, draws + 58.0, np.full(1000, 60.0), np.full(20, 58.0), np.full(20, 60.0))
+    noise = np.random.default_rng(0).normal(size=1000)
+    noise = se * (noise - noise.mean()) / noise.std(ddof=1)
+    return ItemEvidence(items, noise + 58.0, np.full(1000, 60.0), np.full(20, 58.0), np.full(20, 60.0))
 
 
 @pytest.mark.parametrize("se", [2.0, 3.0])
@@ -29,7 +28,7 @@ def test_variance_is_that_of_the_several_and_of_the_items(se):
     assert (found.value, found.n, found.source, found.needed) == (-2.0, (5, 1), "trials and items", None)
 
 
-def test_items_that_tell_nothing_leave_scipys_t_of_one_sample():
+def test_items_without_spread_leave_scipys_t_of_one_sample():
     found = compare(SEVERAL, {0: 60.0}, evidence=evidence(0.0))
     assert found.p == pytest.approx(stats.ttest_1samp(list(SEVERAL.values()), 60.0).pvalue)
     turned = compare({0: 60.0}, SEVERAL, evidence=evidence(0.0))
@@ -37,9 +36,9 @@ def test_items_that_tell_nothing_leave_scipys_t_of_one_sample():
 
 
 def test_no_more_false_alarms_than_promised():
-    draws = np.random.default_rng(1).normal(60.0, 4.0, size=(1000, 5))
+    scores = np.random.default_rng(1).normal(60.0, 4.0, size=(1000, 5))
     still = evidence(0.1)
-    alarms = [compare(dict(enumerate(each)), {0: 60.0}, evidence=still).p < 0.05 for each in draws]
+    alarms = [compare(dict(enumerate(each)), {0: 60.0}, evidence=still).p < 0.05 for each in scores]
     assert np.mean(alarms) == pytest.approx(0.05, abs=0.02)
 
 

@@ -6,8 +6,8 @@ from PIL import Image
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores import semantic
-from momentum_transfer.verdicts.bootstrap import multinomial_weights
 from momentum_transfer.verdicts.confusion import Confusions, replicates
+from momentum_transfer.verdicts.outcomes import multinomial_weights
 
 
 def test_weights_are_label_images_that_are_listed_several_times(tmp_path):

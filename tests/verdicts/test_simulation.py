@@ -9,42 +9,39 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from momentum_transfer.verdicts.bootstrap import jackknife_weights, multinomial_weights
-from momentum_transfer.verdicts.comparison import ItemEvidence, compare, paired, welch
-from momentum_transfer.verdicts.outcomes import mcnemar, paired_interval
+from momentum_transfer.verdicts.comparison import ItemEvidence, compare, mcnemar, paired_interval
+from momentum_transfer.verdicts.outcomes import jackknife_weights, multinomial_weights
 
 RUNS = 20_000
 
 
-def draws(random, kind: str, shape):
+def noise(random, kind: str, shape):
     """Noise of mean 0 and standard deviation 1."""
     return random.normal(size=shape) if kind == "normal" else (random.gamma(16, size=shape) - 16) / 4
 
 
-def scores(random, n: int, share: bool, kind: str, difference: float):
-    """[RUNS, n] of both sides; shared trials have a skewed effect in common, as easy and hard draws of images have."""
-    effect = 3 * (random.gamma(2, size=(RUNS, n)) - 2) if share else 0.0
-    first, second = (draws(random, kind, (RUNS, n)) for _ in range(2))
+def scores(random, n: int, shared: bool, kind: str, difference: float):
+    """[RUNS, n] of both sides; shared trials have a skewed effect in common, as easy and hard images have."""
+    effect = 3 * (random.gamma(2, size=(RUNS, n)) - 2) if shared else 0.0
+    first, second = (noise(random, kind, (RUNS, n)) for _ in range(2))
     return first + effect + difference, second + effect
 
 
-def simulate(n: int, share: bool, kind: str, seed: int = 0) -> dict[str, float]:
-    """Shares of runs, in percent: false alarms, coverage of a true difference of 1 σ, and how often that is found."""
+def simulate(n: int, shared: bool, kind: str, seed: int = 0) -> dict[str, float]:
+    """Percent of runs: false alarms, coverage of a true difference of 1 σ, and how often that is found."""
     random = np.random.default_rng(seed)
-    judge = paired if share else welch
     found = {}
     for difference in (0.0, 1.0):
-        pairs = zip(*scores(random, n, share, kind, difference), strict=True)
-        made = [judge(a, b) for a, b in pairs]
-        told = 100 * np.mean([each.p <= 0.05 for each in made])
-        found["false alarms" if difference == 0 else "found"] = told
+        pairs = zip(*scores(random, n, shared, kind, difference), strict=True)
+        made = [compare(dict(enumerate(a)), dict(enumerate(b)), shared) for a, b in pairs]
+        found["false alarms" if difference == 0 else "found"] = 100 * np.mean([each.p <= 0.05 for each in made])
         found["coverage"] = 100 * np.mean([each.low <= difference <= each.high for each in made])
     return found
 
 
-def old_rule(n: int, share: bool, difference: float, seed: int = 0) -> float:
+def old_rule(n: int, shared: bool, difference: float, seed: int = 0) -> float:
     """Percent of runs in which the difference is above twice the larger spread over trials."""
-    a, b = scores(np.random.default_rng(seed), n, share, "normal", difference)
+    a, b = scores(np.random.default_rng(seed), n, shared, "normal", difference)
     spread = np.maximum(a.std(axis=1, ddof=1), b.std(axis=1, ddof=1))
     return 100 * float(np.mean(np.abs(a.mean(axis=1) - b.mean(axis=1)) > 2 * spread))
 
@@ -76,7 +73,7 @@ def test_unshared_trials_never_cry_wolf_more_often_than_5_percent(n, kind):
 @pytest.mark.slow
 def test_the_old_rule_cried_wolf_at_two_trials_and_went_blind_at_ten():
     for n in (2, 3, 5, 10):
-        print(n, *(f"{old_rule(n, share, d):.1f}" for share in (False, True) for d in (0.0, 1.0)))
+        print(n, *(f"{old_rule(n, shared, d):.1f}" for shared in (False, True) for d in (0.0, 1.0)))
     assert old_rule(2, False, 0.0) > 10
     assert old_rule(10, False, 1.0) < 2
 
@@ -231,14 +228,14 @@ def outcomes_per_item(kind: str, random, shape):
         return random.normal(size=shape)
     if kind == "skewed":  # exponential: a skewness of 2
         return random.exponential(size=shape)
-    if kind == "hits of four drawings":
+    if kind == "hits of four renderings":
         chance = random.beta(2, 0.5, size=shape)
         return 25.0 * (random.binomial(4, chance) - random.binomial(4, chance * 0.9))
     first = random.beta(0.6, 0.4, size=shape)  # AP per query: near 0 or near 1, and the second is behind
     return 100 * (first - np.clip(first + random.normal(-0.3, 0.25, size=shape), 0, 1))
 
 
-KINDS = ("normal", "AP per query", "hits of four drawings", "skewed")
+KINDS = ("normal", "AP per query", "hits of four renderings", "skewed")
 
 
 def coverage_of_items(kind: str, items: int, runs: int) -> float:
@@ -338,21 +335,21 @@ def exactly(items: int, only_first: float, only_second: float) -> tuple[float, f
     chances = stats.multinomial.pmf(
         np.stack([b, c, items - b - c], axis=1), items, [only_first, only_second, 1 - only_first - only_second]
     )
-    covered = told = 0.0
+    covered = significant = 0.0
     for first, second, chance in zip(b[chances > 1e-7], c[chances > 1e-7], chances[chances > 1e-7], strict=True):
         low, high, p = of_counts(int(first), int(second), items)
         covered += chance * (low <= only_first - only_second <= high)
-        told += chance * (p < 0.05)
-    return 100 * covered, 100 * told
+        significant += chance * (p < 0.05)
+    return 100 * covered, 100 * significant
 
 
 def check_hits(items: int, chances) -> list[str]:
     row = []
     for only_first, only_second in chances:
-        covered, told = exactly(items, only_first, only_second)
+        covered, alarms = exactly(items, only_first, only_second)
         assert covered >= 94.0
-        assert told <= 5.0 or only_first != only_second
-        row.append(f"{covered:.1f}" + f" ({told:.1f})" * (only_first == only_second))
+        assert alarms <= 5.0 or only_first != only_second
+        row.append(f"{covered:.1f}" + f" ({alarms:.1f})" * (only_first == only_second))
     return row
 
 

@@ -7,84 +7,95 @@ import pytest
 from scipy import stats
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.verdicts import bootstrap, comparison, outcomes, power
-from momentum_transfer.verdicts import ranking as correlation
-from momentum_transfer.verdicts import ranking as families
+from momentum_transfer.verdicts import comparison, outcomes, power, ranking
 
 RANDOM = np.random.default_rng(0)
+
+
+def compare(a, b, shared=False):
+    return comparison.compare(dict(enumerate(a)), dict(enumerate(b)), shared)
 
 
 def test_paired_and_welch_are_scipys():
     for n, m in ((2, 2), (3, 5), (10, 4)):
         a, b = RANDOM.normal(60, 2, n), RANDOM.normal(59, 4, m)
-        ours, theirs = comparison.welch(a, b), stats.ttest_ind(a, b, equal_var=False)
-        interval = theirs.confidence_interval(0.95)
-        assert (ours.p, ours.low, ours.high) == pytest.approx((theirs.pvalue, interval.low, interval.high), rel=1e-9)
         other = a + RANDOM.normal(0.3, 1, n)
-        ours, theirs = comparison.paired(a, other), stats.ttest_rel(a, other)
-        interval = theirs.confidence_interval(0.95)
-        assert (ours.p, ours.low, ours.high) == pytest.approx((theirs.pvalue, interval.low, interval.high), rel=1e-9)
+        found = compare(a, other, shared=True)
+        for ours, expected in (
+            (compare(a, b), stats.ttest_ind(a, b, equal_var=False)),
+            (found, stats.ttest_rel(a, other)),
+        ):
+            interval = expected.confidence_interval(0.95)
+            assert (ours.p, ours.low, ours.high) == pytest.approx((expected.pvalue, *interval), rel=1e-9)
         exact = stats.permutation_test((a, other), lambda x, y: np.mean(x - y), permutation_type="samples")
-        assert ours.exact_p == pytest.approx(exact.pvalue)
+        assert found.exact_p == pytest.approx(exact.pvalue)
 
 
 def test_equal_trials_have_no_spread_and_a_sure_difference():
-    assert comparison.paired([3.0, 4.0], [1.0, 2.0]).p == 0
-    assert comparison.paired([3.0, 4.0], [3.0, 4.0]).p == 1
-    assert comparison.welch([1e-200, 1e-200], [1e-200, 1e-200]).p == 1
+    assert compare([3.0, 4.0], [1.0, 2.0], shared=True).p == 0
+    assert compare([3.0, 4.0], [3.0, 4.0], shared=True).p == 1
+    assert compare([1e-200, 1e-200], [1e-200, 1e-200]).p == 1
 
 
-def test_one_trial_and_unlike_trials_are_refused():
-    with pytest.raises(InputError, match="one trial gives no verdict"):
-        comparison.paired([1.0], [2.0])
-    with pytest.raises(InputError, match="same trials on both sides, found 2 and 3"):
-        comparison.paired([1.0, 2.0], [1.0, 2.0, 3.0])
+def test_scores_that_are_not_finite_are_refused():
     with pytest.raises(InputError, match="finite scores, found nan"):
-        comparison.welch([1.0, float("nan")], [1.0, 2.0])
+        compare([1.0, float("nan")], [1.0, 2.0])
+
+
+def test_words_are_by_the_sign_and_by_p_after_holm():
+    sides = {"up": ([9, 8, 7.1], [1, 0, 0]), "down": ([1, 0, 0], [9, 8, 7.1]), "near": ([1, 2, 3], [1.5, 1, 3.2])}
+    found = {name: compare(*each, shared=True) for name, each in sides.items()}
+    words = comparison.verdicts({**found, "one": compare([1.0], [2.0]), "other": None})
+    assert {name: word for name, (word, _) in words.items()} == {
+        "up": "ahead", "down": "behind", "near": "not significant", "one": "one trial: no verdict",
+        "other": "other settings: not compared",
+    }  # fmt: skip
+    assert [words[name][1] for name in sides] == comparison.holm([each.p for each in found.values()])
+    assert words["one"][1] is words["other"][1] is None
 
 
 def test_mcnemar_is_the_exact_binomial_test():
     a, b = RANDOM.random(300) < 0.8, RANDOM.random(300) < 0.7
-    only_a, only_b, p = outcomes.mcnemar(a, b)
+    only_a, only_b, p = comparison.mcnemar(a, b)
     assert (only_a, only_b) == (np.sum(a & ~b), np.sum(~a & b))
     tail = stats.binom.cdf(min(only_a, only_b), only_a + only_b, 0.5)
     assert p == pytest.approx(min(1, 2 * tail))
-    assert outcomes.mcnemar(a, a) == (0, 0, 1.0)
+    assert comparison.mcnemar(a, a) == (0, 0, 1.0)
     with pytest.raises(InputError, match="same images"):
-        outcomes.mcnemar(a, b[:-1])
+        comparison.mcnemar(a, b[:-1])
 
 
 def test_holm_keeps_the_order_given_and_rejects_what_steps_down():
     p = [0.04, 0.001, 0.03, 0.5]
-    assert families.holm(p) == pytest.approx([0.09, 0.004, 0.09, 0.5])
-    assert families.holm([]) == []
+    assert comparison.holm(p) == pytest.approx([0.09, 0.004, 0.09, 0.5])
+    assert comparison.holm([]) == []
     with pytest.raises(InputError, match=r"\[0, 1\]"):
-        families.holm([1.5])
+        comparison.holm([1.5])
 
 
 def test_friedman_is_scipys_and_nemenyi_is_demsars_table():
     scores = RANDOM.normal(size=(9, 4)) + np.arange(4)
-    found = families.friedman(scores)
+    found = ranking.friedman(scores)
     assert found.p == pytest.approx(stats.friedmanchisquare(*scores.T).pvalue)
     assert found.ranks == pytest.approx(stats.rankdata(-scores, axis=1).mean(axis=0))
     # Demšar 2006, table 5a: q.05 of 2 … 10 classifiers
     for k, q in ((3, 2.343), (4, 2.569), (5, 2.728), (10, 3.164)):
-        ranking = families.friedman(RANDOM.normal(size=(12, k)))
-        assert ranking.critical_difference == pytest.approx(q * (k * (k + 1) / 72) ** 0.5, abs=2e-3)
-    assert families.friedman(np.ones((3, 3))).p == 1.0
+        other = ranking.friedman(RANDOM.normal(size=(12, k)))
+        assert other.critical_difference == pytest.approx(q * (k * (k + 1) / 72) ** 0.5, abs=2e-3)
+    assert ranking.friedman(np.ones((3, 3))).p == 1.0
     with pytest.raises(InputError, match="at least 3 checkpoints"):
-        families.friedman(scores[:, :2])
+        ranking.friedman(scores[:, :2])
 
 
 def test_probability_of_improvement_is_mann_whitneys():
     tasks = [(RANDOM.normal(0.5, 1, 6), RANDOM.normal(0, 1, 5)) for _ in range(4)]
     expected = np.mean([stats.mannwhitneyu(a, b).statistic / (len(a) * len(b)) for a, b in tasks])
     first, second = zip(*tasks, strict=True)
-    assert families.probability_of_improvement(first, second) == pytest.approx(expected)
-    low, high = families.stratified_interval(first, second, "improvement", resamples=300)
+    assert ranking.probability_of_improvement(first, second) == pytest.approx(expected)
+    low, high = ranking.stratified_interval(first, second, resamples=300)
     assert low <= expected <= high
     pool = np.sort(np.concatenate([a[:4] for a in first]))
-    assert families.interquartile_mean([a[:4] for a in first]) == pytest.approx(pool[4:12].mean())
+    assert ranking.interquartile_mean([a[:4] for a in first]) == pytest.approx(pool[4:12].mean())
 
 
 def test_power_is_what_simulated_trials_find():
@@ -144,61 +155,41 @@ def test_trials_needed_is_the_first_number_that_suffices():
 
 def test_rank_correlations_are_scipys_with_ties():
     a, b = RANDOM.integers(0, 5, 9).astype(float), RANDOM.integers(0, 5, 9).astype(float)
-    found = correlation.agreement(a, b, resamples=200)
+    found = ranking.agreement(a, b, resamples=200)
     assert found.tau == pytest.approx(stats.kendalltau(a, b).statistic)
     assert found.rho == pytest.approx(stats.spearmanr(a, b).statistic)
     assert found.tau_interval[0] <= found.tau <= found.tau_interval[1]
     with pytest.raises(InputError, match="5 or more checkpoints"):
-        correlation.agreement(a[:4], b[:4])
+        ranking.agreement(a[:4], b[:4])
 
 
-def test_weights_are_draws_with_replacement():
-    weights = bootstrap.multinomial_weights(50, 400, seed=3)
+def test_weights_are_samples_with_replacement():
+    weights = outcomes.multinomial_weights(50, 400, seed=3)
     assert (weights.sum(axis=1) == 50).all()
-    np.testing.assert_array_equal(weights[:7], bootstrap.multinomial_weights(50, 7, seed=3))
+    np.testing.assert_array_equal(weights[:7], outcomes.multinomial_weights(50, 7, seed=3))
     assert weights.var() == pytest.approx(1 - 1 / 50, abs=0.03)
-    left_out = bootstrap.jackknife_weights(50, groups=10)
+    left_out = outcomes.jackknife_weights(50, groups=10)
     assert (left_out.sum(axis=1) == 45).all()
     assert (left_out.sum(axis=0) == 9).all()
 
 
 def test_acceleration_of_a_mean_is_a_sixth_of_its_skewness():
     values = RANDOM.exponential(size=60)
-    jackknife = bootstrap.jackknife_weights(60, groups=60) @ values / 59
-    assert bootstrap.acceleration(jackknife) == pytest.approx(stats.skew(values) / (6 * 60**0.5))
-    assert bootstrap.acceleration(np.append(-jackknife, np.nan)) == -bootstrap.acceleration(jackknife)
-    assert bootstrap.acceleration(np.full(3, 2.0)) == bootstrap.acceleration(np.full(3, np.nan)) == 0.0
-
-
-def test_percentile_interval_is_numpys_and_leaves_nan_out():
-    replicates = RANDOM.normal(size=400)
-    assert bootstrap.percentile_interval(np.append(replicates, np.nan)) == pytest.approx(
-        np.percentile(replicates, [2.5, 97.5])
-    )
-    assert np.isnan(bootstrap.percentile_interval(np.full(3, np.nan))).all()
-
-
-def test_two_levels_split_the_variance_of_seeds_and_items():
-    seeds, items, resamples = 40, 400, 600
-    random = np.random.default_rng(3)  # of its own: other tests may draw before it or not
-    table = random.normal(0, 1.0, (seeds, 1)) + random.normal(0, 5.0, items) + random.normal(0, 1.0, (seeds, items))
-    weights = bootstrap.multinomial_weights(items, resamples)
-    split = bootstrap.two_level(table.mean(axis=1), table @ weights.T / items)
-    assert split.items == pytest.approx(25 / items, rel=0.2)
-    assert split.seeds == pytest.approx(1 / seeds, rel=0.5)
-    assert split.replicates.var() == pytest.approx(split.total, rel=0.2)
-    assert bootstrap.two_level(table[:1].mean(axis=1), (table @ weights.T / items)[:1]).seeds is None
+    jackknife = outcomes.jackknife_weights(60, groups=60) @ values / 59
+    assert comparison.acceleration(jackknife) == pytest.approx(stats.skew(values) / (6 * 60**0.5))
+    assert comparison.acceleration(np.append(-jackknife, np.nan)) == -comparison.acceleration(jackknife)
+    assert comparison.acceleration(np.full(3, 2.0)) == comparison.acceleration(np.full(3, np.nan)) == 0.0
 
 
 def test_means_under_weights_are_means_of_repeated_items():
     values = RANDOM.random(30)
-    weights = bootstrap.multinomial_weights(30, 5)
+    weights = outcomes.multinomial_weights(30, 5)
     expected = [np.mean(list(itertools.chain(*([v] * w for v, w in zip(values, row, strict=True))))) for row in weights]
     assert outcomes.weighted_means(values, weights) == pytest.approx(expected)
     assert outcomes.weighted_means(values, np.ones((1, 30), np.int32))[0] == values.mean()
 
 
-def test_drawings_of_an_item_are_its_mean():
+def test_renderings_of_an_item_are_their_mean():
     hits_of_four = np.array([1, 0, 1, 0, 1, 1, 1, 0], dtype=bool)  # all four once, then once more
     assert outcomes.per_item(hits_of_four, 2).tolist() == [1.0, 0.5, 1.0, 0.0]
     assert outcomes.per_item(hits_of_four, 1) is hits_of_four

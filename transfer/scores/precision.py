@@ -113,7 +113,8 @@ class Outcomes:
             objects: [G] positions in the ground truth. counts: [A, G] bool, whether it counts in that area range.
         """
         columns = {
-            "image": image.astype(np.int32), "starts": first[:-1] + self._detections, "blamed": _bits(blamed),
+            "image": image.astype(np.int32), "starts": first[:-1] + self._detections,
+            "false_candidates": _bits(blamed),
             "match": matches.detection + self._detections, "counted": matches.counted, "ignored": matches.ignored,
             "limit": np.searchsorted(self.limits, rank[matches.detection], side="right").astype(np.uint8),
             "object_image": self.truth.image[objects].astype(np.int32),

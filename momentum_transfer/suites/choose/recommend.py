@@ -14,11 +14,11 @@ from typing import Any
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import typed
 from momentum_transfer.report.aggregate import Measure, Results, aggregate
-from momentum_transfer.report.differences import ALPHA, RESAMPLES, Comparisons
-from momentum_transfer.report.page import make_report, read_records, write_report
+from momentum_transfer.report.differences import RESAMPLES, Comparisons
+from momentum_transfer.report.inputs import read_records
+from momentum_transfer.report.page import make_report, write_report
 from momentum_transfer.suites.choose.stages import DETECTION, Question
-from momentum_transfer.verdicts.comparison import Comparison
-from momentum_transfer.verdicts.ranking import holm
+from momentum_transfer.verdicts.comparison import ALPHA, Comparison, holm
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,10 @@ class Choice:
 
 
 def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int = RESAMPLES) -> Choice:
-    """The verdict on the records of all stages, as `report.page.read_records` returns them.
+    """The verdict on the records of all stages.
+
+    Args:
+        records: as `report.inputs.read_records` gives them: with the folders of their outcomes per image.
 
     Raises:
         InputError: a start has no record of the stage that decides, or its outcomes per image are gone.

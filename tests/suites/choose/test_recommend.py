@@ -9,11 +9,11 @@ import pytest
 from momentum_transfer.core import records
 from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.page import read_records
+from momentum_transfer.report.inputs import read_records
 from momentum_transfer.suites.choose.recommend import decide, write_page
 from momentum_transfer.suites.choose.stages import CLASSIFICATION, Candidate, Question
-from momentum_transfer.verdicts.outcomes import PerItem, mcnemar
-from momentum_transfer.verdicts.ranking import holm
+from momentum_transfer.verdicts.comparison import holm, mcnemar
+from momentum_transfer.verdicts.outcomes import PerItem
 
 
 def question(folder: Path, *names: str) -> Question:
