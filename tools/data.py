@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> None:
         LICENSED,  # here, because torchvision takes seconds
         PUBLISHED,
     )
-    from momentum_transfer.transfer.data.datasets import datasets_root
+    from momentum_transfer.transfer.data.detection_datasets import datasets_root
 
     root = datasets_root(args.root)
     names = [_known(name, [*PUBLISHED, *LICENSED]) for name in args.names]

@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> None:
     """Load the run, predict, say what was written."""
     say(f"loading {args.detector}")
     from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
-    from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict
+    from momentum_transfer.transfer.prediction.predict_images import Wanted, ids_of, predict
 
     ids = ids_of(args.ids) if args.ids else None
     run = load_run(args.detector, engine=args.engine or "", device=args.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.core.settings import config_hash, keys_of, value_of
-from momentum_transfer.transfer.data.datasets import content_name
+from momentum_transfer.transfer.data.detection_datasets import content_name
 
 NOTHING, SCORES, TRAINING = "nothing", "scores", "training"
 #: Key or section -> what it decides; the longest prefix counts, and what is not named decides the training.

@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from momentum_transfer.images.reading import FORMATS, read_rgb, stored_values, upright_size
-from momentum_transfer.transfer.export import export as exporting
+from momentum_transfer.transfer.export import write as exporting
 from momentum_transfer.transfer.export.exported import Wants, load_exported
 from tests.attacks.outcome import DONE, LINE, STEERING, outcome_of
 

@@ -1,7 +1,7 @@
 """A detection dataset as files: a folder of images and one JSON in COCO's or LVIS's form.
 
 This is the one reader of such files for training, checking, converting and drawing. Scoring reads the same form into
-columns of arrays (``transfer/scores/inputs.py``), because it is to be fast and to know nothing of the rest.
+columns of arrays (``transfer/scores/coco_files.py``), because it is to be fast and to know nothing of the rest.
 
 Masks of COCO segmentations as arrays.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import atomic_path
 from momentum_transfer.images.reading import stored_values
-from momentum_transfer.transfer.data.datasets import datasets_root
+from momentum_transfer.transfer.data.detection_datasets import datasets_root
 from momentum_transfer.transfer.data.digit_scenes import CLASSES as DIGIT_CLASSES
 from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
 
@@ -124,7 +124,7 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
         name: `cityscapes_fine_sem_seg_train` or `_val` (below root/cityscapes), or `digit_scenes_sem_seg_train` or
             `_val` (embedded: background and ten digits), or `IMAGES_DIR:LABELS_DIR:CLASSES` for any folder of label
             PNGs with that many classes; `NAME=…` before it names the set.
-        root: see `momentum_transfer.transfer.data.datasets.datasets_root`.
+        root: see `momentum_transfer.transfer.data.detection_datasets.datasets_root`.
 
     Raises:
         InputError: an unknown name, a missing folder, an image without labels.

@@ -28,7 +28,7 @@ from momentum_transfer.transfer.error_analysis.kinds import (
 )
 from momentum_transfer.transfer.scores import lvis
 from momentum_transfer.transfer.scores.coco import Results, Source
-from momentum_transfer.transfer.scores.inputs import IouType, load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.coco_files import IouType, load_detections, load_ground_truth
 from momentum_transfer.transfer.scores.precision import Inputs
 
 #: Bins of the score in which calibration is told.

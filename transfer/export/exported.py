@@ -25,7 +25,7 @@ import torch
 
 from momentum_transfer.core.errors import InputError, extra, first_line, one_line
 from momentum_transfer.transfer.export.pt2_archive import KEY, read_archive
-from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.data import output_size, resize
 

@@ -20,7 +20,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import atomic_path, write_text
 from momentum_transfer.transfer.data.annotations import encode_mask
 from momentum_transfer.transfer.detector_run import DetectorRun, Found
-from momentum_transfer.transfer.prediction.photographs import Photograph
+from momentum_transfer.transfer.prediction.input_images import InputImage
 
 #: One line an image; and by what it was made.
 LINES, ORIGIN = "predictions.jsonl", "predict.json"
@@ -92,7 +92,7 @@ class Store:
             self.done[name] = done
         return whole
 
-    def has(self, photo: Photograph) -> bool:
+    def has(self, photo: InputImage) -> bool:
         """Whether the image is done, and its file is still the one that was read."""
         done = self.done.get(photo.name)
         return done is not None and done.stamp == _stamp(photo.path)
@@ -101,7 +101,7 @@ class Store:
         """An id that no image has."""
         return max((done.image_id for done in self.done.values()), default=0) + 1
 
-    def add(self, photo: Photograph, image_id: int, result: Mapping[str, Any]) -> None:
+    def add(self, photo: InputImage, image_id: int, result: Mapping[str, Any]) -> None:
         """Append an image's line; what was said of the file before is replaced."""
         size, changed = stamp = _stamp(photo.path)
         row = {"image_id": image_id, "file_name": photo.name, "bytes": size, "changed": changed, "result": result}

@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores.inputs import (
+from momentum_transfer.transfer.scores.coco_files import (
     AreaFrom,
     IouType,
     check_iou_type,
     load_detections,
     load_ground_truth,
 )
-from momentum_transfer.transfer.scores.matching import AREA_NAMES, AREAS, THRESHOLDS
+from momentum_transfer.transfer.scores.greedy_matching import AREA_NAMES, AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import coco_metrics
 from momentum_transfer.verdicts.ranked import Ranked

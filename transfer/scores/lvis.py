@@ -17,7 +17,7 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores.coco import Results, Source, per_class
-from momentum_transfer.transfer.scores.inputs import (
+from momentum_transfer.transfer.scores.coco_files import (
     AreaFrom,
     Detections,
     GroundTruth,
@@ -26,7 +26,7 @@ from momentum_transfer.transfer.scores.inputs import (
     load_detections,
     load_ground_truth,
 )
-from momentum_transfer.transfer.scores.matching import AREAS, THRESHOLDS
+from momentum_transfer.transfer.scores.greedy_matching import AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import lvis_metrics
 from momentum_transfer.verdicts.ranked import Ranked

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.transfer.scores.inputs import Detections, GroundTruth
-from momentum_transfer.transfer.scores.matching import (
+from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth
+from momentum_transfer.transfer.scores.greedy_matching import (
     AREAS,
     IOU_THRESHOLDS,
     RECALL_THRESHOLDS,

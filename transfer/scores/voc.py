@@ -17,8 +17,8 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores.coco import Results, Source
-from momentum_transfer.transfer.scores.inputs import load_detections, load_ground_truth
-from momentum_transfer.transfer.scores.matching import Matches
+from momentum_transfer.transfer.scores.coco_files import load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.greedy_matching import Matches
 from momentum_transfer.transfer.scores.precision import Outcomes
 from momentum_transfer.verdicts.ap_metrics import voc_metrics
 from momentum_transfer.verdicts.ranked import Ranked

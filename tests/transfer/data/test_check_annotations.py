@@ -13,7 +13,7 @@ from pycocotools import mask as coco_mask
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.check_annotations import FATAL, NAMED, check, find_problems
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.digit_scenes import RECIPES
 
 SQUARE = np.zeros((40, 60), np.uint8)

@@ -10,7 +10,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.overview import class_histogram, draw_example, write_overview
 
 

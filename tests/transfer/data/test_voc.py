@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data.datasets import CLASSES, get_dataset
+from momentum_transfer.transfer.data.detection_datasets import CLASSES, get_dataset
 
 OBJECT = """<object><name>{name}</name>{difficult}
 <bndbox><xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox></object>"""

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.export import export as exporting
 from momentum_transfer.transfer.export import pt2_archive
+from momentum_transfer.transfer.export import write as exporting
 from momentum_transfer.transfer.export.exported import BLANK, SEAL_KEY, Wants, check_seal, load_exported, seal
 from tests.attacks.outcome import DONE, LINE, outcome_of
 

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from momentum_transfer.transfer.scores import matching
+from momentum_transfer.transfer.scores import greedy_matching
 from momentum_transfer.transfer.scores import precision as curves
 
 
 def test_recall_levels_are_reached_by_the_smallest_sufficient_number_of_objects():
     for positives in (1, 2, 3, 7, 101, 997):
-        for level, needed in zip(matching.RECALL_THRESHOLDS, curves.needed(positives), strict=True):
+        for level, needed in zip(greedy_matching.RECALL_THRESHOLDS, curves.needed(positives), strict=True):
             reached = [count for count in range(1, positives + 1) if count / positives >= level]
             assert needed + 1 == reached[0]
 
@@ -27,7 +27,7 @@ def test_the_curve_at_matches_equals_the_curve_over_all_detections(seed: int):
     kind[np.flatnonzero(kind == 1)[1:]] = 0 if seed == 0 else 1
     blamed = random.random((4, count)) < 0.7
     matched = np.flatnonzero(kind)
-    runs = np.broadcast_to(kind[matched], (4, matching.THRESHOLDS, len(matched)))
+    runs = np.broadcast_to(kind[matched], (4, greedy_matching.THRESHOLDS, len(matched)))
     before = np.cumsum(blamed, axis=1)[:, matched]
     precision, recall = curves.curve(
         (runs == 1).astype(np.int32), (runs == 2).astype(np.int32), blamed[:, matched], before, positives
@@ -38,6 +38,6 @@ def test_the_curve_at_matches_equals_the_curve_over_all_detections(seed: int):
             true += kind[detection] == 1
             false += kind[detection] == 0 and blamed[area, detection]
             points.append((true / positives[area], true / (false + true + np.spacing(1))))
-        levels = [max((p for r, p in points if r >= level), default=0.0) for level in matching.RECALL_THRESHOLDS]
-        np.testing.assert_array_equal(precision[area], np.tile(levels, (matching.THRESHOLDS, 1)))
+        levels = [max((p for r, p in points if r >= level), default=0.0) for level in greedy_matching.RECALL_THRESHOLDS]
+        np.testing.assert_array_equal(precision[area], np.tile(levels, (greedy_matching.THRESHOLDS, 1)))
         np.testing.assert_array_equal(recall[area], true / positives[area])

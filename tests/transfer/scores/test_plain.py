@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores import coco, inputs, rle, typed
+from momentum_transfer.transfer.scores import coco, coco_files, rle, typed
 from momentum_transfer.transfer.scores import typed as plain
 from tests.transfer.scores.random_sets import coco_set
 
@@ -48,7 +48,7 @@ def always_plain(monkeypatch: pytest.MonkeyPatch):
             raise AssertionError("the general reader was called")
 
         with monkeypatch.context() as patch:
-            patch.setattr(inputs, "_read_json", refuse)
+            patch.setattr(coco_files, "_read_json", refuse)
             return work(*args)
 
     return run
@@ -79,8 +79,8 @@ def written(folder: Path, truth: Any, results: Any, **form: Any) -> tuple[Path, 
 
 
 def loaded(files: tuple[Path, Path], iou_type: Any, area_from: Any = "file"):
-    truth = inputs.load_ground_truth(files[0], iou_type)
-    return truth, inputs.load_detections(files[1], truth, iou_type, area_from)
+    truth = coco_files.load_ground_truth(files[0], iou_type)
+    return truth, coco_files.load_detections(files[1], truth, iou_type, area_from)
 
 
 @pytest.mark.parametrize("form", [{}, {"indent": 1}, {"separators": (",", ":")}], ids=["line", "indented", "tight"])
@@ -191,9 +191,9 @@ def test_a_result_file_is_never_held_as_a_whole(tmp_path: Path, small_blocks, mo
         lengths.append(len(text))
         return decode(decoder, text)
 
-    loaded_truth = inputs.load_ground_truth(files[0], "bbox")
+    loaded_truth = coco_files.load_ground_truth(files[0], "bbox")
     monkeypatch.setattr(typed, "_decode", note)
-    assert len(inputs.load_detections(files[1], loaded_truth, "bbox")) == 5 * len(results)
+    assert len(coco_files.load_detections(files[1], loaded_truth, "bbox")) == 5 * len(results)
     assert sum(lengths) >= files[1].stat().st_size
     assert max(lengths) < 3 * 500
 
@@ -219,7 +219,8 @@ def test_ids_that_are_strings_are_read_as_by_the_general_reader(tmp_path: Path, 
     first, second = tmp_path / "truth.json", tmp_path / "results.json"
     first.write_text(json.dumps(truth))
     second.write_text(json.dumps(results))
-    fast = always_plain(lambda: inputs.load_detections(second, inputs.load_ground_truth(first, "bbox"), "bbox"))
+    fast = always_plain(lambda: coco_files.load_detections(second, coco_files.load_ground_truth(first, "bbox"), "bbox"))
     assert_same(
-        fast, never_plain(lambda: inputs.load_detections(second, inputs.load_ground_truth(first, "bbox"), "bbox"))
+        fast,
+        never_plain(lambda: coco_files.load_detections(second, coco_files.load_ground_truth(first, "bbox"), "bbox")),
     )

@@ -19,14 +19,14 @@ from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer.data.overview import tinted
 from momentum_transfer.transfer.detector_run import DetectorRun, Found
 from momentum_transfer.transfer.prediction import outputs
-from momentum_transfer.transfer.prediction.outputs import Store
-from momentum_transfer.transfer.prediction.photographs import (
-    Photograph,
-    find_photographs,
-    read_photograph,
+from momentum_transfer.transfer.prediction.input_images import (
+    InputImage,
+    find_images,
+    read_pixels,
     refuse_unreadable,
     unreadable,
 )
+from momentum_transfer.transfer.prediction.outputs import Store
 from momentum_transfer.transfer.visuals import MIN_SCORE, draw
 
 #: Images that are read while the detector is busy with others.
@@ -62,7 +62,7 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, wanted: W
     Raises:
         InputError: no image, one that cannot be read, or ``out`` belongs to another detector or threshold.
     """
-    photos = [photo for photo in find_photographs(images) if out.resolve() not in photo.path.resolve().parents]
+    photos = [photo for photo in find_images(images) if out.resolve() not in photo.path.resolve().parents]
     wrong = unreadable(photos)
     if not wanted.skip_unreadable:
         refuse_unreadable(wrong)
@@ -108,7 +108,7 @@ def ids_of(file: str | Path) -> dict[str, int]:
     return dict(pairs)
 
 
-def _ids(photos: Sequence[Photograph], known: Mapping[str, int] | None) -> dict[str, int]:
+def _ids(photos: Sequence[InputImage], known: Mapping[str, int] | None) -> dict[str, int]:
     """Id of each image by its name or, where the file's names have other folders, by the last part of it."""
     if known is None:
         return {}
@@ -125,10 +125,10 @@ def _ids(photos: Sequence[Photograph], known: Mapping[str, int] | None) -> dict[
 
 
 def _run(
-    run: DetectorRun, photos: Sequence[Photograph], ids: Mapping[str, int], out: Path, wanted: Wanted, store: Store
+    run: DetectorRun, photos: Sequence[InputImage], ids: Mapping[str, int], out: Path, wanted: Wanted, store: Store
 ) -> None:
     names = dict(zip(run.classes.ids, run.classes.names, strict=True))
-    batch: list[tuple[Photograph, np.ndarray]] = []
+    batch: list[tuple[InputImage, np.ndarray]] = []
     with ProgressLine("predict", len(photos)) as progress:
         for place, (photo, pixels) in enumerate(_read_ahead(photos, wanted.skip_unreadable), start=1):
             if pixels is not None:
@@ -148,7 +148,7 @@ def _run(
 
 
 def _written(
-    run: DetectorRun, photo: Photograph, pixels: np.ndarray, found: Found, out: Path, wanted: Wanted,
+    run: DetectorRun, photo: InputImage, pixels: np.ndarray, found: Found, out: Path, wanted: Wanted,
     names: Mapping[int, str],
 ) -> dict[str, object]:  # fmt: skip
     """Write an image's picture and label PNG; its line."""
@@ -174,13 +174,13 @@ def _renamed(name: str, endings: Sequence[str]) -> str:
     return name if name.lower().endswith(tuple(endings)) else f"{name}.png"
 
 
-def _read_ahead(photos: Sequence[Photograph], skip: bool) -> Iterator[tuple[Photograph, np.ndarray | None]]:
+def _read_ahead(photos: Sequence[InputImage], skip: bool) -> Iterator[tuple[InputImage, np.ndarray | None]]:
     """Every photograph with its pixels, read by a thread while the detector works; None for one that is skipped."""
-    waiting: deque[tuple[Photograph, Future[np.ndarray]]] = deque()
+    waiting: deque[tuple[InputImage, Future[np.ndarray]]] = deque()
     with ThreadPoolExecutor(max_workers=2) as pool:
         try:
             for photo in photos:
-                waiting.append((photo, pool.submit(read_photograph, photo.path)))
+                waiting.append((photo, pool.submit(read_pixels, photo.path)))
                 if len(waiting) > AHEAD:
                     yield _taken(*waiting.popleft(), skip)
             while waiting:
@@ -190,7 +190,7 @@ def _read_ahead(photos: Sequence[Photograph], skip: bool) -> Iterator[tuple[Phot
                 future.cancel()
 
 
-def _taken(photo: Photograph, future: Future[np.ndarray], skip: bool) -> tuple[Photograph, np.ndarray | None]:
+def _taken(photo: InputImage, future: Future[np.ndarray], skip: bool) -> tuple[InputImage, np.ndarray | None]:
     try:
         return photo, future.result()
     except InputError as error:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.detector_run import load_run
-from momentum_transfer.transfer.prediction import predict as prediction
-from momentum_transfer.transfer.prediction.photographs import find_photographs, natural_order
-from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict
+from momentum_transfer.transfer.prediction import predict_images as prediction
+from momentum_transfer.transfer.prediction.input_images import find_images, natural_order
+from momentum_transfer.transfer.prediction.predict_images import Wanted, ids_of, predict
 from momentum_transfer.transfer.scores import coco
 from tests.tools.in_process import run_tool
 from tests.transfer.test_detector_run import write_run
@@ -180,7 +180,7 @@ def test_frames_come_in_the_order_of_their_numbers():
 def test_what_holds_no_images_is_refused(make, message, tmp_path):
     (tmp_path / "clip.mp4").write_bytes(b"")
     with pytest.raises(InputError, match=message):
-        find_photographs([make(tmp_path)])
+        find_images([make(tmp_path)])
 
 
 def test_images_of_one_name_are_refused(tmp_path):
@@ -188,7 +188,7 @@ def test_images_of_one_name_are_refused(tmp_path):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (8, 8)).save(tmp_path / folder / "a.png")
     with pytest.raises(InputError, match="images of different names"):
-        find_photographs([tmp_path / "one", tmp_path / "two/a.png"])
+        find_images([tmp_path / "one", tmp_path / "two/a.png"])
 
 
 def test_an_image_that_the_id_file_lacks_is_named(detector, photos, tmp_path):

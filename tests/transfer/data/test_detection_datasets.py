@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data import datasets
-from momentum_transfer.transfer.data.datasets import dataset_names, get_dataset, register_coco
+from momentum_transfer.transfer.data import detection_datasets
+from momentum_transfer.transfer.data.detection_datasets import dataset_names, get_dataset, register_coco
 
 
 def write_coco(file: Path, *, file_name: str = "1.jpg") -> Path:
@@ -23,7 +23,7 @@ def write_coco(file: Path, *, file_name: str = "1.jpg") -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_registrations(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(datasets, "_registered", {})
+    monkeypatch.setattr(detection_datasets, "_registered", {})
 
 
 def test_classes_are_in_the_order_of_their_ids(tmp_path: Path):
@@ -42,7 +42,7 @@ def test_root_falls_back_to_detectron2s_variable(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     assert get_dataset("coco_2017_train").images_dir == tmp_path / "coco/train2017"
     monkeypatch.delenv("DETECTRON2_DATASETS")
-    assert datasets.datasets_root(None) == Path("datasets")
+    assert detection_datasets.datasets_root(None) == Path("datasets")
 
 
 def test_lvis_names_its_pictures_by_url_or_by_coco_2014s_names(tmp_path: Path):

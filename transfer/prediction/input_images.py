@@ -20,21 +20,21 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class Photograph:
+class InputImage:
     """An image file. name: what results call it, its path below the folder that was given, with forward slashes."""
 
     path: Path
     name: str
 
 
-def find_photographs(given: Sequence[str | Path]) -> list[Photograph]:
+def find_images(given: Sequence[str | Path]) -> list[InputImage]:
     """The images of files and folders, in the given order; those of a folder in natural order (frame 2 before 10).
 
     Raises:
         InputError: nothing was given, a path is missing, a folder holds no image, a file is a video, or two images have
             one name.
     """
-    found: list[Photograph] = []
+    found: list[InputImage] = []
     for path in map(Path, given):
         found += _of_folder(path) if path.is_dir() else [_of_file(path)]
     if not found:
@@ -50,9 +50,9 @@ def find_photographs(given: Sequence[str | Path]) -> list[Photograph]:
     return list(dict.fromkeys(found))
 
 
-def _of_folder(folder: Path) -> list[Photograph]:
+def _of_folder(folder: Path) -> list[InputImage]:
     files = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
-    named = [Photograph(path, path.relative_to(folder).as_posix()) for path in files]
+    named = [InputImage(path, path.relative_to(folder).as_posix()) for path in files]
     kept = [photo for photo in named if not any(part.startswith(".") for part in Path(photo.name).parts)]
     if not kept:
         raise InputError(f"expected images ({', '.join(SUFFIXES)}) in {folder}, found none; {_video_hint(folder)}")
@@ -67,12 +67,12 @@ def _video_hint(folder: Path) -> str:
 _FRAMES = "cut it into frames first, for example ffmpeg -i VIDEO frames/%06d.png"
 
 
-def _of_file(path: Path) -> Photograph:
+def _of_file(path: Path) -> InputImage:
     if not path.is_file():
         raise InputError(f"image not found: {path}; give image files, or a folder of them")
     if path.suffix.lower() in _VIDEOS:
         raise InputError(f"expected images, found the video {path}; {_FRAMES}")
-    return Photograph(path, path.name)
+    return InputImage(path, path.name)
 
 
 def natural_order(name: str) -> list[tuple[int, int | str]]:
@@ -81,7 +81,7 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in parts if part]
 
 
-def unreadable(photos: Iterable[Photograph]) -> dict[Photograph, str]:
+def unreadable(photos: Iterable[InputImage]) -> dict[InputImage, str]:
     """Files whose header is that of no image, with the reason; what is broken further inside shows when it is read.
 
     So are names whose bytes are no UTF-8: no file of results can hold them.
@@ -98,7 +98,7 @@ def unreadable(photos: Iterable[Photograph]) -> dict[Photograph, str]:
     return wrong
 
 
-def refuse_unreadable(wrong: dict[Photograph, str]) -> None:
+def refuse_unreadable(wrong: dict[InputImage, str]) -> None:
     """Raise InputError with the first of the files that cannot be read, where there is one."""
     if wrong:
         some = "; ".join(list(wrong.values())[:_NAMED])
@@ -109,7 +109,7 @@ def refuse_unreadable(wrong: dict[Photograph, str]) -> None:
         )
 
 
-def read_photograph(path: str | Path) -> np.ndarray:
+def read_pixels(path: str | Path) -> np.ndarray:
     """An image file as uint8 [H, W, 3] in RGB, upright; InputError names one that cannot be read."""
     return np.asarray(read_rgb(path))
 
@@ -124,7 +124,7 @@ def as_pixels(image: Any) -> np.ndarray:
         InputError: it is none of these.
     """
     if isinstance(image, (str, Path)):
-        return read_photograph(image)
+        return read_pixels(image)
     if isinstance(image, Image.Image):
         return np.asarray(as_rgb(image))
     array = np.asarray(image)

@@ -12,9 +12,9 @@ import torch
 from momentum_transfer.core import errors
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.detector_run import load_run
-from momentum_transfer.transfer.export import export as exporting
-from momentum_transfer.transfer.export.export import DenseProgram, export
+from momentum_transfer.transfer.export import write as exporting
 from momentum_transfer.transfer.export.exported import load_exported
+from momentum_transfer.transfer.export.write import DenseProgram, export
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from tests.tools.in_process import run_tool
 from tests.transfer.test_detector_run import write_run

@@ -31,7 +31,7 @@ from momentum_transfer.transfer.detector_run import DetectorRun
 from momentum_transfer.transfer.export import exported as onnx_seal
 from momentum_transfer.transfer.export.exported import ExportedDetector, Wants, load_exported
 from momentum_transfer.transfer.export.pt2_archive import KEY
-from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.dense import DenseHeads, RetinaNet
 from momentum_transfer.transfer.torchvision_engine.detectors import OneStage
