@@ -24,7 +24,7 @@ TOOLS = {
     "convert": "turn any known checkpoint into Detectron2 or torchvision weights; NormRescale",
     "compare": "compare backbones on the same images: CKA, norms of weights",
     "transfer": "fine-tune a detector or segmenter from pretrained weights and score it",
-    "predict": "find objects in new photographs with a fine-tuned detector",
+    "predict": "find objects in new images with a fine-tuned detector",
     "export": "write a fine-tuned detector as ONNX or torch.export, checked against itself",
     "lowshot": "probe a backbone with few labels: kNN, retrieval, SVM, linear, fine-tuning, FixMatch",
     "taxonomy": "coarse classes from a hierarchy such as WordNet's, for supervised pretraining on fewer",

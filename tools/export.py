@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--format", required=True, type=_format, metavar="onnx|pt2", help="what to write")
     made.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
     made.add_argument("--size", type=_size, metavar="HEIGHTxWIDTH", help="a program of this size only (default: any)")
-    made.add_argument("--check", nargs="*", default=[], metavar="IMAGE", help="photographs to check it with")
+    made.add_argument("--check", nargs="*", default=[], metavar="IMAGE", help="images to check it with")
     return made
 
 

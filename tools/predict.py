@@ -1,11 +1,10 @@
-"""Find objects in new photographs with a fine-tuned detector: no annotations, nothing is scored.
+"""Find objects in new images with a fine-tuned detector: no annotations, nothing is scored.
 
     python tools/predict.py --detector OUTPUT_DIR photos/ --out predictions
     python tools/predict.py --detector OUTPUT_DIR one.jpg two.png frames/ --out predictions --threshold 0.7
 
-Writes predictions.json (COCO results), images.json (the ids they use), visuals/ (drawn pictures), counts.csv and
-counts_by_image.csv; of a segmenter labels/ (a class for every pixel). Run again to go on where it stopped, or to add
-images.
+Writes predictions.json (COCO results), images.json (the ids they use), visuals/ (images with detections), counts.csv
+and counts_by_image.csv; of a segmenter labels/ (a class for every pixel). Run again to resume, or to add images.
 """
 
 import argparse
@@ -24,7 +23,7 @@ def main(args: argparse.Namespace) -> None:
     """Load the run, predict, say what was written."""
     say(f"loading {args.detector}")
     from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
-    from momentum_transfer.transfer.prediction.predict_images import Wanted, ids_of, predict
+    from momentum_transfer.transfer.prediction.predict_images import Options, ids_of, predict
 
     ids = ids_of(args.ids) if args.ids else None
     run = load_run(args.detector, engine=args.engine or "", device=args.device)
@@ -32,11 +31,11 @@ def main(args: argparse.Namespace) -> None:
         f"{counted(len(run.classes.names), 'class')}, engine {run.engine.name}")  # fmt: skip
     if run.task == "segmentation" and args.threshold is not None:
         raise InputError("expected no --threshold with a segmenter, which gives every pixel a class; leave it out")
-    wanted = Wanted(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)
-    for path in predict(run, args.images, args.out, wanted):
+    options = Options(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)
+    for path in predict(run, args.images, args.out, options):
         say(f"wrote {path}")
     if not args.no_visuals:
-        say(f"pictures are in {args.out / 'visuals'}")
+        say(f"visualizations are in {args.out / 'visuals'}")
 
 
 def _share(text: str) -> float:
@@ -57,13 +56,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", required=True, type=Path, metavar="DIR", help="where results go")
     made.add_argument("--threshold", type=_share, metavar="SCORE",
                       help="leave out detections of a lower score (default: the JSON keeps all that the detector "
-                      "gives; pictures and counts begin at 0.5)")  # fmt: skip
+                      "gives; visualizations and counts begin at 0.5)")  # fmt: skip
     made.add_argument(
         "--batch-size", type=at_least(1), default=1, help="images of one size at once (default: %(default)s)"
     )
     made.add_argument("--ids", metavar="FILE.json", help="take the images' ids from this COCO JSON, so that `score` "
                       "can compare")  # fmt: skip
-    made.add_argument("--no-visuals", action="store_true", help="draw no pictures")
+    made.add_argument("--no-visuals", action="store_true", help="write no visualizations")
     made.add_argument("--skip-unreadable", action="store_true", help="leave out images that cannot be read")
     made.add_argument("--engine", choices=("detectron2", "torchvision"), help="default: the one that trained it")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")

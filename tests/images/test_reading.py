@@ -15,9 +15,9 @@ from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.reading import UnreadableImage, read_rgb, upright_size
 from momentum_transfer.report import pictures
 from momentum_transfer.transfer.data.semantic_datasets import IMAGE_SUFFIXES
-from momentum_transfer.transfer.prediction.input_images import read_pixels
+from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.scores import semantic
-from momentum_transfer.transfer.torchvision_engine.data import Picture, read_pixels
+from momentum_transfer.transfer.torchvision_engine.data import Picture, read_image
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,8 +44,8 @@ def test_a_turned_photograph_is_upright_in_training_evaluation_and_prediction(or
     height, width = wanted.shape[:2]
     assert upright_size(path) == (width, height)
     assert np.array_equal(read_rgb(path), wanted)
-    assert np.array_equal(read_pixels(Picture(path, 1, height, width, ())), wanted)
-    assert np.array_equal(read_pixels(path), wanted)
+    assert np.array_equal(read_image(Picture(path, 1, height, width, ())), wanted)
+    assert np.array_equal(as_pixels(path), wanted)
     assert np.array_equal(FileImages([path], [0], ["a"])[0][0], wanted)
 
 
@@ -111,7 +111,7 @@ READERS = {
     "stored_orientation": reading.stored_orientation,
     "stored_values": reading.stored_values,
     "a label image that is scored": semantic._read,
-    "an image to predict on": read_pixels,
+    "an image to predict on": as_pixels,
 }
 
 

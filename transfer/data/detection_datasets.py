@@ -1,7 +1,4 @@
-"""Detection datasets by name: embedded, COCO, LVIS and VOC in Detectron2's folder layout, any set in COCO's form.
-
-PASCAL VOC's XML annotations in COCO's JSON form.
-"""
+"""Detection data sets by name: embedded, COCO, LVIS and VOC in Detectron2's folder layout, any set in COCO's form."""
 
 from __future__ import annotations
 
@@ -11,106 +8,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import cache_root, part_title, sha256_of_text, write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.core.untrusted import read_lines
-from momentum_transfer.transfer.data.annotations import DetectionData, open_dataset
-from momentum_transfer.transfer.data.check_annotations import Problem, check
+from momentum_transfer.images.labelled_images import CLASSES as VOC_CLASSES
+from momentum_transfer.transfer.data.annotations import DetectionData, coco_content, open_dataset
 from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
-from momentum_transfer.transfer.data.own.voc_xml import Node, read_xml
-
-VERSION = 1  # raise it when the conversion changes: the cache is keyed by it
-# fmt: off
-CLASSES = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
-    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
-)
-# fmt: on
-
-
-def voc_as_coco(folder: Path, split: str) -> Path:
-    """Convert one image set of a VOC folder (`VOC2007`) to a JSON file in the cache, unless it is there already.
-
-    Boxes keep Detectron2's convention: VOC counts pixels from 1 and includes both ends, so (xmin, ymin, xmax, ymax)
-    becomes the continuous box (xmin − 1, ymin − 1, xmax, ymax). `difficult` objects are kept and marked: training uses
-    them, scoring ignores them.
-
-    Raises:
-        InputError: a missing folder or file, a malformed XML, an unknown class.
-    """
-    list_file = folder / "ImageSets" / "Main" / f"{split}.txt"
-    if not list_file.is_file():
-        raise InputError(f"expected PASCAL VOC's image list at {list_file}, found none; check DATASETS.ROOT")
-    names = [name for line in read_lines(list_file, "a list of images") for name in line.split()]
-    files = [folder / "Annotations" / f"{name}.xml" for name in names]
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise InputError(
-            f"expected an annotation file for all {len(names)} images of {list_file}, found {len(missing)} missing: "
-            + ", ".join(str(file) for file in missing[:10])
-        )
-    stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    key = sha256_of_text(json.dumps([VERSION, str(folder.resolve()), stamps]))[:12]
-    target = cache_root() / "voc" / f"{folder.name}-{split}-{key}.json"
-    if not target.is_file():
-        say(f"converting {len(files)} VOC annotations to {target}")
-        write_text(target, json.dumps(_convert(names, files)))
-    return target
-
-
-def _convert(names: list[str], files: list[Path]) -> dict[str, Any]:
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    for number, (name, file) in enumerate(zip(names, files, strict=True), 1):
-        try:
-            image, objects = _read(file, name)
-        except (InputError, ValueError) as error:
-            raise InputError(f"expected a PASCAL VOC annotation in {file}, found: {error}") from error
-        images.append({"id": number, **image})
-        for entry in objects:
-            annotations.append({"id": len(annotations) + 1, "image_id": number, **entry})
-    categories = [{"id": k + 1, "name": name} for k, name in enumerate(CLASSES)]
-    return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _text(element: Node, path: str) -> str:
-    inner: Node | None = element
-    for tag in path.split("/"):
-        inner = inner and inner.child(tag)
-    if inner is None:
-        raise ValueError(f"no <{path}> in <{element.tag}>")
-    return inner.text.strip()
-
-
-def _read(file: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    root = read_xml(file)
-    image = {
-        "file_name": f"{name}.jpg",
-        "height": int(_text(root, "size/height")),
-        "width": int(_text(root, "size/width")),
-    }
-    objects = []
-    for element in root.all("object"):
-        left, top, right, bottom = (
-            float(_text(element, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")
-        )
-        width, height = right - left + 1, bottom - top + 1
-        category = CLASSES.index(_text(element, "name")) + 1
-        objects.append(
-            {
-                "category_id": category,
-                "bbox": [left - 1, top - 1, width, height],
-                "area": width * height,
-                "iscrowd": 0,
-                "difficult": int(_text(element, "difficult")) if element.child("difficult") else 0,
-            }
-        )
-    return image, objects
-
-
-__all__ = ["DetectionData", "Problem", "check", "dataset_names", "get_dataset", "register_coco",
-           "short_name"]  # fmt: skip
+from momentum_transfer.transfer.data.own.labelled import Box
+from momentum_transfer.transfer.data.own.voc_xml import image_size, read_object, read_xml
 
 # name -> images folder, annotation file, kind; below the root
 _PUBLISHED = {
@@ -125,6 +31,7 @@ _PUBLISHED = {
 _VOC = {f"voc_{year}_{split}": (year, split) for year in ("2007", "2012") for split in ("train", "val", "trainval")}
 _VOC["voc_2007_test"] = ("2007", "test")
 _EMBEDDED = {f"{name}_{split}": (name, split) for name in RECIPES for split in ("train", "val")}
+_VOC_VERSION = 1  # raise it when the conversion changes: the cache is keyed by it
 _registered: dict[str, tuple[Path, Path]] = {}
 #: A set that has no name here: its images' folder and its JSON, and perhaps what to call it.
 _FILES = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<images>.+):(?P<file>[^:]+\.json)", re.DOTALL)
@@ -141,7 +48,7 @@ def datasets_root(root: str | Path | None) -> Path:
 
 
 def short_name(name: str) -> str:
-    """What tables and files call a set of DATASETS.TRAIN or TEST: the name that was given, else one of its file.
+    """The name of a set of DATASETS.TRAIN or TEST in tables and files: the one given, else one from its file.
 
     ``blood=IMAGES:FILE.json`` is blood, ``…/blood/valid:…/blood/instances_valid.json`` is blood_val.
     """
@@ -150,19 +57,15 @@ def short_name(name: str) -> str:
 
 
 def content_name(name: str) -> str:
-    """A set of DATASETS.TRAIN or TEST as hashes of settings take it: of one that `open_own` wrote, whose file is named
-    by its content, the name and that, without folders."""
+    """A set of DATASETS.TRAIN or TEST as it enters hashes of settings: for a file that `open_own` wrote, its name and
+    the hash of its content, without folders."""
     found = _FILES.fullmatch(name)
     content = re.search(r"-([0-9a-f]{12})\.json$", found["file"]) if found else None
     return f"{short_name(name)}={content[1]}" if content else name
 
 
 def register_coco(name: str, images_dir: str | Path, annotation_file: str | Path) -> None:
-    """Make a set in COCO's form known under a name.
-
-    Raises:
-        InputError: the name stands for another dataset.
-    """
+    """Make a set in COCO's form known under a name; InputError if that stands for another data set."""
     entry = (Path(images_dir).expanduser(), Path(annotation_file).expanduser())
     if name in {*_EMBEDDED, *_PUBLISHED, *_VOC} or _registered.get(name, entry) != entry:
         raise InputError(f"expected a new dataset name, found {name!r}, which stands for another dataset")
@@ -193,8 +96,63 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
     if name in _VOC:
         year, split = _VOC[name]
         folder = datasets_root(root) / f"VOC{year}"
-        return open_dataset(name, folder / "JPEGImages", voc_as_coco(folder, split), "voc")
+        return open_dataset(name, folder / "JPEGImages", _voc_as_coco(folder, split), "voc")
     found = _FILES.fullmatch(name)
     if found:
         return open_dataset(short_name(name), Path(found["images"]).expanduser(), Path(found["file"]).expanduser())
     raise InputError(f"expected a dataset among {', '.join(dataset_names())}, or IMAGES_DIR:FILE.json, found {name!r}")
+
+
+def _voc_as_coco(folder: Path, split: str) -> Path:
+    """One image set of a VOC folder (`VOC2007`) as a COCO JSON in the cache, converted unless it is there already.
+
+    Boxes keep Detectron2's convention: VOC counts pixels from 1 and includes both ends, so (xmin, ymin, xmax, ymax)
+    becomes the continuous box (xmin − 1, ymin − 1, xmax, ymax). `difficult` objects are kept and marked: training uses
+    them, scoring ignores them.
+
+    Raises:
+        InputError: a missing folder or file, a malformed XML, an unknown class.
+    """
+    list_file = folder / "ImageSets" / "Main" / f"{split}.txt"
+    if not list_file.is_file():
+        raise InputError(f"expected PASCAL VOC's image list at {list_file}, found none; check DATASETS.ROOT")
+    names = [name for line in read_lines(list_file, "a list of images") for name in line.split()]
+    files = [folder / "Annotations" / f"{name}.xml" for name in names]
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise InputError(
+            f"expected an annotation file for all {len(names)} images of {list_file}, found {len(missing)} missing: "
+            + ", ".join(str(file) for file in missing[:10])
+        )
+    stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    key = sha256_of_text(json.dumps([_VOC_VERSION, str(folder.resolve()), stamps]))[:12]
+    target = cache_root() / "voc" / f"{folder.name}-{split}-{key}.json"
+    if not target.is_file():
+        say(f"converting {len(files)} VOC annotations to {target}")
+        images = (_voc_image(name, file) for name, file in zip(names, files, strict=True))
+        write_text(target, json.dumps(coco_content(images, ({"name": name} for name in VOC_CLASSES))))
+    return target
+
+
+def _voc_image(name: str, file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    try:
+        root = read_xml(file)
+        width, height, _ = image_size(root, file)
+        objects = [_voc_object(read_object(node, file)) for node in root.all("object")]
+    except InputError as error:
+        raise InputError(f"expected a PASCAL VOC annotation in {file}, found: {error}") from error
+    return {"file_name": f"{name}.jpg", "height": height, "width": width}, objects
+
+
+def _voc_object(box: Box) -> dict[str, Any]:
+    if box.name not in VOC_CLASSES:
+        raise InputError(f"the class {shown(box.name)} in {box.where}, which is none of VOC's 20")
+    left, top, right, bottom = box.box
+    width, height = right - left + 1, bottom - top + 1
+    return {
+        "category_id": VOC_CLASSES.index(box.name) + 1,
+        "bbox": [left - 1, top - 1, width, height],
+        "area": width * height,
+        "iscrowd": 0,
+        "difficult": int(box.difficult),
+    }

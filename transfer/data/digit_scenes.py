@@ -1,10 +1,10 @@
 """The embedded detection data: scenes of handwritten digits with exact boxes and masks, in COCO's and LVIS's JSON form.
 
-Scenes of the training split hold digits of the training split of `images.digits`, validation scenes held-out digits.
-A scene has an uneven dark background with fragments of strokes, and digits of random class, scale, place and contrast
-on it. A later digit may hide a little of an earlier one; masks and boxes are of what is visible. The long-tailed recipe
-draws the training classes from an exponential profile and annotates as LVIS does (arXiv:1908.03195): per image the
-present classes, a few verified absent ones, and those of which not every instance is annotated.
+Training scenes hold digits of the training split of `images.digits`, validation scenes held-out digits. A scene has an
+uneven dark background with fragments of strokes, and digits of random class, scale, place and contrast on it. A later
+digit may hide a little of an earlier one; masks and boxes are of what is visible. The long-tailed recipe samples the
+training classes from an exponential profile and annotates as LVIS does (arXiv:1908.03195): per image the present
+classes, a few verified absent ones, and those of which not every instance is annotated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,29 +27,28 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.core.files import cache_root, sha256_of_text
 from momentum_transfer.core.log import say
 from momentum_transfer.images.digits import SPLITS, draw_strokes, load_glyphs, place_glyphs, uneven_backgrounds
-from momentum_transfer.transfer.data.annotations import count_categories, federate
+from momentum_transfer.transfer.data.annotations import coco_content, encode_mask
 
-VERSION = 1  # raise it when the drawing changes: the cache is keyed by it
+VERSION = 1  # raise it when scenes change: the cache is keyed by it
 PLACEMENT_TRIES = 50
 MASK_COVERAGE = 0.25  # a digit's mask is where it covers at least this much of a pixel; half would break thin strokes
 CLASSES = [str(digit) for digit in range(10)]
+_RARE_IMAGES, _COMMON_IMAGES = 10, 100  # LVIS: rare up to 10 training images, common up to 100, else frequent
 
 
 @dataclass(frozen=True)
 class SceneRecipe:
-    """How scenes are drawn. Luminance runs from 0 to 1, lengths are in pixels.
+    """How scenes are composed. Luminance runs from 0 to 1, lengths are in pixels.
 
     Attributes:
         images: number of training and of validation scenes.
-        size: side of a scene.
         digits: least and greatest number of digits in a scene.
         side: range of the side of the square that holds a digit (its strokes fill about a quarter).
         background: range of the mean luminance; `contrast` is the least distance of a digit from it.
         strokes: number of fragments of strokes, `stroke_contrast` lighter than the background.
-        hidden: largest share of a digit's pixels that later digits may hide.
+        hidden: largest fraction of a digit's pixels that later digits may hide.
         box_overlap: largest intersection over union of two digits' boxes when the later one is placed.
-        long_tail: factor f of the training classes' profile `p_k ∝ f^(k/9)`; 1 draws them alike, as validation does.
-        lvis: annotate in LVIS's form.
+        long_tail: factor f of the training classes' profile `p_k ∝ f^(k/9)`; 1 samples them alike, as validation does.
     """
 
     name: str
@@ -76,17 +77,11 @@ RECIPES = {
 
 @dataclass
 class Scene:
-    """A drawn scene.
+    """A scene with n digits."""
 
-    Attributes:
-        image: grey, uint8 [size, size].
-        masks: visible pixels of each digit, bool [n, size, size]; no pixel belongs to two.
-        digits: class of each, [n].
-    """
-
-    image: NDArray[np.uint8]
-    masks: NDArray[np.bool_]
-    digits: NDArray[np.int64]
+    image: NDArray[np.uint8]  # grey [size, size]
+    masks: NDArray[np.bool_]  # [n, size, size] visible pixels of each digit; no pixel belongs to two
+    digits: NDArray[np.int64]  # [n] classes
 
 
 def _box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
@@ -160,23 +155,17 @@ def draw_scene(
     return Scene(image, np.stack(placed.visible), np.asarray(digits, dtype=np.int64))
 
 
-def _annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[str, Any]]:
+def _annotations(scene: Scene) -> Iterator[dict[str, Any]]:
     """COCO annotations of a scene: compressed RLE of the visible pixels, and their tight box."""
-    found = []
-    for number, (mask, digit) in enumerate(zip(scene.masks, scene.digits, strict=True)):
-        rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-        found.append(
-            {
-                "id": first_id + number,
-                "image_id": image_id,
-                "category_id": int(digit) + 1,
-                "bbox": [float(value) for value in coco_mask.toBbox(rle)],
-                "area": float(coco_mask.area(rle)),
-                "segmentation": {"size": rle["size"], "counts": rle["counts"].decode("ascii")},
-                "iscrowd": 0,
-            }
-        )
-    return found
+    for mask, digit in zip(scene.masks, scene.digits, strict=True):
+        code = encode_mask(mask)
+        yield {
+            "category_id": int(digit) + 1,
+            "bbox": [float(value) for value in coco_mask.toBbox(code)],
+            "area": float(coco_mask.area(code)),
+            "segmentation": code,
+            "iscrowd": 0,
+        }
 
 
 def _label_map(scene: Scene) -> NDArray[np.uint8]:
@@ -191,45 +180,89 @@ def _profile(recipe: SceneRecipe, split: str) -> NDArray[np.float64]:
 
 
 def _write_split(recipe: SceneRecipe, split: str, folder: Path) -> dict[str, Any]:
-    """Draw a split, write its images and label maps, and return its COCO JSON."""
+    """Write the images and label maps of a split, and return its COCO JSON."""
     glyphs, labels = load_glyphs(split)
     number = SPLITS.index(split)
     profile = _profile(recipe, split)
     (folder / split).mkdir()
     (folder / "labels" / split).mkdir(parents=True)
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+    images = []
     for index in range(recipe.images[number]):
         scene = draw_scene(recipe, glyphs, labels, profile, np.random.default_rng((recipe.seed, number, index)))
         file_name = f"{index + 1:06d}.png"
         PIL.Image.fromarray(scene.image).convert("RGB").save(folder / split / file_name)
         PIL.Image.fromarray(_label_map(scene)).save(folder / "labels" / split / file_name)
-        images.append({"id": index + 1, "file_name": file_name, "height": recipe.size, "width": recipe.size})
-        annotations += _annotations(scene, index + 1, len(annotations) + 1)
-    categories = [{"id": k + 1, "name": name, "supercategory": "digit"} for k, name in enumerate(CLASSES)]
+        image = {"file_name": file_name, "height": recipe.size, "width": recipe.size}
+        images.append((image, list(_annotations(scene))))
     info = {"description": f"{recipe.name}: scenes of scikit-learn's handwritten digits", "version": str(VERSION)}
-    return {"info": info, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
+    categories = [{"name": name, "supercategory": "digit"} for name in CLASSES]
+    return {"info": info, "licenses": [], **coco_content(images, categories)}
+
+
+def _federate(data: dict[str, Any], rng: np.random.Generator) -> None:
+    """Turn exhaustive COCO annotations into LVIS's federated ones, in place.
+
+    Each image gets up to three verified absent classes. In one of ten images that hold a class twice or more, one such
+    instance is left unannotated and the class is listed as not exhaustively annotated.
+    """
+    of_image: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in data["images"]}
+    for annotation in data["annotations"]:
+        of_image[annotation["image_id"]].append(annotation)
+    dropped = set()
+    for image in data["images"]:
+        counts = Counter(annotation["category_id"] for annotation in of_image[image["id"]])
+        absent = [category["id"] for category in data["categories"] if category["id"] not in counts]
+        image["neg_category_ids"] = sorted(int(k) for k in rng.choice(absent, min(3, len(absent)), replace=False))
+        image["not_exhaustive_category_ids"] = []
+        repeated = sorted(category for category, count in counts.items() if count > 1)
+        if repeated and rng.random() < 0.1:
+            category = int(rng.choice(repeated))
+            last = [a["id"] for a in of_image[image["id"]] if a["category_id"] == category][-1]
+            dropped.add(last)
+            image["not_exhaustive_category_ids"] = [category]
+    data["annotations"] = [annotation for annotation in data["annotations"] if annotation["id"] not in dropped]
+
+
+def _count_categories(data: dict[str, Any], frequency: dict[int, str] | None) -> dict[int, str]:
+    """Add LVIS's category fields in place; the frequency is that of the training split, which is also returned."""
+    instances = Counter(annotation["category_id"] for annotation in data["annotations"])
+    pairs = {(annotation["image_id"], annotation["category_id"]) for annotation in data["annotations"]}
+    shown = Counter(category for _, category in pairs)
+    frequencies = {}
+    for category in data["categories"]:
+        number = shown[category["id"]]
+        letter = "r" if number <= _RARE_IMAGES else "c" if number <= _COMMON_IMAGES else "f"
+        frequencies[category["id"]] = letter if frequency is None else frequency[category["id"]]
+        category.update(
+            image_count=number,
+            instance_count=instances[category["id"]],
+            frequency=frequencies[category["id"]],
+            synset=f"digit_{category['name']}.n.01",
+            synonyms=[category["name"]],
+            **{"def": f"the handwritten digit {category['name']}"},
+        )
+    return frequencies
 
 
 def write_scenes(recipe: SceneRecipe, folder: Path) -> None:
-    """Fill an empty folder: train/ and val/ (RGB PNG), labels/ (label maps, PNG), annotations/ (JSON)."""
+    """Fill an empty folder: train/ and val/ (RGB PNG), labels/ (label maps), annotations/ (JSON)."""
     frequency = None
     (folder / "annotations").mkdir()
     for number, split in enumerate(SPLITS):
         data = _write_split(recipe, split, folder)
         if recipe.lvis:
-            federate(data, np.random.default_rng((recipe.seed, number, recipe.images[number])))
-            frequency = count_categories(data, frequency)
+            _federate(data, np.random.default_rng((recipe.seed, number, recipe.images[number])))
+            frequency = _count_categories(data, frequency)
         (folder / "annotations" / f"{split}.json").write_text(json.dumps(data), encoding="utf-8")
 
 
 def ensure_scenes(recipe: SceneRecipe) -> Path:
-    """The folder of a recipe's scenes in the cache; drawn on first use. The folder is whole or absent."""
+    """The folder of a recipe's scenes in the cache, written on first use; it is whole or absent."""
     key = sha256_of_text(json.dumps(asdict(recipe), sort_keys=True))[:12]
     folder = cache_root() / "scenes" / f"{recipe.name}-v{VERSION}-{key}"
     if folder.is_dir():
         return folder
-    say(f"drawing {sum(recipe.images)} scenes into {folder}")
+    say(f"writing {sum(recipe.images)} scenes into {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:

@@ -30,43 +30,26 @@ CITYSCAPES = {
 
 @dataclass(frozen=True)
 class SemanticData:
-    """Images with one class per pixel.
+    """Images with one class per pixel."""
 
-    Attributes:
-        name: as in configs and results.
-        pairs: image and label file of each picture.
-        classes: names; label k is the k-th.
-        class_of: class of each value of a label file, uint8 [256]; `IGNORE` for pixels that do not count.
-    """
-
-    name: str
-    pairs: tuple[tuple[Path, Path], ...]
-    classes: tuple[str, ...]
-    class_of: NDArray[np.uint8]
+    name: str  # as in configs and results
+    pairs: tuple[tuple[Path, Path], ...]  # image file, label file
+    classes: tuple[str, ...]  # names; label k is the k-th
+    class_of: NDArray[np.uint8]  # [256] class of each value of a label file; `IGNORE` for pixels that do not count
 
     def labels(self, index: int) -> NDArray[np.uint8]:
-        """The label map of a picture, uint8 [H, W]: classes and `IGNORE`.
-
-        Raises:
-            InputError: an unreadable or many-channelled file, or a value that stands for no class.
-        """
+        """The label map of an image, uint8 [H, W]: classes and `IGNORE`; InputError for other values."""
         path = self.pairs[index][1]
         values = stored_labels(path)
-        found = self.class_of[values]
-        unknown = np.unique(values[(found >= len(self.classes)) & (found != IGNORE)])
-        if len(unknown):
-            raise InputError(
-                f"expected labels 0..{len(self.classes) - 1} or {IGNORE} in {path}, found {unknown.tolist()}"
-            )
-        return found
+        labels = self.class_of[values]
+        unknown = np.unique(values[(labels >= len(self.classes)) & (labels != IGNORE)]).tolist()
+        if unknown:
+            raise InputError(f"expected labels 0..{len(self.classes) - 1} or {IGNORE} in {path}, found {unknown}")
+        return labels
 
 
 def stored_labels(path: Path) -> NDArray[np.uint8]:
-    """The values of a label PNG as they are stored, uint8 [H, W].
-
-    Raises:
-        InputError: it cannot be read, or holds anything but 8 bits a pixel.
-    """
+    """The values of a label PNG, uint8 [H, W]; InputError if it cannot be read or has not 8 bits a pixel."""
     values = stored_values(path)
     if values.ndim != 2 or values.dtype != np.uint8:
         raise InputError(
@@ -77,7 +60,7 @@ def stored_labels(path: Path) -> NDArray[np.uint8]:
 
 
 def _pairs(name: str, images: Path, labels: Path, label_name: dict[str, str]) -> tuple[tuple[Path, Path], ...]:
-    """Pair every image below `images` with the file of the same place and (renamed) stem below `labels`."""
+    """Every image below `images` with the file of the same path and (renamed) stem below `labels`."""
     for folder, content in ((images, "images"), (labels, "label PNGs")):
         if not folder.is_dir():
             raise InputError(f"expected the {content} of dataset {name!r} in {folder}, found no such folder")
@@ -98,9 +81,9 @@ def _pairs(name: str, images: Path, labels: Path, label_name: dict[str, str]) ->
 
 
 def label_folder(name: str, images: str | Path, labels: str | Path, classes: tuple[str, ...]) -> SemanticData:
-    """A folder of images and one of PNGs of the same names, whose values are classes 0.. and 255 for "ignore"."""
-    identity = np.arange(256, dtype=np.uint8)
-    return SemanticData(name, _pairs(name, Path(images), Path(labels), {}), classes, identity)
+    """A folder of images and one of PNGs of the same names, with the values 0 … K − 1, or 255 for "ignore"."""
+    pairs = _pairs(name, Path(images), Path(labels), {})
+    return SemanticData(name, pairs, classes, class_of=np.arange(256, dtype=np.uint8))
 
 
 def _cityscapes(name: str, root: Path, split: str) -> SemanticData:
@@ -113,10 +96,6 @@ def _cityscapes(name: str, root: Path, split: str) -> SemanticData:
     return SemanticData(name, pairs, tuple(CITYSCAPES), class_of)
 
 
-def _numbered(classes: int) -> tuple[str, ...]:
-    return tuple(str(number) for number in range(classes))
-
-
 def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticData:
     """Find a semantic segmentation dataset.
 
@@ -124,7 +103,7 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
         name: `cityscapes_fine_sem_seg_train` or `_val` (below root/cityscapes), or `digit_scenes_sem_seg_train` or
             `_val` (embedded: background and ten digits), or `IMAGES_DIR:LABELS_DIR:CLASSES` for any folder of label
             PNGs with that many classes; `NAME=…` before it names the set.
-        root: see `momentum_transfer.transfer.data.detection_datasets.datasets_root`.
+        root: see `detection_datasets.datasets_root`.
 
     Raises:
         InputError: an unknown name, a missing folder, an image without labels.
@@ -135,7 +114,8 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
         called, equals, place = images.partition("=")
         if not equals or "/" in called:
             called, place = name, images
-        return label_folder(called, Path(place).expanduser(), Path(rest[0]).expanduser(), _numbered(int(rest[1])))
+        classes = tuple(str(number) for number in range(int(rest[1])))
+        return label_folder(called, Path(place).expanduser(), Path(rest[0]).expanduser(), classes)
     if name not in known:
         raise InputError(
             f"expected a semantic segmentation dataset among {', '.join(known)}, or IMAGES_DIR:LABELS_DIR:CLASSES, "
@@ -149,12 +129,12 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
 
 
 def label_file(folder: Path, number: int) -> Path:
-    """Where the labels of the ``number``-th picture are written, predicted or true."""
+    """The label file of the ``number``-th image, predicted or true."""
     return folder / f"{number:06d}.png"
 
 
 def write_truth(data: SemanticData, folder: Path) -> None:
-    """Write the true labels as classes, whatever values the dataset's own files hold, beside which to score."""
+    """Write the true labels as classes, whatever values the data set's own files have, to score against."""
     for number in range(len(data.pairs)):
         if not label_file(folder, number).is_file():
             with atomic_path(label_file(folder, number)) as temporary:

@@ -18,7 +18,7 @@ falls to a crowd or an ignored object is no error (there it may be one); and unv
 
 Detections judged at one IoU threshold: which object each takes, and how it overlaps the others.
 
-The matching is COCO's (``transfer/scores/greedy_matching.py`` does it for all thresholds at once and keeps no object): by
+The matching is COCO's (``scores/greedy_matching.py`` does it for all thresholds at once and keeps no object): by
 falling score within image and class, each takes the free object of highest IoU at or above the threshold; crowds, and
 objects to be ignored, are taken only if no other is left, and then the detection counts neither way.
 """

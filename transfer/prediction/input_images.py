@@ -1,4 +1,4 @@
-"""Photographs to predict on: files, folders of files, frames of a video, or images in memory."""
+"""Images to predict on: files, folders of files, frames of a video, or images in memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from momentum_transfer.core.errors import InputError, printable
 from momentum_transfer.images.reading import SUFFIXES, UnreadableImage, as_rgb, read_rgb, upright_size
 
 _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
-#: Files that a message names.
-_NAMED = 3
+_NAMED = 3  # files that a message names
+_FRAMES = "cut it into frames first, for example ffmpeg -i VIDEO frames/%06d.png"
 
 
 @dataclass(frozen=True)
 class InputImage:
-    """An image file. name: what results call it, its path below the folder that was given, with forward slashes."""
+    """An image file."""
 
     path: Path
-    name: str
+    name: str  # in results: its path below the given folder, with forward slashes
 
 
 def find_images(given: Sequence[str | Path]) -> list[InputImage]:
@@ -34,37 +34,29 @@ def find_images(given: Sequence[str | Path]) -> list[InputImage]:
         InputError: nothing was given, a path is missing, a folder holds no image, a file is a video, or two images have
             one name.
     """
-    found: list[InputImage] = []
+    images: dict[str, InputImage] = {}
     for path in map(Path, given):
-        found += _of_folder(path) if path.is_dir() else [_of_file(path)]
-    if not found:
+        for image in _of_folder(path) if path.is_dir() else [_of_file(path)]:
+            before = images.setdefault(image.name, image)
+            if before != image:
+                raise InputError(
+                    f"expected images of different names, found {before.path} and {image.path}; give the folder above "
+                    "both, below which they are named by their places"
+                )
+    if not images:
         raise InputError("expected images or a folder of images, found none; name at least one")
-    first: dict[str, Path] = {}
-    for photo in dict.fromkeys(found):
-        before = first.setdefault(photo.name, photo.path)
-        if before != photo.path:
-            raise InputError(
-                f"expected images of different names, found {before} and {photo.path}; give the folder above both, "
-                "below which they are named by their places"
-            )
-    return list(dict.fromkeys(found))
+    return list(images.values())
 
 
 def _of_folder(folder: Path) -> list[InputImage]:
     files = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
     named = [InputImage(path, path.relative_to(folder).as_posix()) for path in files]
-    kept = [photo for photo in named if not any(part.startswith(".") for part in Path(photo.name).parts)]
+    kept = [image for image in named if not any(part.startswith(".") for part in Path(image.name).parts)]
     if not kept:
-        raise InputError(f"expected images ({', '.join(SUFFIXES)}) in {folder}, found none; {_video_hint(folder)}")
-    return sorted(kept, key=lambda photo: natural_order(photo.name))
-
-
-def _video_hint(folder: Path) -> str:
-    videos = [path.name for path in folder.iterdir() if path.suffix.lower() in _VIDEOS]
-    return f"{videos[0]} is a video: {_FRAMES}" if videos else "check the path"
-
-
-_FRAMES = "cut it into frames first, for example ffmpeg -i VIDEO frames/%06d.png"
+        videos = [path.name for path in folder.iterdir() if path.suffix.lower() in _VIDEOS]
+        step = f"{videos[0]} is a video: {_FRAMES}" if videos else "check the path"
+        raise InputError(f"expected images ({', '.join(SUFFIXES)}) in {folder}, found none; {step}")
+    return sorted(kept, key=lambda image: natural_order(image.name))
 
 
 def _of_file(path: Path) -> InputImage:
@@ -81,25 +73,25 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in parts if part]
 
 
-def unreadable(photos: Iterable[InputImage]) -> dict[InputImage, str]:
-    """Files whose header is that of no image, with the reason; what is broken further inside shows when it is read.
+def unreadable(images: Iterable[InputImage]) -> dict[InputImage, str]:
+    """Files without an image header, or whose names are not UTF-8 and so fit no file of results, with the reason.
 
-    So are names whose bytes are no UTF-8: no file of results can hold them.
+    What is broken further inside shows when the image is read.
     """
     wrong = {}
-    for photo in photos:
+    for image in images:
         try:
-            photo.name.encode()
-            upright_size(photo.path)
+            image.name.encode()
+            upright_size(image.path)
         except UnreadableImage as error:
-            wrong[photo] = str(error)
+            wrong[image] = str(error)
         except UnicodeEncodeError:
-            wrong[photo] = f"expected a file name in UTF-8, found {printable(str(photo.path))}; rename it"
+            wrong[image] = f"expected a file name in UTF-8, found {printable(str(image.path))}; rename it"
     return wrong
 
 
 def refuse_unreadable(wrong: dict[InputImage, str]) -> None:
-    """Raise InputError with the first of the files that cannot be read, where there is one."""
+    """Raise InputError with the first of the files that cannot be read, if there are any."""
     if wrong:
         some = "; ".join(list(wrong.values())[:_NAMED])
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
@@ -109,22 +101,18 @@ def refuse_unreadable(wrong: dict[InputImage, str]) -> None:
         )
 
 
-def read_pixels(path: str | Path) -> np.ndarray:
-    """An image file as uint8 [H, W, 3] in RGB, upright; InputError names one that cannot be read."""
-    return np.asarray(read_rgb(path))
-
-
 def as_pixels(image: Any) -> np.ndarray:
-    """What ``DetectorRun.predict`` takes, as uint8 [H, W, 3] in RGB.
+    """An image as uint8 [H, W, 3] in RGB.
 
     Args:
-        image: a path; a Pillow image; an array [H, W, 3] or [H, W], or a tensor [3, H, W], of uint8, RGB or grey.
+        image: a path (it is turned upright); a Pillow image; an array [H, W, 3] or [H, W], or a tensor [3, H, W], of
+            uint8, RGB or grey.
 
     Raises:
-        InputError: it is none of these.
+        InputError: it is none of these, or cannot be read.
     """
     if isinstance(image, (str, Path)):
-        return read_pixels(image)
+        return np.asarray(read_rgb(image))
     if isinstance(image, Image.Image):
         return np.asarray(as_rgb(image))
     array = np.asarray(image)

@@ -45,7 +45,7 @@ def naive_pairs(groups, shapes, crowd, lowest):
 @pytest.mark.parametrize("block", [1, 7, 10**6])
 @pytest.mark.parametrize("seed", range(3))
 def test_box_pairs_are_those_of_a_double_loop_whatever_the_block(seed: int, block: int, monkeypatch):
-    monkeypatch.setattr(matching, "_BLOCK_PAIRS", block)
+    monkeypatch.setattr(greedy_matching, "_BLOCK_PAIRS", block)
     groups, boxes, crowd = grouped(seed)
     pairs = greedy_matching.box_pairs(*groups, *boxes, crowd, 0.2)
     expected = naive_pairs(groups, [b.tolist() for b in boxes], crowd, 0.2)
@@ -56,9 +56,9 @@ def test_box_pairs_are_those_of_a_double_loop_whatever_the_block(seed: int, bloc
 @pytest.mark.parametrize(("together", "block"), [(1, 1000), (3, 7), (100, 1000)])
 @pytest.mark.parametrize("seed", range(3))
 def test_mask_pairs_are_those_of_a_double_loop_however_many_a_call_takes(seed, together, block, monkeypatch):
-    monkeypatch.setattr(matching, "_TOGETHER", together)
-    monkeypatch.setattr(matching, "_BLOCK_MASKS", block)
-    monkeypatch.setattr(matching, "kernels", lambda: None)
+    monkeypatch.setattr(greedy_matching, "_TOGETHER", together)
+    monkeypatch.setattr(greedy_matching, "_BLOCK_MASKS", block)
+    monkeypatch.setattr(greedy_matching, "kernels", lambda: None)
     groups, boxes, crowd = grouped(seed)
     codes = [[rectangle(*map(int, values)) for values in side] for side in boxes]
     rles = [rle.read(side, [[HEIGHT, WIDTH]] * len(side), lambda *_: None) for side in codes]
@@ -67,7 +67,7 @@ def test_mask_pairs_are_those_of_a_double_loop_however_many_a_call_takes(seed, t
 
 
 def test_masks_of_images_whose_widths_differ_by_less_than_a_call_takes_are_kept_apart(monkeypatch):
-    monkeypatch.setattr(matching, "kernels", lambda *_: None)
+    monkeypatch.setattr(greedy_matching, "kernels", lambda *_: None)
     sizes = [[5, width] for width in (12, 11, 10, 9, 8, 7, 3, 1)] + [[4, 2]]
     codes = [coco_mask.encode(np.asfortranarray(np.indices(size).sum(axis=0) % 3 > 0, np.uint8)) for size in sizes]
     rles, image = rle.read(codes, sizes, lambda *_: None), np.arange(len(codes))

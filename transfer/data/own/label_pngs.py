@@ -1,4 +1,4 @@
-"""Folders of label PNGs: images beside masks whose values are classes, 255 for pixels that do not count."""
+"""Your own segmentation sets: folders of images beside PNGs whose values are classes, 255 for pixels left out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import part_title
-from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.reading import image_files
-from momentum_transfer.transfer.data.own.labelled import check_names
+from momentum_transfer.transfer.data.own.labelled import read_names
 from momentum_transfer.transfer.data.semantic_datasets import IGNORE, stored_labels
 
 _IMAGES = ("images", "JPEGImages", "img")
@@ -17,11 +16,11 @@ _SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation",
 
 
 def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, str, int]:
-    """Names for DATASETS.TRAIN and TEST, and the class count.
+    """Names for DATASETS.TRAIN and TEST, and the number of classes.
 
     Args:
-        train, val: folders that hold ``images`` and ``masks`` (or what these are usually called); without ``val`` both
-            are to have parts ``train`` and ``val``.
+        train, val: folders that hold ``images`` and ``masks`` (or other usual names of these); without ``val`` both
+            have the parts ``train`` and ``val``.
 
     Raises:
         InputError: a folder is missing, or a label file is no 8-bit PNG of one channel.
@@ -32,7 +31,7 @@ def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, st
         images, labels = _folders(train)
         pairs = [(_part(images, split), _part(labels, split)) for split in ("train", "val")]
     named = [file for folder in (train, val or train) if (file := folder / "classes.txt").is_file()]
-    classes = _named(named[0]) if named else _counted(pairs)
+    classes = len(read_names(named[0])) if named else _counted(pairs)
     specs = []
     for word, (images, labels) in zip(("train", "val"), pairs, strict=True):
         name = f"{title}_{word}" if title else f"{part_title(train).removesuffix('_train')}_{word}"
@@ -54,7 +53,7 @@ def _folders(folder: Path) -> tuple[Path, Path]:
     if images is None or labels is None:
         raise InputError(
             f"expected folders of images ({', '.join(_IMAGES)}) and of label PNGs ({', '.join(_LABELS)}) in {folder}, "
-            "found them not; name them so"
+            "found none or one of them; rename yours"
         )
     return images, labels
 
@@ -66,12 +65,8 @@ def _part(folder: Path, split: str) -> Path:
     return found
 
 
-def _named(file: Path) -> int:
-    return len(check_names((line for line in read_lines(file, "class names, a line each,") if line), str(file)))
-
-
 def _counted(pairs: list[tuple[Path, Path]]) -> int:
-    """One more than the greatest value of any label that counts."""
+    """One more than the greatest label, `IGNORE` left out."""
     greatest = 0
     for _, labels in pairs:
         for file in image_files(labels):
