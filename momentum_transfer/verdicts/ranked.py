@@ -28,7 +28,7 @@ class Ranked:
         images, categories, thresholds, areas: n, K, T, A.
         limits: limits on detections per image and category, ascending; the largest has been applied.
         image: [D] of each detection. starts: [K + 1] where each category begins.
-        blamed: [D] bit a is set where the detection would be a false positive in area range a if nothing matched it.
+        fp_candidate: [D] bit a is set if the detection is a false positive in area range a unless something matches it.
         match: [M] ascending positions of the detections that took an object in some run.
         counted: [M] words, runs in which that is a true positive.
         ignored: [M] words, runs in which the object is to be ignored: neither true nor false.
@@ -48,7 +48,7 @@ class Ranked:
     limits: tuple[int, ...]
     image: np.ndarray
     starts: np.ndarray
-    blamed: np.ndarray
+    fp_candidate: np.ndarray
     match: np.ndarray
     counted: np.ndarray
     ignored: np.ndarray
@@ -77,7 +77,7 @@ class Ranked:
             "limits": np.array(self.limits, dtype=np.int64),
             "image": self.image.astype(small),
             "starts": self.starts.astype(np.int64),
-            "blamed": self.blamed.astype(np.uint8),
+            "fp_candidate": self.fp_candidate.astype(np.uint8),
             "match": np.diff(self.match, prepend=0).astype(np.uint32),
             "counted": _bytes(self.counted),
             "ignored": _bytes(self.ignored),
@@ -102,9 +102,9 @@ class Ranked:
             ranked = cls(
                 str(found["test_set"]), str(found["rule"]), images, categories, thresholds, areas,
                 tuple(int(n) for n in found["limits"]),
-                image=found["image"].astype(np.int64), starts=found["starts"].astype(np.int64), blamed=found["blamed"],
-                match=np.cumsum(found["match"].astype(np.int64)), counted=_words(found["counted"]),
-                ignored=_words(found["ignored"]), limit=found["limit"],
+                image=found["image"].astype(np.int64), starts=found["starts"].astype(np.int64),
+                fp_candidate=found["fp_candidate"], match=np.cumsum(found["match"].astype(np.int64)),
+                counted=_words(found["counted"]), ignored=_words(found["ignored"]), limit=found["limit"],
                 object_image=found["object_image"].astype(np.int64),
                 object_category=found["object_category"].astype(np.int64), object_areas=found["object_areas"],
                 groups={name: np.flatnonzero(found["group"] == n).tolist() for n, name in enumerate(names, start=1)},
@@ -117,7 +117,7 @@ class Ranked:
     def check(self) -> None:
         """Raise InputError where the arrays do not fit each other."""
         lengths = (
-            (len(self.image), len(self.blamed)),
+            (len(self.image), len(self.fp_candidate)),
             (len(self.match), len(self.counted)), (len(self.match), len(self.ignored)),
             (len(self.match), len(self.limit)),
             (len(self.object_image), len(self.object_category)), (len(self.object_image), len(self.object_areas)),

@@ -29,11 +29,11 @@ class Part:
     high: int
     image: np.ndarray  # [E], ``images`` (of weight 0) for the closing entry
     counted: np.ndarray  # [E] int32, 1 for a true positive
-    spared: np.ndarray  # [E] int32, 1 where the match keeps a detection from being blamed
+    spared: np.ndarray  # [E] int32, 1 if the match keeps a detection from being a false positive
     first_limit: np.ndarray  # [E] the first limit that keeps it
     run_start: np.ndarray  # [R] first entry of each run
     run_of: np.ndarray  # [E]
-    before: np.ndarray  # [E] row of ``blame`` that counts the detections to be blamed before the entry
+    before: np.ndarray  # [E] row of ``blame`` that counts the false positive candidates before the entry
     blame: sparse.csr_matrix  # [rows, images]: detections between an entry's detection and the one before it
     blame_start: np.ndarray  # [starts] rows where the cumulative sum begins anew
     blame_of: np.ndarray  # [rows] which of them
@@ -136,8 +136,8 @@ def _part(ranked: Ranked, low: int, high: int) -> Part:
     shifts = np.arange(ranked.runs, dtype=np.int64).reshape(ranked.areas, ranked.thresholds, 1)
     counted = ((ranked.counted[matches] >> shifts) & 1).astype(bool)
     ignored = ((ranked.ignored[matches] >> shifts) & 1).astype(bool)
-    blamed = ((ranked.blamed[match] >> np.arange(ranked.areas)[:, None]) & 1).astype(bool)[:, None]
-    spared = (counted | ignored) & blamed
+    fp_candidate = ((ranked.fp_candidate[match] >> np.arange(ranked.areas)[:, None]) & 1).astype(bool)[:, None]
+    spared = (counted | ignored) & fp_candidate
     area, threshold, place = np.nonzero(counted | spared)
     run = (category[place] * ranked.areas + area) * ranked.thresholds + threshold
     order = np.argsort(run, kind="stable")  # places ascend within a run
@@ -172,7 +172,7 @@ def _part(ranked: Ranked, low: int, high: int) -> Part:
 def _blame(
     ranked: Ranked, low: int, high: int, match: np.ndarray, category: np.ndarray
 ) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray, int]:
-    """Detections to be blamed, by area range and by the next matched detection of their category.
+    """False positive candidates, by area range and by the next matched detection of their category.
 
     Returns:
         [A·rows, images] counts, rows where a category begins, which of those each row belongs to, rows per area range.
@@ -184,7 +184,7 @@ def _blame(
     kept = following < len(match)
     kept[kept] = category[following[kept]] == owner[kept]
     span, following = span[kept], following[kept]
-    which = [np.flatnonzero((ranked.blamed[span] >> area) & 1) for area in range(ranked.areas)]
+    which = [np.flatnonzero((ranked.fp_candidate[span] >> area) & 1) for area in range(ranked.areas)]
     row = np.concatenate([following[found] + area * rows for area, found in enumerate(which)])
     image = np.concatenate([ranked.image[span[found]] for found in which])
     counts = sparse.csr_matrix(

@@ -1,8 +1,8 @@
-"""The archive of an exported .pt2, checked before torch reads it: what is untrusted in it cannot run code.
+"""The archive of an exported .pt2, checked before torch reads it, so that an untrusted file cannot run code.
 
 `torch.export.load` evaluates sizes as Python (through SymPy's ``sympify``), compiles guards and the names of arguments
-into a function, and finds operators by attribute access from ``torch``. So every text of its JSON is held against a
-grammar, and torch is given a fresh archive of the records that were checked, not the file.
+into a function, and finds operators by attribute access from ``torch``. So every text of its JSON must fit a grammar,
+and torch gets a new archive of the checked records, not the file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import torchvision  # noqa: F401, registers its operators
 from momentum_transfer.core.digests import verify_records
 from momentum_transfer.core.errors import InputError, one_line, shown
 
-#: The extra record with the input specification.
-KEY = "momentum-transfer"
+KEY = "momentum-transfer"  # the extra record with the input specification
 
 #: Records of torch's archives (from 2.8 on; before, `serialized_*`), below the archive's own name.
 _RECORD = re.compile(
@@ -42,8 +41,7 @@ _RULES = {
     "torch_version": re.compile(r"[\w.+]+", re.ASCII),
 }
 _OPERATOR = re.compile(r"torch\.ops\.(aten|torchvision)\.\w+\.\w+", re.ASCII)
-#: Operators that open a file by name.
-_FILES = ("torch.ops.aten.from_file.", "torch.ops.aten.save.")
+_FILES = ("torch.ops.aten.from_file.", "torch.ops.aten.save.")  # operators that open a file by name
 _PLAIN = {"_operator.add", "_operator.sub", "_operator.mul", "_operator.truediv", "_operator.floordiv", "_operator.mod",
           "_operator.neg", "_operator.eq", "_operator.ne", "_operator.ge", "_operator.gt", "_operator.le",
           "_operator.lt", "_operator.and_", "_operator.or_", "_operator.getitem", "math.ceil", "math.floor",
@@ -60,16 +58,11 @@ _CHARACTERS = re.compile(r"[\w '()\[\].,+*/%<>=!&|~-]{1,65536}", re.ASCII)  # no
 _WORD = re.compile(r"[A-Za-z_]\w{0,40}|-?\d{1,18}(\.\d{1,18})?(e[+-]?\d{1,3})?", re.ASCII)
 _SYMBOL = re.compile(r"[a-z]+\d+")
 _NUMBER = 1 << 63
-#: SymPy compares each argument of Max and Min with each other, slowly: 200 take minutes.
-_MOST_COMPARED = 32
+_MOST_COMPARED = 32  # arguments of Max and Min, which SymPy compares one by one: 200 take minutes
 
 
 def read_archive(path: Path) -> io.BytesIO:
-    """The .pt2 as torch may read it.
-
-    Raises:
-        InputError: it is damaged, or holds a record or a text that `export` does not write.
-    """
+    """The .pt2 for torch to read; InputError if it is damaged, or has records or texts that `export` does not write."""
     if not zipfile.is_zipfile(path):
         raise InputError(f"cannot read {path} as a torch.export program: it is no whole zip archive; export it again")
     verify_records(path)
@@ -93,7 +86,7 @@ def read_archive(path: Path) -> io.BytesIO:
 
 
 def _inner_name(name: str) -> str:
-    """Without the archive's own name, a folder around all records of torch's newer archives."""
+    """Without the folder around all records in torch's newer archives."""
     return name if _RECORD.fullmatch(name) else name.partition("/")[2]
 
 

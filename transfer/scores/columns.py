@@ -1,11 +1,6 @@
 """Columns: a list of JSON objects as arrays, one field at a time, each value checked.
 
-The checks are vectorised; only when one fails is the offending entry looked for, so that the message can name it and
-its file.
-
-Where each id stands among the sorted ids, for one id at a time or for a column of them.
-
-Python's garbage collector, out of the way where millions of objects are made.
+The checks are vectorised; only if one fails is the wrong entry searched for, to name it and its file.
 """
 
 from __future__ import annotations
@@ -29,15 +24,11 @@ _BOOLEANS = frozenset((bool, np.bool_))
 
 
 class Columns:
-    """The N entries of one list in a file.
+    """The N entries of one list in a file; InputError if one is no object with named fields.
 
     Args:
-        entries: the list.
         where: the file, for messages.
-        kind: what one entry is called in messages.
-
-    Raises:
-        InputError: an entry is no object with named fields.
+        kind: the word for one entry in messages.
     """
 
     def __init__(self, entries: Sequence[dict[str, Any]], where: str, kind: str) -> None:
@@ -64,7 +55,7 @@ class Columns:
             self.fail(index, f"no {key}", f"expected the field {key} in every {self.kind}")
 
     def lookup(self, key: str, positions: Mapping[Hashable, int], whose: str) -> np.ndarray:
-        """[N] int32: the position of each entry's id ``key``; ``whose`` says in messages where the known ids stand."""
+        """[N] int32: the position of each entry's id ``key``; ``whose`` ids these are, for messages."""
         ids = self.values(key)
         try:
             if not _BOOLEANS.isdisjoint(map(type, ids)):  # true is no id, though it equals 1
@@ -75,10 +66,8 @@ class Columns:
             hint = f"expected one of the {known}, in {whose}"
             self._find(
                 ids,
-                lambda identity: (
-                    isinstance(identity, Hashable) and type(identity) not in _BOOLEANS and identity in positions
-                ),
-                lambda identity: f"the unknown {key} {identity!r:.60}",
+                lambda one: isinstance(one, Hashable) and type(one) not in _BOOLEANS and one in positions,
+                lambda one: f"the unknown {key} {one!r:.60}",
                 hint,
             )
 
@@ -143,7 +132,7 @@ class Columns:
 
 
 def _as_floats(values: list[Any]) -> np.ndarray | None:
-    """The values as float64, or None where one is no number (a bool or a string that NumPy would convert is none)."""
+    """The values as float64; None if one is no number (bools and strings, which NumPy would convert, are none)."""
     if any(kind is bool or not issubclass(kind, _NUMBERS) for kind in set(map(type, values))):
         return None
     try:
@@ -162,32 +151,20 @@ def _is_box(box: Any) -> bool:
     return column is not None and bool(np.isfinite(column).all())
 
 
-#: From here on not every whole number is a float of its own.
-_EXACT = 1 << 53
-
-
 class Positions(dict[Hashable, int]):
-    """Id → its position in ``ordered``.
-
-    Args:
-        ordered: ids in ascending order, each once: numbers or strings.
-    """
+    """Id → its position in ``ordered``, ids in ascending order: all numbers or all strings."""
 
     def __init__(self, ordered: Sequence[Any]) -> None:
         super().__init__(zip(ordered, range(len(ordered)), strict=True))
 
     @cached_property
     def _numbers(self) -> np.ndarray:
-        """The ids as float64, ascending; none of them where one is no number that a float holds exactly."""
-        exact = all(isinstance(one, (int, float)) and abs(one) < _EXACT for one in self)
+        """The ids as float64, ascending; empty if a float does not hold them all exactly."""
+        exact = all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in self)
         return np.array(list(self) if exact else [], dtype=np.float64)
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        """[N] int32 positions of the ids [N] float64.
-
-        Raises:
-            KeyError: one is unknown, or the known ids are not all numbers that a float holds exactly.
-        """
+        """[N] int32 positions of the ids [N] float64; KeyError if one is unknown, or floats do not hold all ids."""
         known = self._numbers
         if not len(ids):
             return np.zeros(0, dtype=np.int32)
@@ -202,7 +179,7 @@ class Positions(dict[Hashable, int]):
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No garbage collection meanwhile: it would walk again and again through objects that all stay."""
+    """No garbage collection meanwhile: it would walk again and again through millions of objects that all stay."""
     running = gc.isenabled()
     gc.disable()
     try:
