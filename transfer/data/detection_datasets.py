@@ -138,7 +138,7 @@ def _voc_image(name: str, file: Path) -> tuple[dict[str, Any], list[dict[str, An
     try:
         root = read_xml(file)
         width, height, _ = image_size(root, file)
-        objects = [_voc_object(read_object(node, file)) for node in root.all("object")]
+        objects = [_voc_object(read_object(node, file)) for node in root.iterfind("object")]
     except InputError as error:
         raise InputError(f"expected a PASCAL VOC annotation in {file}, found: {error}") from error
     return {"file_name": f"{name}.jpg", "height": height, "width": width}, objects

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -71,18 +72,13 @@ class InputSpec:
     def from_json(cls, text: str, where: object) -> InputSpec:
         """Read the text of ``as_json``; InputError if it is something else."""
         try:
-            found = json.loads(text)
-            size = None if found["size"] is None else (int(found["size"][0]), int(found["size"][1]))
-            pad = (float(found["pad"][0]), float(found["pad"][1]), float(found["pad"][2]))
-            names, ids = tuple(map(str, found["classes"])), tuple(map(int, found["category_ids"]))
-            short, long, multiple = int(found["short_edge"]), int(found["long_edge"]), int(found["multiple"])
-            spec = cls(names, ids, short, long, multiple, pad, size)
-        except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+            spec = msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             what = one_line(error)[:120]
             raise InputError(f"expected what `export` wrote in {where}, found another file ({what})") from error
-        sides = (short, long, multiple, *(size or (1,)))
-        if not all(0 < side < _MOST for side in sides) or not all(0 <= value <= 255 for value in pad):
-            raise InputError(f"expected what `export` wrote in {where}, found sides {sides} and padding {pad}")
+        sides = (spec.short_edge, spec.long_edge, spec.multiple, *(spec.size or (1,)))
+        if not all(0 < side < _MOST for side in sides) or not all(0 <= value <= 255 for value in spec.pad):
+            raise InputError(f"expected what `export` wrote in {where}, found sides {sides} and padding {spec.pad}")
         return spec
 
     def prepare(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:

@@ -24,12 +24,7 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores.coco_files import (
-    AreaFrom,
-    IouType,
-    load_detections,
-    load_ground_truth,
-)
+from momentum_transfer.transfer.scores.coco_files import AreaFrom, IouType, load_detections, load_ground_truth
 from momentum_transfer.transfer.scores.greedy_matching import AREA_NAMES, AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import coco_metrics

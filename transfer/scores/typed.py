@@ -14,23 +14,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import numpy as np
 
 from momentum_transfer.transfer.scores import rle
 from momentum_transfer.transfer.scores.columns import Columns, Positions
 from momentum_transfer.transfer.scores.rle import kernels
 
-try:
-    import msgspec
-except ImportError:  # a Python without a build of it: the general reader reads everything
-    msgspec = None  # type: ignore[assignment, unused-ignore]
-
 _BLOCK = 1 << 18  # bytes of a file that are decoded at a time: the objects stay in the processor's cache
 _SPACE = b" \t\r\n"
 
 Box = tuple[float, float, float, float]
 T = TypeVar("T")
-_RAW: Any = msgspec.Raw if msgspec is not None else str  # a field that stays text, to be decoded by ``_value``
+_RAW: Any = msgspec.Raw  # a field that stays text, to be decoded by ``_value``
 
 
 class Unusual(Exception):
@@ -43,7 +39,7 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
     The file is cut between "}," and "{". A cut inside an object or a string leaves a bracket or a quotation mark open,
     so that both sides decode only if the cut is right.
     """
-    decoder = _decoder(list[kind])  # type: ignore[valid-type]  # a type made at run time
+    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # a type made at run time
     if not os.path.isfile(path):  # a pipe can be read but once, a device without end
         raise Unusual
     opening, rest, size = b"", b"", _BLOCK  # the first block has the file's own bracket
@@ -73,13 +69,11 @@ def document(path: Path, kind: type[T]) -> T:
         text = path.read_bytes()
     except OSError as error:
         raise Unusual from error
-    return _decode(_decoder(kind), text)
+    return _decode(msgspec.json.Decoder(kind), text)
 
 
 def struct(name: str, **fields: Any) -> type[Any]:
     """A msgspec ``Struct`` type: name → type for a field that every object must have, or (type, default)."""
-    if msgspec is None:
-        raise Unusual
     pairs = [(key, *kind) if isinstance(kind, tuple) else (key, kind) for key, kind in fields.items()]
     return msgspec.defstruct(name, pairs, gc=False, kw_only=True)
 
@@ -116,12 +110,6 @@ def _value(raw: Any) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Unusual from error
-
-
-def _decoder(kind: Any) -> Any:
-    if msgspec is None:
-        raise Unusual
-    return msgspec.json.Decoder(kind)
 
 
 def _decode(decoder: Any, text: bytes) -> Any:

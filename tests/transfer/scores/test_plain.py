@@ -15,8 +15,6 @@ from momentum_transfer.transfer.scores import coco, coco_files, rle, typed
 from momentum_transfer.transfer.scores import typed as plain
 from tests.transfer.scores.random_sets import coco_set
 
-pytest.importorskip("msgspec")
-
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +158,6 @@ def test_a_comma_with_nothing_behind_it_is_refused_at_the_end_of_a_block(tmp_pat
     files[1].write_text(files[1].read_text()[:-1] + ",]")
     with pytest.raises(InputError, match="expected results as JSON"):
         coco.evaluate(*files)
-
-
-def test_without_msgspec_the_general_reader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    files = written(tmp_path, *coco_set(3, segm=True))
-    expected = coco.evaluate(*files, "segm").precision
-    monkeypatch.setattr(typed, "msgspec", None)
-    np.testing.assert_array_equal(coco.evaluate(*files, "segm").precision, expected)
 
 
 def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path):

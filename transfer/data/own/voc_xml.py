@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from momentum_transfer.core.errors import InputError, shown
@@ -27,70 +28,46 @@ _MOST = 16 << 20
 _DEEPEST = 64
 
 
-class Node:
-    """An element: its tag, line, text and children."""
+def read_xml(path: Path) -> Element:
+    """The root of an XML file, each element with its ``line``; InputError if it is none.
 
-    __slots__ = ("children", "line", "parts", "tag")
-
-    def __init__(self, tag: str, line: int) -> None:
-        self.tag, self.line = tag, line
-        self.children: list[Node] = []
-        self.parts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """The element's own text."""
-        return "".join(self.parts)
-
-    def all(self, tag: str) -> list[Node]:
-        """The children with that tag."""
-        return [child for child in self.children if child.tag == tag]
-
-    def child(self, tag: str) -> Node | None:
-        """The first child with that tag, or None."""
-        return next((child for child in self.children if child.tag == tag), None)
-
-
-def read_xml(path: Path) -> Node:
-    """The root of an XML file; InputError names the line of what is wrong. Entities are refused: labels need none."""
-    parser = expat.ParserCreate()
+    Entities are refused: labels need none.
+    """
+    parser, builder, depth = expat.ParserCreate(), TreeBuilder(), 0
     parser.buffer_text = True  # or every line comes alone
-    top = Node("", 0)
-    stack = [top]
 
     def where() -> str:
         return f"{path}:{parser.CurrentLineNumber}"
 
     def begin(tag: str, _attributes: dict[str, str]) -> None:
-        if len(stack) > _DEEPEST:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
             raise InputError(f"expected at most {_DEEPEST} nested elements in {where()}, found more")
-        node = Node(tag, parser.CurrentLineNumber)
-        stack[-1].children.append(node)
-        stack.append(node)
+        builder.start(tag, {"line": str(parser.CurrentLineNumber)})
 
-    def text(data: str) -> None:
-        stack[-1].parts.append(data)
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(tag)
 
     def entity(*_: object) -> None:
         raise InputError(f"expected an XML without entities, found one in {where()}; take it out")
 
-    parser.StartElementHandler, parser.EndElementHandler = begin, lambda _: stack.pop()
-    parser.CharacterDataHandler, parser.EntityDeclHandler = text, entity
+    parser.StartElementHandler, parser.EndElementHandler = begin, end
+    parser.CharacterDataHandler, parser.EntityDeclHandler = builder.data, entity
     try:
         parser.Parse(read_regular(path, "an XML file", _MOST), True)
     except (expat.ExpatError, ValueError, LookupError) as error:  # ValueError: encodings that expat does not know
         line = f":{error.lineno}" if isinstance(error, expat.ExpatError) else ""
         raise InputError(f"expected an XML file, found one that cannot be read at {path}{line}: {error}") from error
-    return top.children[0]
+    return builder.close()
 
 
 def xml_files(folder: Path) -> list[Path]:
     """Annotation files below a folder, hidden ones left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*.xml")
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    files = sorted(folder.rglob("*.xml"))
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
 def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
@@ -125,58 +102,61 @@ def _splits(folder: Path, stems: Container[str]) -> dict[str, str]:
 def _read(file: Path, index: ImageIndex, splits: dict[str, str]) -> LabelledImage:
     root = read_xml(file)
     if root.tag != "annotation":
-        raise InputError(f"expected <annotation> in {file}:{root.line}, found <{root.tag}>; is it VOC's XML?")
+        raise InputError(f"expected <annotation> in {_at(file, root)}, found <{root.tag}>; is it VOC's XML?")
     width, height, size = image_size(root, file)
-    name = root.child("filename")
-    named = (name.text.strip() if name is not None else "") or file.stem
-    where = f"{file}:{name.line if name is not None else root.line}"
+    name = root.find("filename")
+    named = _text(name) or file.stem
     # The XML's own name first: tools rename files and leave <filename> as it was.
+    where = _at(file, root if name is None else name)
     image = index.find(file.stem if index.has(file.stem) else named, file.parent, where)
     orientation = labelled_orientation(image, width, height, size)
-    objects = tuple(read_object(node, file) for node in root.all("object"))
+    objects = tuple(read_object(node, file) for node in root.iterfind("object"))
     return LabelledImage(image, width, height, objects, splits.get(file.stem, ""), orientation)
 
 
-def image_size(root: Node, file: Path) -> tuple[int, int, str]:
+def _at(file: Path, node: Element) -> str:
+    return f"{file}:{node.get('line')}"
+
+
+def _text(node: Element | None) -> str:
+    return "" if node is None else (node.text or "").strip()
+
+
+def image_size(root: Element, file: Path) -> tuple[int, int, str]:
     """Width and height in pixels, and where they stand."""
-    size = root.child("size")
+    size = root.find("size")
     if size is None:
-        raise InputError(f"expected <size> with width and height in {file}:{root.line}, found none; add it")
+        raise InputError(f"expected <size> with width and height in {_at(file, root)}, found none; add it")
     width, height = (_number(size, side, file) for side in ("width", "height"))
     if not all(side >= 1 and side % 1 == 0 for side in (width, height)):  # False for NaN and infinity
-        raise InputError(
-            f"expected a whole, positive width and height in {file}:{size.line}, found {width:g}x{height:g}; correct it"
-        )
-    return int(width), int(height), f"{file}:{size.line}"
+        sides = f"{width:g}x{height:g}"
+        raise InputError(f"expected a whole, positive width and height in {_at(file, size)}, found {sides}; correct it")
+    return int(width), int(height), _at(file, size)
 
 
-def _number(node: Node, tag: str, file: Path) -> float:
-    child = node.child(tag)
+def _number(node: Element, tag: str, file: Path) -> float:
+    child = node.find(tag)
     if child is None:
-        raise InputError(f"expected <{tag}> in <{node.tag}> of {file}:{node.line}, found none; add it")
+        raise InputError(f"expected <{tag}> in <{node.tag}> of {_at(file, node)}, found none; add it")
     try:
-        return float(child.text)
+        return float(_text(child))
     except ValueError as error:
-        raise InputError(
-            f"expected a number in <{tag}> of {file}:{child.line}, found {shown(child.text.strip())}"
-        ) from error
+        found = shown(_text(child))
+        raise InputError(f"expected a number in <{tag}> of {_at(file, child)}, found {found}") from error
 
 
-def read_object(node: Node, file: Path) -> Box:
+def read_object(node: Element, file: Path) -> Box:
     """An ``<object>``; its box holds xmin, ymin, xmax, ymax as they are written."""
-    name, box = node.child("name"), node.child("bndbox")
-    if name is None or not name.text.strip():
-        raise InputError(f"expected <name> in <object> of {file}:{node.line}, found none; name its class")
+    name, box = _text(node.find("name")), node.find("bndbox")
+    if not name:
+        raise InputError(f"expected <name> in <object> of {_at(file, node)}, found none; name its class")
     if box is None:
-        raise InputError(f"expected <bndbox> in <object> of {file}:{node.line}, found none; draw its box")
-    left, top, right, bottom = (_number(box, side, file) for side in ("xmin", "ymin", "xmax", "ymax"))
+        raise InputError(f"expected <bndbox> in <object> of {_at(file, node)}, found none; draw its box")
+    left, top, right, bottom = corners = tuple(_number(box, side, file) for side in ("xmin", "ymin", "xmax", "ymax"))
     if right < left or bottom < top:
-        raise InputError(
-            f"expected xmin <= xmax and ymin <= ymax in {file}:{box.line}, found {left:g} {top:g} {right:g} {bottom:g}"
-        )
-    difficult = node.child("difficult")
-    hard = difficult is not None and difficult.text.strip() not in ("", "0")
-    return Box(name.text.strip(), (left, top, right, bottom), f"{file}:{box.line}", difficult=hard)
+        found = f"{left:g} {top:g} {right:g} {bottom:g}"
+        raise InputError(f"expected xmin <= xmax and ymin <= ymax in {_at(file, box)}, found {found}")
+    return Box(name, corners, _at(file, box), difficult=_text(node.find("difficult")) not in ("", "0"))
 
 
 def settle_corners(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
@@ -188,14 +168,12 @@ def settle_corners(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
     boxes = [box for one in sets if one.form == FORM for image in one.images for box in image.objects]
     edges = [box for box in boxes if min(box.box[:2]) < 1 or any(value % 1 for value in box.box)]
     shift = 0.0 if edges else 1.0
-    said = (
-        f"corners are read as pixel edges from 0, because {edges[0].where} has one at 0 or between pixels"
-        if edges
-        else "corners are read as VOC's: pixels from 1, both ends included"
-    )
+    note = "corners are read as VOC's: pixels from 1, both ends included"
+    if edges:
+        note = f"corners are read as pixel edges from 0, because {edges[0].where} has one at 0 or between pixels"
     return [
         one if one.form != FORM else replace(
-            one, images=tuple(_settled(image, shift) for image in one.images), notes=(*one.notes, said)
+            one, images=tuple(_settled(image, shift) for image in one.images), notes=(*one.notes, note)
         )
         for one in sets
     ]  # fmt: skip
