@@ -25,23 +25,14 @@ TOLERANCE = 1.0
 
 @dataclass(frozen=True)
 class DetectionData:
-    """A detection data set.
+    """A detection data set."""
 
-    Attributes:
-        name: as in configs and results.
-        annotation_file: JSON with `images`, `annotations`, `categories`.
-        classes: names in ascending order of category id: class k of a model is the k-th category.
-        category_ids: the ids, in the same order.
-        kind: "coco", "lvis" (federated: scored only on verified classes) or "voc" (COCO's form with `difficult`).
-        content: the parsed JSON; do not change it.
-    """
-
-    name: str
+    name: str  # as in configs and results
     images_dir: Path
     annotation_file: Path
-    classes: tuple[str, ...]
-    category_ids: tuple[int, ...]
-    kind: str
+    classes: tuple[str, ...]  # names in ascending order of category id: class k of a model is the k-th category
+    category_ids: tuple[int, ...]  # in the same order
+    kind: str  # "coco", "lvis" (scored only on verified classes) or "voc" (COCO's form with `difficult`)
     content: dict[str, Any] = field(repr=False, compare=False)
 
     def image_path(self, image: Mapping[str, Any]) -> Path:
@@ -66,11 +57,7 @@ def file_stem(dataset: str) -> str:
 
 
 def read_annotations(path: str | Path) -> dict[str, Any]:
-    """Parse a COCO-form JSON file.
-
-    Raises:
-        InputError: no such file, not JSON, or without the three lists.
-    """
+    """Parse a COCO-form JSON file; InputError if it is none, or lacks one of the three lists."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected an annotation file (COCO JSON) at {path}, found none; check DATASETS.ROOT")
@@ -140,8 +127,7 @@ def coco_content(
 def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
     """Mask [height, width] of a COCO segmentation: polygons, or (un)compressed run lengths.
 
-    Raises:
-        ValueError: run lengths that do not sum up to the pixels of the image.
+    ValueError for run lengths that do not sum up to the pixels of the image.
     """
     if isinstance(segmentation, list):
         segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))

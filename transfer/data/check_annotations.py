@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ _MASK_TOLERANCE = 2.0  # pixels, or a twentieth of the box, by which a mask's bo
 
 @dataclass(frozen=True)
 class Problem:
-    """One kind of problem: how often, the first examples, and whether training is refused."""
+    """One kind of problem with its first examples; training is refused if it is fatal."""
 
     kind: str
     count: int
@@ -86,11 +86,11 @@ def find_problems(data: DetectionData, *, masks: bool = False, scored: bool = Fa
     """Every kind of problem, fatal or not, in the order of `FATAL`; see `check`."""
     content = data.load()
     counts: Counter[str] = Counter()
-    examples: dict[str, list[str]] = {}
+    examples: dict[str, list[str]] = defaultdict(list)
     for kind, entry in itertools.chain(_problems(data, content), _lacking(content["annotations"], masks, scored)):
         counts[kind] += 1
-        if len(named := examples.setdefault(kind, [])) < NAMED:
-            named.append(entry)
+        if counts[kind] <= NAMED:
+            examples[kind].append(entry)
     return [Problem(kind, counts[kind], tuple(examples[kind]), fatal) for kind, fatal in FATAL.items() if counts[kind]]
 
 
@@ -109,7 +109,7 @@ def _problems(data: DetectionData, content: Mapping[str, Any]) -> Iterator[tuple
             yield "unknown image id", f"{entry} (image_id {shown(image_id)})"
         if type(category_id) is not int or category_id not in categories:
             yield "unknown category id", f"{entry} (category_id {shown(category_id)})"
-        if image is not None and _is_size(image.get("height")) and _is_size(image.get("width")):
+        if image is not None and _has_size(image):
             for kind, detail in _shape_problems(annotation, image):
                 yield kind, f"{entry} of image {image['id']}: {detail}"
 
@@ -128,8 +128,8 @@ def _lacking(annotations: list[dict[str, Any]], masks: bool, scored: bool) -> It
             yield "object without an area", f"{entry} ({shown(area)})"
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 < value <= _LONGEST
+def _has_size(image: Mapping[str, Any]) -> bool:
+    return all(type(image.get(side)) is int and 0 < image[side] <= _LONGEST for side in ("height", "width"))
 
 
 def _image_problems(data: DetectionData, images: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -150,7 +150,7 @@ def _image_problems(data: DetectionData, images: list[dict[str, Any]]) -> Iterat
                 listed[path.parent] = set()
         if path.name not in listed[path.parent] or path == data.images_dir:
             yield "missing image file", f"{path} (image {image['id']})"
-        if not (_is_size(image.get("height")) and _is_size(image.get("width"))):
+        if not _has_size(image):
             yield "image without a positive size", f"image {image['id']}"
 
 
@@ -192,8 +192,8 @@ def _shape_problems(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> 
     ends = (left, top, left + width, top + height)
     allowed = [max(_MASK_TOLERANCE, side / 20) for side in (width, height, width, height)]
     if any(abs(a - b) > most for a, b, most in zip(ends, mask_box, allowed, strict=True)):
-        found = [round(value, 1) for value in mask_box]
-        yield "mask does not fit its box", f"box ends {[round(value, 1) for value in ends]}, mask ends {found}"
+        box_ends, mask_ends = ([round(value, 1) for value in box] for box in (ends, mask_box))
+        yield "mask does not fit its box", f"box ends {box_ends}, mask ends {mask_ends}"
 
 
 def _is_number(value: Any) -> bool:

@@ -38,33 +38,22 @@ _RARE_IMAGES, _COMMON_IMAGES = 10, 100  # LVIS: rare up to 10 training images, c
 
 @dataclass(frozen=True)
 class SceneRecipe:
-    """How scenes are composed. Luminance runs from 0 to 1, lengths are in pixels.
-
-    Attributes:
-        images: number of training and of validation scenes.
-        digits: least and greatest number of digits in a scene.
-        side: range of the side of the square that holds a digit (its strokes fill about a quarter).
-        background: range of the mean luminance; `contrast` is the least distance of a digit from it.
-        strokes: number of fragments of strokes, `stroke_contrast` lighter than the background.
-        hidden: largest fraction of a digit's pixels that later digits may hide.
-        box_overlap: largest intersection over union of two digits' boxes when the later one is placed.
-        long_tail: factor f of the training classes' profile `p_k ∝ f^(k/9)`; 1 samples them alike, as validation does.
-    """
+    """How scenes are composed. Luminance runs from 0 to 1, lengths are in pixels."""
 
     name: str
-    images: tuple[int, int] = (400, 100)
+    images: tuple[int, int] = (400, 100)  # training and validation scenes
     size: int = 128
-    digits: tuple[int, int] = (3, 8)
-    side: tuple[float, float] = (24.0, 52.0)
-    background: tuple[float, float] = (0.05, 0.35)
-    contrast: float = 0.45
+    digits: tuple[int, int] = (3, 8)  # of a scene: least, greatest
+    side: tuple[float, float] = (24.0, 52.0)  # of the square around a digit, whose strokes fill about a quarter
+    background: tuple[float, float] = (0.05, 0.35)  # mean luminance
+    contrast: float = 0.45  # least distance of a digit from the background
     unevenness: float = 0.06
     noise: float = 0.04
-    strokes: int = 12
+    strokes: int = 12  # fragments, lighter than the background by `stroke_contrast`
     stroke_contrast: tuple[float, float] = (0.08, 0.25)
-    hidden: float = 0.05
-    box_overlap: float = 0.1
-    long_tail: float = 1.0
+    hidden: float = 0.05  # largest fraction of a digit's pixels that later digits may hide
+    box_overlap: float = 0.1  # largest intersection over union of two digits' boxes when the later one is placed
+    long_tail: float = 1.0  # f of the training classes' profile p_k ∝ f^(k/9); 1: uniform, as in validation
     lvis: bool = False
     seed: int = 0
 
@@ -126,13 +115,7 @@ def draw_scene(
     profile: NDArray[np.float64],
     rng: np.random.Generator,
 ) -> Scene:
-    """Draw one scene.
-
-    Args:
-        glyphs, labels: the digits to choose from, [N, 8, 8] and [N].
-        profile: probability of each class, [10].
-        rng: the only source of randomness.
-    """
+    """Compose one scene from glyphs [N, 8, 8] with labels [N], classes sampled from ``profile`` [10]."""
     size = recipe.size
     level = np.float32(rng.uniform(*recipe.background))
     canvas = uneven_backgrounds(level[None], recipe.unevenness, size, rng)

@@ -1,7 +1,11 @@
-"""Semantic segmentation datasets: a folder of images and a folder of label PNGs, Cityscapes among them."""
+"""Segmentation data sets: a folder of images and a folder of label PNGs; Cityscapes, the embedded set, and your own.
+
+The values of label PNGs are classes from 0, and 255 for pixels that do not count.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +14,12 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import atomic_path
-from momentum_transfer.images.reading import stored_values
+from momentum_transfer.core.files import atomic_path, part_title
+from momentum_transfer.images.reading import image_files, stored_values
 from momentum_transfer.transfer.data.detection_datasets import datasets_root
 from momentum_transfer.transfer.data.digit_scenes import CLASSES as DIGIT_CLASSES
 from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
+from momentum_transfer.transfer.data.own.labelled import read_names
 
 IGNORE = 255
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -139,3 +144,70 @@ def write_truth(data: SemanticData, folder: Path) -> None:
         if not label_file(folder, number).is_file():
             with atomic_path(label_file(folder, number)) as temporary:
                 PIL.Image.fromarray(data.labels(number)).save(temporary)
+
+
+# Your own folders, as labelling tools export them.
+_IMAGE_FOLDERS = ("images", "JPEGImages", "img")
+_LABEL_FOLDERS = ("masks", "labels", "annotations", "SegmentationClass", "labelsTr", "gt")
+_SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
+
+
+def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, str, int]:
+    """Names for DATASETS.TRAIN and TEST, and the number of classes.
+
+    Args:
+        train, val: folders that hold ``images`` and ``masks`` (or other usual names of these); without ``val`` both
+            have the parts ``train`` and ``val``.
+
+    Raises:
+        InputError: a folder is missing, or a label file is no 8-bit PNG of one channel.
+    """
+    if val is not None:
+        pairs = [_label_folders(train), _label_folders(val)]
+    else:
+        images, labels = _label_folders(train)
+        pairs = [(_split_part(images, split), _split_part(labels, split)) for split in ("train", "val")]
+    named = [file for folder in (train, val or train) if (file := folder / "classes.txt").is_file()]
+    classes = len(read_names(named[0])) if named else _count_labels(pairs)
+    specs = []
+    for word, (images, labels) in zip(("train", "val"), pairs, strict=True):
+        name = f"{title}_{word}" if title else f"{part_title(train).removesuffix('_train')}_{word}"
+        specs.append(f"{name}={images}:{labels}:{classes}")
+    return specs[0], specs[1], classes
+
+
+def has_label_pngs(folder: Path) -> bool:
+    """Whether a folder holds images and label PNGs, by the names of its folders."""
+    try:
+        return all(image_files(part) for part in _label_folders(folder))
+    except InputError:
+        return False
+
+
+def _label_folders(folder: Path) -> tuple[Path, Path]:
+    images, labels = _subfolder(folder, _IMAGE_FOLDERS), _subfolder(folder, _LABEL_FOLDERS)
+    if images is None or labels is None:
+        expected = f"images ({', '.join(_IMAGE_FOLDERS)}) and of label PNGs ({', '.join(_LABEL_FOLDERS)})"
+        raise InputError(f"expected folders of {expected} in {folder}, found not both; rename yours")
+    return images, labels
+
+
+def _subfolder(folder: Path, names: Sequence[str]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def _split_part(folder: Path, split: str) -> Path:
+    found = _subfolder(folder, _SPLIT_FOLDERS[split])
+    if found is None:
+        raise InputError(f"expected --val FOLDER, or a part {split} in {folder}, found neither; --split is for boxes")
+    return found
+
+
+def _count_labels(pairs: list[tuple[Path, Path]]) -> int:
+    """One more than the greatest label, `IGNORE` left out."""
+    greatest = 0
+    for _, labels in pairs:
+        for file in image_files(labels):
+            values = stored_labels(file)
+            greatest = max(greatest, int(values[values != IGNORE].max(initial=0)))
+    return greatest + 1

@@ -133,10 +133,9 @@ def load_exported(path: str | Path) -> ExportedDetector:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"exported detector not found: {path}")
-    try:
-        return {".onnx": _onnx, ".pt2": _pt2}[path.suffix](path)
-    except KeyError:
-        raise InputError(f"expected a .onnx or .pt2 file, found {path}") from None
+    if path.suffix not in (".onnx", ".pt2"):
+        raise InputError(f"expected a .onnx or .pt2 file, found {path}")
+    return _onnx(path) if path.suffix == ".onnx" else _pt2(path)
 
 
 def _onnx(path: Path) -> ExportedDetector:
@@ -149,11 +148,7 @@ def _onnx(path: Path) -> ExportedDetector:
         raise InputError(f"cannot read {path} as ONNX: {str(error).splitlines()[0]}") from error
     spec = InputSpec.from_json(session.get_modelmeta().custom_metadata_map.get(KEY, ""), path)
 
-    def program(image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        boxes, scores, classes = session.run(["boxes", "scores", "classes"], {"image": image})
-        return boxes, scores, classes
-
-    return ExportedDetector(program, spec)
+    return ExportedDetector(lambda image: session.run(["boxes", "scores", "classes"], {"image": image}), spec)
 
 
 #: torch reads every pickle as weights only if the first is set, whatever its caller says, and stops if both are.

@@ -225,10 +225,9 @@ def _quietly() -> Iterator[None]:
 
 
 def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, images: Sequence[Any]) -> float:
-    """Compare an exported program with its detector on resized images; the largest difference of boxes, in pixels.
+    """The largest difference of boxes between an exported program and its detector, in pixels of resized images.
 
-    Raises:
-        InputError: they find other objects, or the same ones elsewhere.
+    InputError if they find different objects, or the same ones elsewhere.
     """
     worst, number, given = 0.0, 0, list(images) or _synthetic_images()
     for image in track(given, "checking the file on images"):

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,17 +120,13 @@ Rows = list[Sequence[object]]
 
 def detection_result(found: Found, height: int, width: int) -> dict[str, Any]:
     """An image's size and its detections in COCO's form, without the image's id."""
-    entries = []
-    for index, (box, score) in enumerate(zip(found.boxes.tolist(), found.scores.tolist(), strict=True)):
-        x1, y1, x2, y2 = box
-        entry: dict[str, Any] = {
-            "category_id": found.category_ids[index],
-            "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "score": score,
-        }
-        if found.masks is not None:
-            entry["segmentation"] = encode_mask(found.masks[index])
-        entries.append(entry)
+    columns = zip(found.category_ids, found.boxes.tolist(), found.scores.tolist(), strict=True)
+    entries: list[dict[str, Any]] = [
+        {"category_id": k, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score} for k, (x1, y1, x2, y2), score in columns
+    ]
+    if found.masks is not None:
+        for entry, mask in zip(entries, found.masks, strict=True):
+            entry["segmentation"] = encode_mask(mask)
     return {"height": height, "width": width, "detections": entries}
 
 
@@ -145,7 +141,7 @@ def write_results(folder: Path, run: DetectorRun, done: Mapping[str, Done]) -> l
     lists of images and categories, whose ids the results use)."""
     order = sorted(done.items(), key=lambda item: item[1].image_id)
     images = [
-        {"id": one.image_id, "file_name": name, "height": one.result["height"], "width": one.result["width"]}
+        {"id": one.image_id, "file_name": name, **{side: one.result[side] for side in ("height", "width")}}
         for name, one in order
     ]
     pairs = zip(run.classes.ids, run.classes.names, strict=True)
@@ -189,18 +185,16 @@ def _numbers(run: DetectorRun, result: Mapping[str, Any], threshold: float) -> l
 
 def write_counts(folder: Path, run: DetectorRun, by_class: Rows, by_image: Rows) -> list[Path]:
     """``counts.csv`` (a row a class) and ``counts_by_image.csv`` (a row an image)."""
-    what = what_is_counted(run)
-    first, second = folder / "counts.csv", folder / "counts_by_image.csv"
-    _write_csv(first, [("class", "images", what), *by_class])
-    _write_csv(second, [("file_name", *run.classes.names, "all"), *by_image])
-    return [first, second]
+    tables = {
+        folder / "counts.csv": [("class", "images", counted_unit(run)), *by_class],
+        folder / "counts_by_image.csv": [("file_name", *run.classes.names, "all"), *by_image],
+    }
+    for path, rows in tables.items():
+        with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows(rows)
+    return list(tables)
 
 
-def what_is_counted(run: DetectorRun) -> str:
-    """Detections, or pixels where every pixel has a class."""
+def counted_unit(run: DetectorRun) -> str:
+    """What is counted: pixels of segmenters."""
     return "pixels" if run.task == "segmentation" else "detections"
-
-
-def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows(rows)

@@ -78,7 +78,7 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, options: 
         if waiting:
             _run(run, waiting, ids, out, options, store)
         by_class, by_image = outputs.counts(run, store.done, options.shown_from)
-        table(counted(len(store.done), "image"), ("class", "images", outputs.what_is_counted(run)), by_class)
+        table(counted(len(store.done), "image"), ("class", "images", outputs.counted_unit(run)), by_class)
         scores = [entry["score"] for one in store.done.values() for entry in one.result.get("detections", ())]
         if scores and max(scores) < options.shown_from:
             say(
@@ -89,11 +89,7 @@ def predict(run: DetectorRun, images: Sequence[str | Path], out: Path, options: 
 
 
 def ids_of(file: str | Path) -> dict[str, int]:
-    """File name to id of the images in a COCO JSON, so that predictions can be scored against it.
-
-    Raises:
-        InputError: the file is missing or has no such list.
-    """
+    """File name → id of the images in a COCO JSON, so that predictions can be scored against it."""
     try:
         content = read_json(Path(file), "image ids")
         pairs = [(image["file_name"], image["id"]) for image in content["images"]]

@@ -64,19 +64,18 @@ class Columns:
         except (KeyError, TypeError):
             known = f"{len(positions)} {key.removesuffix('_id')} ids, such as {next(iter(positions), None)!r}"
             hint = f"expected one of the {known}, in {whose}"
-            self._find(
-                ids,
-                lambda one: isinstance(one, Hashable) and type(one) not in _BOOLEANS and one in positions,
-                lambda one: f"the unknown {key} {one!r:.60}",
-                hint,
-            )
+
+            def is_known(one: Any) -> bool:
+                return isinstance(one, Hashable) and type(one) not in _BOOLEANS and one in positions
+
+            self._find(ids, is_known, f"the unknown {key}", hint)
 
     def numbers(self, key: str) -> np.ndarray:
         """[N] float64 of a numeric field. Infinity passes, NaN does not."""
         values = self.values(key)
         column = _as_floats(values)
         if column is None or np.isnan(column).any():
-            self._find(values, _is_number, lambda value: f"{key} {value!r:.60}", f"expected a number as {key}")
+            self._find(values, _is_number, key, f"expected a number as {key}")
         return column
 
     def boxes(self) -> np.ndarray:
@@ -88,20 +87,14 @@ class Columns:
         if set(map(type, values)) <= {list, tuple} and set(map(len, values)) <= {4}:
             boxes = _as_floats(list(chain.from_iterable(values)))
         if boxes is None or not np.isfinite(boxes).all():
-            hint = "expected four finite numbers [x, y, width, height]"
-            self._find(values, _is_box, lambda box: f"the bbox {box!r:.80}", hint)
+            self._find(values, _is_box, "the bbox", "expected four finite numbers [x, y, width, height]")
         return boxes.reshape(-1, 4)
 
     def flags(self, key: str) -> np.ndarray:
         """[N] bool of an optional field that is 0 or 1 (false, true, 0.0 and 1.0 are as well)."""
         values = [entry.get(key, 0) for entry in self.entries]
         if not all(issubclass(kind, _FLAGS) for kind in set(map(type, values))) or not set(values) <= {0, 1}:
-            self._find(
-                values,
-                lambda value: isinstance(value, _FLAGS) and value in (0, 1),
-                lambda value: f"{key} {value!r:.60}",
-                f"expected 0 or 1 as {key}",
-            )
+            self._find(values, _is_flag, key, f"expected 0 or 1 as {key}")
         return np.array(values, dtype=bool)
 
     def unique(self, key: str) -> list[Any]:
@@ -124,10 +117,11 @@ class Columns:
             raise InputError(f"{error}; to score boxes choose iou_type bbox") from error
         return rle.read(segmentations, sizes, self.fail)
 
-    def _find(self, values: list[Any], good: Callable[[Any], bool], found: Callable[[Any], str], hint: str) -> NoReturn:
+    def _find(self, values: list[Any], good: Callable[[Any], bool], what: str, hint: str) -> NoReturn:
+        """Name the first value that is not good."""
         for index, value in enumerate(values):
             if not good(value):
-                self.fail(index, found(value), hint)
+                self.fail(index, f"{what} {value!r:.80}", hint)
         raise AssertionError(f"{self.where}: no {self.kind} is at fault, yet a check failed")
 
 
@@ -144,6 +138,10 @@ def _as_floats(values: list[Any]) -> np.ndarray | None:
 def _is_number(value: Any) -> bool:
     column = _as_floats([value])
     return column is not None and not np.isnan(column[0])
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, _FLAGS) and value in (0, 1)
 
 
 def _is_box(box: Any) -> bool:

@@ -21,7 +21,7 @@ from types import ModuleType
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.scores.rle import Rles, compressed, kernels
+from momentum_transfer.transfer.scores.rle import Rles, kernels
 
 _BLOCK_PAIRS = 1 << 17  # pairs whose overlap is computed at a time
 _BLOCK_MASKS = 1 << 14  # of masks: their codes are copied, those of large images have thousands of characters
@@ -149,7 +149,10 @@ def _by_pycocotools(
     iou = np.empty(len(codes))
     for first, (start, stop) in zip(range(0, len(starts), _TOGETHER), pairwise(bounds), strict=True):
         few, here = slice(first, first + _TOGETHER), slice(start, stop)
-        masks, others = compressed(codes[here], masks_apart[here]), compressed(object_codes[few], apart[few])
+        masks, others = (
+            [{"size": size, "counts": code} for size, code in zip(sizes, codes, strict=True)]
+            for sizes, codes in ((masks_apart[here], codes[here]), (apart[few], object_codes[few]))
+        )
         iou[here] = coco_mask.iou(masks, others, flags[few])[np.arange(len(masks)), own[here]]
     return iou
 

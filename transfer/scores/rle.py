@@ -106,11 +106,6 @@ def join(parts: Sequence[Rles]) -> Rles:
     return Rles([text for part in parts for text in part.texts], text, *columns)
 
 
-def compressed(codes: Sequence[bytes], sizes: Sequence[Size]) -> list[dict[str, Any]]:
-    """Masks as pycocotools takes them."""
-    return [{"size": size, "counts": code} for size, code in zip(sizes, codes, strict=True)]
-
-
 def read(segmentations: Sequence[Any], sizes: np.ndarray | Sequence[Size], fail: Fail) -> Rles:
     """Masks from their written forms: polygons, run lengths as a list, or a compressed code.
 
@@ -160,7 +155,7 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
 
 
 def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool:
-    """Whether every mask is a compressed code of the right size already, as detectors write them."""
+    """Whether every mask is a compressed code of the right size, as detectors write them."""
     if set(map(type, segmentations)) != {dict}:
         return False
     found, codes = ([entry.get(key) for entry in segmentations] for key in ("size", "counts"))
@@ -170,8 +165,9 @@ def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool
 def _compressed(segmentation: Any, size: Size) -> tuple[str | None, str]:
     """What is wrong, if anything, and the compressed code."""
     if isinstance(segmentation, list):
-        problem = _polygon_problem(segmentation, size)
-        return problem, "" if problem else _from_polygons(segmentation, size)
+        if problem := _polygon_problem(segmentation, size):
+            return problem, ""
+        return None, coco_mask.merge(coco_mask.frPyObjects(segmentation, *size))["counts"].decode("ascii")
     if not isinstance(segmentation, dict):
         return f"the segmentation {segmentation!r:.60}", ""
     found, code = segmentation.get("size"), segmentation.get("counts")
@@ -196,11 +192,6 @@ def _polygon_problem(polygons: list[Any], size: Size) -> str | None:
         if max(map(abs, polygon)) > farthest:
             return f"a polygon more than {farthest} pixels from an image of height, width {size}: {polygon!r:.60}"
     return None
-
-
-def _from_polygons(polygons: list[list[float]], size: Size) -> str:
-    code: bytes = coco_mask.merge(coco_mask.frPyObjects(polygons, *size))["counts"]
-    return code.decode("ascii")
 
 
 def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:

@@ -61,17 +61,6 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
     yield last
 
 
-def document(path: Path, kind: type[T]) -> T:
-    """The whole file as an instance of a msgspec ``Struct``, or ``Unusual``."""
-    if not os.path.isfile(path):
-        raise Unusual
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise Unusual from error
-    return _decode(msgspec.json.Decoder(kind), text)
-
-
 def struct(name: str, **fields: Any) -> type[Any]:
     """A msgspec ``Struct`` type: name → type for a field that every object must have, or (type, default)."""
     pairs = [(key, *kind) if isinstance(kind, tuple) else (key, kind) for key, kind in fields.items()]
@@ -218,7 +207,7 @@ class Table(Plain):
 
 
 def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Columns, Plain]:
-    """Images, categories and annotations of an annotation file; raises ``Unusual`` unless it is in the plain form."""
+    """Images, categories and annotations of an annotation file; ``Unusual`` unless it is in the plain form."""
     identity, flag = int | str, (bool | int | float, 0)
     annotation = struct(
         "Annotation",
@@ -233,10 +222,12 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
     )
     objects = list[annotation]  # type: ignore[valid-type]  # a type made at run time
     sections = struct("Sections", images=_RAW, categories=_RAW, annotations=objects)
-    found = document(path, sections)
+    if not os.path.isfile(path):
+        raise Unusual
     try:
+        found = _decode(msgspec.json.Decoder(sections), path.read_bytes())
         images, categories = (json.loads(bytes(section).decode()) for section in (found.images, found.categories))
-    except (ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
         raise Unusual from error
     if not isinstance(images, list) or not isinstance(categories, list):
         raise Unusual
@@ -246,10 +237,7 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
 
 def detections(path: Path, iou_type: str, area_from: str) -> Iterator[tuple[Plain, bool]]:
     """Blocks of a result file, and whether its entries are sized by their boxes; ``Unusual`` as above."""
-    if iou_type == "bbox":
-        yield from ((block, True) for block in _boxes(path))
-    else:
-        yield from _masks(path, area_from == "file")
+    return ((block, True) for block in _boxes(path)) if iou_type == "bbox" else _masks(path, area_from == "file")
 
 
 def _boxes(path: Path) -> Iterator[Plain]:
@@ -270,6 +258,6 @@ def _masks(path: Path, with_boxes: bool) -> Iterator[tuple[Plain, bool]]:
     kernels(path.stat().st_size if path.is_file() else 0)  # nearly all of it will be codes
     sized_by_box = None
     for block in entries(path, struct("Detection", **fields, **boxes)):
-        if sized_by_box is None:  # the first entry says it for all
+        if sized_by_box is None:  # the first entry decides for all
             sized_by_box = with_boxes and bool(block) and block[0].bbox is not None
         yield Plain(block), sized_by_box

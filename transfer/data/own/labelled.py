@@ -84,8 +84,7 @@ class ImageIndex:
     def find(self, name: str, near: Path, where: str) -> Path:
         """The file that a label means by ``name``; of several, the closest by folders to it and to ``near``.
 
-        Raises:
-            InputError: there is none, or two fit equally.
+        InputError if there is none, or two fit equally.
         """
         wanted = Path(_composed(name.replace("\\", "/")))
         found = self._by_name.get(wanted.name) or self._by_stem.get(wanted.name) or self._by_stem.get(wanted.stem, [])
@@ -144,8 +143,7 @@ def left_out(count: int, where: Path) -> tuple[str, ...]:
 def labelled_orientation(file: Path, width: int, height: int, where: str) -> int:
     """EXIF's orientation if a label's size is that of the image as stored, 1 if it is that of the upright image.
 
-    Raises:
-        InputError: it is neither.
+    InputError if it is neither.
     """
     found = upright_size(file)
     if found == (width, height):

@@ -21,7 +21,6 @@ from momentum_transfer.images.class_folders import is_class_folders
 from momentum_transfer.images.subsets import stratified_split
 from momentum_transfer.transfer.data.annotations import DetectionData, coco_content, decode_mask, open_dataset
 from momentum_transfer.transfer.data.own import coco_json, voc_xml, yolo
-from momentum_transfer.transfer.data.own.label_pngs import has_label_pngs
 from momentum_transfer.transfer.data.own.labelled import (
     Box,
     LabelledImage,
@@ -30,6 +29,7 @@ from momentum_transfer.transfer.data.own.labelled import (
     checked_mask,
     left_out,
 )
+from momentum_transfer.transfer.data.semantic_datasets import has_label_pngs
 
 
 @dataclass(frozen=True)

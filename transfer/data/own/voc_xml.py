@@ -152,11 +152,11 @@ def read_object(node: Element, file: Path) -> Box:
         raise InputError(f"expected <name> in <object> of {_at(file, node)}, found none; name its class")
     if box is None:
         raise InputError(f"expected <bndbox> in <object> of {_at(file, node)}, found none; draw its box")
-    left, top, right, bottom = corners = tuple(_number(box, side, file) for side in ("xmin", "ymin", "xmax", "ymax"))
+    left, top, right, bottom = (_number(box, side, file) for side in ("xmin", "ymin", "xmax", "ymax"))
     if right < left or bottom < top:
         found = f"{left:g} {top:g} {right:g} {bottom:g}"
         raise InputError(f"expected xmin <= xmax and ymin <= ymax in {_at(file, box)}, found {found}")
-    return Box(name, corners, _at(file, box), difficult=_text(node.find("difficult")) not in ("", "0"))
+    return Box(name, (left, top, right, bottom), _at(file, box), difficult=_text(node.find("difficult")) not in ("", "0"))
 
 
 def settle_corners(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
