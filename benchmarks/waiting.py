@@ -1,8 +1,8 @@
 """How long pretraining waits for its images: files read each time, beside images kept in memory and measured workers.
 
-python benchmarks/waiting.py [--steps 200] [--photographs 260] [--small 6000]
+python benchmarks/waiting.py [--steps 200] [--large 260] [--small 6000]
 
-Whole runs of ``tools/pretrain.py`` on photographs of 1600 x 1200 pixels (few, large) and on PNG files of 28 x 28 (many,
+Whole runs of ``tools/pretrain.py`` on images of 1600 x 1200 pixels (few, large) and on PNG files of 28 x 28 (many,
 small), one after the other in turns; both learn the same, to the last bit. A step and its share of waiting are medians
 over the second half of a run, so that decoding beforehand and the trial of workers are in "whole run" alone.
 """
@@ -36,7 +36,7 @@ READERS: dict[str, dict[str, object]] = {
 }
 
 
-def draw_photographs(folder: Path, number: int) -> None:
+def write_images(folder: Path, number: int) -> None:
     """JPEG files with structure at every scale."""
     random = np.random.default_rng(0)
     folder.mkdir(parents=True)
@@ -76,9 +76,9 @@ def main(args: argparse.Namespace) -> None:
     """A table for each kind of images."""
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        draw_photographs(root / "photographs" / "train" / "drawn", args.photographs)
+        write_images(root / "large" / "train" / "drawn", args.large)
         draw_small(root / "small" / "train" / "drawn", args.small)
-        for kind, size in (("photographs", 96), ("small", 28)):
+        for kind, size in (("large", 96), ("small", 28)):
             rows, weights = [], []
             for index, (name, changes) in enumerate(READERS.items()):
                 output = root / f"{kind}_{index}"
@@ -93,6 +93,6 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--photographs", type=int, default=260)
+    parser.add_argument("--large", type=int, default=260)
     parser.add_argument("--small", type=int, default=6000)
     sys.exit(run_tool(parser, main))

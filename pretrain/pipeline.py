@@ -35,15 +35,15 @@ def build_images(cfg: CfgNode, split: str, *, held_out: bool = False) -> Labelle
     """
     data = cfg.DATA
     if data.NAME == "imagefolder" and cfg.METHOD.NAME != "supervised" and not held_out:
-        photographs = unlabelled_folder(data.ROOT, split, data.MAX_UNREADABLE) if data.ROOT else None
-        if photographs is not None:
+        unlabelled = unlabelled_folder(data.ROOT, split, data.MAX_UNREADABLE) if data.ROOT else None
+        if unlabelled is not None:
             if data.LONG_TAIL != 1.0 or data.CLASS_FRACTION != 1.0 or data.TAXONOMY:
                 raise InputError(
                     f"expected folders of classes in {data.ROOT} with LONG_TAIL, CLASS_FRACTION or TAXONOMY, found "
-                    "photographs without labels; leave these settings out"
+                    "images without labels; leave these settings out"
                 )
-            say(f"{len(photographs)} photographs of {data.ROOT}, without labels")
-            return select(photographs, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
+            say(f"{len(unlabelled)} images of {data.ROOT}, without labels")
+            return select(unlabelled, sample_fraction=data.SAMPLE_FRACTION, seed=cfg.SEED)
     return build_dataset(
         data.NAME,
         data.ROOT or None,

@@ -1,6 +1,6 @@
 """Which weights should I start from? Candidates compared on data of one's own, under a budget in minutes.
 
-    python tools/choose.py --weights A.pth B.pth outputs/mine --train PHOTOGRAPHS --split 0.8 --minutes 60
+    python tools/choose.py --weights A.pth B.pth outputs/mine --train IMAGES --split 0.8 --minutes 60
     python tools/choose.py --weights A.pth hf:org/name --train IMAGES/train --val IMAGES/val --minutes 20
 
 Detection sets (COCO, VOC or YOLO form): kNN and SVM on crops of the labelled boxes, a detector on the frozen backbone,

@@ -1,7 +1,7 @@
 """Pretrain a backbone.
 
 python tools/pretrain.py --config configs/smoke/momentum2_digits.yaml [--resume] [KEY VALUE …]
-python tools/pretrain.py --config pretrain/momentum2_r50_100e --train PHOTOGRAPHS
+python tools/pretrain.py --config pretrain/momentum2_r50_100e --train IMAGES
 torchrun --nproc-per-node 8 tools/pretrain.py --config configs/pretrain/momentum2_r50_100e.yaml DATA.ROOT IMAGENET
 """
 
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--config", required=True, metavar="FILE", help="YAML settings; see configs/")
-    made.add_argument("--train", metavar="FOLDER", help="photographs of one's own: flat, or in folders")
+    made.add_argument("--train", metavar="FOLDER", help="your own images: flat, or in folders")
     made.add_argument("--resume", action="store_true", help="go on from OUTPUT_DIR's last checkpoint, if any")
     made.add_argument("--stop-after", type=int, metavar="N", help="save and leave after step N, for time slices")
     made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings in the place of the file's")

@@ -8,7 +8,7 @@ compare with, and `--weights none` the whole detector of the settings, another o
 
 A set of one's own, in COCO's JSON, VOC's XML or YOLO's text (docs/own-data.md):
 
-    python tools/transfer.py --config transfer/own_small --weights OUT.pkl --train PHOTOGRAPHS --split 0.8
+    python tools/transfer.py --config transfer/own_small --weights OUT.pkl --train IMAGES --split 0.8
 """
 
 import argparse

@@ -25,7 +25,7 @@ MIN_SCORE = 0.5
 _MIN_SIDE, _MAX_SIDE = 256, 4096  # small images are enlarged until their shorter side has so many pixels; at most
 
 
-def image_f1(truth: Sequence[Mapping[str, Any]], detections: Sequence[Mapping[str, Any]]) -> float:
+def _image_f1(truth: Sequence[Mapping[str, Any]], detections: Sequence[Mapping[str, Any]]) -> float:
     """F1 in 0 … 1 of ``detections`` against ``truth``, both with ``bbox`` (XYWH) and ``category_id``.
 
     By falling score each detection takes the free object of its category with the highest IoU of at least 0.5. Crowds
@@ -57,7 +57,7 @@ def _ious(objects: Sequence[Mapping[str, Any]], found: Mapping[str, Any], crowd:
     return np.asarray(coco_mask.iou(one, boxes, [int(crowd)] * len(objects))).reshape(-1)
 
 
-def best_and_worst(
+def _best_and_worst(
     data: DetectionData, detections: Mapping[int, Sequence[Mapping[str, Any]]], count: int
 ) -> tuple[list[int], list[int]]:
     """Ids of the ``count`` images with the highest F1 (most objects first among equals) and with the lowest.
@@ -73,26 +73,16 @@ def best_and_worst(
         truth[entry["image_id"]].append(entry)
     ranked = []
     for image in content["images"]:
-        objects = truth[image["id"]]
+        objects, shown = truth[image["id"]], detections.get(image["id"], ())
+        if data.kind == "lvis":
+            known = {entry["category_id"] for entry in objects} | set(image.get("neg_category_ids", ()))
+            shown = [entry for entry in shown if entry["category_id"] in known]
         if objects:
-            shown = _verified(data, image, objects, detections.get(image["id"], ()))
-            ranked.append((image_f1(objects, shown), len(objects), image["id"]))
+            ranked.append((_image_f1(objects, shown), len(objects), image["id"]))
     ranked.sort(key=lambda item: (-item[0], -item[1], item[2]))
     best = [identity for _, _, identity in ranked[:count]]
     worst = sorted(ranked, key=lambda item: (item[0], -item[1], item[2]))[:count]
     return best, [identity for _, _, identity in worst]
-
-
-def _verified(
-    data: DetectionData,
-    image: Mapping[str, Any],
-    objects: Sequence[Mapping[str, Any]],
-    detections: Sequence[Mapping[str, Any]],
-) -> list[Mapping[str, Any]]:
-    if data.kind != "lvis":
-        return list(detections)
-    known = {entry["category_id"] for entry in objects} | set(image.get("neg_category_ids", ()))
-    return [entry for entry in detections if entry["category_id"] in known]
 
 
 def draw_detections(data: DetectionData, results: Path, folder: Path, count: int) -> list[Path]:
@@ -104,7 +94,7 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     """
     images = sorted(data.load()["images"], key=lambda image: image["id"])
     entries = json.loads(Path(results).read_text(encoding="utf-8"))
-    least = drawn_from([entry["score"] for entry in entries], len(data.load()["annotations"]))
+    least = _drawn_from([entry["score"] for entry in entries], len(data.load()["annotations"]))
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
         if entry["score"] >= least:
@@ -112,7 +102,7 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     sample = sorted(random.Random(0).sample(range(len(images)), min(count, len(images))))
     chosen = [("", images[index]) for index in sample]
     by_id = {image["id"]: image for image in images}
-    best, worst = best_and_worst(data, found, count // 2)
+    best, worst = _best_and_worst(data, found, count // 2)
     chosen += [("best_", by_id[identity]) for identity in best] + [("worst_", by_id[identity]) for identity in worst]
     names = dict(zip(data.category_ids, data.classes, strict=True))
     truth: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -133,7 +123,7 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     return written
 
 
-def drawn_from(scores: Sequence[float], objects: int) -> float:
+def _drawn_from(scores: Sequence[float], objects: int) -> float:
     """The lowest score that is drawn: 0.5; if fewer detections than half the objects reach it, the score at which as
     many are drawn as there are objects."""
     if 2 * sum(score >= MIN_SCORE for score in scores) >= objects or not scores:

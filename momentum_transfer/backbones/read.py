@@ -142,7 +142,7 @@ def _at_random(
                 resize_positions=resize_positions,
             ).architecture  # fmt: skip
     source = random_of(found, like)
-    say(f"{source.name}: {found} at random, seed {RANDOM_SEED}; BatchNorm statistics (if any) of two photographs")
+    say(f"{source.name}: {found} at random, seed {RANDOM_SEED}; BatchNorm statistics (if any) of two images")
     return source
 
 

@@ -107,7 +107,7 @@ def _examples(keys: Sequence[str], count: int = 2) -> str:
     return ", ".join(keys[:count]) + (", …" if len(keys) > count else "")
 
 
-#: A network at random, ``random-of:CHECKPOINT``: seed of its weights; photographs' crops of its BN statistics, px.
+#: A network at random, ``random-of:CHECKPOINT``: seed of its weights; image crops of its BN statistics, px.
 RANDOM_SEED, _CROPS, _CROP_SIZE = 0, 32, 128
 
 
@@ -190,7 +190,7 @@ def random_of(architecture: AnyArchitecture, like: str) -> SourceBackbone:
     """The network at random that ``random-of:LIKE`` names: another one to compare a checkpoint with.
 
     Weights are those of a fresh network under the seed `RANDOM_SEED`, the same in every tool and trial. Where it has
-    BatchNorms, their statistics are those of crops of scikit-learn's two photographs: mean 0 and variance 1 belong to
+    BatchNorms, their statistics are those of crops of scikit-learn's two sample images: mean 0 and variance 1 belong to
     no network, and make frozen features look better or worse than they are.
 
     Args:
@@ -220,22 +220,22 @@ def _random_state(architecture: AnyArchitecture) -> Mapping[str, Tensor]:
             norm.momentum = None  # one batch: its statistics are the running ones
             norm.train()
         if norms:
-            network(_photograph_crops(own_input(architecture) or NetworkInput(_CROP_SIZE)))
+            network(_image_crops(own_input(architecture) or NetworkInput(_CROP_SIZE)))
     found: Mapping[str, Tensor] = network.state_dict()
     return found
 
 
-def _photograph_crops(wanted: NetworkInput) -> Tensor:
-    """[crops, 3, size, size] of scikit-learn's sample photographs, the same every time, normalised."""
+def _image_crops(wanted: NetworkInput) -> Tensor:
+    """[crops, 3, size, size] of scikit-learn's sample images, the same every time, normalised."""
     from sklearn.datasets import load_sample_images
 
     draw, crops = np.random.default_rng(0), []
-    photographs = load_sample_images().images  # uint8 [427, 640, 3]
-    side = min(wanted.size, *photographs[0].shape[:2])
+    images = load_sample_images().images  # uint8 [427, 640, 3]
+    side = min(wanted.size, *images[0].shape[:2])
     for number in range(_CROPS):
-        photograph = photographs[number % len(photographs)]
-        top, left = (int(draw.integers(length - side + 1)) for length in photograph.shape[:2])
-        crops.append(photograph[top : top + side, left : left + side])
+        image = images[number % len(images)]
+        top, left = (int(draw.integers(length - side + 1)) for length in image.shape[:2])
+        crops.append(image[top : top + side, left : left + side])
     images = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).float() / 255
     images = nn.functional.interpolate(images, size=(wanted.size, wanted.size), mode="bilinear")
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (wanted.mean, wanted.std))

@@ -5,7 +5,7 @@ Nothing is downloaded: a missing folder is an error that says what should lie wh
 Images decoded once and kept in memory, where a training reads each of them many times and they fit.
 
 The pixels are those that the files give, so views and results do not change in a bit; only reading and decoding, for
-photographs most of what a worker does, is left out from the second time on.
+large images most of what a worker does, is left out from the second time on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _torchvision(name: str, make: Callable[[], Any], layout: str) -> Any:
 
 
 def unlabelled_folder(root: str | Path, split: str, max_unreadable: int = 100) -> FileImages | None:
-    """Photographs without labels: every image file below a folder (``root/split``, else ``root``), as one class.
+    """Images without labels: every image file below a folder (``root/split``, else ``root``), as one class.
 
     None where no image lies in the folder itself: what it holds is then folders of classes.
 

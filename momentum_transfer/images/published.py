@@ -103,14 +103,14 @@ PUBLISHED = {
         2640 * MEGA, 3130 * MEGA, (datasets.STL10.url,), **_of_images("stl10", datasets.STL10, split="test"),
     ),
     "voc2007": Published(
-        "PASCAL VOC 2007: 9,963 photographs, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2007",
+        "PASCAL VOC 2007: 9,963 images, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2007",
         911 * MEGA, 920 * MEGA, _voc_address("2007"), _fetch_voc("2007", "trainval", "test"),
         _check_voc("2007", "trainval", "test"),
         ("voc_2007_trainval, voc_2007_test: DATASETS.ROOT {root}/VOCdevkit",
          "DATASETS.NAME voc07 DATASETS.ROOT {root}/VOCdevkit/VOC2007"),
     ),
     "voc2012": Published(
-        "PASCAL VOC 2012: 17,125 photographs, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2012",
+        "PASCAL VOC 2012: 17,125 images, 20 classes of boxes", "host.robots.ox.ac.uk/pascal/VOC/voc2012",
         2000 * MEGA, 2010 * MEGA, _voc_address("2012"), _fetch_voc("2012", "trainval"),
         _check_voc("2012", "trainval"), ("voc_2012_trainval: DATASETS.ROOT {root}/VOCdevkit",),
     ),

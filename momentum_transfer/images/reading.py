@@ -1,4 +1,4 @@
-"""The one reader of image files: what pretraining, evaluations, detectors and predictions see of a photograph.
+"""The one reader of image files: what pretraining, evaluations, detectors and predictions see of an image.
 
 Files are untrusted: `opened` alone calls Pillow, with the formats that are listed here, so that PostScript named
 .jpg does not start Ghostscript, and refuses images of more than ``$MOMENTUM_TRANSFER_MAX_PIXELS`` pixels.

@@ -235,7 +235,7 @@ def eval_transform(
 ) -> Callable[[PIL.Image.Image], Tensor]:
     """The fixed transform for evaluation: PIL RGB -> float [3, image_size, image_size].
 
-    Photographs of any size: shorter side to ``resized`` (0: 256/224 of the size), then the central crop. Datasets of
+    Natural images of any size: shorter side to ``resized`` (0: 256/224 of the size), then the central crop. Datasets of
     small squares (digits, CIFAR, STL-10, MNIST): the whole image, resized only if its size differs.
     """
     mode = v2.InterpolationMode(interpolation)

@@ -14,7 +14,7 @@ from momentum_transfer.images import reading
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.reading import UnreadableImage, read_rgb, upright_size
 from momentum_transfer.report import pictures
-from momentum_transfer.transfer.data.semantic_datasets import IMAGE_SUFFIXES
+from momentum_transfer.transfer.data.semantic_datasets import _IMAGE_SUFFIXES
 from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.scores import semantic
 from momentum_transfer.transfer.torchvision_engine.data import Picture, read_image
@@ -137,7 +137,7 @@ def test_no_other_code_opens_image_files():
 
 
 def test_every_ending_that_is_looked_for_has_a_format():
-    assert set(comparison.SUFFIXES) | set(IMG_EXTENSIONS) | set(IMAGE_SUFFIXES) <= set(reading.FORMATS)
+    assert set(comparison.SUFFIXES) | set(IMG_EXTENSIONS) | set(_IMAGE_SUFFIXES) <= set(reading.FORMATS)
     for suffix, known in reading.FORMATS.items():
         assert Image.registered_extensions()[suffix] == known
 

@@ -104,7 +104,7 @@ def test_a_flat_folder_of_photographs_is_pretrained_on(tmp_path):
     run = ["--config", "smoke/momentum2_digits", "--train", folder, "OUTPUT_DIR", tmp_path / "run"]
     done = run_tool("pretrain", *run, *small)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"9 photographs of {folder}, without labels" in done.stdout
+    assert f"9 images of {folder}, without labels" in done.stdout
     assert (tmp_path / "run" / "backbone.safetensors").is_file()
     done = run_tool("pretrain", *run, "OUTPUT_DIR", tmp_path / "other", *small, "METHOD.NAME", "supervised")
     assert done.returncode == 2

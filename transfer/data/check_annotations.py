@@ -39,7 +39,7 @@ class Problem:
         return f"{self.count} × {self.kind}: {', '.join(self.examples)}{more}"
 
 
-FATAL = {
+_FATAL = {
     "missing image file": True,
     "image without a positive size": True,
     "duplicate image id": True,
@@ -71,7 +71,7 @@ def check(data: DetectionData, *, masks: bool = False, scored: bool = False) -> 
     for part in ("images", "annotations"):
         if not data.load()[part]:
             raise InputError(f"expected {part} in {data.annotation_file}, found none; is it the right file?")
-    problems = find_problems(data, masks=masks, scored=scored)
+    problems = _find_problems(data, masks=masks, scored=scored)
     fatal = [str(problem) for problem in problems if problem.fatal]
     if fatal:
         raise InputError(
@@ -82,7 +82,7 @@ def check(data: DetectionData, *, masks: bool = False, scored: bool = False) -> 
     return problems
 
 
-def find_problems(data: DetectionData, *, masks: bool = False, scored: bool = False) -> list[Problem]:
+def _find_problems(data: DetectionData, *, masks: bool = False, scored: bool = False) -> list[Problem]:
     """Every kind of problem, fatal or not, in the order of `FATAL`; see `check`."""
     content = data.load()
     counts: Counter[str] = Counter()
@@ -91,7 +91,7 @@ def find_problems(data: DetectionData, *, masks: bool = False, scored: bool = Fa
         counts[kind] += 1
         if counts[kind] <= NAMED:
             examples[kind].append(entry)
-    return [Problem(kind, counts[kind], tuple(examples[kind]), fatal) for kind, fatal in FATAL.items() if counts[kind]]
+    return [Problem(kind, counts[kind], tuple(examples[kind]), fatal) for kind, fatal in _FATAL.items() if counts[kind]]
 
 
 def _problems(data: DetectionData, content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

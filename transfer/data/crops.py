@@ -49,13 +49,13 @@ def write_crops(data: DetectionData, folder: Path, most: int, seed: int = 0) -> 
             whole = read_rgb(data.image_path(image))
             for file, entry in zip(files, of_image[image["id"]], strict=True):
                 with atomic_path(file) as temporary:
-                    crop(whole, entry["bbox"]).save(temporary)
+                    _crop(whole, entry["bbox"]).save(temporary)
         labels = [class_of[entry["category_id"]] for entry in of_image[image["id"]]]
         crops += zip(files, labels, strict=True)
     return crops
 
 
-def crop(image: PIL.Image.Image, box: list[float]) -> PIL.Image.Image:
+def _crop(image: PIL.Image.Image, box: list[float]) -> PIL.Image.Image:
     """The square around a box (x, y, width, height), moved into the image, and cut where it is larger."""
     x, y, width, height = box
     side = max(width, height) * _MARGIN

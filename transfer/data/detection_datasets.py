@@ -32,14 +32,8 @@ _VOC = {f"voc_{year}_{split}": (year, split) for year in ("2007", "2012") for sp
 _VOC["voc_2007_test"] = ("2007", "test")
 _EMBEDDED = {f"{name}_{split}": (name, split) for name in RECIPES for split in ("train", "val")}
 _VOC_VERSION = 1  # raise it when the conversion changes: the cache is keyed by it
-_registered: dict[str, tuple[Path, Path]] = {}
 #: A set that has no name here: its images' folder and its JSON, and perhaps what to call it.
 _FILES = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<images>.+):(?P<file>[^:]+\.json)", re.DOTALL)
-
-
-def dataset_names() -> list[str]:
-    """Every name that `get_dataset` knows."""
-    return [*_EMBEDDED, *_PUBLISHED, *_VOC, *_registered]
 
 
 def datasets_root(root: str | Path | None) -> Path:
@@ -64,21 +58,13 @@ def content_name(name: str) -> str:
     return f"{short_name(name)}={content[1]}" if content else name
 
 
-def register_coco(name: str, images_dir: str | Path, annotation_file: str | Path) -> None:
-    """Make a set in COCO's form known under a name; InputError if that stands for another data set."""
-    entry = (Path(images_dir).expanduser(), Path(annotation_file).expanduser())
-    if name in {*_EMBEDDED, *_PUBLISHED, *_VOC} or _registered.get(name, entry) != entry:
-        raise InputError(f"expected a new dataset name, found {name!r}, which stands for another dataset")
-    _registered[name] = entry
-
-
 def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
     """Find a dataset.
 
     Args:
-        name: one of `dataset_names()`, or `IMAGES_DIR:FILE.json` for a set in COCO's form, or
+        name: an embedded or published set, or `IMAGES_DIR:FILE.json` for a set in COCO's form, or
             `NAME=IMAGES_DIR:FILE.json` to name it; see `short_name`.
-        root: see `datasets_root`; embedded and registered sets do not need it.
+        root: see `datasets_root`; embedded sets do not need it.
 
     Raises:
         InputError: an unknown name, a missing folder or file, a file that is not a COCO JSON.
@@ -88,8 +74,6 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
         folder = ensure_scenes(RECIPES[recipe])
         kind = "lvis" if RECIPES[recipe].lvis else "coco"
         return open_dataset(name, folder / split, folder / "annotations" / f"{split}.json", kind)
-    if name in _registered:
-        return open_dataset(name, *_registered[name])
     if name in _PUBLISHED:
         images, annotations, kind = _PUBLISHED[name]
         return open_dataset(name, datasets_root(root) / images, datasets_root(root) / annotations, kind)
@@ -100,7 +84,8 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
     found = _FILES.fullmatch(name)
     if found:
         return open_dataset(short_name(name), Path(found["images"]).expanduser(), Path(found["file"]).expanduser())
-    raise InputError(f"expected a dataset among {', '.join(dataset_names())}, or IMAGES_DIR:FILE.json, found {name!r}")
+    known = ", ".join([*_EMBEDDED, *_PUBLISHED, *_VOC])
+    raise InputError(f"expected a dataset among {known}, or IMAGES_DIR:FILE.json, found {name!r}")
 
 
 def _voc_as_coco(folder: Path, split: str) -> Path:

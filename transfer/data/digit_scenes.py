@@ -30,8 +30,8 @@ from momentum_transfer.images.digits import SPLITS, draw_strokes, load_glyphs, p
 from momentum_transfer.transfer.data.annotations import coco_content, encode_mask
 
 VERSION = 1  # raise it when scenes change: the cache is keyed by it
-PLACEMENT_TRIES = 50
-MASK_COVERAGE = 0.25  # a digit's mask is where it covers at least this much of a pixel; half would break thin strokes
+_PLACEMENT_TRIES = 50
+_MASK_COVERAGE = 0.25  # a digit's mask is where it covers at least this much of a pixel; half would break thin strokes
 CLASSES = [str(digit) for digit in range(10)]
 _RARE_IMAGES, _COMMON_IMAGES = 10, 100  # LVIS: rare up to 10 training images, common up to 100, else frequent
 
@@ -65,7 +65,7 @@ RECIPES = {
 
 
 @dataclass
-class Scene:
+class _Scene:
     """A scene with n digits."""
 
     image: NDArray[np.uint8]  # grey [size, size]
@@ -108,13 +108,13 @@ class _Placed:
         return True
 
 
-def draw_scene(
+def _draw_scene(
     recipe: SceneRecipe,
     glyphs: NDArray[np.float32],
     labels: NDArray[np.int64],
     profile: NDArray[np.float64],
     rng: np.random.Generator,
-) -> Scene:
+) -> _Scene:
     """Compose one scene from glyphs [N, 8, 8] with labels [N], classes sampled from ``profile`` [10]."""
     size = recipe.size
     level = np.float32(rng.uniform(*recipe.background))
@@ -124,21 +124,21 @@ def draw_scene(
     placed, digits = _Placed(recipe), []
     for digit in rng.choice(len(CLASSES), size=rng.integers(recipe.digits[0], recipe.digits[1] + 1), p=profile):
         glyph = glyphs[rng.choice(np.flatnonzero(labels == digit))][None]
-        for _ in range(PLACEMENT_TRIES):
+        for _ in range(_PLACEMENT_TRIES):
             side = rng.uniform(*recipe.side, size=1).astype(np.float32)
             corner = (rng.random((2, 1), dtype=np.float32) * (size - side)).astype(np.float32)
             coverage = place_glyphs(glyph, corner[0], corner[1], side, side, size)[0]
-            if placed.add(coverage >= MASK_COVERAGE):
+            if placed.add(coverage >= _MASK_COVERAGE):
                 luminance = np.float32(rng.uniform(level + recipe.contrast, 1))
                 canvas[0] += coverage * (luminance - canvas[0])
                 digits.append(int(digit))
                 break
     canvas += rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(recipe.noise)
     image = np.rint(np.clip(canvas[0], 0, 1) * 255).astype(np.uint8)
-    return Scene(image, np.stack(placed.visible), np.asarray(digits, dtype=np.int64))
+    return _Scene(image, np.stack(placed.visible), np.asarray(digits, dtype=np.int64))
 
 
-def _annotations(scene: Scene) -> Iterator[dict[str, Any]]:
+def _annotations(scene: _Scene) -> Iterator[dict[str, Any]]:
     """COCO annotations of a scene: compressed RLE of the visible pixels, and their tight box."""
     for mask, digit in zip(scene.masks, scene.digits, strict=True):
         code = encode_mask(mask)
@@ -149,11 +149,6 @@ def _annotations(scene: Scene) -> Iterator[dict[str, Any]]:
             "segmentation": code,
             "iscrowd": 0,
         }
-
-
-def _label_map(scene: Scene) -> NDArray[np.uint8]:
-    """Semantic labels [size, size]: 0 background, digit + 1 elsewhere."""
-    return ((scene.digits + 1).astype(np.uint8)[:, None, None] * scene.masks).sum(0).astype(np.uint8)
 
 
 def _profile(recipe: SceneRecipe, split: str) -> NDArray[np.float64]:
@@ -171,10 +166,11 @@ def _write_split(recipe: SceneRecipe, split: str, folder: Path) -> dict[str, Any
     (folder / "labels" / split).mkdir(parents=True)
     images = []
     for index in range(recipe.images[number]):
-        scene = draw_scene(recipe, glyphs, labels, profile, np.random.default_rng((recipe.seed, number, index)))
+        scene = _draw_scene(recipe, glyphs, labels, profile, np.random.default_rng((recipe.seed, number, index)))
         file_name = f"{index + 1:06d}.png"
         PIL.Image.fromarray(scene.image).convert("RGB").save(folder / split / file_name)
-        PIL.Image.fromarray(_label_map(scene)).save(folder / "labels" / split / file_name)
+        label_map = ((scene.digits + 1).astype(np.uint8)[:, None, None] * scene.masks).sum(0)  # 0: background
+        PIL.Image.fromarray(label_map.astype(np.uint8)).save(folder / "labels" / split / file_name)
         image = {"file_name": file_name, "height": recipe.size, "width": recipe.size}
         images.append((image, list(_annotations(scene))))
     info = {"description": f"{recipe.name}: scenes of scikit-learn's handwritten digits", "version": str(VERSION)}
@@ -227,7 +223,7 @@ def _count_categories(data: dict[str, Any], frequency: dict[int, str] | None) ->
     return frequencies
 
 
-def write_scenes(recipe: SceneRecipe, folder: Path) -> None:
+def _write_scenes(recipe: SceneRecipe, folder: Path) -> None:
     """Fill an empty folder: train/ and val/ (RGB PNG), labels/ (label maps), annotations/ (JSON)."""
     frequency = None
     (folder / "annotations").mkdir()
@@ -249,7 +245,7 @@ def ensure_scenes(recipe: SceneRecipe) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        write_scenes(recipe, temporary)
+        _write_scenes(recipe, temporary)
         temporary.chmod(0o755)  # mkdtemp makes private folders
         os.rename(temporary, folder)
     except OSError:

@@ -18,10 +18,10 @@ from momentum_transfer.transfer.data.annotations import DetectionData, file_stem
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file
 from momentum_transfer.transfer.visuals import beside, draw, tinted
 
-Rows = list[tuple[str, int, int]]
+_Rows = list[tuple[str, int, int]]
 
 
-def class_histogram(data: DetectionData) -> Rows:
+def _class_histogram(data: DetectionData) -> _Rows:
     """(class, number of images that show it, number of instances) of every class, crowds left out."""
     kept = [a for a in data.load()["annotations"] if not a.get("iscrowd", 0)]
     instances = Counter(annotation["category_id"] for annotation in kept)
@@ -44,7 +44,7 @@ def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -
         draw(read_rgb(data.image_path(images[index])), annotations[images[index]["id"]], names)
         for index in sorted(chosen)
     )
-    return _write(data.name, Path(folder), class_histogram(data), "instances", drawn)
+    return _write(data.name, Path(folder), _class_histogram(data), "instances", drawn)
 
 
 def write_label_overview(data: SemanticData, counts: NDArray[np.int64], folder: Path, examples: int) -> list[Path]:
@@ -62,7 +62,7 @@ def write_label_overview(data: SemanticData, counts: NDArray[np.int64], folder: 
     return _write(data.name, folder, rows, "pixels", drawn)
 
 
-def _write(name: str, folder: Path, rows: Rows, unit: str, examples: Iterable[Image.Image]) -> list[Path]:
+def _write(name: str, folder: Path, rows: _Rows, unit: str, examples: Iterable[Image.Image]) -> list[Path]:
     stem = file_stem(name)
     written = [folder / f"{stem}_classes.csv", folder / f"{stem}_classes.png"]
     with atomic_path(written[0]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
@@ -76,7 +76,7 @@ def _write(name: str, folder: Path, rows: Rows, unit: str, examples: Iterable[Im
     return written
 
 
-def _histogram(name: str, rows: Rows, unit: str) -> matplotlib.figure.Figure:
+def _histogram(name: str, rows: _Rows, unit: str) -> matplotlib.figure.Figure:
     """Images and instances (or pixels) of each class, most frequent first; names only if they fit."""
     rows = sorted(rows, key=lambda row: -row[2])
     figure = matplotlib.figure.Figure(figsize=(10, 4), layout="constrained")

@@ -22,10 +22,10 @@ from momentum_transfer.transfer.data.digit_scenes import RECIPES, ensure_scenes
 from momentum_transfer.transfer.data.own.labelled import read_names
 
 IGNORE = 255
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 # Cityscapes' 19 evaluated classes in the order of their training ids, with the ids that the published label files hold.
 # fmt: off
-CITYSCAPES = {
+_CITYSCAPES = {
     "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19,
     "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27,
     "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33,
@@ -69,7 +69,7 @@ def _pairs(name: str, images: Path, labels: Path, label_name: dict[str, str]) ->
     for folder, content in ((images, "images"), (labels, "label PNGs")):
         if not folder.is_dir():
             raise InputError(f"expected the {content} of dataset {name!r} in {folder}, found no such folder")
-    files = sorted(file for file in images.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    files = sorted(file for file in images.rglob("*") if file.suffix.lower() in _IMAGE_SUFFIXES)
     pairs = []
     for file in files:
         stem = file.stem
@@ -85,7 +85,7 @@ def _pairs(name: str, images: Path, labels: Path, label_name: dict[str, str]) ->
     return tuple(pairs)
 
 
-def label_folder(name: str, images: str | Path, labels: str | Path, classes: tuple[str, ...]) -> SemanticData:
+def _label_folder(name: str, images: str | Path, labels: str | Path, classes: tuple[str, ...]) -> SemanticData:
     """A folder of images and one of PNGs of the same names, with the values 0 … K − 1, or 255 for "ignore"."""
     pairs = _pairs(name, Path(images), Path(labels), {})
     return SemanticData(name, pairs, classes, class_of=np.arange(256, dtype=np.uint8))
@@ -93,12 +93,12 @@ def label_folder(name: str, images: str | Path, labels: str | Path, classes: tup
 
 def _cityscapes(name: str, root: Path, split: str) -> SemanticData:
     class_of = np.full(256, IGNORE, dtype=np.uint8)
-    class_of[list(CITYSCAPES.values())] = np.arange(len(CITYSCAPES))
+    class_of[list(_CITYSCAPES.values())] = np.arange(len(_CITYSCAPES))
     folder = root / "cityscapes"
     # The label files as published: no preparation script needs to have run.
     renamed = {"_leftImg8bit": "_gtFine_labelIds"}
     pairs = _pairs(name, folder / "leftImg8bit" / split, folder / "gtFine" / split, renamed)
-    return SemanticData(name, pairs, tuple(CITYSCAPES), class_of)
+    return SemanticData(name, pairs, tuple(_CITYSCAPES), class_of)
 
 
 def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticData:
@@ -120,7 +120,7 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
         if not equals or "/" in called:
             called, place = name, images
         classes = tuple(str(number) for number in range(int(rest[1])))
-        return label_folder(called, Path(place).expanduser(), Path(rest[0]).expanduser(), classes)
+        return _label_folder(called, Path(place).expanduser(), Path(rest[0]).expanduser(), classes)
     if name not in known:
         raise InputError(
             f"expected a semantic segmentation dataset among {', '.join(known)}, or IMAGES_DIR:LABELS_DIR:CLASSES, "
@@ -130,7 +130,7 @@ def get_semantic_dataset(name: str, root: str | Path | None = None) -> SemanticD
     if name.startswith("cityscapes"):
         return _cityscapes(name, datasets_root(root), split)
     folder = ensure_scenes(RECIPES["digit_scenes"])
-    return label_folder(name, folder / split, folder / "labels" / split, ("background", *DIGIT_CLASSES))
+    return _label_folder(name, folder / split, folder / "labels" / split, ("background", *DIGIT_CLASSES))
 
 
 def label_file(folder: Path, number: int) -> Path:
@@ -163,9 +163,9 @@ def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, st
         InputError: a folder is missing, or a label file is no 8-bit PNG of one channel.
     """
     if val is not None:
-        pairs = [_label_folders(train), _label_folders(val)]
+        pairs = [_image_and_label_folders(train), _image_and_label_folders(val)]
     else:
-        images, labels = _label_folders(train)
+        images, labels = _image_and_label_folders(train)
         pairs = [(_split_part(images, split), _split_part(labels, split)) for split in ("train", "val")]
     named = [file for folder in (train, val or train) if (file := folder / "classes.txt").is_file()]
     classes = len(read_names(named[0])) if named else _count_labels(pairs)
@@ -179,12 +179,12 @@ def label_specs(train: Path, val: Path | None, title: str = "") -> tuple[str, st
 def has_label_pngs(folder: Path) -> bool:
     """Whether a folder holds images and label PNGs, by the names of its folders."""
     try:
-        return all(image_files(part) for part in _label_folders(folder))
+        return all(image_files(part) for part in _image_and_label_folders(folder))
     except InputError:
         return False
 
 
-def _label_folders(folder: Path) -> tuple[Path, Path]:
+def _image_and_label_folders(folder: Path) -> tuple[Path, Path]:
     images, labels = _subfolder(folder, _IMAGE_FOLDERS), _subfolder(folder, _LABEL_FOLDERS)
     if images is None or labels is None:
         expected = f"images ({', '.join(_IMAGE_FOLDERS)}) and of label PNGs ({', '.join(_LABEL_FOLDERS)})"

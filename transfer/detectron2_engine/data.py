@@ -117,7 +117,7 @@ def _compressed(segmentation: Any) -> Any:
 
 @contextlib.contextmanager
 def _our_reader() -> Iterator[None]:
-    """Photographs by the project's one reader: Detectron2's knows no 16 bits, no transparency, and names no file."""
+    """Images by the project's one reader: Detectron2's knows no 16 bits, no transparency, and names no file."""
     from detectron2.data import detection_utils
 
     theirs = detection_utils.read_image

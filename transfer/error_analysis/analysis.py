@@ -170,6 +170,7 @@ def analyse(
     matching = find_matching(*_inputs(kind, ground_truth, results, iou_type, max_dets))
     kinds = find_kinds(matching)
     points = [_operating(matching, k, int(positives)) for k, positives in enumerate(matching.positives)]
+    curves = [point.curve for point in points if point.objects]
     kept = _shown(matching, points)
     table = _confusion(matching, kept)
     return {
@@ -179,7 +180,7 @@ def analyse(
         "kinds": {name: {"number": kinds.number(name), "cost": _number(kinds.cost[name])} for name in KINDS},
         "sides": {name: _number(value) for name, value in kinds.cost.items() if name not in KINDS},
         "classes": [_class(matching, kinds, k, point, per_class or {}) for k, point in enumerate(points)],
-        "curve": _rounded(_mean_curve(points)),
+        "curve": _rounded(np.mean(curves, axis=0) if curves else np.zeros(0)),
         "confusion": _cells(table),
         "calibration": _calibration(matching),
         "hardest": _hardest(matching, kinds, kept, _HARDEST),
@@ -219,11 +220,6 @@ def _class(
     if len(matching.truth.categories) <= _CURVES:
         row["curve"] = _rounded(point.curve)
     return row
-
-
-def _mean_curve(points: list[_Operating]) -> np.ndarray:
-    curves = [point.curve for point in points if point.objects]
-    return np.mean(curves, axis=0) if curves else np.zeros(0)
 
 
 def _cells(table: np.ndarray) -> list[list[int]]:

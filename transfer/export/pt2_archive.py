@@ -15,7 +15,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torchvision  # noqa: F401, registers its operators
@@ -72,7 +72,8 @@ def read_archive(path: Path) -> io.BytesIO:
             if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
                 raise _refused(path, "the records", "larger than the file")
             for record in archive.infolist():
-                name = _inner_name(record.filename)
+                name = record.filename  # newer archives have a folder around all records
+                name = name if _RECORD.fullmatch(name) else name.partition("/")[2]
                 if not _RECORD.fullmatch(name) or record.compress_type != zipfile.ZIP_STORED:
                     raise _refused(path, "the record", record.filename)
                 content = archive.read(record)
@@ -83,11 +84,6 @@ def read_archive(path: Path) -> io.BytesIO:
         raise InputError(f"cannot read {path} as a torch.export program: {one_line(error)}; export it again") from error
     checked.seek(0)
     return checked
-
-
-def _inner_name(name: str) -> str:
-    """Without the folder around all records in torch's newer archives."""
-    return name if _RECORD.fullmatch(name) else name.partition("/")[2]
 
 
 def _refused(path: Path, what: str, found: str) -> InputError:
@@ -144,14 +140,11 @@ def _is_expression(text: str) -> bool:
         return False
     try:
         node = ast.parse(text.strip(), mode="eval").body
-        compared = sum(len(part.args) for part in ast.walk(node) if _is_extreme(part))
+        calls = [part for part in ast.walk(node) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)]
+        compared = sum(len(call.args) for call in calls if ast.unparse(call.func) in ("Max", "Min"))
         return compared <= _MOST_COMPARED and _is_arithmetic(node)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-
-
-def _is_extreme(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Max", "Min")
 
 
 def _is_arithmetic(node: ast.expr) -> bool:

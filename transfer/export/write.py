@@ -61,9 +61,11 @@ class DenseProgram(nn.Module):
         anchors, scores, offsets = self._predictions(maps)
         best = [self._best(a, s[0], o[0]) for a, s, o in zip(anchors, scores, offsets, strict=True)]
         boxes, values, classes = (torch.cat(column) for column in zip(*best, strict=True))
-        boxes, values, classes = self._suppressed(boxes, values, classes)
-        height, width = image.shape[-2], image.shape[-1]
-        clipped = box_ops.clip(boxes, (height, width))
+        # Boxes of different classes are moved apart, as in torchvision.ops.batched_nms.
+        moved = boxes + (classes.to(boxes.dtype) * (boxes.max() + 1))[:, None]
+        keep = nms(moved, values, self.nms_threshold)[: self.detections]
+        boxes, values, classes = boxes[keep], values[keep], classes[keep]
+        clipped = box_ops.clip(boxes, (image.shape[-2], image.shape[-1]))
         kept = torch.nonzero((values > self.threshold) & box_ops.nonempty(clipped)).squeeze(1)
         return clipped[kept], values[kept], classes[kept]
 
@@ -83,12 +85,6 @@ class DenseProgram(nn.Module):
         values, place = flat.topk(torch.sym_min(flat.shape[0], self.candidates))
         cell, classes = place // scores.shape[1], place % scores.shape[1]
         return cast(DenseHeads, self.detector.heads).coder.decode(offsets[cell], anchors[cell]), values, classes
-
-    def _suppressed(self, boxes: Tensor, scores: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best after suppression within classes, whose boxes are moved apart as in torchvision's batched_nms."""
-        moved = boxes + (classes.to(boxes.dtype) * (boxes.max() + 1))[:, None]
-        keep = nms(moved, scores, self.nms_threshold)[: self.detections]
-        return boxes[keep], scores[keep], classes[keep]
 
 
 _BOX_TOLERANCE = 1e-4  # pixels, for each 100 pixels of the longer side or of the largest anchor: rounding

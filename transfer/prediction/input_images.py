@@ -56,7 +56,7 @@ def _of_folder(folder: Path) -> list[InputImage]:
         videos = [path.name for path in folder.iterdir() if path.suffix.lower() in _VIDEOS]
         step = f"{videos[0]} is a video: {_FRAMES}" if videos else "check the path"
         raise InputError(f"expected images ({', '.join(SUFFIXES)}) in {folder}, found none; {step}")
-    return sorted(kept, key=lambda image: natural_order(image.name))
+    return sorted(kept, key=lambda image: _natural_order(image.name))
 
 
 def _of_file(path: Path) -> InputImage:
@@ -67,7 +67,7 @@ def _of_file(path: Path) -> InputImage:
     return InputImage(path, path.name)
 
 
-def natural_order(name: str) -> list[tuple[int, int | str]]:
+def _natural_order(name: str) -> list[tuple[int, int | str]]:
     """A key that sorts numbers within names by their value."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in parts if part]

@@ -122,15 +122,13 @@ def _warn_once(text: str) -> None:
 
 def _outside(boxes: np.ndarray, image: np.ndarray, images: list[dict[str, Any]]) -> int:
     """How many boxes [N, 4] leave their images [N] by more than a pixel; sides may be unknown."""
-    sides = [[_side(entry.get(name)) for name in ("width", "height")] for entry in images]
+    numbers = (int, float, np.number)
+    given = ((entry.get("width"), entry.get("height")) for entry in images)
+    sides = [[float(v) if isinstance(v, numbers) and 0 < v < 1e9 else np.inf for v in pair] for pair in given]
     with np.errstate(over="ignore"):
         ends = boxes[:, :2] + boxes[:, 2:]
     beyond = ends > np.array(sides, dtype=np.float64).reshape(-1, 2)[image] + 1
     return int(((boxes[:, :2] < -1) | beyond).any(axis=1).sum())
-
-
-def _side(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float, np.number)) and 0 < value < 1e9 else np.inf
 
 
 def _warn_of_objects(truth: GroundTruth) -> None:

@@ -38,7 +38,7 @@ class Pairs:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def box_iou(detections: np.ndarray, objects: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+def _box_iou(detections: np.ndarray, objects: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """IoU [P] of boxes [P, 4] (x, y, width, height) taken pair by pair, in pycocotools' order of operations.
 
     For a crowd the denominator is the detection's area alone. Boxes whose area is too large or too small for a float
@@ -61,7 +61,7 @@ def box_pairs(
     """Pairs of boxes with an IoU of at least ``lowest``. Groups [D], [G] are sorted; boxes are [D, 4], [G, 4]."""
     found = []
     for d, g in _all_pairs(detection_group, object_group, _BLOCK_PAIRS):
-        iou = box_iou(detections[d], objects[g], crowd[g])
+        iou = _box_iou(detections[d], objects[g], crowd[g])
         keep = iou >= lowest
         found.append((d[keep], g[keep], iou[keep]))
     return _joined(found)

@@ -152,7 +152,7 @@ CHUNK = 200_000
 
 
 @dataclass(frozen=True)
-class Tables:
+class _Tables:
     """As the references' ``eval``: −1 for a category without objects that count.
 
     T 10 IoU thresholds, R 101 recall levels, K categories, A 4 area ranges, M limits on detections per image.
@@ -173,13 +173,13 @@ class Inputs:
     exempt: np.ndarray  # [D] bool: never a false positive (LVIS: category not exhaustively annotated in the image)
 
 
-def tabulate(inputs: Inputs, max_dets: Sequence[int], outcomes: Outcomes | None = None) -> Tables:
+def tabulate(inputs: Inputs, max_dets: Sequence[int], outcomes: Outcomes | None = None) -> _Tables:
     """Precision and recall for each limit of ``max_dets`` (ascending; per image and category, by score).
 
     The matches are added to ``outcomes``.
     """
     categories = len(inputs.truth.categories)
-    tables = Tables(
+    tables = _Tables(
         precision=np.full((THRESHOLDS, len(RECALL_THRESHOLDS), categories, AREAS, len(max_dets)), -1.0),
         recall=np.full((THRESHOLDS, categories, AREAS, len(max_dets)), -1.0),
     )
@@ -251,7 +251,7 @@ class _Chunk:
         """A number for each (category, image)."""
         return columns.category[which].astype(np.int64) * len(self.inputs.truth.images) + columns.image[which]
 
-    def fill(self, tables: Tables, low: int, high: int, outcomes: Outcomes | None) -> None:
+    def fill(self, tables: _Tables, low: int, high: int, outcomes: Outcomes | None) -> None:
         """Write the results of the categories [low, high) into ``tables``, and the matches into ``outcomes``."""
         columns, order = self.inputs.detections, self.by_score
         place = np.empty_like(order)
@@ -262,7 +262,9 @@ class _Chunk:
         matches = Matches(place[found.detection], found.counted, found.ignored)
         first = np.searchsorted(columns.category[self.detections], np.arange(low, high + 1))
         bounds = np.searchsorted(matches.detection, first)
-        positives = self._positives(low, high)
+        ends = np.searchsorted(self.inputs.truth.category[self.objects], np.arange(low, high + 1))
+        # [categories, A] objects that count
+        positives = np.array([(~self.object_ignored[:, a:b]).sum(axis=1) for a, b in pairwise(ends)])
         ordered, rank = self.detections[order], self.rank[order]
         fp_candidate = in_area(columns.area[ordered]) & ~self.inputs.exempt[ordered]
         if outcomes is not None:
@@ -286,11 +288,6 @@ class _Chunk:
                 seen = positives[k] > 0
                 tables.precision[:, :, low + k, seen, m] = precision[seen].transpose(1, 2, 0)
                 tables.recall[:, low + k, seen, m] = recall[seen].T
-
-    def _positives(self, low: int, high: int) -> np.ndarray:
-        """[categories, A] objects that count."""
-        bounds = np.searchsorted(self.inputs.truth.category[self.objects], np.arange(low, high + 1))
-        return np.array([(~self.object_ignored[:, a:b]).sum(axis=1) for a, b in pairwise(bounds)])
 
     def _match(self) -> Matches:
         truth, detections = self.inputs.truth, self.inputs.detections

@@ -24,8 +24,8 @@ from momentum_transfer.transfer.scores.rle import kernels
 _BLOCK = 1 << 18  # bytes of a file that are decoded at a time: the objects stay in the processor's cache
 _SPACE = b" \t\r\n"
 
-Box = tuple[float, float, float, float]
-T = TypeVar("T")
+_Box = tuple[float, float, float, float]
+_T = TypeVar("_T")
 _RAW: Any = msgspec.Raw  # a field that stays text, to be decoded by ``_value``
 
 
@@ -33,7 +33,7 @@ class Unusual(Exception):
     """The file is not in the plain form; it may still be a good one."""
 
 
-def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
+def _entries(path: Path, kind: type[_T]) -> Iterator[list[_T]]:
     """The objects of the list in a file, as instances of a msgspec ``Struct``, in blocks; ``Unusual`` if it is none.
 
     The file is cut between "}," and "{". A cut inside an object or a string leaves a bracket or a quotation mark open,
@@ -61,7 +61,7 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
     yield last
 
 
-def struct(name: str, **fields: Any) -> type[Any]:
+def _struct(name: str, **fields: Any) -> type[Any]:
     """A msgspec ``Struct`` type: name → type for a field that every object must have, or (type, default)."""
     pairs = [(key, *kind) if isinstance(kind, tuple) else (key, kind) for key, kind in fields.items()]
     return msgspec.defstruct(name, pairs, gc=False, kw_only=True)
@@ -209,7 +209,7 @@ class Table(Plain):
 def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Columns, Plain]:
     """Images, categories and annotations of an annotation file; ``Unusual`` unless it is in the plain form."""
     identity, flag = int | str, (bool | int | float, 0)
-    annotation = struct(
+    annotation = _struct(
         "Annotation",
         id=int | float | str,
         image_id=identity,
@@ -218,10 +218,10 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
         ignore=flag,
         difficult=flag,
         **({"area": float} if area else {}),
-        **({"bbox": Box} if iou_type == "bbox" else {"segmentation": _RAW}),
+        **({"bbox": _Box} if iou_type == "bbox" else {"segmentation": _RAW}),
     )
     objects = list[annotation]  # type: ignore[valid-type]  # a type made at run time
-    sections = struct("Sections", images=_RAW, categories=_RAW, annotations=objects)
+    sections = _struct("Sections", images=_RAW, categories=_RAW, annotations=objects)
     if not os.path.isfile(path):
         raise Unusual
     try:
@@ -241,23 +241,23 @@ def detections(path: Path, iou_type: str, area_from: str) -> Iterator[tuple[Plai
 
 
 def _boxes(path: Path) -> Iterator[Plain]:
-    blocks = entries(path, struct("Detection", **dict.fromkeys(_NUMBERS, float), bbox=Box))
+    blocks = _entries(path, _struct("Detection", **dict.fromkeys(_NUMBERS, float), bbox=_Box))
     try:
         first = next(blocks)
     except Unusual:  # ids that are strings, perhaps
-        fields = {"image_id": int | str, "category_id": int | str, "score": float, "bbox": Box}
-        yield from map(Plain, entries(path, struct("Detection", **fields)))
+        fields = {"image_id": int | str, "category_id": int | str, "score": float, "bbox": _Box}
+        yield from map(Plain, _entries(path, _struct("Detection", **fields)))
     else:
         yield from map(Table, chain((first,), blocks))
 
 
 def _masks(path: Path, with_boxes: bool) -> Iterator[tuple[Plain, bool]]:
-    mask = struct("Mask", size=tuple[int, int], counts=str)
+    mask = _struct("Mask", size=tuple[int, int], counts=str)
     fields = {"image_id": int | str, "category_id": int | str, "score": float, "segmentation": mask}
-    boxes = {"bbox": (Box | None, None)} if with_boxes else {}
+    boxes = {"bbox": (_Box | None, None)} if with_boxes else {}
     kernels(path.stat().st_size if path.is_file() else 0)  # nearly all of it will be codes
     sized_by_box = None
-    for block in entries(path, struct("Detection", **fields, **boxes)):
+    for block in _entries(path, _struct("Detection", **fields, **boxes)):
         if sized_by_box is None:  # the first entry decides for all
             sized_by_box = with_boxes and bool(block) and block[0].bbox is not None
         yield Plain(block), sized_by_box

@@ -25,6 +25,7 @@ from momentum_transfer.verdicts.ranked import Ranked
 
 Interpolation = Literal["11-point", "area"]
 IOU_PERCENT = tuple(range(50, 100, 5))
+_EPSILON = np.finfo(np.float64).eps
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ def evaluate(
         best, overlap = _best_object(corners[found], detections.image[found], objects[mine], truth.image[mine])
         marks = [_marks(best, overlap, difficult, iou / 100.0) for iou in IOU_PERCENT]
         for row, (true, spared) in enumerate(marks):
-            recall, precision = _curve(true, spared, difficult)
+            hits = np.cumsum(true.astype(np.float64))
+            false = np.cumsum((~spared & ~true).astype(np.float64))
+            recall, precision = hits / float((~difficult).sum()), hits / np.maximum(hits + false, _EPSILON)
             table[row, k] = _average_precision(recall, precision, interpolation) * 100
         _keep(outcomes, detections.image[found], marks, mine, difficult)
     names = truth.class_names()
@@ -168,13 +171,6 @@ def _marks(
     true = np.zeros(len(best), dtype=bool)
     true[first] = True
     return true, on_difficult
-
-
-def _curve(true: np.ndarray, spared: np.ndarray, difficult: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and precision after each detection (in order of score)."""
-    hits = np.cumsum(true.astype(np.float64))
-    false = np.cumsum((~spared & ~true).astype(np.float64))
-    return hits / float((~difficult).sum()), hits / np.maximum(hits + false, np.finfo(np.float64).eps)
 
 
 def _average_precision(recall: np.ndarray, precision: np.ndarray, interpolation: Interpolation) -> float:

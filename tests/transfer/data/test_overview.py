@@ -11,7 +11,7 @@ import pytest
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
-from momentum_transfer.transfer.data.overview import class_histogram, write_overview
+from momentum_transfer.transfer.data.overview import _class_histogram, write_overview
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def data(tmp_path: Path) -> DetectionData:
 
 
 def test_histogram_counts_images_and_instances_without_crowds(data: DetectionData):
-    assert class_histogram(data) == [("a", 2, 3), ("b", 1, 1), ("c", 0, 0)]
+    assert _class_histogram(data) == [("a", 2, 3), ("b", 1, 1), ("c", 0, 0)]
 
 
 def test_overview_writes_table_plot_and_annotated_examples(data: DetectionData, tmp_path: Path):

@@ -15,7 +15,7 @@ from PIL import Image
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.detector_run import load_run
 from momentum_transfer.transfer.prediction import predict_images as prediction
-from momentum_transfer.transfer.prediction.input_images import find_images, natural_order
+from momentum_transfer.transfer.prediction.input_images import _natural_order, find_images
 from momentum_transfer.transfer.prediction.predict_images import Options, ids_of, predict
 from momentum_transfer.transfer.scores import coco
 from tests.tools.in_process import run_tool
@@ -166,7 +166,7 @@ def test_a_name_that_is_no_utf8_is_named_with_its_folder_before_any_compute_or_l
 
 def test_frames_come_in_the_order_of_their_numbers():
     names = ["f10.png", "f2.png", "a/f1.png", "F1.png"]
-    assert sorted(names, key=natural_order) == ["a/f1.png", "F1.png", "f2.png", "f10.png"]
+    assert sorted(names, key=_natural_order) == ["a/f1.png", "F1.png", "f2.png", "f10.png"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ box = st.tuples(st.floats(-50, 300), st.floats(-50, 300), side, side)
 @given(box, box, st.booleans())
 def test_box_iou_equals_pycocotools_to_the_last_bit(detection, target, crowd: bool):
     expected = coco_mask.iou([list(detection)], [list(target)], [int(crowd)])[0, 0]
-    ours = greedy_matching.box_iou(np.array([detection]), np.array([target]), np.array([crowd]))[0]
+    ours = greedy_matching._box_iou(np.array([detection]), np.array([target]), np.array([crowd]))[0]
     # Sides of 1e-200 make areas of 0 and pycocotools divides 0 by 0: that is no overlap.
     assert ours == (0 if np.isnan(expected) else expected)
 

@@ -192,7 +192,7 @@ def test_a_result_file_is_never_held_as_a_whole(tmp_path: Path, small_blocks, mo
 @pytest.mark.parametrize("count", [1, 15, 16, 70000])  # MessagePack marks lists of each size in another way
 def test_packed_numbers_are_the_written_ones(count: int):
     names = ("image_id", "category_id", "score")
-    kind = typed.struct("Entry", **dict.fromkeys(names, float), bbox=typed.Box)
+    kind = typed._struct("Entry", **dict.fromkeys(names, float), bbox=typed._Box)
     written = np.random.default_rng(0).normal(size=(count, 7)) * 1e3
     entries = [kind(**dict(zip(names, row, strict=False)), bbox=tuple(row[3:])) for row in written.tolist()]
     numbers, boxes = typed._table(entries, names, "bbox")

@@ -25,17 +25,12 @@ FORM = "COCO JSON"
 _LISTS = ("images", "annotations", "categories")
 
 
-def is_coco(path: Path) -> bool:
-    """Whether a JSON file has COCO's lists; raises InputError if the JSON is damaged."""
-    content = read_json(path, "annotations")
-    return isinstance(content, dict) and set(_LISTS) <= set(content)
-
-
 def coco_files(folder: Path) -> list[Path]:
     """The COCO files of a folder: in it, in ``annotations``, or in its parts ``train``, ``valid``, …"""
     places = [folder, folder / "annotations", *(folder / name for name in SPLITS)]
     listed = [file for place in places for file in sorted(place.glob("*.json"))]
-    files = [file for file in listed if is_coco(file)]
+    contents = ((file, read_json(file, "annotations")) for file in listed)
+    files = [file for file, content in contents if isinstance(content, dict) and set(_LISTS) <= set(content)]
     splits = {_split(file, folder) for file in files}
     for file in listed:
         if len(splits) == 1 and file not in files and splits | {_split(file, folder)} == {"train", "val"}:
@@ -112,18 +107,12 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
                     "correct it"
                 )
         objects.setdefault(entry["image_id"], []).append(entry)
-    index = _index(file, images)
+    index = ImageIndex(images or file.parent)
+    if not index.files and images is None:
+        index = ImageIndex(file.parent.parent)
     found = [_image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]]
     refuse_fractions((box.box for image in found for box in image.objects), file)
     return found, classes
-
-
-def _index(file: Path, images: Path | None) -> ImageIndex:
-    """Images below the folder given, else below the file's own, else below the one above it."""
-    if images is not None:
-        return ImageIndex(images)
-    index = ImageIndex(file.parent)
-    return index if index.files else ImageIndex(file.parent.parent)
 
 
 def _image(

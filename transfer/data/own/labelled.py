@@ -187,9 +187,9 @@ def read_names(file: Path) -> tuple[str, ...]:
     return check_names((line for line in read_lines(file, "class names, a line each,") if line), str(file))
 
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 #: EXIF's orientation -> where the point (x, y) of a stored image of w x h comes to lie.
-_POINTS: dict[int, Callable[[float, float, int, int], Point]] = {
+_POINTS: dict[int, Callable[[float, float, int, int], _Point]] = {
     5: lambda x, y, w, h: (y, x),
     6: lambda x, y, w, h: (h - y, x),
     7: lambda x, y, w, h: (h - y, w - x),
@@ -204,18 +204,14 @@ _MASKS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def all_upright(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
-    """The sets with the labels of every image as stored turned, and a note on how many there were."""
-    return [_upright_set(one) for one in sets]
-
-
-def _upright_set(one: LabelledSet) -> LabelledSet:
+def all_upright(one: LabelledSet) -> LabelledSet:
+    """A set with the labels of every image as stored turned, and a note on how many there were."""
     stored = [image for image in one.images if image.orientation != 1]
     if not stored:
         return one
     images, first = counted(len(stored), "image"), stored[0].file.name
     note = f"{images} labelled as stored, first {first}: boxes are turned as EXIF says"
-    return replace(one, images=tuple(_upright(image) for image in one.images), notes=(*one.notes, note))
+    return replace(one, images=tuple(map(_upright, one.images)), notes=(*one.notes, note))
 
 
 def _upright(image: LabelledImage) -> LabelledImage:
@@ -226,7 +222,7 @@ def _upright(image: LabelledImage) -> LabelledImage:
 
 
 def _turned(box: Box, image: LabelledImage) -> Box:
-    def point(x: float, y: float) -> Point:
+    def point(x: float, y: float) -> _Point:
         return _POINTS[image.orientation](x, y, image.width, image.height)
 
     x, y, across, down = box.box
@@ -235,7 +231,7 @@ def _turned(box: Box, image: LabelledImage) -> Box:
     return replace(box, box=corners, segmentation=_turned_mask(box, image, point))
 
 
-def _turned_mask(box: Box, image: LabelledImage, point: Callable[[float, float], Point]) -> Any:
+def _turned_mask(box: Box, image: LabelledImage, point: Callable[[float, float], _Point]) -> Any:
     mask = box.segmentation
     if mask is None:
         return None

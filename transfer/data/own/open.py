@@ -90,7 +90,7 @@ def open_own(
     if val is not None and split is not None:
         raise InputError("expected --val or --split, found both; leave one out")
     sources = [_existing(train)] + ([_existing(val)] if val is not None else [])
-    read = all_upright(voc_xml.settle_corners([read_set(source, where) for source in sources]))
+    read = [all_upright(one) for one in voc_xml.settle_corners([_read_set(source, where) for source in sources])]
     whole = read[0]
     if val is not None:
         parts = [_part(read[0], "train"), _part(read[1], "val")]
@@ -117,7 +117,7 @@ def _existing(path: str | Path) -> Path:
     return found
 
 
-def read_set(source: Path, images: Path | None = None) -> LabelledSet:
+def _read_set(source: Path, images: Path | None = None) -> LabelledSet:
     """Read a folder or file in whichever form it is; InputError if it is in none, or in two."""
     if source.is_file():
         if source.suffix == ".json":
@@ -233,7 +233,11 @@ def _notes(parts: Sequence[Sequence[LabelledImage]], masks: str) -> list[str]:
 def _write(name: str, images: Sequence[LabelledImage], classes: Sequence[str], masks: str, root: Path) -> DetectionData:
     """The set as a COCO JSON in the cache, named by its content."""
     number = {name: k for k, name in enumerate(classes, 1)}
-    entries = ((_image_entry(image, root), _annotations(image, number, masks)) for image in images)
+    files = [image.file.resolve().relative_to(root).as_posix() for image in images]
+    entries = [
+        ({"file_name": file, "width": image.width, "height": image.height}, _annotations(image, number, masks))
+        for file, image in zip(files, images, strict=True)
+    ]
     content = coco_content(entries, ({"name": name} for name in classes))
     text = json.dumps(content)
     # Where its images lie is no part of a set: the last digits are the same for a set in any form.
@@ -243,11 +247,6 @@ def _write(name: str, images: Sequence[LabelledImage], classes: Sequence[str], m
     if not file.is_file():
         write_text(file, text)
     return replace(open_dataset(name, root, file), name=name)
-
-
-def _image_entry(image: LabelledImage, root: Path) -> dict[str, Any]:
-    relative = image.file.resolve().relative_to(root).as_posix()
-    return {"file_name": relative, "width": image.width, "height": image.height}
 
 
 def _annotations(image: LabelledImage, number: Mapping[str, int], masks: str) -> Iterator[dict[str, Any]]:

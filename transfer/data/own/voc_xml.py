@@ -156,7 +156,9 @@ def read_object(node: Element, file: Path) -> Box:
     if right < left or bottom < top:
         found = f"{left:g} {top:g} {right:g} {bottom:g}"
         raise InputError(f"expected xmin <= xmax and ymin <= ymax in {_at(file, box)}, found {found}")
-    return Box(name, (left, top, right, bottom), _at(file, box), difficult=_text(node.find("difficult")) not in ("", "0"))
+    return Box(
+        name, (left, top, right, bottom), _at(file, box), difficult=_text(node.find("difficult")) not in ("", "0")
+    )
 
 
 def settle_corners(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
