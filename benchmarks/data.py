@@ -33,7 +33,7 @@ PASSES = 3
 BATCH = 32
 
 
-def write_jpegs(folder: Path, number: int) -> FileImages:
+def write_images(folder: Path, number: int) -> FileImages:
     """Write JPEG files with structure at every scale, as natural images have."""
     rng = np.random.default_rng(0)
     paths = []
@@ -144,7 +144,7 @@ def main(args: argparse.Namespace) -> None:
     columns = ["two views", *(f"{count} workers" if count else "in process" for count in args.workers)]
     digits = build_dataset("digits", split="train")
     with tempfile.TemporaryDirectory() as folder:
-        data = write_jpegs(Path(folder), args.images)
+        data = write_images(Path(folder), args.images)
         rows = worker_rows(digits, ["digits"], 32, args.workers)
         rows += worker_rows(data, list(RECIPES), args.size, args.workers)
         rows += part_rows(data, args.size, args.workers)
@@ -156,5 +156,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=128, help="images in a pass")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--size", type=int, default=224, help="side of the views of natural images")
+    parser.add_argument("--size", type=int, default=224, help="side of the views of these images")
     sys.exit(run_tool(parser, main))

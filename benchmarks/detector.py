@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.transfer import config
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import read_pictures
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
 from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks

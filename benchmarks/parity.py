@@ -23,7 +23,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import table
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import task_name
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
 from momentum_transfer.transfer.torchvision_engine.data import read_pictures
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of

@@ -23,7 +23,7 @@ from momentum_transfer.core.log import say, table
 def main(args: argparse.Namespace) -> None:
     say(f"data sets in {args.root or 'the default folder'}")
     from momentum_transfer.images.published import LICENSED, PUBLISHED  # here, because torchvision takes seconds
-    from momentum_transfer.transfer.data.datasets import datasets_root
+    from momentum_transfer.transfer.data.detection_datasets import datasets_root
 
     root = datasets_root(args.root)
     names = [_known(name, [*PUBLISHED, *LICENSED]) for name in args.names]

@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"expected --out to end in {suffix} with --format {args.format}, found {args.out}")
     say(f"loading {args.detector}")
     from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
-    from momentum_transfer.transfer.export.export import export
+    from momentum_transfer.transfer.export.write import export
 
     run = load_run(args.detector, engine="torchvision", device="cpu")
     export(run, args.format, args.out, size=args.size, images=args.check)

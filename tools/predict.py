@@ -22,7 +22,7 @@ from momentum_transfer.core.log import say
 def main(args: argparse.Namespace) -> None:
     say(f"loading {args.detector}")
     from momentum_transfer.transfer.detector_run import load_run  # here, because torch takes seconds
-    from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict
+    from momentum_transfer.transfer.prediction.predict_images import Options, ids_of, predict
 
     ids = ids_of(args.ids) if args.ids else None
     run = load_run(args.detector, engine=args.engine or "", device=args.device)
@@ -30,11 +30,21 @@ def main(args: argparse.Namespace) -> None:
         f"{counted(len(run.classes.names), 'class')}, engine {run.engine.name}")  # fmt: skip
     if run.task == "segmentation" and args.threshold is not None:
         raise InputError("expected no --threshold with a segmenter, which gives every pixel a class; leave it out")
-    options = Wanted(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)
+    options = Options(args.threshold, args.batch_size, not args.no_visuals, args.skip_unreadable, ids)
     for path in predict(run, args.images, args.out, options):
         say(f"wrote {path}")
     if not args.no_visuals:
-        say(f"annotated images are in {args.out / 'visuals'}")
+        say(f"visualizations are in {args.out / 'visuals'}")
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a score from 0 to 1, found {text}")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:

@@ -21,12 +21,12 @@ from momentum_transfer.core.log import say, warn
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, get_semantic_dataset
 from momentum_transfer.transfer.engine import Engine, Predictor
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
-from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 FILE = "classes.json"

@@ -77,5 +77,5 @@ class Engine(Protocol):
         ...
 
     def predictor(self, cfg: CfgNode, detector: InitialWeights) -> Predictor:
-        """A fine-tuned detector that takes images in memory, for new photographs; what it finds ``predict`` finds."""
+        """A fine-tuned detector that takes images in memory, for new images; it finds what ``predict`` finds."""
         ...

@@ -21,8 +21,8 @@ from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import identity, task_name
 from momentum_transfer.transfer.cost import estimate
-from momentum_transfer.transfer.data.own.label_pngs import label_specs
 from momentum_transfer.transfer.data.own.open import open_own
+from momentum_transfer.transfer.data.semantic_datasets import label_specs
 from momentum_transfer.transfer.fit import Setting, fit, fit_segmenter, settings_of_data, this_machine
 from momentum_transfer.transfer.initial_weights import NONE, detector_in, read_initial
 from momentum_transfer.transfer.tasks import open_task

@@ -1,12 +1,7 @@
-"""Detections drawn on images, from files that both engines write.
+"""Detections and labels drawn on images; the images on which a detector does best and worst.
 
-Ranks images by how well a detector did on them, to draw the best and the worst; not a score.
-
-The measure is F1 at IoU 0.5 of the boxes at or above a score: what a person sees when the boxes are drawn. AP of a
-single image would count boxes that nobody draws.
+Images are ranked by the F1 at IoU 0.5 of the boxes that are drawn. The AP of a single image would count other boxes.
 """
-
-from __future__ import annotations
 
 import colorsys
 import json
@@ -23,16 +18,19 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.core.files import atomic_path
 from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
+from momentum_transfer.transfer.data.semantic_datasets import IGNORE
 
-IOU = 0.5
+#: Detections below this score are not drawn, unless a detector is less sure of all that it finds (`drawn_from`).
+MIN_SCORE = 0.5
+_MIN_SIDE, _MAX_SIDE = 256, 4096  # small images are enlarged until their shorter side has so many pixels; at most
 
 
-def image_f1(truth: Sequence[Mapping[str, Any]], detections: Sequence[Mapping[str, Any]]) -> float:
+def _image_f1(truth: Sequence[Mapping[str, Any]], detections: Sequence[Mapping[str, Any]]) -> float:
     """F1 in 0 … 1 of ``detections`` against ``truth``, both with ``bbox`` (XYWH) and ``category_id``.
 
-    Detections are matched by falling score, each to the free object of its category with the highest IoU of at least
-    0.5. Crowds are no objects, and a detection inside one (its intersection over its own area) counts neither way.
-    An image without objects and without detections is perfect.
+    By falling score each detection takes the free object of its category with the highest IoU of at least 0.5. Crowds
+    are no objects, and a detection inside one (its intersection over its own area) counts neither way. An image without
+    objects and without detections has 1.
     """
     objects = [entry for entry in truth if not entry.get("iscrowd") and not entry.get("difficult")]
     crowds = [entry for entry in truth if entry.get("iscrowd") or entry.get("difficult")]
@@ -41,10 +39,10 @@ def image_f1(truth: Sequence[Mapping[str, Any]], detections: Sequence[Mapping[st
     for found in sorted(detections, key=lambda entry: -entry["score"]):
         same = [index for index in free if objects[index]["category_id"] == found["category_id"]]
         overlaps = _ious([objects[index] for index in same], found, crowd=False)
-        if len(overlaps) and overlaps.max() >= IOU:
+        if len(overlaps) and overlaps.max() >= 0.5:
             free.remove(same[int(overlaps.argmax())])
             matched += 1
-        elif not (_ious(crowds, found, crowd=True) >= IOU).any():
+        elif not (_ious(crowds, found, crowd=True) >= 0.5).any():
             missed += 1
     total = 2 * matched + missed + len(free)
     return 2 * matched / total if total else 1.0
@@ -59,16 +57,15 @@ def _ious(objects: Sequence[Mapping[str, Any]], found: Mapping[str, Any], crowd:
     return np.asarray(coco_mask.iou(one, boxes, [int(crowd)] * len(objects))).reshape(-1)
 
 
-def best_and_worst(
+def _best_and_worst(
     data: DetectionData, detections: Mapping[int, Sequence[Mapping[str, Any]]], count: int
 ) -> tuple[list[int], list[int]]:
     """Ids of the ``count`` images with the highest F1 (most objects first among equals) and with the lowest.
 
-    Images without objects are left out: an empty image is drawn perfectly by drawing nothing. Of an LVIS image only
-    the verified categories count, because the others were never annotated.
+    Images without objects are left out. Of an LVIS image only the verified categories count.
 
     Args:
-        detections: image id to its detections at or above the score at which they are drawn.
+        detections: image id → its detections that are drawn.
     """
     content = data.load()
     truth: dict[int, list[Mapping[str, Any]]] = {image["id"]: [] for image in content["images"]}
@@ -76,46 +73,28 @@ def best_and_worst(
         truth[entry["image_id"]].append(entry)
     ranked = []
     for image in content["images"]:
-        objects = truth[image["id"]]
+        objects, shown = truth[image["id"]], detections.get(image["id"], ())
+        if data.kind == "lvis":
+            known = {entry["category_id"] for entry in objects} | set(image.get("neg_category_ids", ()))
+            shown = [entry for entry in shown if entry["category_id"] in known]
         if objects:
-            shown = _verified(data, image, objects, detections.get(image["id"], ()))
-            ranked.append((image_f1(objects, shown), len(objects), image["id"]))
+            ranked.append((_image_f1(objects, shown), len(objects), image["id"]))
     ranked.sort(key=lambda item: (-item[0], -item[1], item[2]))
     best = [identity for _, _, identity in ranked[:count]]
     worst = sorted(ranked, key=lambda item: (item[0], -item[1], item[2]))[:count]
     return best, [identity for _, _, identity in worst]
 
 
-def _verified(
-    data: DetectionData,
-    image: Mapping[str, Any],
-    objects: Sequence[Mapping[str, Any]],
-    detections: Sequence[Mapping[str, Any]],
-) -> list[Mapping[str, Any]]:
-    if data.kind != "lvis":
-        return list(detections)
-    known = {entry["category_id"] for entry in objects} | set(image.get("neg_category_ids", ()))
-    return [entry for entry in detections if entry["category_id"] in known]
-
-
-#: Detections below this score are not drawn, unless a detector is less sure of all that it finds (`drawn_from`).
-MIN_SCORE = 0.5
-#: Small images are enlarged until their shorter side has at least this many pixels.
-MIN_SIDE = 256
-#: The longer side of an enlarged picture has at most so many pixels.
-MAX_SIDE = 4096
-
-
 def draw_detections(data: DetectionData, results: Path, folder: Path, count: int) -> list[Path]:
-    """Draw images of the data set with their objects, and beside them with the detections, as PNG files in ``folder``
-    that replace those of an earlier run.
+    """Write images with their objects, and beside them with the detections, as PNG files in ``folder``; those of an
+    earlier run go.
 
     ``count`` random images, the same for every detector, as ``<image file's stem>.png``; and the ``count // 2`` on
-    which this detector did best and worst (``transfer/visuals.py``), with that word before.
+    which this detector does best and worst, with that word before.
     """
     images = sorted(data.load()["images"], key=lambda image: image["id"])
     entries = json.loads(Path(results).read_text(encoding="utf-8"))
-    least = drawn_from([entry["score"] for entry in entries], len(data.load()["annotations"]))
+    least = _drawn_from([entry["score"] for entry in entries], len(data.load()["annotations"]))
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
         if entry["score"] >= least:
@@ -123,7 +102,7 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
     sample = sorted(random.Random(0).sample(range(len(images)), min(count, len(images))))
     chosen = [("", images[index]) for index in sample]
     by_id = {image["id"]: image for image in images}
-    best, worst = best_and_worst(data, found, count // 2)
+    best, worst = _best_and_worst(data, found, count // 2)
     chosen += [("best_", by_id[identity]) for identity in best] + [("worst_", by_id[identity]) for identity in worst]
     names = dict(zip(data.category_ids, data.classes, strict=True))
     truth: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -133,38 +112,38 @@ def draw_detections(data: DetectionData, results: Path, folder: Path, count: int
         old.unlink()
     written = []
     for prefix, image in chosen:
-        path = folder / f"{prefix}{data.image_path(image).stem}.png"
         opened = read_rgb(data.image_path(image))
-        drawn = _beside(
+        drawn = beside(
             ("annotated", draw(opened, truth[image["id"]], names)),
             (f"detected, scores from {least:.2g}", draw(opened, found[image["id"]], names)),
         )
-        with atomic_path(path) as temporary:
+        written.append(folder / f"{prefix}{data.image_path(image).stem}.png")
+        with atomic_path(written[-1]) as temporary:
             drawn.save(temporary)
-        written.append(path)
     return written
 
 
-def drawn_from(scores: Sequence[float], objects: int) -> float:
-    """The lowest score that is drawn: 0.5, or where half as many detections as objects do not reach it, the score
-    of as many of the best."""
+def _drawn_from(scores: Sequence[float], objects: int) -> float:
+    """The lowest score that is drawn: 0.5; if fewer detections than half the objects reach it, the score at which as
+    many are drawn as there are objects."""
     if 2 * sum(score >= MIN_SCORE for score in scores) >= objects or not scores:
         return MIN_SCORE
     return min(sorted(scores, reverse=True)[:objects][-1], MIN_SCORE)
 
 
-def enlargement(size: tuple[int, int], least: int) -> int:
-    """The whole factor that brings the shorter side to ``least``; less for a strip that would become too long."""
-    return max(1, min(-(-least // min(size)), MAX_SIDE // max(size)))
+def _enlarged(image: Image.Image, resampling: Image.Resampling) -> Image.Image:
+    """A small image times a whole number."""
+    factor = max(1, min(-(-_MIN_SIDE // min(image.size)), _MAX_SIDE // max(image.size)))
+    return image.resize((image.width * factor, image.height * factor), resampling)
 
 
 def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mapping[int, str]) -> Image.Image:
-    """The image with masks tinted, boxes and "class score" labels; worst score first, so that the best lies on top.
+    """The image, enlarged if it is small, with masks tinted, boxes and "class score" labels; the best score on top.
 
     Entries without a score are objects of the ground truth.
     """
-    scale = enlargement(image.size, MIN_SIDE)
-    canvas = image.resize((image.width * scale, image.height * scale), Image.Resampling.LANCZOS)
+    canvas = _enlarged(image, Image.Resampling.LANCZOS)
+    scale = canvas.width // image.width
     ordered = sorted(entries, key=lambda entry: entry.get("score", 0.0))
     for entry in ordered:
         if entry.get("segmentation"):
@@ -187,22 +166,36 @@ def draw(image: Image.Image, entries: Sequence[Mapping[str, Any]], names: Mappin
     return canvas
 
 
-def _beside(*pictures: tuple[str, Image.Image]) -> Image.Image:
-    """Pictures of one size in a row, each under its heading."""
-    width, height = pictures[0][1].size
+def tinted(image: Image.Image, labels: np.ndarray) -> Image.Image:
+    """The image in the colours of its classes: class 0 (background) as it is, ignored pixels grey.
+
+    Args:
+        labels: uint8 [H, W].
+    """
+    palette = np.array([(0, 0, 0), *(colour_of(k) for k in range(1, 256))], dtype=np.float32)
+    palette[IGNORE] = 128
+    pixels = np.asarray(image, dtype=np.float32)
+    tint = np.where(labels == 0, 0.0, 0.6).astype(np.float32)[..., None]
+    return Image.fromarray((pixels * (1 - tint) + palette[labels] * tint).astype(np.uint8))
+
+
+def beside(*named: tuple[str, Image.Image]) -> Image.Image:
+    """Images of one size in a row, each under its heading; small ones are enlarged."""
+    images = [(heading, _enlarged(image, Image.Resampling.NEAREST)) for heading, image in named]
+    width, height = images[0][1].size
     points = max(13, min(width, height) // 20)
     font = ImageFont.load_default(size=points)
     strip, gap = round(1.5 * points), max(4, width // 100)
-    row = Image.new("RGB", (len(pictures) * (width + gap) - gap, height + strip), (255, 255, 255))
+    row = Image.new("RGB", (len(images) * (width + gap) - gap, height + strip), (255, 255, 255))
     pen = ImageDraw.Draw(row)
-    for place, (heading, picture) in enumerate(pictures):
-        row.paste(picture, (place * (width + gap), strip))
+    for place, (heading, image) in enumerate(images):
+        row.paste(image, (place * (width + gap), strip))
         pen.text((place * (width + gap), strip // 2), heading, fill=(60, 60, 60), font=font, anchor="lm")
     return row
 
 
 def _readable_on(colour: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Black or white, whichever stands out from a background (by its luma, ITU-R BT.601)."""
+    """Black or white, whichever has more contrast (by luma, ITU-R BT.601)."""
     red, green, blue = colour
     return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else (255, 255, 255)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.data import write_jpegs
+from benchmarks.data import write_images
 from benchmarks.pretrain import forward_flops
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.core.command import run_tool
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
     peak, source = peak_of(device)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        write_jpegs(_class_folder(Path(temporary)), 16 if args.tiny else 1024)
+        write_images(_class_folder(Path(temporary)), 16 if args.tiny else 1024)
         for name, changes in VARIANTS.items():
             if args.tiny and changes.get("RUN.COMPILE"):
                 continue  # the compiler takes minutes of a CPU

@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 
 from momentum_transfer.report.page import make_report, render_html, render_markdown
 from momentum_transfer.transfer import config
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.scores import coco, lvis, voc
 from momentum_transfer.transfer.tasks.detection import Detection
 from tests.attacks.outcome import DONE, LINE, NASTY, outcome_of

@@ -14,8 +14,8 @@ import torch
 from hypothesis import strategies as st
 
 from momentum_transfer.images.reading import FORMATS, read_rgb, stored_values, upright_size
-from momentum_transfer.transfer.export import export as exporting
-from momentum_transfer.transfer.export.exported import Wants, load_exported
+from momentum_transfer.transfer.export import write as exporting
+from momentum_transfer.transfer.export.exported import InputSpec, load_exported
 from tests.attacks.outcome import DONE, LINE, STEERING, outcome_of
 
 #: What Pillow can read and must not: readers that start programs, or that nobody fuzzes.
@@ -84,7 +84,7 @@ class Programs:
         module = Boxes()
         module.network = network
         traced = torch.export.export(module, (torch.zeros(3, 40, 48),), dynamic_shapes={"image": sizes})
-        wants = Wants(("a",), (1,), 40, 64, 1, (1.0, 2.0, 3.0))
+        wants = InputSpec(("a",), (1,), 40, 64, 1, (1.0, 2.0, 3.0))
         exporting._WRITERS["pt2"](traced, wants, folder / "whole.pt2")
         with zipfile.ZipFile(folder / "whole.pt2") as archive:
             self.records = {name: archive.read(name) for name in archive.namelist()}

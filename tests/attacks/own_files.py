@@ -25,7 +25,7 @@ from momentum_transfer.suites.progress import PLAN, standings
 from momentum_transfer.suites.slurm import SUBMITTED, submitted
 from momentum_transfer.suites.task import STATE
 from momentum_transfer.tools.status import show
-from momentum_transfer.transfer.data.own import label_pngs, voc_xml, yolo
+from momentum_transfer.transfer.data.own import labelled, voc_xml, yolo
 from tests.attacks.annotations import changed
 from tests.attacks.outcome import DONE, LINE, outcome_of
 
@@ -115,7 +115,7 @@ class OwnFiles:
             outcome_of(lambda: read_taxonomy(file, ["a"])),
             outcome_of(lambda: read_hierarchy(file)),
             outcome_of(lambda: from_file_list(file, ["a.png"])),
-            outcome_of(lambda: label_pngs._named(file)),
+            outcome_of(lambda: labelled.read_names(file)),
         ]
         return _worst(ends)
 

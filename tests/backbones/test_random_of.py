@@ -53,7 +53,7 @@ def test_the_seeds_around_it_neither_change_it_nor_are_changed(checkpoint):
 
 
 def test_batch_norms_have_the_statistics_of_real_images(checkpoint):
-    """The outputs of the first BatchNorm in evaluation are normal over the photographs, by a plain computation."""
+    """The outputs of the first BatchNorm in evaluation are normal over the images, by a plain computation."""
     from momentum_transfer.backbones.network_input import NetworkInput
     from momentum_transfer.backbones.source import _sample_crops
 

@@ -14,8 +14,8 @@ from momentum_transfer.images import reading
 from momentum_transfer.images.labelled_images import FileImages
 from momentum_transfer.images.reading import UnreadableImage, read_rgb, upright_size
 from momentum_transfer.report import examples
-from momentum_transfer.transfer.data.semantic_datasets import IMAGE_SUFFIXES
-from momentum_transfer.transfer.prediction.photographs import read_photograph
+from momentum_transfer.transfer.data.semantic_datasets import _IMAGE_SUFFIXES
+from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.scores import semantic
 from momentum_transfer.transfer.torchvision_engine.data import Picture, read_image
 
@@ -45,7 +45,7 @@ def test_a_turned_photograph_is_upright_in_training_evaluation_and_prediction(or
     assert upright_size(path) == (width, height)
     assert np.array_equal(read_rgb(path), wanted)
     assert np.array_equal(read_image(Picture(path, 1, height, width, ())), wanted)
-    assert np.array_equal(read_photograph(path), wanted)
+    assert np.array_equal(as_pixels(path), wanted)
     assert np.array_equal(FileImages([path], [0], ["a"])[0][0], wanted)
 
 
@@ -111,7 +111,7 @@ READERS = {
     "stored_orientation": reading.stored_orientation,
     "stored_values": reading.stored_values,
     "a label image that is scored": semantic._read,
-    "an image to predict on": read_photograph,
+    "an image to predict on": as_pixels,
 }
 
 
@@ -137,7 +137,7 @@ def test_no_other_code_opens_image_files():
 
 
 def test_every_ending_that_is_looked_for_has_a_format():
-    assert set(comparison.SUFFIXES) | set(IMG_EXTENSIONS) | set(IMAGE_SUFFIXES) <= set(reading.FORMATS)
+    assert set(comparison.SUFFIXES) | set(IMG_EXTENSIONS) | set(_IMAGE_SUFFIXES) <= set(reading.FORMATS)
     for suffix, known in reading.FORMATS.items():
         assert Image.registered_extensions()[suffix] == known
 

@@ -119,7 +119,7 @@ def test_label_images_are_scored(tmp_path: Path):
         (("semantic", ".", ".", "--classes", "9" * 5000), "error: expected --classes as a number or a file"),
         (
             ("semantic", ".", ".", "--classes", "999999999999"),
-            "error: expected at most 4096 classes, found 999999999999",
+            "error: expected 1 to 4096 classes, found 999999999999",
         ),
         (
             ("semantic", "gt.json", "dt.json"),

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.visuals import best_and_worst, draw_detections, drawn_from, image_f1
+from momentum_transfer.transfer.visuals import _best_and_worst, _drawn_from, _image_f1, draw_detections
 
 
 def box(x: float, category: int = 1, score: float = 0.9, **more) -> dict:
@@ -32,13 +32,13 @@ def box(x: float, category: int = 1, score: float = 0.9, **more) -> dict:
     ],
 )
 def test_f1_equals_the_closed_form(truth, detections, f1):
-    assert image_f1(truth, detections) == pytest.approx(f1)
+    assert _image_f1(truth, detections) == pytest.approx(f1)
 
 
 def test_the_order_of_detections_does_not_matter():
     truth = [box(0), box(6), box(50, category=2)]
     detections = [box(1, score=0.7), box(5, score=0.9), box(50, category=2, score=0.5), box(80, score=0.6)]
-    assert image_f1(truth, detections) == image_f1(truth[::-1], detections[::-1])
+    assert _image_f1(truth, detections) == _image_f1(truth[::-1], detections[::-1])
 
 
 def dataset(tmp_path: Path, kind: str = "coco") -> DetectionData:
@@ -53,17 +53,17 @@ def dataset(tmp_path: Path, kind: str = "coco") -> DetectionData:
 
 def test_best_and_worst_prefer_images_with_more_objects_and_skip_empty_ones(tmp_path: Path):
     detections = {1: [box(0)], 2: [box(70)], 3: [box(0), box(50)], 4: []}
-    best, worst = best_and_worst(dataset(tmp_path), detections, 2)
+    best, worst = _best_and_worst(dataset(tmp_path), detections, 2)
     assert best == [3, 1]
     assert worst == [2, 3]
 
 
 def test_in_lvis_only_verified_categories_count(tmp_path: Path):
     unverified = {1: [box(0), box(20, category=3)], 2: [box(0), box(20, category=3)], 3: []}
-    assert best_and_worst(dataset(tmp_path, "lvis"), unverified, 1)[0] == [1]  # as good as without category 3
+    assert _best_and_worst(dataset(tmp_path, "lvis"), unverified, 1)[0] == [1]  # as good as without category 3
     denied = {1: [box(0), box(20, category=2)], 2: [box(0), box(20, category=3)], 3: []}
-    assert best_and_worst(dataset(tmp_path, "lvis"), denied, 1)[0] == [2]
-    assert best_and_worst(dataset(tmp_path, "coco"), denied, 2)[0] == [1, 2]
+    assert _best_and_worst(dataset(tmp_path, "lvis"), denied, 1)[0] == [2]
+    assert _best_and_worst(dataset(tmp_path, "coco"), denied, 2)[0] == [1, 2]
 
 
 def test_pictures_are_the_same_scenes_for_all_and_this_detectors_best_and_worst(tmp_path: Path):
@@ -85,4 +85,4 @@ def test_pictures_are_the_same_scenes_for_all_and_this_detectors_best_and_worst(
     [([0.9, 0.6, 0.2], 3, 0.5), ([0.9, 0.3, 0.2, 0.1], 3, 0.2), ([0.3], 3, 0.3), ([], 3, 0.5), ([0.4, 0.3], 0, 0.5)],
 )
 def test_what_an_unsure_detector_is_surest_of_is_drawn(scores: list[float], objects: int, least: float):
-    assert drawn_from(scores, objects) == least
+    assert _drawn_from(scores, objects) == least

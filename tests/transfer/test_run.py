@@ -186,7 +186,7 @@ def test_norms_that_cannot_be_synchronised_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
-    from momentum_transfer.transfer.data.datasets import get_dataset
+    from momentum_transfer.transfer.data.detection_datasets import get_dataset
     from momentum_transfer.transfer.predictions import Predictions
     from momentum_transfer.transfer.tasks import Detection
 

@@ -137,4 +137,4 @@ def test_damaged_outcomes_are_refused():
         with pytest.raises(InputError, match="expected outcomes of detections"):
             Ranked.from_arrays({**arrays, name: values})
     with pytest.raises(InputError, match="without"):
-        Ranked.from_arrays({name: values for name, values in arrays.items() if name != "blamed"})
+        Ranked.from_arrays({name: values for name, values in arrays.items() if name != "false_candidates"})

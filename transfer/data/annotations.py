@@ -1,20 +1,12 @@
-"""A detection dataset as files: a folder of images and one JSON in COCO's or LVIS's form.
+"""Detection data sets as files: a folder of images and one JSON in COCO's form, and the masks in it as arrays.
 
-This is the one reader of such files for training, checking, converting and drawing. Scoring reads the same form into
-columns of arrays (``transfer/scores/inputs.py``), because it is to be fast and to know nothing of the rest.
-
-Masks of COCO segmentations as arrays.
-
-pycocotools draws the polygons. Its ``decode`` is not used: under NumPy 2 it warns at every call, because it makes its
-array by a protocol that NumPy is about to drop.
-
-LVIS's form of annotation (arXiv:1908.03195): each image says which classes were looked for, and how thoroughly.
+The one reader of such files for training, checking, converting and plotting. Scoring reads the same form into columns
+of arrays (``transfer/scores/coco_files.py``).
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,29 +19,20 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.untrusted import read_json
 
-KINDS = ("coco", "lvis", "voc")
+#: Pixels by which a box may leave its image.
+TOLERANCE = 1.0
 
 
 @dataclass(frozen=True)
 class DetectionData:
-    """Where a dataset lies and what it is.
+    """A detection data set."""
 
-    Attributes:
-        name: as in configs and results.
-        images_dir: what `image_path` starts from.
-        annotation_file: JSON with `images`, `annotations`, `categories`.
-        classes: names in ascending order of category id: class k of a model is the k-th category.
-        category_ids: the ids, in the same order.
-        kind: "coco", "lvis" (federated: scored only on verified classes) or "voc" (COCO's form with `difficult`).
-        content: the parsed JSON; not to be changed.
-    """
-
-    name: str
+    name: str  # as in configs and results
     images_dir: Path
     annotation_file: Path
-    classes: tuple[str, ...]
-    category_ids: tuple[int, ...]
-    kind: str
+    classes: tuple[str, ...]  # names in ascending order of category id: class k of a model is the k-th category
+    category_ids: tuple[int, ...]  # in the same order
+    kind: str  # "coco", "lvis" (scored only on verified classes) or "voc" (COCO's form with `difficult`)
     content: dict[str, Any] = field(repr=False, compare=False)
 
     def image_path(self, image: Mapping[str, Any]) -> Path:
@@ -64,21 +47,17 @@ class DetectionData:
         return self.images_dir.joinpath(*str(image["coco_url"]).split("/")[-2:])
 
     def load(self) -> dict[str, Any]:
-        """The parsed JSON, not to be changed."""
+        """The parsed JSON; do not change it."""
         return self.content
 
 
 def file_stem(dataset: str) -> str:
-    """A data set's name as part of a file's. Of a name made of paths only letters, digits, - . _ are kept."""
+    """A data set's name as part of a file name: other characters than letters, digits, - . _ are replaced."""
     return re.sub(r"[^\w.-]+", "_", dataset.removesuffix(".json")).strip("_")[-80:]
 
 
 def read_annotations(path: str | Path) -> dict[str, Any]:
-    """Parse a COCO-form JSON file.
-
-    Raises:
-        InputError: no such file, not JSON, or without the three lists.
-    """
+    """Parse a COCO-form JSON file; InputError if it is none, or lacks one of the three lists."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"expected an annotation file (COCO JSON) at {path}, found none; check DATASETS.ROOT")
@@ -92,18 +71,14 @@ def read_annotations(path: str | Path) -> dict[str, Any]:
     return data
 
 
-#: By how much fractions may leave 0 … 1: rounding, and boxes beyond the image's edge.
-_BEYOND = 0.1
-
-
 def in_fractions(boxes: Iterable[Sequence[float]]) -> int:
     """The number of boxes [x, y, width, height] if all are fractions of their image; 0 if any is in pixels.
 
-    They are fractions if all lie within 0 … 1, about, and not all at whole pixels.
+    They are fractions if all lie within 0 … 1 (give or take 0.1) and not all at whole pixels.
     """
     count, between = 0, False
     for box in boxes:
-        if not all(-_BEYOND <= value <= 1 + _BEYOND for value in box):
+        if not all(-0.1 <= value <= 1.1 for value in box):
             return 0
         count += 1
         between = between or any(0 < round(value, 6) < 1 for value in box)
@@ -119,18 +94,16 @@ def refuse_fractions(boxes: Iterable[Sequence[float]], where: str | Path) -> Non
         )
 
 
-def _is_name(name: Any) -> bool:
-    return type(name) in (str, int, float) and str(name) != ""
-
-
 def open_dataset(name: str, images_dir: Path, annotation_file: Path, kind: str = "coco") -> DetectionData:
-    """Read the categories and make a `DetectionData`; InputError for a missing folder, file or category list."""
+    """Read a data set; InputError for a missing folder, file or category list."""
     if not images_dir.is_dir():
-        raise InputError(f"expected the images of dataset {name!r} in {images_dir}, found no such folder; "
-                         "correct the path or DATASETS.ROOT")  # fmt: skip
+        raise InputError(
+            f"expected the images of dataset {name!r} in {images_dir}, found no such folder; correct the path or "
+            "DATASETS.ROOT"
+        )
     content = read_annotations(annotation_file)
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    nameless = [category for category in categories if not _is_name(category.get("name"))]
+    nameless = [c for c in categories if type(c.get("name")) not in (str, int, float) or c["name"] == ""]
     if not categories or nameless:
         raise InputError(f"expected named categories in {annotation_file}, found {shown(nameless)[:120]}")
     classes = tuple(str(category["name"]) for category in categories)
@@ -138,11 +111,23 @@ def open_dataset(name: str, images_dir: Path, annotation_file: Path, kind: str =
     return DetectionData(name, images_dir, annotation_file, classes, ids, kind, content)
 
 
+def coco_content(
+    images: Iterable[tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]], categories: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """COCO's JSON of images with their annotations, and of categories; all get ids from 1 in the given order."""
+    content: dict[str, Any] = {"images": [], "annotations": []}
+    for image_id, (image, objects) in enumerate(images, 1):
+        content["images"].append({"id": image_id, **image})
+        for entry in objects:
+            content["annotations"].append({"id": len(content["annotations"]) + 1, "image_id": image_id, **entry})
+    content["categories"] = [{"id": k, **category} for k, category in enumerate(categories, 1)]
+    return content
+
+
 def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
     """Mask [height, width] of a COCO segmentation: polygons, or (un)compressed run lengths.
 
-    Raises:
-        ValueError: run lengths that do not sum up to the pixels of the image.
+    ValueError for run lengths that do not sum up to the pixels of the image.
     """
     if isinstance(segmentation, list):
         segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
@@ -157,27 +142,25 @@ def encode_mask(bitmap: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def checked_runs(counts: Any, height: int, width: int) -> NDArray[np.int64]:
-    """The runs of an RLE's ``counts``, compressed or not, of which it is known that they fill [height, width].
-
-    Raises:
-        ValueError: they do not, or they are no whole numbers of at least 0.
-    """
+    """The run lengths of ``counts``, compressed or not; ValueError unless they fill [height, width] exactly."""
     if isinstance(counts, list):
         if not all(type(run) is int and 0 <= run <= height * width for run in counts):
             raise ValueError(f"run lengths need to be whole numbers from 0 to {height} x {width}")
         runs = np.asarray(counts, dtype=np.int64)
     else:
-        runs = run_lengths(counts)
+        runs = _run_lengths(counts)
     if runs.min(initial=0) < 0 or runs.sum() != height * width:
         raise ValueError(f"run lengths of {runs.sum()} pixels, expected {height} x {width}")
     return runs
 
 
-def run_lengths(code: Any) -> NDArray[np.int64]:
+def _run_lengths(code: Any) -> NDArray[np.int64]:
     """Lengths of the runs of zeros, ones, zeros, …, column after column, from COCO's compressed code.
 
     A character minus 48 holds five bits of a number, lowest first, and in its sixth whether more follow; the last one's
     fifth bit is the sign. From the fourth number on each is a difference from the one two before (maskApi.c).
+    pycocotools' ``decode`` does not check codes, and warns at every call under NumPy 2. For whole files, whose sums
+    alone are needed, see ``transfer/scores/rle.py``.
     """
     if not isinstance(code, str | bytes):
         raise ValueError(f"expected compressed run lengths, found {code!r:.40}")
@@ -193,51 +176,3 @@ def run_lengths(code: Any) -> NDArray[np.int64]:
     values[1::2] = np.cumsum(values[1::2])
     values[2::2] = np.cumsum(values[2::2])
     return values
-
-
-RARE_IMAGES, COMMON_IMAGES = 10, 100  # rare up to 10 training images, common up to 100, else frequent
-
-
-def federate(data: dict[str, Any], rng: np.random.Generator) -> None:
-    """Turn exhaustive COCO annotations into LVIS's federated ones, in place.
-
-    Each image gets up to three verified absent classes. In one of ten images that hold a class twice or more, one such
-    instance is left unannotated and the class is listed as not exhaustively annotated.
-    """
-    of_image: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in data["images"]}
-    for annotation in data["annotations"]:
-        of_image[annotation["image_id"]].append(annotation)
-    dropped = set()
-    for image in data["images"]:
-        counts = Counter(annotation["category_id"] for annotation in of_image[image["id"]])
-        absent = [category["id"] for category in data["categories"] if category["id"] not in counts]
-        image["neg_category_ids"] = sorted(int(k) for k in rng.choice(absent, min(3, len(absent)), replace=False))
-        image["not_exhaustive_category_ids"] = []
-        repeated = sorted(category for category, count in counts.items() if count > 1)
-        if repeated and rng.random() < 0.1:
-            category = int(rng.choice(repeated))
-            last = [a["id"] for a in of_image[image["id"]] if a["category_id"] == category][-1]
-            dropped.add(last)
-            image["not_exhaustive_category_ids"] = [category]
-    data["annotations"] = [annotation for annotation in data["annotations"] if annotation["id"] not in dropped]
-
-
-def count_categories(data: dict[str, Any], frequency: dict[int, str] | None) -> dict[int, str]:
-    """Add LVIS's category fields in place; the frequency is that of the training split, which is also returned."""
-    instances = Counter(annotation["category_id"] for annotation in data["annotations"])
-    pairs = {(annotation["image_id"], annotation["category_id"]) for annotation in data["annotations"]}
-    pictured = Counter(category for _, category in pairs)
-    found = {}
-    for category in data["categories"]:
-        number = pictured[category["id"]]
-        letter = "r" if number <= RARE_IMAGES else "c" if number <= COMMON_IMAGES else "f"
-        found[category["id"]] = letter if frequency is None else frequency[category["id"]]
-        category.update(
-            image_count=number,
-            instance_count=instances[category["id"]],
-            frequency=found[category["id"]],
-            synset=f"digit_{category['name']}.n.01",
-            synonyms=[category["name"]],
-            **{"def": f"the handwritten digit {category['name']}"},
-        )
-    return found

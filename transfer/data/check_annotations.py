@@ -1,7 +1,7 @@
-"""Checks a detection data set before training: a wrong box or id would otherwise show as a low score.
+"""Checks a detection data set before training: a wrong box or id would otherwise only show as a low score.
 
-Fatal are entries that cannot be trained on or that show the files do not belong together. The published COCO and LVIS
-files hold a few boxes without area and rounded corners, so these are reported and left out of training, not refused.
+Fatal are entries that cannot be trained on, or that show that the files do not belong together. Boxes without area and
+masks that do not fit, of which the published COCO and LVIS files hold a few, are reported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +18,16 @@ from typing import Any
 from pycocotools import mask as coco_mask
 
 from momentum_transfer.core.errors import InputError, one_line, shown
-from momentum_transfer.transfer.data.annotations import DetectionData, checked_runs, refuse_fractions
+from momentum_transfer.transfer.data.annotations import TOLERANCE, DetectionData, checked_runs, refuse_fractions
 
 _LONGEST = 10**6  # pixels a side; no image format in use has more
 NAMED = 10  # examples given per kind of problem
-TOLERANCE = 1.0  # pixels by which a box may leave its image
-MASK_TOLERANCE = 2.0  # pixels, or a twentieth of the box, by which a mask's box may differ from the box
+_MASK_TOLERANCE = 2.0  # pixels, or a twentieth of the box, by which a mask's box may differ from the box
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One kind of problem: how often, the first examples, and whether training is refused."""
+    """One kind of problem with its first examples; training is refused if it is fatal."""
 
     kind: str
     count: int
@@ -40,7 +39,7 @@ class Problem:
         return f"{self.count} × {self.kind}: {', '.join(self.examples)}{more}"
 
 
-FATAL = {
+_FATAL = {
     "missing image file": True,
     "image without a positive size": True,
     "duplicate image id": True,
@@ -60,22 +59,19 @@ FATAL = {
 
 
 def check(data: DetectionData, *, masks: bool = False, scored: bool = False) -> list[Problem]:
-    """Check images, ids, boxes and masks.
+    """Check images, ids, boxes and masks; return the problems that are not fatal.
 
     Args:
         masks: objects without a mask are fatal: a mask head is to be trained or scored.
         scored: objects without an area are fatal: scores by size need it.
 
-    Returns:
-        What was found and can be trained on all the same.
-
     Raises:
-        InputError: what cannot, with its count and first ten entries.
+        InputError: there are fatal problems; each kind with its count and first ten entries.
     """
     for part in ("images", "annotations"):
         if not data.load()[part]:
             raise InputError(f"expected {part} in {data.annotation_file}, found none; is it the right file?")
-    problems = find_problems(data, masks=masks, scored=scored)
+    problems = _find_problems(data, masks=masks, scored=scored)
     fatal = [str(problem) for problem in problems if problem.fatal]
     if fatal:
         raise InputError(
@@ -86,16 +82,16 @@ def check(data: DetectionData, *, masks: bool = False, scored: bool = False) -> 
     return problems
 
 
-def find_problems(data: DetectionData, *, masks: bool = False, scored: bool = False) -> list[Problem]:
-    """Every kind of problem found, fatal or not, in the order of `FATAL`; see `check`."""
+def _find_problems(data: DetectionData, *, masks: bool = False, scored: bool = False) -> list[Problem]:
+    """Every kind of problem, fatal or not, in the order of `FATAL`; see `check`."""
     content = data.load()
     counts: Counter[str] = Counter()
-    examples: dict[str, list[str]] = {}
+    examples: dict[str, list[str]] = defaultdict(list)
     for kind, entry in itertools.chain(_problems(data, content), _lacking(content["annotations"], masks, scored)):
         counts[kind] += 1
-        if len(named := examples.setdefault(kind, [])) < NAMED:
-            named.append(entry)
-    return [Problem(kind, counts[kind], tuple(examples[kind]), fatal) for kind, fatal in FATAL.items() if counts[kind]]
+        if counts[kind] <= NAMED:
+            examples[kind].append(entry)
+    return [Problem(kind, counts[kind], tuple(examples[kind]), fatal) for kind, fatal in _FATAL.items() if counts[kind]]
 
 
 def _problems(data: DetectionData, content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -113,10 +109,9 @@ def _problems(data: DetectionData, content: Mapping[str, Any]) -> Iterator[tuple
             yield "unknown image id", f"{entry} (image_id {shown(image_id)})"
         if type(category_id) is not int or category_id not in categories:
             yield "unknown category id", f"{entry} (category_id {shown(category_id)})"
-        if image is not None and _is_size(image.get("height")) and _is_size(image.get("width")):
-            yield from (
-                (kind, f"{entry} of image {image['id']}: {detail}") for kind, detail in _shape(annotation, image)
-            )
+        if image is not None and _has_size(image):
+            for kind, detail in _shape_problems(annotation, image):
+                yield kind, f"{entry} of image {image['id']}: {detail}"
 
 
 def _lacking(annotations: list[dict[str, Any]], masks: bool, scored: bool) -> Iterator[tuple[str, str]]:
@@ -133,8 +128,8 @@ def _lacking(annotations: list[dict[str, Any]], masks: bool, scored: bool) -> It
             yield "object without an area", f"{entry} ({shown(area)})"
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 < value <= _LONGEST
+def _has_size(image: Mapping[str, Any]) -> bool:
+    return all(type(image.get(side)) is int and 0 < image[side] <= _LONGEST for side in ("height", "width"))
 
 
 def _image_problems(data: DetectionData, images: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -144,38 +139,34 @@ def _image_problems(data: DetectionData, images: list[dict[str, Any]]) -> Iterat
             yield "missing image file", f"image {image['id']} (no file_name)"
             continue
         path = data.image_path(image)
-        if (where := _outside(path, data.images_dir)) is not None:
+        if (reason := _outside(path, data.images_dir)) is not None:
             name = shown(image.get("file_name", image.get("coco_url")))[:120]
-            yield "missing image file", f"{name} (image {image['id']}: outside the images' folder, {where})"
+            yield "missing image file", f"{name} (image {image['id']}: outside the images' folder: {reason})"
             continue
         if path.parent not in listed:
-            listed[path.parent] = _names_in(path.parent)
+            try:
+                listed[path.parent] = set(os.listdir(path.parent))
+            except (OSError, ValueError):
+                listed[path.parent] = set()
         if path.name not in listed[path.parent] or path == data.images_dir:
             yield "missing image file", f"{path} (image {image['id']})"
-        if not (_is_size(image.get("height")) and _is_size(image.get("width"))):
+        if not _has_size(image):
             yield "image without a positive size", f"image {image['id']}"
 
 
 def _outside(path: Path, folder: Path) -> str | None:
-    """Why a file cannot be one of the folder's, by its name alone; None where it can."""
+    """Why a name cannot be that of a file in the folder, or None."""
     if not path.is_relative_to(folder):
-        return "for it is an absolute path"
+        return "it is an absolute path"
     parts = path.relative_to(folder).parts
     if ".." in parts:
-        return "for it has .. in it"
+        return "it has .. in it"
     if "\0" in str(path) or any(len(part.encode("utf-8", "replace")) > 255 for part in parts):
-        return "for no file can have that name"
+        return "no file can have that name"
     return None
 
 
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except (OSError, ValueError):
-        return set()
-
-
-def _shape(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _shape_problems(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Problems of one annotation's box and mask."""
     box = annotation.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
@@ -185,9 +176,8 @@ def _shape(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[
     if width < 0 or height < 0:
         yield "malformed box", f"{box}, expected a width and a height of at least 0"
         return
-    if left < -TOLERANCE or top < -TOLERANCE or left + width > image["width"] + TOLERANCE or (
-        top + height > image["height"] + TOLERANCE
-    ):  # fmt: skip
+    right, bottom = image["width"] + TOLERANCE, image["height"] + TOLERANCE
+    if min(left, top) < -TOLERANCE or left + width > right or top + height > bottom:
         yield "box outside its image", f"{box} in {image['width']}x{image['height']}"
     if width <= 0 or height <= 0:
         yield "empty box", f"{box}"
@@ -200,10 +190,10 @@ def _shape(annotation: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[
         yield "malformed mask", one_line(error)
         return
     ends = (left, top, left + width, top + height)
-    allowed = [max(MASK_TOLERANCE, side / 20) for side in (width, height, width, height)]
+    allowed = [max(_MASK_TOLERANCE, side / 20) for side in (width, height, width, height)]
     if any(abs(a - b) > most for a, b, most in zip(ends, mask_box, allowed, strict=True)):
-        found = [round(value, 1) for value in mask_box]
-        yield "mask does not fit its box", f"box ends {[round(value, 1) for value in ends]}, mask ends {found}"
+        box_ends, mask_ends = ([round(value, 1) for value in box] for box in (ends, mask_box))
+        yield "mask does not fit its box", f"box ends {box_ends}, mask ends {mask_ends}"
 
 
 def _is_number(value: Any) -> bool:

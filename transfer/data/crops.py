@@ -1,7 +1,5 @@
 """The labelled boxes of a detection set as images of one class each, for evaluators that classify."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,16 @@ from momentum_transfer.core.log import track
 from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.transfer.data.annotations import DetectionData
 
-#: A crop is a square around its box, so much longer than the box's longer side, and at most so many pixels.
-MARGIN, MOST_SIDE = 1.2, 512
-#: Boxes with a shorter side of fewer pixels show nothing that could be told.
-LEAST_BOX = 4
+_MARGIN = 1.2  # a crop's side by the longer side of its box
+_MOST_SIDE = 512  # of a crop, in pixels
+_LEAST_BOX = 4  # pixels of a box's shorter side; smaller ones show too little to be classified
 
 
 def write_crops(data: DetectionData, folder: Path, most: int, seed: int = 0) -> list[tuple[Path, int]]:
-    """Cut out the boxes of a set, an image at a time; crops that are there already are not cut again.
+    """Write the boxes of a set as ``IMAGEID_BOXID.png``, unless they are there already.
 
     Args:
-        folder: gets ``IMAGEID_BOXID.png``. most: crops in all; of more boxes a seeded choice.
+        most: crops in all; of more boxes a random choice by ``seed``.
 
     Returns:
         (file, class number) of every crop, by image and box.
@@ -35,10 +32,9 @@ def write_crops(data: DetectionData, folder: Path, most: int, seed: int = 0) -> 
     """
     content = data.load()
     class_of = {category: number for number, category in enumerate(data.category_ids)}
-    boxes = [entry for entry in content["annotations"]
-             if not entry.get("iscrowd") and min(entry["bbox"][2:]) >= LEAST_BOX]  # fmt: skip
+    boxes = [e for e in content["annotations"] if not e.get("iscrowd") and min(e["bbox"][2:]) >= _LEAST_BOX]
     if not boxes:
-        raise InputError(f"expected boxes of at least {LEAST_BOX} px in {data.name}, found none")
+        raise InputError(f"expected boxes of at least {_LEAST_BOX} px in {data.name}, found none")
     if len(boxes) > most:
         chosen = np.sort(np.random.default_rng(seed).permutation(len(boxes))[:most])
         boxes = [boxes[index] for index in chosen]
@@ -46,28 +42,28 @@ def write_crops(data: DetectionData, folder: Path, most: int, seed: int = 0) -> 
     for entry in boxes:
         of_image.setdefault(entry["image_id"], []).append(entry)
     images = [image for image in content["images"] if image["id"] in of_image]
-    made: list[tuple[Path, int]] = []
+    crops: list[tuple[Path, int]] = []
     for image in track(images, f"crops of {data.name}"):
         files = [folder / f"{image['id']}_{entry['id']}.png" for entry in of_image[image["id"]]]
         if not all(file.is_file() for file in files):
             whole = read_rgb(data.image_path(image))
             for file, entry in zip(files, of_image[image["id"]], strict=True):
                 with atomic_path(file) as temporary:
-                    crop(whole, entry["bbox"]).save(temporary)
+                    _crop(whole, entry["bbox"]).save(temporary)
         labels = [class_of[entry["category_id"]] for entry in of_image[image["id"]]]
-        made += zip(files, labels, strict=True)
-    return made
+        crops += zip(files, labels, strict=True)
+    return crops
 
 
-def crop(image: PIL.Image.Image, box: list[float]) -> PIL.Image.Image:
+def _crop(image: PIL.Image.Image, box: list[float]) -> PIL.Image.Image:
     """The square around a box (x, y, width, height), moved into the image, and cut where it is larger."""
     x, y, width, height = box
-    side = max(width, height) * MARGIN
+    side = max(width, height) * _MARGIN
     corners = []
     for start, length, whole in ((x, width, image.width), (y, height, image.height)):
         size = min(side, whole)
         first = min(max(start + (length - size) / 2, 0), whole - size)
         corners.append((round(first), max(round(first + size), round(first) + 1)))
     cut = image.crop((corners[0][0], corners[1][0], corners[0][1], corners[1][1]))
-    cut.thumbnail((MOST_SIDE, MOST_SIDE))
+    cut.thumbnail((_MOST_SIDE, _MOST_SIDE))
     return cut

@@ -1,10 +1,10 @@
 """The embedded detection data: scenes of handwritten digits with exact boxes and masks, in COCO's and LVIS's JSON form.
 
-Scenes of the training split hold digits of the training split of `images.digits`, validation scenes held-out digits.
-A scene has an uneven dark background with fragments of strokes, and digits of random class, scale, place and contrast
-on it. A later digit may hide a little of an earlier one; masks and boxes are of what is visible. The long-tailed recipe
-draws the training classes from an exponential profile and annotates as LVIS does (arXiv:1908.03195): per image the
-present classes, a few verified absent ones, and those of which not every instance is annotated.
+Training scenes hold digits of the training split of `images.digits`, validation scenes held-out digits. A scene has an
+uneven dark background with fragments of strokes, and digits of random class, scale, place and contrast on it. A later
+digit may hide a little of an earlier one; masks and boxes are of what is visible. The long-tailed recipe samples the
+training classes from an exponential profile and annotates as LVIS does (arXiv:1908.03195): per image the present
+classes, a few verified absent ones, and those of which not every instance is annotated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,45 +27,33 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.core.files import cache_root, sha256_of_text
 from momentum_transfer.core.log import say
 from momentum_transfer.images.digits import SPLITS, draw_strokes, load_glyphs, place_glyphs, uneven_backgrounds
-from momentum_transfer.transfer.data.annotations import count_categories, federate
+from momentum_transfer.transfer.data.annotations import coco_content, encode_mask
 
-VERSION = 1  # raise it when the drawing changes: the cache is keyed by it
-PLACEMENT_TRIES = 50
+VERSION = 1  # raise it when scenes change: the cache is keyed by it
+_PLACEMENT_TRIES = 50
 MASK_COVERAGE = 0.25  # a digit's mask is where it covers at least this much of a pixel; half would break thin strokes
 CLASSES = [str(digit) for digit in range(10)]
+_RARE_IMAGES, _COMMON_IMAGES = 10, 100  # LVIS: rare up to 10 training images, common up to 100, else frequent
 
 
 @dataclass(frozen=True)
 class SceneRecipe:
-    """How scenes are drawn. Luminance runs from 0 to 1, lengths are in pixels.
-
-    Attributes:
-        images: number of training and of validation scenes.
-        size: side of a scene.
-        digits: least and greatest number of digits in a scene.
-        side: range of the side of the square that holds a digit (its strokes fill about a quarter).
-        background: range of the mean luminance; `contrast` is the least distance of a digit from it.
-        strokes: number of fragments of strokes, `stroke_contrast` lighter than the background.
-        hidden: largest share of a digit's pixels that later digits may hide.
-        box_overlap: largest intersection over union of two digits' boxes when the later one is placed.
-        long_tail: factor f of the training classes' profile `p_k ∝ f^(k/9)`; 1 draws them alike, as validation does.
-        lvis: annotate in LVIS's form.
-    """
+    """How scenes are composed. Luminance runs from 0 to 1, lengths are in pixels."""
 
     name: str
-    images: tuple[int, int] = (400, 100)
+    images: tuple[int, int] = (400, 100)  # training and validation scenes
     size: int = 128
-    digits: tuple[int, int] = (3, 8)
-    side: tuple[float, float] = (24.0, 52.0)
-    background: tuple[float, float] = (0.05, 0.35)
-    contrast: float = 0.45
+    digits: tuple[int, int] = (3, 8)  # of a scene: least, greatest
+    side: tuple[float, float] = (24.0, 52.0)  # of the square around a digit, whose strokes fill about a quarter
+    background: tuple[float, float] = (0.05, 0.35)  # mean luminance
+    contrast: float = 0.45  # least distance of a digit from the background
     unevenness: float = 0.06
     noise: float = 0.04
-    strokes: int = 12
+    strokes: int = 12  # fragments, lighter than the background by `stroke_contrast`
     stroke_contrast: tuple[float, float] = (0.08, 0.25)
-    hidden: float = 0.05
-    box_overlap: float = 0.1
-    long_tail: float = 1.0
+    hidden: float = 0.05  # largest fraction of a digit's pixels that later digits may hide
+    box_overlap: float = 0.1  # largest intersection over union of two digits' boxes when the later one is placed
+    long_tail: float = 1.0  # f of the training classes' profile p_k ∝ f^(k/9); 1: uniform, as in validation
     lvis: bool = False
     seed: int = 0
 
@@ -75,18 +65,12 @@ RECIPES = {
 
 
 @dataclass
-class Scene:
-    """A drawn scene.
+class _Scene:
+    """A scene with n digits."""
 
-    Attributes:
-        image: grey, uint8 [size, size].
-        masks: visible pixels of each digit, bool [n, size, size]; no pixel belongs to two.
-        digits: class of each, [n].
-    """
-
-    image: NDArray[np.uint8]
-    masks: NDArray[np.bool_]
-    digits: NDArray[np.int64]
+    image: NDArray[np.uint8]  # grey [size, size]
+    masks: NDArray[np.bool_]  # [n, size, size] visible pixels of each digit; no pixel belongs to two
+    digits: NDArray[np.int64]  # [n] classes
 
 
 def _box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
@@ -124,20 +108,14 @@ class _Placed:
         return True
 
 
-def draw_scene(
+def _draw_scene(
     recipe: SceneRecipe,
     glyphs: NDArray[np.float32],
     labels: NDArray[np.int64],
     profile: NDArray[np.float64],
     rng: np.random.Generator,
-) -> Scene:
-    """Draw one scene.
-
-    Args:
-        glyphs, labels: the digits to choose from, [N, 8, 8] and [N].
-        profile: probability of each class, [10].
-        rng: the only source of randomness.
-    """
+) -> _Scene:
+    """Compose one scene from glyphs [N, 8, 8] with labels [N], classes sampled from ``profile`` [10]."""
     size = recipe.size
     level = np.float32(rng.uniform(*recipe.background))
     canvas = uneven_backgrounds(level[None], recipe.unevenness, size, rng)
@@ -146,7 +124,7 @@ def draw_scene(
     placed, digits = _Placed(recipe), []
     for digit in rng.choice(len(CLASSES), size=rng.integers(recipe.digits[0], recipe.digits[1] + 1), p=profile):
         glyph = glyphs[rng.choice(np.flatnonzero(labels == digit))][None]
-        for _ in range(PLACEMENT_TRIES):
+        for _ in range(_PLACEMENT_TRIES):
             side = rng.uniform(*recipe.side, size=1).astype(np.float32)
             corner = (rng.random((2, 1), dtype=np.float32) * (size - side)).astype(np.float32)
             coverage = place_glyphs(glyph, (corner[0], corner[1], side, side), size)[0]
@@ -157,31 +135,20 @@ def draw_scene(
                 break
     canvas += rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(recipe.noise)
     image = np.rint(np.clip(canvas[0], 0, 1) * 255).astype(np.uint8)
-    return Scene(image, np.stack(placed.visible), np.asarray(digits, dtype=np.int64))
+    return _Scene(image, np.stack(placed.visible), np.asarray(digits, dtype=np.int64))
 
 
-def _annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[str, Any]]:
+def _annotations(scene: _Scene) -> Iterator[dict[str, Any]]:
     """COCO annotations of a scene: compressed RLE of the visible pixels, and their tight box."""
-    found = []
-    for number, (mask, digit) in enumerate(zip(scene.masks, scene.digits, strict=True)):
-        rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-        found.append(
-            {
-                "id": first_id + number,
-                "image_id": image_id,
-                "category_id": int(digit) + 1,
-                "bbox": [float(value) for value in coco_mask.toBbox(rle)],
-                "area": float(coco_mask.area(rle)),
-                "segmentation": {"size": rle["size"], "counts": rle["counts"].decode("ascii")},
-                "iscrowd": 0,
-            }
-        )
-    return found
-
-
-def _label_map(scene: Scene) -> NDArray[np.uint8]:
-    """Semantic labels [size, size]: 0 background, digit + 1 elsewhere."""
-    return ((scene.digits + 1).astype(np.uint8)[:, None, None] * scene.masks).sum(0).astype(np.uint8)
+    for mask, digit in zip(scene.masks, scene.digits, strict=True):
+        code = encode_mask(mask)
+        yield {
+            "category_id": int(digit) + 1,
+            "bbox": [float(value) for value in coco_mask.toBbox(code)],
+            "area": float(coco_mask.area(code)),
+            "segmentation": code,
+            "iscrowd": 0,
+        }
 
 
 def _profile(recipe: SceneRecipe, split: str) -> NDArray[np.float64]:
@@ -191,49 +158,94 @@ def _profile(recipe: SceneRecipe, split: str) -> NDArray[np.float64]:
 
 
 def _write_split(recipe: SceneRecipe, split: str, folder: Path) -> dict[str, Any]:
-    """Draw a split, write its images and label maps, and return its COCO JSON."""
+    """Write the images and label maps of a split, and return its COCO JSON."""
     glyphs, labels = load_glyphs(split)
     number = SPLITS.index(split)
     profile = _profile(recipe, split)
     (folder / split).mkdir()
     (folder / "labels" / split).mkdir(parents=True)
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+    images = []
     for index in range(recipe.images[number]):
-        scene = draw_scene(recipe, glyphs, labels, profile, np.random.default_rng((recipe.seed, number, index)))
+        scene = _draw_scene(recipe, glyphs, labels, profile, np.random.default_rng((recipe.seed, number, index)))
         file_name = f"{index + 1:06d}.png"
         PIL.Image.fromarray(scene.image).convert("RGB").save(folder / split / file_name)
-        PIL.Image.fromarray(_label_map(scene)).save(folder / "labels" / split / file_name)
-        images.append({"id": index + 1, "file_name": file_name, "height": recipe.size, "width": recipe.size})
-        annotations += _annotations(scene, index + 1, len(annotations) + 1)
-    categories = [{"id": k + 1, "name": name, "supercategory": "digit"} for k, name in enumerate(CLASSES)]
+        label_map = ((scene.digits + 1).astype(np.uint8)[:, None, None] * scene.masks).sum(0)  # 0: background
+        PIL.Image.fromarray(label_map.astype(np.uint8)).save(folder / "labels" / split / file_name)
+        image = {"file_name": file_name, "height": recipe.size, "width": recipe.size}
+        images.append((image, list(_annotations(scene))))
     info = {"description": f"{recipe.name}: scenes of scikit-learn's handwritten digits", "version": str(VERSION)}
-    return {"info": info, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
+    categories = [{"name": name, "supercategory": "digit"} for name in CLASSES]
+    return {"info": info, "licenses": [], **coco_content(images, categories)}
 
 
-def write_scenes(recipe: SceneRecipe, folder: Path) -> None:
-    """Fill an empty folder: train/ and val/ (RGB PNG), labels/ (label maps, PNG), annotations/ (JSON)."""
+def _federate(data: dict[str, Any], rng: np.random.Generator) -> None:
+    """Turn exhaustive COCO annotations into LVIS's federated ones, in place.
+
+    Each image gets up to three verified absent classes. In one of ten images that hold a class twice or more, one such
+    instance is left unannotated and the class is listed as not exhaustively annotated.
+    """
+    of_image: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in data["images"]}
+    for annotation in data["annotations"]:
+        of_image[annotation["image_id"]].append(annotation)
+    dropped = set()
+    for image in data["images"]:
+        counts = Counter(annotation["category_id"] for annotation in of_image[image["id"]])
+        absent = [category["id"] for category in data["categories"] if category["id"] not in counts]
+        image["neg_category_ids"] = sorted(int(k) for k in rng.choice(absent, min(3, len(absent)), replace=False))
+        image["not_exhaustive_category_ids"] = []
+        repeated = sorted(category for category, count in counts.items() if count > 1)
+        if repeated and rng.random() < 0.1:
+            category = int(rng.choice(repeated))
+            last = [a["id"] for a in of_image[image["id"]] if a["category_id"] == category][-1]
+            dropped.add(last)
+            image["not_exhaustive_category_ids"] = [category]
+    data["annotations"] = [annotation for annotation in data["annotations"] if annotation["id"] not in dropped]
+
+
+def _count_categories(data: dict[str, Any], frequency: dict[int, str] | None) -> dict[int, str]:
+    """Add LVIS's category fields in place; the frequency is that of the training split, which is also returned."""
+    instances = Counter(annotation["category_id"] for annotation in data["annotations"])
+    pairs = {(annotation["image_id"], annotation["category_id"]) for annotation in data["annotations"]}
+    shown = Counter(category for _, category in pairs)
+    frequencies = {}
+    for category in data["categories"]:
+        number = shown[category["id"]]
+        letter = "r" if number <= _RARE_IMAGES else "c" if number <= _COMMON_IMAGES else "f"
+        frequencies[category["id"]] = letter if frequency is None else frequency[category["id"]]
+        category.update(
+            image_count=number,
+            instance_count=instances[category["id"]],
+            frequency=frequencies[category["id"]],
+            synset=f"digit_{category['name']}.n.01",
+            synonyms=[category["name"]],
+            **{"def": f"the handwritten digit {category['name']}"},
+        )
+    return frequencies
+
+
+def _write_scenes(recipe: SceneRecipe, folder: Path) -> None:
+    """Fill an empty folder: train/ and val/ (RGB PNG), labels/ (label maps), annotations/ (JSON)."""
     frequency = None
     (folder / "annotations").mkdir()
     for number, split in enumerate(SPLITS):
         data = _write_split(recipe, split, folder)
         if recipe.lvis:
-            federate(data, np.random.default_rng((recipe.seed, number, recipe.images[number])))
-            frequency = count_categories(data, frequency)
+            _federate(data, np.random.default_rng((recipe.seed, number, recipe.images[number])))
+            frequency = _count_categories(data, frequency)
         (folder / "annotations" / f"{split}.json").write_text(json.dumps(data), encoding="utf-8")
 
 
 def ensure_scenes(recipe: SceneRecipe) -> Path:
-    """The folder of a recipe's scenes in the cache; drawn on first use. The folder is whole or absent."""
+    """The folder of a recipe's scenes in the cache, written on first use; it is whole or absent."""
     key = sha256_of_text(json.dumps(asdict(recipe), sort_keys=True))[:12]
     folder = cache_root() / "scenes" / f"{recipe.name}-v{VERSION}-{key}"
     if folder.is_dir():
         return folder
-    say(f"drawing {sum(recipe.images)} scenes into {folder}")
+    say(f"writing {sum(recipe.images)} scenes into {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        write_scenes(recipe, temporary)
+        _write_scenes(recipe, temporary)
         temporary.chmod(0o755)  # mkdtemp makes private folders
         os.rename(temporary, folder)
     except OSError:

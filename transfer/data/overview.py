@@ -1,37 +1,27 @@
-"""Overview of a detection data set: a class histogram and example images, written into a run's folder.
-
-Overview of a segmentation data set and of predictions on it: class counts and tinted images.
-"""
-
-from __future__ import annotations
+"""Overview of a data set, written into a run's folder: a class histogram and annotated example images."""
 
 import csv
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib.figure
 import numpy as np
-import PIL.Image
-import PIL.ImageDraw
 from numpy.typing import NDArray
 from PIL import Image
 
 from momentum_transfer.core.errors import counted
 from momentum_transfer.core.files import atomic_path
 from momentum_transfer.images.reading import read_rgb, stored_values
-from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask, file_stem
-from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
-from momentum_transfer.transfer.visuals import MIN_SIDE, colour_of, enlargement
+from momentum_transfer.transfer.data.annotations import DetectionData, file_stem
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file
+from momentum_transfer.transfer.visuals import beside, draw, tinted
 
-#: The longer side of an enlarged example has at most so many pixels.
-MOST_SIDE = 4096
-# Distinct hues by golden-ratio steps, so that neighbours in a picture differ.
-_COLOURS = [tuple(int(255 * c) for c in matplotlib.colormaps["hsv"](k * 0.618 % 1)[:3]) for k in range(32)]
+_Rows = list[tuple[str, int, int]]
 
 
-def class_histogram(data: DetectionData) -> list[tuple[str, int, int]]:
+def _class_histogram(data: DetectionData) -> _Rows:
     """(class, number of images that show it, number of instances) of every class, crowds left out."""
     kept = [a for a in data.load()["annotations"] if not a.get("iscrowd", 0)]
     instances = Counter(annotation["category_id"] for annotation in kept)
@@ -39,125 +29,81 @@ def class_histogram(data: DetectionData) -> list[tuple[str, int, int]]:
     return [(name, shown[k], instances[k]) for name, k in zip(data.classes, data.category_ids, strict=True)]
 
 
-def draw_example(data: DetectionData, image: Mapping[str, Any], least_side: int = 384) -> PIL.Image.Image:
-    """A picture with its masks, boxes and class names; small ones are enlarged by a whole factor."""
-    picture = np.asarray(read_rgb(data.image_path(image))).astype(np.float32)
-    found = [a for a in data.load()["annotations"] if a["image_id"] == image["id"]]
-    for number, annotation in enumerate(found):
-        if annotation.get("segmentation"):
-            mask = decode_mask(annotation["segmentation"], *picture.shape[:2])
-            picture[mask] = 0.5 * picture[mask] + 0.5 * np.asarray(_COLOURS[number % len(_COLOURS)])
-    height, width = picture.shape[:2]
-    factor = max(1, min(round(least_side / min(height, width)), MOST_SIDE // max(height, width)))
-    drawn = PIL.Image.fromarray(picture.astype(np.uint8))
-    drawn = drawn.resize((drawn.width * factor, drawn.height * factor), PIL.Image.Resampling.NEAREST)
-    pen = PIL.ImageDraw.Draw(drawn)
-    names = dict(zip(data.category_ids, data.classes, strict=True))
-    for number, annotation in enumerate(found):
-        left, top, width, height = (value * factor for value in annotation["bbox"])
-        colour = _COLOURS[number % len(_COLOURS)]
-        pen.rectangle((left, top, left + max(width, 1) - 1, top + max(height, 1) - 1), outline=colour)
-        pen.text((left + 2, max(top - 12, 0)), names[annotation["category_id"]], fill=colour)
-    return drawn
-
-
 def write_overview(data: DetectionData, folder: str | Path, examples: int = 6) -> list[Path]:
     """Write `NAME_classes.csv`, `NAME_classes.png` and `NAME_example_K.png`; return the files.
 
     The examples are spread evenly over the images that have annotations.
     """
-    folder = Path(folder)
-    stem = file_stem(data.name)
-    rows = class_histogram(data)
+    annotations: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for entry in data.load()["annotations"]:
+        annotations[entry["image_id"]].append(entry)
+    images = [image for image in data.load()["images"] if image["id"] in annotations]
+    chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(examples, len(images)))}
+    names = dict(zip(data.category_ids, data.classes, strict=True))
+    drawn = (
+        draw(read_rgb(data.image_path(images[index])), annotations[images[index]["id"]], names)
+        for index in sorted(chosen)
+    )
+    return _write(data.name, Path(folder), _class_histogram(data), "instances", drawn)
+
+
+def write_label_overview(data: SemanticData, counts: NDArray[np.int64], folder: Path, examples: int) -> list[Path]:
+    """The same of a segmentation set; examples are images beside their labels.
+
+    Args:
+        counts: pixels of each class in each image, [images, classes].
+    """
+    rows = [(name, int((counts[:, k] > 0).sum()), int(counts[:, k].sum())) for k, name in enumerate(data.classes)]
+    drawn = (
+        beside(("image", image), ("annotated", tinted(image, data.labels(index))))
+        for index in _spread(len(data.pairs), examples)
+        for image in (read_rgb(data.pairs[index][0]),)
+    )
+    return _write(data.name, folder, rows, "pixels", drawn)
+
+
+def _write(name: str, folder: Path, rows: _Rows, unit: str, examples: Iterable[Image.Image]) -> list[Path]:
+    stem = file_stem(name)
     written = [folder / f"{stem}_classes.csv", folder / f"{stem}_classes.png"]
     with atomic_path(written[0]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows([("class", "images", "instances"), *rows])
+        csv.writer(stream).writerows([("class", "images", unit), *rows])
     with atomic_path(written[1]) as temporary:
-        histogram(data.name, rows).savefig(temporary, dpi=120)
-    annotated = {annotation["image_id"] for annotation in data.load()["annotations"]}
-    images = [image for image in data.load()["images"] if image["id"] in annotated]
-    chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(examples, len(images)))}
-    for number, index in enumerate(sorted(chosen), 1):
+        _histogram(name, rows, unit).savefig(temporary, dpi=120)
+    for number, example in enumerate(examples, 1):
         written.append(folder / f"{stem}_example_{number}.png")
         with atomic_path(written[-1]) as temporary:
-            draw_example(data, images[index]).save(temporary)
+            example.save(temporary)
     return written
 
 
-def histogram(name: str, rows: list[tuple[str, int, int]], what: str = "instances") -> matplotlib.figure.Figure:
-    """``what`` and images per class, most frequent first; names only where they can be read."""
+def _histogram(name: str, rows: _Rows, unit: str) -> matplotlib.figure.Figure:
+    """Images and instances (or pixels) of each class, most frequent first; names only if they fit."""
     rows = sorted(rows, key=lambda row: -row[2])
     figure = matplotlib.figure.Figure(figsize=(10, 4), layout="constrained")
     axes = figure.add_subplot()
     place = np.arange(len(rows))
-    axes.bar(place, [row[2] for row in rows], width=0.9, label=what)
+    axes.bar(place, [row[2] for row in rows], width=0.9, label=unit)
     axes.bar(place, [row[1] for row in rows], width=0.5, label="images")
     axes.set_yscale("log")
     if len(rows) <= 100:
         axes.set_xticks(place, [row[0] for row in rows], rotation=90 if len(rows) > 20 else 0)
-    axes.set(
-        title=f"{name}: {counted(len(rows), 'class')}, {sum(row[2] for row in rows)} {what}",
-        ylabel="count",
-        ylim=(0.5, None),
-    )
+    title = f"{name}: {counted(len(rows), 'class')}, {sum(row[2] for row in rows)} {unit}"
+    axes.set(title=title, ylabel="count", ylim=(0.5, None))
     axes.legend()
     return figure
 
 
-#: Share of a class's colour in a tinted pixel. Class 0, mostly the background, stays as it is.
-TINT = 0.6
-
-
-def write_label_overview(data: SemanticData, counts: NDArray[np.int64], folder: Path, examples: int) -> list[Path]:
-    """Write `NAME_classes.csv`, `NAME_classes.png` and `NAME_example_K.png` (picture beside labels); return the files.
-
-    Args:
-        counts: pixels of each class in each picture, [pictures, classes].
-    """
-    stem = file_stem(data.name)
-    rows = [(name, int((counts[:, k] > 0).sum()), int(counts[:, k].sum())) for k, name in enumerate(data.classes)]
-    written = [folder / f"{stem}_classes.csv", folder / f"{stem}_classes.png"]
-    with atomic_path(written[0]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows([("class", "images", "pixels"), *rows])
-    with atomic_path(written[1]) as temporary:
-        histogram(data.name, rows, what="pixels").savefig(temporary, dpi=120)
-    for number, index in enumerate(_spread(len(data.pairs), examples), 1):
-        written.append(folder / f"{stem}_example_{number}.png")
-        with atomic_path(written[-1]) as temporary:
-            picture = read_rgb(data.pairs[index][0])
-            beside(picture, tinted(picture, data.labels(index))).save(temporary)
-    return written
-
-
 def draw_label_predictions(data: SemanticData, results: Path, folder: Path, count: int) -> list[Path]:
-    """Draw ``count`` pictures spread over the set as ``<image file's stem>.png``: picture, truth, prediction."""
+    """Write ``count`` images spread over the set as ``<image file's stem>.png``, with their labels and predictions."""
     written = []
     for index in _spread(len(data.pairs), count):
-        picture = read_rgb(data.pairs[index][0])
-        predicted = stored_values(label_file(results, index))
+        image = read_rgb(data.pairs[index][0])
+        annotated = tinted(image, data.labels(index))
+        predicted = tinted(image, stored_values(label_file(results, index)))
         written.append(folder / f"{data.pairs[index][0].stem}.png")
         with atomic_path(written[-1]) as temporary:
-            beside(picture, tinted(picture, data.labels(index)), tinted(picture, predicted)).save(temporary)
+            beside(("image", image), ("annotated", annotated), ("predicted", predicted)).save(temporary)
     return written
-
-
-def tinted(picture: Image.Image, labels: NDArray[np.uint8]) -> Image.Image:
-    """The picture in the colours of its classes; ignored pixels are grey."""
-    palette = np.array([(0, 0, 0), *(colour_of(k) for k in range(1, 256))], dtype=np.float32)
-    palette[IGNORE] = 128
-    pixels = np.asarray(picture, dtype=np.float32)
-    share = np.where(labels == 0, 0.0, TINT).astype(np.float32)[..., None]
-    return Image.fromarray((pixels * (1 - share) + palette[labels] * share).astype(np.uint8))
-
-
-def beside(*pictures: Image.Image) -> Image.Image:
-    """Pictures of one size in a row, enlarged where they are small."""
-    scale = enlargement(pictures[0].size, MIN_SIDE)
-    width, height = pictures[0].width * scale, pictures[0].height * scale
-    row = Image.new("RGB", (len(pictures) * width + (len(pictures) - 1) * scale, height), (255, 255, 255))
-    for place, picture in enumerate(pictures):
-        row.paste(picture.resize((width, height), Image.Resampling.NEAREST), (place * (width + scale), 0))
-    return row
 
 
 def _spread(total: int, count: int) -> list[int]:

@@ -23,7 +23,7 @@ from momentum_transfer.core.samplers import leave_signals_to_the_loop
 from momentum_transfer.images.reading import read_rgb, stored_values
 from momentum_transfer.transfer.config import add_own_keys, task_name
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.data.datasets import short_name
+from momentum_transfer.transfer.data.detection_datasets import short_name
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file, write_truth
 from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine.data import read_pictures, with_objects
@@ -117,7 +117,7 @@ def _compressed(segmentation: Any) -> Any:
 
 @contextlib.contextmanager
 def _our_reader() -> Iterator[None]:
-    """Photographs by the project's one reader: Detectron2's knows no 16 bits, no transparency, and names no file."""
+    """Images by the project's one reader: Detectron2's knows no 16 bits, no transparency, and names no file."""
     from detectron2.data import detection_utils
 
     theirs = detection_utils.read_image

@@ -1,11 +1,8 @@
 """A detector that was exported to .onnx or .pt2, on images: the reference for whoever embeds it.
 
-An exported program takes one image, resized, padded and RGB, and knows nothing of files; what it wants is written in it
-(``Wants``), and this is the whole of it: resize, pad, run, scale back.
-
-The SHA-256 that an exported .onnx carries in its metadata: of the whole file, its own digits read as zeros.
-
-ONNX has no checksums, so that a flipped bit in a weight would be other boxes without a word.
+The file holds the program, which takes one RGB image, resized and padded, and its input specification: resize, pad,
+run, scale back is all there is to do. ONNX has no checksums, so an exported .onnx carries the SHA-256 of itself, with
+these digits read as zeros: a flipped bit in a weight would silently give other boxes.
 """
 
 from __future__ import annotations
@@ -20,24 +17,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from momentum_transfer.core.errors import InputError, extra, first_line, one_line
 from momentum_transfer.transfer.export.pt2_archive import KEY, read_archive
-from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.data import output_size, resize
 
-#: Key of the metadata, and its value while the digest is computed.
-SEAL_KEY, BLANK = "momentum-transfer-sha256", "0" * 64
-
-#: How an entry of the metadata ends: the key, and a field of 64 bytes.
-_MARK = SEAL_KEY.encode() + b"\x12\x40"
+SEAL_KEY, BLANK = "momentum-transfer-sha256", "0" * 64  # in the metadata: key, and value while the digest is computed
+_MARK = SEAL_KEY.encode() + b"\x12\x40"  # the key, and a field of 64 bytes
+_MOST = 1 << 20  # pixels of a side
 
 
 def seal(path: Path) -> None:
-    """Put the digest into a file whose metadata has ``BLANK`` at ``KEY``."""
+    """Put the digest into a file whose metadata has ``BLANK`` at ``SEAL_KEY``."""
     content = path.read_bytes()
     place = content.index(_MARK + BLANK.encode()) + len(_MARK)
     with open(path, "r+b") as stream:
@@ -46,11 +42,7 @@ def seal(path: Path) -> None:
 
 
 def check_seal(content: bytes, path: Path) -> None:
-    """Compare a file's content with its digest.
-
-    Raises:
-        InputError: it has none, or another content.
-    """
+    """Raise InputError unless a file's content has its digest."""
     before, mark, after = content.partition(_MARK)
     if not mark:
         raise InputError(f"cannot read {path} as ONNX that `export` wrote: it has no SHA-256; export it again")
@@ -60,51 +52,34 @@ def check_seal(content: bytes, path: Path) -> None:
         raise InputError(f"cannot read {path} as ONNX: its SHA-256 is another; it is damaged, take another copy")
 
 
-#: Pixels of a side, at most.
-MOST = 1 << 20
-
-
 @dataclass(frozen=True)
-class Wants:
-    """How an exported detector is fed and read.
+class InputSpec:
+    """The input specification of an exported detector, and the classes of its output."""
 
-    Attributes:
-        classes: names; class k of the output is the k-th. category_ids: their ids in result files.
-        short_edge, long_edge: an image's shorter side is resized to the first, unless the longer one passes the second.
-        multiple: of the sides; the image is padded at the right and bottom with ``pad``.
-        pad: RGB, 0 … 255: the pixel that the network's normalisation maps to 0.
-        size: (height, width) where only one size is taken, else None.
-    """
-
-    classes: tuple[str, ...]
-    category_ids: tuple[int, ...]
-    short_edge: int
+    classes: tuple[str, ...]  # class k of the output is the k-th
+    category_ids: tuple[int, ...]  # in result files
+    short_edge: int  # an image's shorter side is resized to it, unless the longer side passes the next
     long_edge: int
-    multiple: int
-    pad: tuple[float, float, float]
-    size: tuple[int, int] | None = None
+    multiple: int  # of the sides, to which the image is padded at the right and bottom
+    pad: tuple[float, float, float]  # RGB, 0 … 255: the pixel that the network's normalisation maps to 0
+    size: tuple[int, int] | None = None  # (height, width) if the program takes one size only
 
     def as_json(self) -> str:
-        """The text that is kept in an exported file."""
+        """The text in an exported file."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str, where: object) -> Wants:
-        """What ``as_json`` gave; InputError where it is something else."""
+    def from_json(cls, text: str, where: object) -> InputSpec:
+        """Read the text of ``as_json``; InputError if it is something else."""
         try:
-            found = json.loads(text)
-            size = None if found["size"] is None else (int(found["size"][0]), int(found["size"][1]))
-            pad = (float(found["pad"][0]), float(found["pad"][1]), float(found["pad"][2]))
-            names, ids = tuple(map(str, found["classes"])), tuple(map(int, found["category_ids"]))
-            short, long, multiple = int(found["short_edge"]), int(found["long_edge"]), int(found["multiple"])
-            made = cls(names, ids, short, long, multiple, pad, size)
-        except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+            spec = msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             what = one_line(error)[:120]
             raise InputError(f"expected what `export` wrote in {where}, found another file ({what})") from error
-        sides = (made.short_edge, made.long_edge, made.multiple, *(size or (1,)))
-        if not all(0 < side < MOST for side in sides) or not all(0 <= value <= 255 for value in pad):
-            raise InputError(f"expected what `export` wrote in {where}, found sides {sides} and padding {pad}")
-        return made
+        sides = (spec.short_edge, spec.long_edge, spec.multiple, *(spec.size or (1,)))
+        if not all(0 < side < _MOST for side in sides) or not all(0 <= value <= 255 for value in spec.pad):
+            raise InputError(f"expected what `export` wrote in {where}, found sides {sides} and padding {spec.pad}")
+        return spec
 
     def prepare(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """An image uint8 [H, W, 3] to float32 [3, h, w] of the program, and the (height, width) without padding."""
@@ -124,19 +99,19 @@ Program = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class ExportedDetector:
-    """An exported program with what it wants."""
+    """An exported model and its input specification."""
 
     program: Program
-    wants: Wants
+    spec: InputSpec
 
     def predict(self, image: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Boxes float32 [D, 4] (x1 y1 x2 y2 in the image's pixels), scores [D] and classes [D], best first.
 
         Args:
-            image: a path, a Pillow image or uint8 [H, W, 3] in RGB.
+            image: see ``as_pixels``.
         """
         pixels = as_pixels(image)
-        prepared, (height, width) = self.wants.prepare(pixels)
+        prepared, (height, width) = self.spec.prepare(pixels)
         boxes, scores, classes = self.program(prepared)
         moved = torch.from_numpy(np.array(boxes, dtype=np.float32))
         moved[:, 0::2] *= pixels.shape[1] / width
@@ -149,7 +124,7 @@ class ExportedDetector:
 def load_exported(path: str | Path) -> ExportedDetector:
     """Read a .onnx (run by onnxruntime on the CPU) or a .pt2 that ``export`` wrote.
 
-    A .onnx must have the SHA-256 that ``export`` left in it, the records of a .pt2 their CRC-32. A .pt2 may be
+    A .onnx must have the SHA-256 that ``export`` wrote into it, the records of a .pt2 their CRC-32. A .pt2 may be
     untrusted: its pickles are read as weights only, its JSON is checked before torch evaluates it (``pt2_archive``).
 
     Raises:
@@ -158,10 +133,9 @@ def load_exported(path: str | Path) -> ExportedDetector:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"exported detector not found: {path}")
-    try:
-        return {".onnx": _onnx, ".pt2": _pt2}[path.suffix](path)
-    except KeyError:
-        raise InputError(f"expected a .onnx or .pt2 file, found {path}") from None
+    if path.suffix not in (".onnx", ".pt2"):
+        raise InputError(f"expected a .onnx or .pt2 file, found {path}")
+    return _onnx(path) if path.suffix == ".onnx" else _pt2(path)
 
 
 def _onnx(path: Path) -> ExportedDetector:
@@ -172,22 +146,18 @@ def _onnx(path: Path) -> ExportedDetector:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has classes of its own, without a common base
         raise InputError(f"cannot read {path} as ONNX: {str(error).splitlines()[0]}") from error
-    wants = Wants.from_json(session.get_modelmeta().custom_metadata_map.get(KEY, ""), path)
+    spec = InputSpec.from_json(session.get_modelmeta().custom_metadata_map.get(KEY, ""), path)
 
-    def program(image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        boxes, scores, classes = session.run(["boxes", "scores", "classes"], {"image": image})
-        return boxes, scores, classes
-
-    return ExportedDetector(program, wants)
+    return ExportedDetector(lambda image: session.run(["boxes", "scores", "classes"], {"image": image}), spec)
 
 
-#: torch reads every pickle as weights only where the first is set, whatever its caller says, and stops where both are.
+#: torch reads every pickle as weights only if the first is set, whatever its caller says, and stops if both are.
 _SAFE, _UNSAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 @contextlib.contextmanager
 def _weights_only() -> Iterator[None]:
-    """Without torch's fall back to unpickling anything, nor its log of the attempts."""
+    """Without torch's fallback to unpickling anything, and without its log of the attempts."""
     before = {name: os.environ.pop(name, None) for name in (_SAFE, _UNSAFE)}
     level = logging.root.manager.disable
     os.environ[_SAFE] = "1"
@@ -208,7 +178,7 @@ def _pt2(path: Path) -> ExportedDetector:
             module = torch.export.load(content, extra_files=extras).module()
     except Exception as error:  # torch raises many kinds for damaged files
         raise InputError(f"cannot read {path} as a torch.export program ({type(error).__name__})") from error
-    wants = Wants.from_json(extras[KEY], path)
+    spec = InputSpec.from_json(extras[KEY], path)
 
     def program(image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         try:
@@ -227,4 +197,4 @@ def _pt2(path: Path) -> ExportedDetector:
                 f"({first_line(error)}); export it again"
             ) from error
 
-    return ExportedDetector(program, wants)
+    return ExportedDetector(program, spec)

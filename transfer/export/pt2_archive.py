@@ -1,8 +1,8 @@
-"""The archive of an exported .pt2, checked before torch reads it: what is untrusted in it cannot run code.
+"""The archive of an exported .pt2, checked before torch reads it, so that an untrusted file cannot run code.
 
 `torch.export.load` evaluates sizes as Python (through SymPy's ``sympify``), compiles guards and the names of arguments
-into a function, and finds operators by attribute access from ``torch``. So every text of its JSON is held against a
-grammar, and torch is given a fresh archive of the records that were checked, not the file.
+into a function, and finds operators by attribute access from ``torch``. So every text of its JSON must fit a grammar,
+and torch gets a new archive of the checked records, not the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torchvision  # noqa: F401, registers its operators
@@ -23,8 +23,7 @@ import torchvision  # noqa: F401, registers its operators
 from momentum_transfer.core.digests import verify_records
 from momentum_transfer.core.errors import InputError, one_line, shown
 
-#: The extra record with the input specification.
-KEY = "momentum-transfer"
+KEY = "momentum-transfer"  # the extra record with the input specification
 
 #: Records of torch's archives (from 2.8 on; before, `serialized_*`), below the archive's own name.
 _RECORD = re.compile(
@@ -42,8 +41,7 @@ _RULES = {
     "torch_version": re.compile(r"[\w.+]+", re.ASCII),
 }
 _OPERATOR = re.compile(r"torch\.ops\.(aten|torchvision)\.\w+\.\w+", re.ASCII)
-#: Operators that open a file by name.
-_FILES = ("torch.ops.aten.from_file.", "torch.ops.aten.save.")
+_FILES = ("torch.ops.aten.from_file.", "torch.ops.aten.save.")  # operators that open a file by name
 _PLAIN = {"_operator.add", "_operator.sub", "_operator.mul", "_operator.truediv", "_operator.floordiv", "_operator.mod",
           "_operator.neg", "_operator.eq", "_operator.ne", "_operator.ge", "_operator.gt", "_operator.le",
           "_operator.lt", "_operator.and_", "_operator.or_", "_operator.getitem", "math.ceil", "math.floor",
@@ -60,16 +58,11 @@ _CHARACTERS = re.compile(r"[\w '()\[\].,+*/%<>=!&|~-]{1,65536}", re.ASCII)  # no
 _WORD = re.compile(r"[A-Za-z_]\w{0,40}|-?\d{1,18}(\.\d{1,18})?(e[+-]?\d{1,3})?", re.ASCII)
 _SYMBOL = re.compile(r"[a-z]+\d+")
 _NUMBER = 1 << 63
-#: SymPy compares each argument of Max and Min with each other, slowly: 200 take minutes.
-_MOST_COMPARED = 32
+_MOST_COMPARED = 32  # arguments of Max and Min, which SymPy compares one by one: 200 take minutes
 
 
 def read_archive(path: Path) -> io.BytesIO:
-    """The .pt2 as torch may read it.
-
-    Raises:
-        InputError: it is damaged, or holds a record or a text that `export` does not write.
-    """
+    """The .pt2 for torch to read; InputError if it is damaged, or has records or texts that `export` does not write."""
     if not zipfile.is_zipfile(path):
         raise InputError(f"cannot read {path} as a torch.export program: it is no whole zip archive; export it again")
     verify_records(path)
@@ -79,7 +72,8 @@ def read_archive(path: Path) -> io.BytesIO:
             if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
                 raise _refused(path, "the records", "larger than the file")
             for record in archive.infolist():
-                name = _inner_name(record.filename)
+                name = record.filename  # newer archives have a folder around all records
+                name = name if _RECORD.fullmatch(name) else name.partition("/")[2]
                 if not _RECORD.fullmatch(name) or record.compress_type != zipfile.ZIP_STORED:
                     raise _refused(path, "the record", record.filename)
                 content = archive.read(record)
@@ -90,11 +84,6 @@ def read_archive(path: Path) -> io.BytesIO:
         raise InputError(f"cannot read {path} as a torch.export program: {one_line(error)}; export it again") from error
     checked.seek(0)
     return checked
-
-
-def _inner_name(name: str) -> str:
-    """Without the archive's own name, a folder around all records of torch's newer archives."""
-    return name if _RECORD.fullmatch(name) else name.partition("/")[2]
 
 
 def _refused(path: Path, what: str, found: str) -> InputError:
@@ -151,14 +140,11 @@ def _is_expression(text: str) -> bool:
         return False
     try:
         node = ast.parse(text.strip(), mode="eval").body
-        compared = sum(len(part.args) for part in ast.walk(node) if _is_extreme(part))
+        calls = [part for part in ast.walk(node) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)]
+        compared = sum(len(call.args) for call in calls if ast.unparse(call.func) in ("Max", "Min"))
         return compared <= _MOST_COMPARED and _is_arithmetic(node)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-
-
-def _is_extreme(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Max", "Min")
 
 
 def _is_arithmetic(node: ast.expr) -> bool:

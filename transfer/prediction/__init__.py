@@ -1,1 +1,1 @@
-"""Prediction on new photographs by a finished run, with no data set and no scoring."""
+"""Prediction on new images by a finished run, with no data set and no scoring."""

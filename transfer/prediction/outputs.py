@@ -1,7 +1,4 @@
-"""The files of a prediction: COCO results, the images and classes they refer to, counts by class and by image.
-
-What a prediction has done so far: one line an image, so that a stopped command goes on where it was.
-"""
+"""The files of a prediction: one line an image, so that a stopped command resumes; then COCO results and counts."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import csv
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,33 +17,33 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import atomic_path, write_text
 from momentum_transfer.transfer.data.annotations import encode_mask
 from momentum_transfer.transfer.detector_run import DetectorRun, Found
-from momentum_transfer.transfer.prediction.photographs import Photograph
+from momentum_transfer.transfer.prediction.input_images import InputImage
 
-#: One line an image; and by what it was made.
-LINES, ORIGIN = "predictions.jsonl", "predict.json"
+_LINES = "predictions.jsonl"  # one line an image
+_ORIGIN = "predict.json"  # what made them
 
 
 @dataclass(frozen=True)
 class Done:
-    """An image that is done: ``result`` is what its line holds besides its name and file."""
+    """An image that is done."""
 
     image_id: int
-    result: Mapping[str, Any]
-    stamp: tuple[int, int]
+    result: Mapping[str, Any]  # of `detection_result` or `label_result`
+    stamp: tuple[int, int]  # of its file
 
 
 class Store:
     """The lines of an output folder.
 
     Args:
-        origin: what decides the results (the weights' hash, the threshold …); a folder belongs to one.
+        origin: what determines the results (the weights' hash, the threshold …); a folder belongs to one.
 
     Raises:
         InputError: the folder holds the predictions of another origin.
     """
 
     def __init__(self, folder: Path, origin: Mapping[str, Any]) -> None:
-        self.folder, self.file = folder, folder / LINES
+        self.folder, self.file = folder, folder / _LINES
         self._claim(origin)
         self.done: dict[str, Done] = {}
         whole = 0
@@ -58,10 +55,10 @@ class Store:
             os.truncate(self.file, whole)
 
     def _claim(self, origin: Mapping[str, Any]) -> None:
-        note = self.folder / ORIGIN
+        note = self.folder / _ORIGIN
         if not note.is_file():
             if self.file.is_file():
-                raise InputError(f"expected {ORIGIN} beside {self.file}, found none; choose another --out")
+                raise InputError(f"expected {_ORIGIN} beside {self.file}, found none; choose another --out")
             write_text(note, json.dumps(dict(origin), indent=1, ensure_ascii=False) + "\n")
             return
         try:
@@ -69,9 +66,7 @@ class Store:
         except (ValueError, RecursionError):
             before = None
         if not isinstance(before, dict):
-            raise InputError(
-                f"expected the origin of predictions in {note}, found no JSON object; choose another --out"
-            )
+            raise InputError(f"expected the origin of predictions in {note}, found other content; choose another --out")
         for key, value in origin.items():
             if before.get(key) != value:
                 raise InputError(
@@ -92,22 +87,22 @@ class Store:
             self.done[name] = done
         return whole
 
-    def has(self, photo: Photograph) -> bool:
-        """Whether the image is done, and its file is still the one that was read."""
-        done = self.done.get(photo.name)
-        return done is not None and done.stamp == _stamp(photo.path)
+    def has(self, image: InputImage) -> bool:
+        """Whether the image is done and its file has not changed since."""
+        done = self.done.get(image.name)
+        return done is not None and done.stamp == _stamp(image.path)
 
     def next_id(self) -> int:
-        """An id that no image has."""
+        """The next free id."""
         return max((done.image_id for done in self.done.values()), default=0) + 1
 
-    def add(self, photo: Photograph, image_id: int, result: Mapping[str, Any]) -> None:
-        """Append an image's line; what was said of the file before is replaced."""
-        size, changed = stamp = _stamp(photo.path)
-        row = {"image_id": image_id, "file_name": photo.name, "bytes": size, "changed": changed, "result": result}
+    def add(self, image: InputImage, image_id: int, result: Mapping[str, Any]) -> None:
+        """Append an image's line, which replaces an earlier one of the file."""
+        size, changed = stamp = _stamp(image.path)
+        row = {"image_id": image_id, "file_name": image.name, "bytes": size, "changed": changed, "result": result}
         with open(self.file, "ab") as stream:
             stream.write(_as_text({**row, "crc32": zlib.crc32(_as_text(row))}) + b"\n")
-        self.done[photo.name] = Done(image_id, result, stamp)
+        self.done[image.name] = Done(image_id, result, stamp)
 
 
 def _as_text(row: Mapping[str, Any]) -> bytes:
@@ -123,39 +118,36 @@ def _stamp(path: Path) -> tuple[int, int]:
 Rows = list[Sequence[object]]
 
 
-def line_of(found: Found, height: int, width: int) -> dict[str, Any]:
-    """What is kept of one image: its size and its detections in COCO's form, without the image's id."""
-    entries = []
-    for index, (box, score) in enumerate(zip(found.boxes.tolist(), found.scores.tolist(), strict=True)):
-        x1, y1, x2, y2 = box
-        entry: dict[str, Any] = {"category_id": found.category_ids[index], "bbox": [x1, y1, x2 - x1, y2 - y1]}
-        entry["score"] = score
-        if found.masks is not None:
-            entry["segmentation"] = encode_mask(found.masks[index])
-        entries.append(entry)
+def detection_result(found: Found, height: int, width: int) -> dict[str, Any]:
+    """An image's size and its detections in COCO's form, without the image's id."""
+    columns = zip(found.category_ids, found.boxes.tolist(), found.scores.tolist(), strict=True)
+    entries: list[dict[str, Any]] = [
+        {"category_id": k, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score} for k, (x1, y1, x2, y2), score in columns
+    ]
+    if found.masks is not None:
+        for entry, mask in zip(entries, found.masks, strict=True):
+            entry["segmentation"] = encode_mask(mask)
     return {"height": height, "width": width, "detections": entries}
 
 
-def label_line(labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """What is kept of one image with a class for every pixel: its size and the pixels of each class."""
+def label_result(labels: np.ndarray, classes: int) -> dict[str, Any]:
+    """Of a segmented image: its size and the number of pixels of each class."""
     pixels = np.bincount(labels.ravel(), minlength=classes)[:classes].tolist()
     return {"height": labels.shape[0], "width": labels.shape[1], "pixels": pixels}
 
 
 def write_results(folder: Path, run: DetectorRun, done: Mapping[str, Done]) -> list[Path]:
-    """``predictions.json`` (COCO results, with each image's file name) and ``images.json`` (COCO's lists of images and
-    categories, whose ids the results use); label images have the second only."""
+    """``predictions.json`` (COCO results, with each image's file name; of detectors only) and ``images.json`` (COCO's
+    lists of images and categories, whose ids the results use)."""
     order = sorted(done.items(), key=lambda item: item[1].image_id)
     images = [
-        {"id": one.image_id, "file_name": name, "height": one.result["height"], "width": one.result["width"]}
+        {"id": one.image_id, "file_name": name, **{side: one.result[side] for side in ("height", "width")}}
         for name, one in order
     ]
     pairs = zip(run.classes.ids, run.classes.names, strict=True)
-    categories = [{"id": identity, "name": name} for identity, name in pairs]
+    content = {"images": images, "categories": [{"id": identity, "name": name} for identity, name in pairs]}
     written = [folder / "images.json"]
-    write_text(
-        written[0], json.dumps({"images": images, "categories": categories}, ensure_ascii=False, indent=1) + "\n"
-    )
+    write_text(written[0], json.dumps(content, ensure_ascii=False, indent=1) + "\n")
     if run.task == "detection":
         entries = [
             {"image_id": one.image_id, "file_name": name, **entry}
@@ -193,18 +185,16 @@ def _numbers(run: DetectorRun, result: Mapping[str, Any], threshold: float) -> l
 
 def write_counts(folder: Path, run: DetectorRun, by_class: Rows, by_image: Rows) -> list[Path]:
     """``counts.csv`` (a row a class) and ``counts_by_image.csv`` (a row an image)."""
-    what = what_is_counted(run)
-    first, second = folder / "counts.csv", folder / "counts_by_image.csv"
-    _write_csv(first, [("class", "images", what), *by_class])
-    _write_csv(second, [("file_name", *run.classes.names, "all"), *by_image])
-    return [first, second]
+    tables = {
+        folder / "counts.csv": [("class", "images", counted_unit(run)), *by_class],
+        folder / "counts_by_image.csv": [("file_name", *run.classes.names, "all"), *by_image],
+    }
+    for path, rows in tables.items():
+        with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows(rows)
+    return list(tables)
 
 
-def what_is_counted(run: DetectorRun) -> str:
-    """Detections, or pixels where every pixel has a class."""
+def counted_unit(run: DetectorRun) -> str:
+    """What is counted: pixels of segmenters."""
     return "pixels" if run.task == "segmentation" else "detections"
-
-
-def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows(rows)

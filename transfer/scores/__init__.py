@@ -1,7 +1,7 @@
 """Scores: predictions and ground truth in, named numbers out; the same code for both engines and for files alone.
 
-``coco``, ``lvis``, ``voc`` and ``semantic`` are what callers import. The rest is shared by coco and lvis: ``inputs``
-(checked arrays from a JSON file: by ``plain`` and ``typed`` where the file is in the plain form, else by ``columns``,
-which knows every form and names what is wrong), ``masks`` (run-length codes), ``overlaps`` (candidate pairs and their
-IoU), ``matching`` (greedy assignment), ``curves`` (precision against recall) and ``precision`` (the tables).
+Callers import ``coco``, ``lvis``, ``voc`` and ``semantic``. The rest serves the first three: ``coco_files`` reads JSON
+into checked arrays (by ``typed`` if the file is in the plain form, else by ``columns``, which knows every form and
+names what is wrong), ``rle`` reads masks (with ``kernels`` if numba is installed), ``greedy_matching`` assigns
+detections to objects, ``precision`` fills the tables.
 """

@@ -1,24 +1,19 @@
 """COCO box and mask AP: every entry of pycocotools' precision and recall, bit for bit, many times faster.
 
-Other evaluators were measured beside it (``python benchmarks/scores.py boxes``). faster-coco-eval takes ten
-times as long and differs in the last bit. The Rust evaluators hotcoco and ultrafast-pycocotools are faster (README has
-the figures) and exact on such files, but not on annotation id 0 or on ``ignore``. Handing them the files without these
-would not pay: to know that, a file has to be read here first, and that and their own total add up to more than ours. So
-the evaluator is our own, NumPy on columns that msgspec decodes. A compiler (numba) takes 0.5 s to import and to load
-what it has compiled, nearly as long as all of the boxes: it pays for the masks of large files alone (``compiled``).
-Otherwise masks overlap by pycocotools' own C code.
+NumPy on columns that msgspec decodes; masks overlap by pycocotools' own C code or, in large files, by compiled kernels
+(numba). Other evaluators were compared (``python benchmarks/scores.py boxes``): faster-coco-eval is slower and differs
+in the last bit; hotcoco and ultrafast-pycocotools are exact only for files without annotation id 0 and ``ignore``, and
+to check that a file is such takes longer than it saves.
 
-"Bit for bit" holds for what annotation tools and detectors write. Two corners differ: scores are compared as 64-bit
-floats, while pycocotools compares whole numbers beyond 2^53 exactly; and boxes whose area is no float (sides of 1e-200
-or 1e200) overlap nothing here, while pycocotools gets NaN from 0 / 0 or ∞ / ∞ and counts it as a match.
+Two corners differ from pycocotools: scores are compared as 64-bit floats (there whole numbers beyond 2^53 exactly), and
+boxes whose area is no float (sides of 1e-200 or 1e200) overlap nothing (there NaN counts as a match).
 
-Some files that the references score, or misread, are refused: results without ``bbox`` are not scored as boxes
-(pycocotools derives the boxes from the masks), a "polygon" of four numbers is no box, a polygon must lie near its image
-(pycocotools crashes on coordinates of 1e9), a run-length code must cover its image exactly, ``true`` is no id, and NaN
-is neither a score nor an id. Flags such as ``iscrowd`` are 0 or 1, written in any way that equals these.
+Refused, though the references score or misread them: results without ``bbox`` scored as boxes (pycocotools derives the
+boxes from the masks), a "polygon" of four numbers, a polygon far from its image (pycocotools crashes on coordinates of
+1e9), a run-length code that does not cover its image exactly, ``true`` as an id, and NaN as a score or an id. Flags
+such as ``iscrowd`` are 0 or 1, or equal to these.
 
-Where pycocotools crashes (an empty result list) the answer is that of a detector that finds nothing: precision and
-recall 0 for every category that has objects.
+For an empty result list, where pycocotools crashes, precision and recall are 0 for every category that has objects.
 """
 
 from collections.abc import Sequence
@@ -29,14 +24,8 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores.inputs import (
-    AreaFrom,
-    IouType,
-    check_iou_type,
-    load_detections,
-    load_ground_truth,
-)
-from momentum_transfer.transfer.scores.matching import AREA_NAMES, AREAS, THRESHOLDS
+from momentum_transfer.transfer.scores.coco_files import AreaFrom, IouType, load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.greedy_matching import AREA_NAMES, AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import coco_metrics
 from momentum_transfer.verdicts.ranked import Ranked
@@ -50,7 +39,7 @@ class CocoScores:
     """The scores and the tables behind them.
 
     T 10 IoU thresholds, R 101 recall levels, K categories (ascending id), A 4 area ranges (all, small, medium, large),
-    M limits ``max_dets``. Entries are −1 where a category has no object that counts.
+    M limits ``max_dets``. Entries are −1 for a category without objects that count.
     """
 
     metrics: dict[str, float]  # AP, AP50, AP75, APs, APm, APl, AR<limit> …, ARs, ARm, ARl in percent; NaN if undefined
@@ -77,16 +66,14 @@ def evaluate(
         results: result JSON, path or list of ``image_id``, ``category_id``, ``score``, ``bbox`` and/or
             ``segmentation``. It is not changed.
         iou_type: ``bbox`` or ``segm``.
-        max_dets: limits on detections per image and category. One number N stands for N and those of 1 and 10 that are
-            below it; a sequence holds each limit once. AP takes the largest (pycocotools prints −1 for AP unless that
-            is 100; its tables are the same).
-        area_from: for ``segm``, whether a detection's size comes from its ``bbox`` where the file has one (``file``, as
-            pycocotools) or always from its mask (``mask``, as Detectron2). See ``inputs.load_detections``.
+        max_dets: limits on detections per image and category. One number N means N and those of 1 and 10 below it; a
+            sequence holds each limit once. AP takes the largest (pycocotools prints −1 for AP unless that is 100; its
+            tables are the same).
+        area_from: see ``coco_files.load_detections``.
 
     Raises:
         InputError: a file or an entry is wrong; both are named.
     """
-    check_iou_type(iou_type)
     limits = _limits(max_dets)
     truth = load_ground_truth(ground_truth, iou_type)
     detections = load_detections(results, truth, iou_type, area_from)
@@ -95,9 +82,7 @@ def evaluate(
     outcomes = Outcomes(truth, limits)
     tables = tabulate(inputs, limits, outcomes)
     names = truth.class_names()
-    by_area = {
-        f"AP{area[0]}": per_class(tables.precision[..., index, -1], names) for index, area in enumerate(AREA_NAMES)
-    }
+    by_area = {f"AP{area[0]}": per_class(tables.precision[..., k, -1], names) for k, area in enumerate(AREA_NAMES)}
     return CocoScores(
         metrics=coco_metrics(tables.precision[..., -1], tables.recall, limits),
         per_class=by_area.pop("APa"),

@@ -1,11 +1,6 @@
 """Columns: a list of JSON objects as arrays, one field at a time, each value checked.
 
-The checks are vectorised; only when one fails is the offending entry looked for, so that the message can name it and
-its file.
-
-Where each id stands among the sorted ids, for one id at a time or for a column of them.
-
-Python's garbage collector, out of the way where millions of objects are made.
+The checks are vectorised; only if one fails is the wrong entry searched for, to name it and its file.
 """
 
 from __future__ import annotations
@@ -29,15 +24,11 @@ _BOOLEANS = frozenset((bool, np.bool_))
 
 
 class Columns:
-    """The N entries of one list in a file.
+    """The N entries of one list in a file; InputError if one is no object with named fields.
 
     Args:
-        entries: the list.
         where: the file, for messages.
-        kind: what one entry is called in messages.
-
-    Raises:
-        InputError: an entry is no object with named fields.
+        kind: the word for one entry in messages.
     """
 
     def __init__(self, entries: Sequence[dict[str, Any]], where: str, kind: str) -> None:
@@ -64,7 +55,7 @@ class Columns:
             self.fail(index, f"no {key}", f"expected the field {key} in every {self.kind}")
 
     def lookup(self, key: str, positions: Mapping[Hashable, int], whose: str) -> np.ndarray:
-        """[N] int32: the position of each entry's id ``key``; ``whose`` says in messages where the known ids stand."""
+        """[N] int32: the position of each entry's id ``key``; ``whose`` ids these are, for messages."""
         ids = self.values(key)
         try:
             if not _BOOLEANS.isdisjoint(map(type, ids)):  # true is no id, though it equals 1
@@ -73,21 +64,18 @@ class Columns:
         except (KeyError, TypeError):
             known = f"{len(positions)} {key.removesuffix('_id')} ids, such as {next(iter(positions), None)!r}"
             hint = f"expected one of the {known}, in {whose}"
-            self._find(
-                ids,
-                lambda identity: (
-                    isinstance(identity, Hashable) and type(identity) not in _BOOLEANS and identity in positions
-                ),
-                lambda identity: f"the unknown {key} {identity!r:.60}",
-                hint,
-            )
+
+            def is_known(one: Any) -> bool:
+                return isinstance(one, Hashable) and type(one) not in _BOOLEANS and one in positions
+
+            self._find(ids, is_known, f"the unknown {key}", hint)
 
     def numbers(self, key: str) -> np.ndarray:
         """[N] float64 of a numeric field. Infinity passes, NaN does not."""
         values = self.values(key)
         column = _as_floats(values)
         if column is None or np.isnan(column).any():
-            self._find(values, _is_number, lambda value: f"{key} {value!r:.60}", f"expected a number as {key}")
+            self._find(values, _is_number, key, f"expected a number as {key}")
         return column
 
     def boxes(self) -> np.ndarray:
@@ -99,20 +87,14 @@ class Columns:
         if set(map(type, values)) <= {list, tuple} and set(map(len, values)) <= {4}:
             boxes = _as_floats(list(chain.from_iterable(values)))
         if boxes is None or not np.isfinite(boxes).all():
-            hint = "expected four finite numbers [x, y, width, height]"
-            self._find(values, _is_box, lambda box: f"the bbox {box!r:.80}", hint)
+            self._find(values, _is_box, "the bbox", "expected four finite numbers [x, y, width, height]")
         return boxes.reshape(-1, 4)
 
     def flags(self, key: str) -> np.ndarray:
         """[N] bool of an optional field that is 0 or 1 (false, true, 0.0 and 1.0 are as well)."""
         values = [entry.get(key, 0) for entry in self.entries]
         if not all(issubclass(kind, _FLAGS) for kind in set(map(type, values))) or not set(values) <= {0, 1}:
-            self._find(
-                values,
-                lambda value: isinstance(value, _FLAGS) and value in (0, 1),
-                lambda value: f"{key} {value!r:.60}",
-                f"expected 0 or 1 as {key}",
-            )
+            self._find(values, _is_flag, key, f"expected 0 or 1 as {key}")
         return np.array(values, dtype=bool)
 
     def unique(self, key: str) -> list[Any]:
@@ -135,15 +117,16 @@ class Columns:
             raise InputError(f"{error}; to score boxes choose iou_type bbox") from error
         return rle.read(segmentations, sizes, self.fail)
 
-    def _find(self, values: list[Any], good: Callable[[Any], bool], found: Callable[[Any], str], hint: str) -> NoReturn:
+    def _find(self, values: list[Any], good: Callable[[Any], bool], what: str, hint: str) -> NoReturn:
+        """Name the first value that is not good."""
         for index, value in enumerate(values):
             if not good(value):
-                self.fail(index, found(value), hint)
+                self.fail(index, f"{what} {value!r:.80}", hint)
         raise AssertionError(f"{self.where}: no {self.kind} is at fault, yet a check failed")
 
 
 def _as_floats(values: list[Any]) -> np.ndarray | None:
-    """The values as float64, or None where one is no number (a bool or a string that NumPy would convert is none)."""
+    """The values as float64; None if one is no number (bools and strings, which NumPy would convert, are none)."""
     if any(kind is bool or not issubclass(kind, _NUMBERS) for kind in set(map(type, values))):
         return None
     try:
@@ -157,37 +140,29 @@ def _is_number(value: Any) -> bool:
     return column is not None and not np.isnan(column[0])
 
 
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, _FLAGS) and value in (0, 1)
+
+
 def _is_box(box: Any) -> bool:
     column = _as_floats(list(box)) if isinstance(box, (list, tuple)) and len(box) == 4 else None
     return column is not None and bool(np.isfinite(column).all())
 
 
-#: From here on not every whole number is a float of its own.
-_EXACT = 1 << 53
-
-
 class Positions(dict[Hashable, int]):
-    """Id → its position in ``ordered``.
-
-    Args:
-        ordered: ids in ascending order, each once: numbers or strings.
-    """
+    """Id → its position in ``ordered``, ids in ascending order: all numbers or all strings."""
 
     def __init__(self, ordered: Sequence[Any]) -> None:
         super().__init__(zip(ordered, range(len(ordered)), strict=True))
 
     @cached_property
     def _numbers(self) -> np.ndarray:
-        """The ids as float64, ascending; none of them where one is no number that a float holds exactly."""
-        exact = all(isinstance(one, (int, float)) and abs(one) < _EXACT for one in self)
+        """The ids as float64, ascending; empty if a float does not hold them all exactly."""
+        exact = all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in self)
         return np.array(list(self) if exact else [], dtype=np.float64)
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        """[N] int32 positions of the ids [N] float64.
-
-        Raises:
-            KeyError: one is unknown, or the known ids are not all numbers that a float holds exactly.
-        """
+        """[N] int32 positions of the ids [N] float64; KeyError if one is unknown, or floats do not hold all ids."""
         known = self._numbers
         if not len(ids):
             return np.zeros(0, dtype=np.int32)
@@ -202,7 +177,7 @@ class Positions(dict[Hashable, int]):
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No garbage collection meanwhile: it would walk again and again through objects that all stay."""
+    """No garbage collection meanwhile: it would walk again and again through millions of objects that all stay."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""Run-length codes decoded and compared in machine code by numba: what ``masks`` and ``overlaps`` do without it.
+"""Run-length codes decoded and compared in machine code by numba, as ``rle`` and ``greedy_matching`` do without it.
 
-Only ``compiled.kernels`` imports this, where it pays. The functions are compiled once and kept on disk beside this file
+Only ``rle.kernels`` imports this, if it saves time. The functions are compiled once and cached on disk beside this file
 (or in the user's cache folder).
 """
 
@@ -14,14 +14,14 @@ _ENDS, _RUNS = int64[::1], int32[::1]
 
 
 def decode(text: bytes, ends: np.ndarray) -> Decoded:
-    """As ``masks.decode``."""
+    """As ``rle.decode``."""
     numbers, flags = np.empty((4, len(ends)), dtype=np.int64), np.empty((2, len(ends)), dtype=bool)
     _decode(np.frombuffer(text, np.uint8), ends, *numbers, *flags)
     return Decoded(*numbers, *flags)
 
 
 def shared(codes: list[bytes], others: list[bytes], which: np.ndarray) -> np.ndarray:
-    """[P] int64 pixels that each of P masks shares with that of ``others`` at ``which`` [P], which is sorted."""
+    """[P] int64 pixels that each of P masks has in common with that of ``others`` at ``which`` [P], sorted."""
     text, start = _joined(codes)
     other_text, other_start = _joined(others)
     longest = max(map(len, (*codes, *others)), default=0)
@@ -32,7 +32,7 @@ def shared(codes: list[bytes], others: list[bytes], which: np.ndarray) -> np.nda
 
 
 def _joined(codes: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """The codes one behind another, and where each begins and the last ends."""
+    """The codes joined, and where each begins and the last ends."""
     ends = np.cumsum(np.fromiter(map(len, codes), np.int64, len(codes)))
     return np.frombuffer(b"".join(codes), np.uint8), np.append(0, ends)
 

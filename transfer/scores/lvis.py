@@ -4,7 +4,7 @@ What differs from COCO (Gupta et al., "LVIS", arXiv:1908.03195, section 3; lvis-
 
 - 300 detections per image over all classes, not 100 per image and class;
 - a detection counts only if its category is annotated in the image or listed as absent from it (``neg_category_ids``);
-- it is no false positive where the category is not exhaustively annotated (``not_exhaustive_category_ids``);
+- it is no false positive if the category is not exhaustively annotated there (``not_exhaustive_category_ids``);
 - no crowds; objects and detections whose area is 0, negative or infinite are left out;
 - AP also for rare, common and frequent categories.
 """
@@ -17,32 +17,26 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores.coco import Results, Source, per_class
-from momentum_transfer.transfer.scores.inputs import (
+from momentum_transfer.transfer.scores.coco_files import (
     AreaFrom,
     Detections,
     GroundTruth,
     IouType,
-    check_iou_type,
     load_detections,
     load_ground_truth,
 )
-from momentum_transfer.transfer.scores.matching import AREAS, THRESHOLDS
+from momentum_transfer.transfer.scores.greedy_matching import AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import lvis_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 
-FREQUENCIES = ("r", "c", "f")
-#: Entries of a table of images x categories, a byte each, that is still made.
-_TABLE = 1 << 27
+_FREQUENCIES = ("r", "c", "f")
+_TABLE = 1 << 27  # bytes of a table of images x categories, at most
 
 
 @dataclass(frozen=True)
 class LvisScores:
-    """The scores and the tables behind them.
-
-    T 10 IoU thresholds, R 101 recall levels, K categories (ascending id), A 4 area ranges (all, small, medium, large).
-    Entries are −1 where a category has no object that counts.
-    """
+    """The scores and the tables behind them, as in ``CocoScores``."""
 
     metrics: dict[str, float]  # AP, AP50, AP75, APs/m/l, APr/c/f, AR<max_dets>, ARs/m/l in percent; NaN if undefined
     per_class: dict[str, float]  # class name → AP in percent
@@ -65,9 +59,8 @@ def evaluate(
         ground_truth: LVIS annotation JSON, path or loaded object: COCO's form, with ``neg_category_ids`` and
             ``not_exhaustive_category_ids`` per image and ``frequency`` (r, c, f) per category.
         results: result JSON, path or list. It is not changed.
-        iou_type: ``bbox`` or ``segm``.
         max_dets: detections kept per image over all classes, by score; −1 keeps all.
-        area_from: as for ``coco.evaluate``.
+        iou_type, area_from: as for ``coco.evaluate``.
 
     Raises:
         InputError: a file or an entry is wrong; both are named.
@@ -91,11 +84,7 @@ def evaluate(
 def read_inputs(
     ground_truth: Source, results: Results, iou_type: IouType, max_dets: int, area_from: AreaFrom
 ) -> tuple[Inputs, dict[str, list[int]]]:
-    """Objects and the detections that are judged, with their flags; and the categories of each frequency.
-
-    Args, Raises: as ``evaluate``.
-    """
-    check_iou_type(iou_type)
+    """Objects and the detections that count, with their flags; and the categories of each frequency."""
     if isinstance(max_dets, bool) or not isinstance(max_dets, (int, np.integer)) or max_dets == 0 or max_dets < -1:
         raise InputError(f"expected max_dets as a whole number above 0, or -1 for no limit, found {max_dets!r}")
     truth = load_ground_truth(ground_truth, iou_type)
@@ -104,7 +93,7 @@ def read_inputs(
     incomplete = _listed(truth, "not_exhaustive_category_ids")
     truth = truth.take(np.flatnonzero(_finite(truth.area)))
     detections = load_detections(results, truth, iou_type, area_from)
-    detections = detections.take(_judged(detections, _top_of_image(detections, max_dets), truth, absent))
+    detections = detections.take(_verified(detections, _top_of_image(detections, max_dets), truth, absent))
     exempt = _among(_keys(detections.image, detections.category, truth), incomplete, truth)
     crowd = np.zeros(len(truth), dtype=bool)
     return Inputs(truth, detections, crowd, truth.ignore, exempt), groups
@@ -119,7 +108,7 @@ def _keys(image: np.ndarray, category: np.ndarray, truth: GroundTruth) -> np.nda
 
 
 def _among(keys: np.ndarray, known: np.ndarray, truth: GroundTruth) -> np.ndarray:
-    """[N] bool, whether each key is one of ``known``: a table of all keys answers many times faster than a search."""
+    """[N] bool, whether each key is one of ``known``; a table of all keys is many times faster than a search."""
     size = len(truth.images) * len(truth.categories)
     if size > _TABLE:
         return np.isin(keys, known)
@@ -129,7 +118,7 @@ def _among(keys: np.ndarray, known: np.ndarray, truth: GroundTruth) -> np.ndarra
 
 
 def _listed(truth: GroundTruth, field: str) -> np.ndarray:
-    """(image, category) keys of the categories in a list that every image carries."""
+    """(image, category) keys of the categories in a list that every image has."""
     keys: list[int] = []
     known = truth.category_index
     for position, image in enumerate(truth.images):
@@ -149,9 +138,9 @@ def _listed(truth: GroundTruth, field: str) -> np.ndarray:
 
 
 def _frequency_groups(truth: GroundTruth) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {frequency: [] for frequency in FREQUENCIES}
+    groups: dict[str, list[int]] = {frequency: [] for frequency in _FREQUENCIES}
     for position, category in enumerate(truth.categories):
-        if category.get("frequency") not in FREQUENCIES:
+        if category.get("frequency") not in _FREQUENCIES:
             raise InputError(
                 f"{truth.where}: category {category['id']!r} has the frequency {category.get('frequency')!r}; expected "
                 "r, c or f (is this a COCO file? then score with coco)"
@@ -170,8 +159,8 @@ def _top_of_image(detections: Detections, max_dets: int) -> np.ndarray:
     return np.sort(order[rank < max_dets])
 
 
-def _judged(detections: Detections, which: np.ndarray, truth: GroundTruth, absent: np.ndarray) -> np.ndarray:
-    """Those positions of ``which`` at which the ground truth says something about the detection."""
+def _verified(detections: Detections, which: np.ndarray, truth: GroundTruth, absent: np.ndarray) -> np.ndarray:
+    """Those positions of ``which`` whose category was looked for in the image."""
     known = np.concatenate((_keys(truth.image, truth.category, truth), absent))
-    judged = _among(_keys(detections.image[which], detections.category[which], truth), known, truth)
-    return which[judged & _finite(detections.area[which])]
+    verified = _among(_keys(detections.image[which], detections.category[which], truth), known, truth)
+    return which[verified & _finite(detections.area[which])]

@@ -1,14 +1,9 @@
-"""Precision and recall tables from detections and objects: what COCO and LVIS share.
+"""Precision and recall tables of COCO and LVIS from detections and objects.
 
-The categories are worked on in chunks, so that memory follows the chunk and not the dataset.
-
-The precision-recall curve of one category, in all runs (IoU thresholds × area ranges) at once.
-
-Only true positives shape the curve. Between two of them precision falls, so the envelope (the best precision at or
-after a point) is attained at true positives; and recall first reaches a level at one. So the long list of false
-positives is only counted, and the curve is computed at the matched detections alone.
-
-What the matcher found, kept per image: the outcomes that verdicts resample (``verdicts.ranked.Ranked``).
+Categories are computed in chunks, so that memory follows the chunk and not the data set. The curve of a category is
+computed in all runs (IoU thresholds × area ranges) at once, and at its matched detections alone: between two true
+positives precision falls, so the envelope (the best precision at or after a point) is attained at true positives, and
+recall first reaches a level at one. False positives are only counted.
 """
 
 import hashlib
@@ -21,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from momentum_transfer.transfer.scores.inputs import Detections, GroundTruth
-from momentum_transfer.transfer.scores.matching import (
+from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth
+from momentum_transfer.transfer.scores.greedy_matching import (
     AREAS,
     IOU_THRESHOLDS,
     RECALL_THRESHOLDS,
@@ -38,25 +33,25 @@ from momentum_transfer.transfer.scores.matching import (
 from momentum_transfer.verdicts.ranked import Ranked
 
 
-def unpack(words: np.ndarray) -> np.ndarray:
+def _unpack(words: np.ndarray) -> np.ndarray:
     """[A, T, N] 0/1 from words [N] with a bit per run."""
     shifts = np.arange(RUNS, dtype=np.int64).reshape(AREAS, THRESHOLDS, 1)
     return ((words >> shifts) & 1).astype(np.int32)
 
 
-def curve(
-    counted: np.ndarray, ignored: np.ndarray, blamed: np.ndarray, before: np.ndarray, positives: np.ndarray
+def _curve(
+    counted: np.ndarray, ignored: np.ndarray, false_candidates: np.ndarray, before: np.ndarray, positives: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Precision [A, T, R] and recall [A, T] of one category.
 
     Args:
-        counted, ignored: [A, T, N] what each matched detection is, in order of score.
-        blamed: [A, N] it would be a false positive if unmatched.
-        before: [A, N] detections up to and including this one that would be false positives if unmatched.
+        counted, ignored: [A, T, N] of each matched detection, in order of score.
+        false_candidates: [A, N] it would be a false positive if unmatched.
+        before: [A, N] false positive candidates up to and including this one.
         positives: [A] objects that count.
     """
     true = np.cumsum(counted, axis=2, dtype=np.int32)
-    matched = np.cumsum((counted | ignored) * blamed[:, None], axis=2, dtype=np.int32)
+    matched = np.cumsum((counted | ignored) * false_candidates[:, None], axis=2, dtype=np.int32)
     false = before[:, None] - matched
     precision = true / (false + true + np.spacing(1))
     envelope = np.maximum.accumulate(precision[:, :, ::-1], axis=2)[:, :, ::-1]
@@ -65,27 +60,37 @@ def curve(
     # The envelope at the true positives, run by run, and where those of each run begin.
     points = np.append(envelope.ravel()[np.flatnonzero(counted)], 0.0)
     first = (np.cumsum(found) - found.ravel()).reshape(AREAS, THRESHOLDS, 1)
-    wanted = _wanted(tuple(positives.tolist()))
-    reached = wanted < found[:, :, None]
-    return points[np.where(reached, first + wanted, -1)], recall
+    needed = _needed_by_area(tuple(positives.tolist()))
+    reached = needed < found[:, :, None]
+    return points[np.where(reached, first + needed, -1)], recall
 
 
 @cache
-def _wanted(positives: tuple[int, ...]) -> np.ndarray:
-    """[A, 1, R] ``needed`` for the objects of each area range."""
-    return np.stack([needed(number) for number in positives])[:, None]
+def _needed_by_area(positives: tuple[int, ...]) -> np.ndarray:
+    """[A, 1, R] ``_needed`` for the objects of each area range."""
+    return np.stack([_needed(number) for number in positives])[:, None]
 
 
-def needed(positives: int) -> np.ndarray:
+def _needed(positives: int) -> np.ndarray:
     """[R] how many true positives come before the one with which recall reaches each level."""
     return np.searchsorted(np.arange(1, positives + 1) / max(positives, 1), RECALL_THRESHOLDS, side="left")
 
 
+@dataclass(frozen=True)
+class ByScore:
+    """D detections of some categories, by category and score."""
+
+    image: np.ndarray  # [D]
+    first: np.ndarray  # [categories + 1] where each category begins
+    false_candidates: np.ndarray  # [A, D] bool, a false positive in that area range if nothing matches it
+    rank: np.ndarray  # [D] by score within image and category
+
+
 class Outcomes:
-    """Gathers the detections of consecutive ranges of categories; ``ranked`` joins them.
+    """Collects the detections of consecutive ranges of categories for verdicts; ``ranked`` joins them.
 
     Args:
-        limits: on detections per image and category, ascending; detections beyond the largest are not given.
+        limits: on detections per image and category, ascending; detections beyond the largest are not added.
     """
 
     def __init__(self, truth: GroundTruth, limits: Sequence[int]) -> None:
@@ -93,41 +98,30 @@ class Outcomes:
         self._columns: dict[str, list[np.ndarray]] = {}
         self._detections = 0
 
-    def add(
-        self,
-        image: np.ndarray,
-        first: np.ndarray,
-        blamed: np.ndarray,
-        rank: np.ndarray,
-        matches: Matches,
-        objects: np.ndarray,
-        counts: np.ndarray,
-    ) -> None:
-        """The next categories.
+    def add(self, detections: ByScore, matches: Matches, objects: np.ndarray, counts: np.ndarray) -> None:
+        """Add the next categories.
 
         Args:
-            image, rank: [D] of the detections, by category and score; rank within image and category.
-            first: [categories + 1] where each category begins among them.
-            blamed: [A, D] bool, a false positive in that area range if nothing matches it.
-            matches: with positions among the D, ascending.
-            objects: [G] positions in the ground truth. counts: [A, G] bool, whether it counts in that area range.
+            matches: with positions among the detections, ascending.
+            objects: [G] positions in the ground truth.
+            counts: [A, G] bool, whether an object counts in that area range.
         """
         columns = {
-            "image": image.astype(np.int32), "starts": first[:-1] + self._detections,
-            "false_candidates": _bits(blamed),
-            "match": matches.detection + self._detections, "counted": matches.counted, "ignored": matches.ignored,
-            "limit": np.searchsorted(self.limits, rank[matches.detection], side="right").astype(np.uint8),
+            "image": detections.image.astype(np.int32), "starts": detections.first[:-1] + self._detections,
+            "false_candidates": _bits(detections.false_candidates), "match": matches.detection + self._detections,
+            "counted": matches.counted, "ignored": matches.ignored,
+            "limit": np.searchsorted(self.limits, detections.rank[matches.detection], side="right").astype(np.uint8),
             "object_image": self.truth.image[objects].astype(np.int32),
             "object_category": self.truth.category[objects].astype(np.int32), "object_areas": _bits(counts),
         }  # fmt: skip
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
-        self._detections += len(image)
+        self._detections += len(detections.image)
 
     def ranked(
         self, rule: str, thresholds: int, areas: int, groups: Mapping[str, Sequence[int]] | None = None
     ) -> Ranked:
-        """All that was added."""
+        """All that was added; ``groups`` are the categories of each LVIS frequency."""
         columns: dict[str, Any] = {name: np.concatenate(values) for name, values in self._columns.items()}
         columns["starts"] = np.append(columns["starts"], self._detections)
         return Ranked(
@@ -153,13 +147,13 @@ def _bits(flags: np.ndarray) -> np.ndarray:
     return words
 
 
-#: Detections worked on at a time, unless one category alone has more. Bounds the memory of the evaluation.
+#: Detections of a chunk, unless one category alone has more. Bounds the memory of the evaluation.
 CHUNK = 200_000
 
 
 @dataclass(frozen=True)
-class Tables:
-    """As the references' ``eval``: −1 where a category has no object that counts.
+class _Tables:
+    """As the references' ``eval``: −1 for a category without objects that count.
 
     T 10 IoU thresholds, R 101 recall levels, K categories, A 4 area ranges, M limits on detections per image.
     """
@@ -179,14 +173,13 @@ class Inputs:
     exempt: np.ndarray  # [D] bool: never a false positive (LVIS: category not exhaustively annotated in the image)
 
 
-def tabulate(inputs: Inputs, max_dets: Sequence[int], outcomes: Outcomes | None = None) -> Tables:
+def tabulate(inputs: Inputs, max_dets: Sequence[int], outcomes: Outcomes | None = None) -> _Tables:
     """Precision and recall for each limit of ``max_dets`` (ascending; per image and category, by score).
 
-    Args:
-        outcomes: gathers what was matched.
+    The matches are added to ``outcomes``.
     """
     categories = len(inputs.truth.categories)
-    tables = Tables(
+    tables = _Tables(
         precision=np.full((THRESHOLDS, len(RECALL_THRESHOLDS), categories, AREAS, len(max_dets)), -1.0),
         recall=np.full((THRESHOLDS, categories, AREAS, len(max_dets)), -1.0),
     )
@@ -199,11 +192,9 @@ def _chunks(
     detection_category: np.ndarray, object_category: np.ndarray, categories: int
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Ranges [low, high) of categories with the detections and objects in them, each in file order by category."""
-    by_category = [_stably(np.arange(len(of)), of) for of in (detection_category, object_category)]
-    ends = [
-        np.concatenate(([0], np.cumsum(np.bincount(of, minlength=categories))))
-        for of in (detection_category, object_category)
-    ]
+    both = detection_category, object_category
+    by_category = [_stably(np.arange(len(of)), of) for of in both]
+    ends = [np.concatenate(([0], np.cumsum(np.bincount(of, minlength=categories)))) for of in both]
     low = 0
     while low < categories:
         high = max(low + 1, int(np.searchsorted(ends[0], ends[0][low] + CHUNK, side="right")) - 1)
@@ -224,7 +215,7 @@ def _stably(which: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 class _Chunk:
-    """The categories that are worked on together."""
+    """Categories that are computed together."""
 
     def __init__(self, inputs: Inputs, detections: np.ndarray, objects: np.ndarray, max_dets: Sequence[int]) -> None:
         self.inputs, self.max_dets = inputs, max_dets
@@ -260,51 +251,43 @@ class _Chunk:
         """A number for each (category, image)."""
         return columns.category[which].astype(np.int64) * len(self.inputs.truth.images) + columns.image[which]
 
-    def fill(self, tables: Tables, low: int, high: int, outcomes: Outcomes | None) -> None:
+    def fill(self, tables: _Tables, low: int, high: int, outcomes: Outcomes | None) -> None:
         """Write the results of the categories [low, high) into ``tables``, and the matches into ``outcomes``."""
-        order, first = self._score_order(low, high)
+        columns, order = self.inputs.detections, self.by_score
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         found = self._match()
         found = found.take(np.argsort(place[found.detection]))
         # From here on detections are known by their places in that order.
         matches = Matches(place[found.detection], found.counted, found.ignored)
+        first = np.searchsorted(columns.category[self.detections], np.arange(low, high + 1))
         bounds = np.searchsorted(matches.detection, first)
-        positives = self._positives(low, high)
-        # A detection in range is a false positive if nothing matches it.
+        ends = np.searchsorted(self.inputs.truth.category[self.objects], np.arange(low, high + 1))
+        # [categories, A] objects that count
+        positives = np.array([(~self.object_ignored[:, a:b]).sum(axis=1) for a, b in pairwise(ends)])
         ordered, rank = self.detections[order], self.rank[order]
-        blamed = in_area(self.inputs.detections.area[ordered]) & ~self.inputs.exempt[ordered]
+        false_candidates = in_area(columns.area[ordered]) & ~self.inputs.exempt[ordered]
         if outcomes is not None:
-            image = self.inputs.detections.image[ordered]
-            outcomes.add(image, first, blamed, rank, matches, self.objects, ~self.object_ignored)
-        # [A, D + 1]: how many detections before a place would be blamed if unmatched.
+            detections = ByScore(columns.image[ordered], first, false_candidates, rank)
+            outcomes.add(detections, matches, self.objects, ~self.object_ignored)
+        # [A, D + 1]: false positive candidates before each place.
         before = np.zeros((AREAS, len(order) + 1), dtype=np.int32)
         for m, limit in enumerate(self.max_dets):
-            np.cumsum((blamed & (rank < limit)).view(np.uint8), axis=1, dtype=np.int32, out=before[:, 1:])
+            np.cumsum((false_candidates & (rank < limit)).view(np.uint8), axis=1, dtype=np.int32, out=before[:, 1:])
             for k in np.flatnonzero(positives.any(axis=1)).tolist():
                 mine = matches.take(slice(bounds[k], bounds[k + 1]))
                 if limit < self.max_dets[-1]:
                     mine = mine.take(np.flatnonzero(rank[mine.detection] < limit))
-                precision, recall = curve(
-                    unpack(mine.counted),
-                    unpack(mine.ignored),
-                    blamed[:, mine.detection],
+                precision, recall = _curve(
+                    _unpack(mine.counted),
+                    _unpack(mine.ignored),
+                    false_candidates[:, mine.detection],
                     before[:, mine.detection + 1] - before[:, first[k], None],
                     positives[k],
                 )
                 seen = positives[k] > 0
                 tables.precision[:, :, low + k, seen, m] = precision[seen].transpose(1, 2, 0)
                 tables.recall[:, low + k, seen, m] = recall[seen].T
-
-    def _score_order(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-        """Order of the detections by category and score, and where each category begins in it."""
-        category = self.inputs.detections.category[self.detections]
-        return self.by_score, np.searchsorted(category, np.arange(low, high + 1))
-
-    def _positives(self, low: int, high: int) -> np.ndarray:
-        """[categories, A] objects that count."""
-        bounds = np.searchsorted(self.inputs.truth.category[self.objects], np.arange(low, high + 1))
-        return np.array([(~self.object_ignored[:, a:b]).sum(axis=1) for a, b in pairwise(bounds)])
 
     def _match(self) -> Matches:
         truth, detections = self.inputs.truth, self.inputs.detections

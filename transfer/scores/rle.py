@@ -2,9 +2,8 @@
 
 A compressed code is a string of 6-bit characters (offset 48): five bits of value, one that says "more follows", the
 least significant group first, sign-extended; from the fourth run on the difference to the run before the last is stored
-(pycocotools ``maskApi.c``). pycocotools does not check what it decodes, so all codes are decoded here, vectorised.
-
-Whether the compiled kernels of masks are there, and worth their import.
+(pycocotools ``maskApi.c``). pycocotools does not check what it decodes, so all codes are decoded here, vectorised; only
+sums are kept. The pixels of a single mask are ``transfer/data/annotations.py``'s ``decode_mask``.
 """
 
 import importlib
@@ -22,14 +21,14 @@ from pycocotools import mask as coco_mask
 from momentum_transfer.core.log import warn
 
 _NAME = "momentum_transfer.transfer.scores.kernels"
-_WORTH = 1 << 25  # characters of codes: to score them without the kernels takes as long more as importing numba
+_WORTH = 1 << 25  # characters of codes; for fewer, importing numba takes longer than the kernels save
 
 
 def kernels(characters: int = 0) -> ModuleType | None:
-    """``transfer.scores.kernels``, or None where NumPy and pycocotools are to do its work, to the same numbers.
+    """``transfer.scores.kernels``, or None if NumPy and pycocotools are to do its work, with the same numbers.
 
     Args:
-        characters: how many are to be decoded, as far as is known; few do without the kernels unless they are imported.
+        characters: how many are to be decoded, as far as is known; kernels that are imported already serve any number.
     """
     return _kernels() if characters >= _WORTH else sys.modules.get(_NAME)
 
@@ -59,11 +58,7 @@ _BLOCK = 1 << 17  # characters decoded at a time: stays in the processor's cache
 
 @dataclass(frozen=True)
 class Rles:
-    """N masks as compressed codes.
-
-    The codes stand one behind another in a few long texts: half a million objects of their own would be spread over
-    the memory.
-    """
+    """N masks as compressed codes, joined to a few long texts instead of half a million objects."""
 
     texts: list[bytes]  # those of all masks that were read together
     text: np.ndarray  # [N] int32: position in ``texts``
@@ -72,8 +67,8 @@ class Rles:
     sizes: np.ndarray  # [N, 2] int32: height, width
     areas: np.ndarray  # [N] float64, pixels
     first: np.ndarray  # [N] int32: the first pixel that is set, counted down the columns, or one before it
-    end: np.ndarray  # [N] int32: the pixel behind the last one that is set, or one behind that
-    gap: np.ndarray  # [N] bool: a run between the first and the last has no pixels (see ``overlaps.mask_pairs``)
+    end: np.ndarray  # [N] int32: the pixel after the last one that is set, or one after that
+    gap: np.ndarray  # [N] bool: a run between the first and the last has no pixels (see ``mask_pairs``)
 
     def __len__(self) -> int:
         return len(self.text)
@@ -93,14 +88,14 @@ _COLUMNS = ("text", "start", "stop", "sizes", "areas", "first", "end", "gap")
 
 
 class Decoded(NamedTuple):
-    """What N codes say, each [N]; int64, flags bool."""
+    """The sums of N codes, each [N]; int64, flags bool."""
 
     total: np.ndarray  # pixels in all
     area: np.ndarray  # pixels set
-    first: np.ndarray  # where these begin, as in ``Rles``
+    first: np.ndarray  # as in ``Rles``, like the next two
     end: np.ndarray
-    gap: np.ndarray  # as in ``Rles``
-    good: np.ndarray  # whether the code is well formed; if not, the others say nothing
+    gap: np.ndarray
+    good: np.ndarray  # whether the code is well formed; if not, the others mean nothing
 
 
 def join(parts: Sequence[Rles]) -> Rles:
@@ -111,18 +106,13 @@ def join(parts: Sequence[Rles]) -> Rles:
     return Rles([text for part in parts for text in part.texts], text, *columns)
 
 
-def compressed(codes: Sequence[bytes], sizes: Sequence[Size]) -> list[dict[str, Any]]:
-    """Masks as pycocotools takes them."""
-    return [{"size": size, "counts": code} for size, code in zip(sizes, codes, strict=True)]
-
-
 def read(segmentations: Sequence[Any], sizes: np.ndarray | Sequence[Size], fail: Fail) -> Rles:
     """Masks from their written forms: polygons, run lengths as a list, or a compressed code.
 
     Args:
         segmentations: one ``segmentation`` field per object.
         sizes: [N, 2] height, width of each object's image.
-        fail: called with index, what was found and a hint where a mask is malformed; it raises.
+        fail: called with index, what was found and a hint if a mask is malformed; it raises.
     """
     sizes = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     expected: list[Size] = sizes.tolist()
@@ -165,7 +155,7 @@ def from_codes(codes: list[str], sizes: np.ndarray, fail: Fail) -> Rles:
 
 
 def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool:
-    """Whether every mask is a compressed code of the right size already, as detectors write them."""
+    """Whether every mask is a compressed code of the right size, as detectors write them."""
     if set(map(type, segmentations)) != {dict}:
         return False
     found, codes = ([entry.get(key) for entry in segmentations] for key in ("size", "counts"))
@@ -173,10 +163,11 @@ def _all_compressed(segmentations: Sequence[Any], sizes: Sequence[Size]) -> bool
 
 
 def _compressed(segmentation: Any, size: Size) -> tuple[str | None, str]:
-    """What is wrong, if something is, and the compressed code."""
+    """What is wrong, if anything, and the compressed code."""
     if isinstance(segmentation, list):
-        problem = _polygon_problem(segmentation, size)
-        return problem, "" if problem else _from_polygons(segmentation, size)
+        if problem := _polygon_problem(segmentation, size):
+            return problem, ""
+        return None, coco_mask.merge(coco_mask.frPyObjects(segmentation, *size))["counts"].decode("ascii")
     if not isinstance(segmentation, dict):
         return f"the segmentation {segmentation!r:.60}", ""
     found, code = segmentation.get("size"), segmentation.get("counts")
@@ -203,11 +194,6 @@ def _polygon_problem(polygons: list[Any], size: Size) -> str | None:
     return None
 
 
-def _from_polygons(polygons: list[list[float]], size: Size) -> str:
-    code: bytes = coco_mask.merge(coco_mask.frPyObjects(polygons, *size))["counts"]
-    return code.decode("ascii")
-
-
 def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:
     if not all(isinstance(run, int) and run >= 0 for run in runs):
         return f"the run lengths {runs!r:.60}", ""
@@ -217,7 +203,7 @@ def _from_run_lengths(runs: list[Any], size: Size) -> tuple[str | None, str]:
 
 
 def _text(codes: list[str], lengths: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """The codes one behind another, and where each ends."""
+    """The codes joined, and where each ends."""
     text = "".join(codes)
     if not (text.isascii() and lengths.all()):
         codes = [code if code and code.isascii() else _MALFORMED for code in codes]
@@ -226,7 +212,7 @@ def _text(codes: list[str], lengths: np.ndarray) -> tuple[bytes, np.ndarray]:
 
 
 def decode(text: bytes, ends: np.ndarray) -> Decoded:
-    """What the codes in ``text`` say, which end before ``ends`` [N]."""
+    """The sums of the codes in ``text``, which end before ``ends`` [N]."""
     last = ends - 1
     # Characters below the alphabet wrap around and lie above it.
     bits = np.frombuffer(text, dtype=np.uint8) - np.uint8(48)
@@ -245,9 +231,9 @@ def decode(text: bytes, ends: np.ndarray) -> Decoded:
 
 
 def _values(bits: np.ndarray, final: np.ndarray, leading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The stored values [V] int32, and the positions of those that are too wide to be one.
+    """The stored values [V] int32, and the positions of those that are too wide.
 
-    Nearly all have one character, the signed last one (``final``); ``leading`` are the places of the characters before.
+    Nearly all have one character, the signed last one (``final``); ``leading`` are the places of the others.
     """
     signed = bits[final]
     signed &= 0x1F
@@ -267,11 +253,11 @@ def _values(bits: np.ndarray, final: np.ndarray, leading: np.ndarray) -> tuple[n
 
 
 def _sums(values: np.ndarray, behind: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of each code: its very first run, the sums of its other runs of zeros and of ones, the zeros in which it ends,
-    whether a run inside is empty, and whether one is negative. Its values end before ``behind``; the array is changed.
+    """Of each code: its first run, the sums of its other runs of zeros and of ones, the zeros in which it ends, whether
+    a run inside is empty, and whether one is negative. Its values end before ``behind``; the array is changed.
 
-    The very first run stands for itself. To each of the others that before the last is added: a cumulative sum over
-    every second value, in two columns, each of which begins anew with every code.
+    Every run but the first is stored as the difference to the run before the last: a cumulative sum over every second
+    value, in two columns, each of which restarts with every code.
     """
     number = np.diff(behind, prepend=0)
     alone = number == 1

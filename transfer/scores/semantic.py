@@ -1,15 +1,13 @@
 """Semantic segmentation: mIoU, IoU per class and pixel accuracy from label images.
 
 IoU of a class = TP / (TP + FP + FN) over the pixels of all images whose ground truth is not the ignore label
-(Everingham et al., IJCV 2015, section 4.1.3). What a class that no ground truth holds does to the mean is a
-convention, and papers differ:
+(Everingham et al., IJCV 2015, section 4.1.3). Papers differ in the classes of the mean; both are returned:
 
-- ``ground-truth``: the mean is over classes that occur in the ground truth (Detectron2's SemSegEvaluator);
-- ``union``: also over classes that occur only in predictions, with IoU 0 (cityscapesScripts).
-
-Both are returned; ``mIoU`` is the one asked for.
+- ``ground-truth``: those in the ground truth (Detectron2's SemSegEvaluator);
+- ``union``: also those that occur only in predictions, with IoU 0 (cityscapesScripts).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +23,12 @@ from momentum_transfer.verdicts.confusion import Confusions, class_counts, metri
 AbsentClasses = Literal["ground-truth", "union"]
 Labels = str | Path | Sequence[str | Path]
 
-#: Endings by which Cityscapes tells the label image and the photograph of a scene apart.
+#: By these endings Cityscapes names the label images and the image of a scene.
 _CITYSCAPES_ENDINGS = ("_gtFine_labelTrainIds", "_gtFine_labelIds", "_leftImg8bit")
 
 #: A confusion matrix of this many classes takes 128 MiB. Data sets have up to about a thousand.
 _MOST_CLASSES = 4096
-_MOST_COUNTERS = 1 << 22  # of one image; where labels are too spread for that, its pixels are sorted instead
+_MOST_COUNTERS = 1 << 22  # of one image; if labels are too large for that, its pixels are sorted instead
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def evaluate(
             order). Label images are single-channel PNG: the pixel's value is its class.
         classes: names of the classes, or their number; by default up to the largest label found.
         ignore_label: pixels with this ground truth are left out. As a prediction it means "no class": a missed pixel.
-        absent_classes: which mean ``mIoU`` is, see above.
+        absent_classes: the classes over which ``mIoU`` is the mean, see above.
 
     Raises:
         InputError: a file is missing, unreadable or no label image, the sizes of a pair differ, or a label is no class.
@@ -78,18 +76,16 @@ def evaluate(
 
 
 def _classes(classes: int | Sequence[str] | None) -> tuple[int | None, list[str] | None]:
-    """Number and names of the classes, as far as they are given."""
+    """Number and names of the classes, if they are given."""
     if classes is None:
         return None, None
     names = None if isinstance(classes, (int, np.integer)) else list(classes)
     number = int(classes) if isinstance(classes, (int, np.integer)) else len(classes)
-    if number < 1:
-        raise InputError(f"expected at least one class, found {number}")
-    if number > _MOST_CLASSES:
-        raise InputError(f"expected at most {_MOST_CLASSES} classes, found {number}")
-    twice = next((name for name in names or () if (names or []).count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f"expected each class name once, found {twice!r} more often")
+    if not 1 <= number <= _MOST_CLASSES:
+        raise InputError(f"expected 1 to {_MOST_CLASSES} classes, found {number}")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InputError(f"expected each class name once, found {twice[0]!r} more often")
     return number, names
 
 
@@ -155,11 +151,7 @@ def _read(file: Path) -> np.ndarray:
 
 
 def pairs(ground_truth: Labels, predictions: Labels) -> list[tuple[Path, Path]]:
-    """The files that ``evaluate`` compares: ground truth and prediction of every image.
-
-    Raises:
-        InputError: a side is no folder and no list of label images, is empty, or does not fit the other.
-    """
+    """The files that ``evaluate`` compares: ground truth and prediction of every image; see there."""
     if all(isinstance(side, (str, Path)) and Path(side).is_dir() for side in (ground_truth, predictions)):
         return _pairs_of_folders(Path(ground_truth), Path(predictions))  # type: ignore[arg-type]  # asked above
     sides = [_listed(side) for side in (ground_truth, predictions)]

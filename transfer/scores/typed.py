@@ -1,14 +1,9 @@
-"""COCO JSON decoded straight into typed objects by msgspec, a block of the file at a time.
+"""COCO JSON in its plain form, decoded by msgspec straight into typed objects, a block of the file at a time.
 
-This is the fast reader for files in their plain form: every field that is asked for is there and of its type. It only
-ever accepts what ``json`` reads, to the same values (floats are rounded correctly by both); for everything else it
-raises ``Unusual`` and the general reader (``inputs``, ``columns``) decides, which also knows what to say about a wrong
-entry. One difference is known: a whole number of more than 4300 digits in a field that nobody reads is passed over.
-
-Columns of COCO files in their plain form, from typed objects instead of dicts.
-
-``Plain`` answers what ``columns.Columns`` answers. Where an entry is not as expected it raises ``Unusual``: the file is
-then read again by ``Columns``, which knows every written form and names what is wrong.
+The fast reader for files in which every field that is needed is there and of its type. It accepts only what ``json``
+reads, to the same values; for everything else it raises ``Unusual``, and the file is read again by ``columns``, which
+knows every form and names what is wrong. One known difference: a whole number of more than 4300 digits in a field that
+is not read is passed over.
 """
 
 import json
@@ -19,40 +14,32 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import numpy as np
 
 from momentum_transfer.transfer.scores import rle
 from momentum_transfer.transfer.scores.columns import Columns, Positions
 from momentum_transfer.transfer.scores.rle import kernels
 
-try:
-    import msgspec
-except ImportError:  # a Python for which it has no build: the general reader reads everything
-    msgspec = None  # type: ignore[assignment, unused-ignore]  # a Python without a build of it
-
 _BLOCK = 1 << 18  # bytes of a file that are decoded at a time: the objects stay in the processor's cache
 _SPACE = b" \t\r\n"
 
-Box = tuple[float, float, float, float]
-T = TypeVar("T")
-#: A field that stays text, to be decoded by ``value``.
-RAW: Any = msgspec.Raw if msgspec is not None else str
+_Box = tuple[float, float, float, float]
+_T = TypeVar("_T")
+_RAW: Any = msgspec.Raw  # a field that stays text, to be decoded by ``_value``
 
 
 class Unusual(Exception):
     """The file is not in the plain form; it may still be a good one."""
 
 
-def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
-    """The objects of the list in a file, as instances of a msgspec ``Struct``, in blocks.
+def _entries(path: Path, kind: type[_T]) -> Iterator[list[_T]]:
+    """The objects of the list in a file, as instances of a msgspec ``Struct``, in blocks; ``Unusual`` if it is none.
 
-    The file is cut where an object ends and another begins. A cut inside an object or a string leaves a bracket or a
-    quotation mark open, so what decodes on both sides of it is what the file says.
-
-    Raises:
-        Unusual: the file is no list of such objects, or not in the plain form.
+    The file is cut between "}," and "{". A cut inside an object or a string leaves a bracket or a quotation mark open,
+    so that both sides decode only if the cut is right.
     """
-    decoder = _decoder(list[kind])  # type: ignore[valid-type]  # a type made at run time
+    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # a type made at run time
     if not os.path.isfile(path):  # a pipe can be read but once, a device without end
         raise Unusual
     opening, rest, size = b"", b"", _BLOCK  # the first block has the file's own bracket
@@ -74,38 +61,22 @@ def entries(path: Path, kind: type[T]) -> Iterator[list[T]]:
     yield last
 
 
-def document(path: Path, kind: type[T]) -> T:
-    """The whole file as an instance of a msgspec ``Struct``; raises ``Unusual`` as ``entries`` does."""
-    if not os.path.isfile(path):
-        raise Unusual
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise Unusual from error
-    return _decode(_decoder(kind), text)
-
-
-def struct(name: str, **fields: Any) -> type[Any]:
+def _struct(name: str, **fields: Any) -> type[Any]:
     """A msgspec ``Struct`` type: name → type for a field that every object must have, or (type, default)."""
-    if msgspec is None:
-        raise Unusual
     pairs = [(key, *kind) if isinstance(kind, tuple) else (key, kind) for key, kind in fields.items()]
     return msgspec.defstruct(name, pairs, gc=False, kw_only=True)
 
 
-def table(objects: list[Any], fields: Sequence[str], box: str) -> tuple[np.ndarray, np.ndarray]:
-    """Objects of float fields and one ``Box`` as arrays: they are packed, which puts every number at a fixed place.
+def _table(objects: list[Any], fields: Sequence[str], box: str) -> tuple[np.ndarray, np.ndarray]:
+    """Objects of float fields and one ``Box`` as arrays [fields, N] and [N, 4] of float64.
 
-    Args:
-        objects: structs with exactly ``fields`` (floats) and then ``box``, in that order.
-
-    Returns:
-        [fields, N] and [N, 4] float64.
+    MessagePack puts every number of an object at a fixed place. The objects have exactly ``fields`` (floats) and then
+    ``box``, in that order.
     """
     wide = 9  # bytes of a float in MessagePack: a mark and eight bytes, the most significant first
-    begins = np.cumsum([1, *(1 + len(name) + wide for name in fields)])  # behind the object's own mark
+    begins = np.cumsum([1, *(1 + len(name) + wide for name in fields)])  # after the object's own mark
     places = [int(begin) + 1 + len(name) + 1 for begin, name in zip(begins, fields, strict=False)]
-    corner = int(begins[-1]) + 1 + len(box) + 1  # behind the mark of a list of four
+    corner = int(begins[-1]) + 1 + len(box) + 1  # after the mark of a list of four
     size = corner + 4 * wide
     packed = msgspec.msgpack.encode(objects)
     start = len(packed) - len(objects) * size  # the mark of the list itself has 1 to 5 bytes
@@ -122,31 +93,25 @@ def table(objects: list[Any], fields: Sequence[str], box: str) -> tuple[np.ndarr
     return numbers, boxes
 
 
-def value(raw: Any) -> Any:
-    """What a field of the type ``RAW`` says, in Python's own types."""
+def _value(raw: Any) -> Any:
+    """The value of a field of the type ``_RAW``."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Unusual from error
 
 
-def _decoder(kind: Any) -> Any:
-    if msgspec is None:
-        raise Unusual
-    return msgspec.json.Decoder(kind)
-
-
 def _decode(decoder: Any, text: bytes) -> Any:
     try:
         if not text.isascii():
-            text.decode("utf-8")  # msgspec does not look into the strings that it skips
+            text.decode("utf-8")  # msgspec does not check the strings that it skips
         return decoder.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Unusual from error
 
 
 def _last_end_of_object(text: bytes) -> int:
-    """Position behind the last "}" that a comma and a "{" follow, 0 if there is none."""
+    """Position after the last "}" that a comma and a "{" follow, 0 if there is none."""
     end = text.rfind(b"},")
     while end >= 0 and text[end + 2 : end + 200].lstrip(_SPACE)[:1] != b"{":
         end = text.rfind(b"},", 0, end)
@@ -158,7 +123,7 @@ _MASKS = 4096  # of the ground truth, whose polygons are objects of their own at
 
 
 class Plain:
-    """The N entries of one list, or of a block of it, as msgspec structs."""
+    """The N entries of one list, or of a block of it, as msgspec structs; the interface of ``Columns``."""
 
     def __init__(self, entries: list[Any]) -> None:
         self.entries = entries
@@ -167,39 +132,33 @@ class Plain:
         return len(self.entries)
 
     def values(self, key: str) -> list[Any]:
-        """The field ``key`` of every entry."""
         return list(self._each(key))
 
     def _each(self, key: str) -> Iterator[Any]:
         return map(attrgetter(key), self.entries)
 
     def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
-        """[N] int32: the position of each entry's id ``key``."""
         try:
             return np.fromiter(map(positions.__getitem__, self._each(key)), np.int32, len(self))
         except KeyError as error:
             raise Unusual from error
 
     def numbers(self, key: str) -> np.ndarray:
-        """[N] float64 of a numeric field."""
         return np.fromiter(self._each(key), np.float64, len(self))
 
     def boxes(self) -> np.ndarray:
-        """[N, 4] float64 of ``bbox``."""
         try:
             return np.fromiter(chain.from_iterable(self._each("bbox")), np.float64, 4 * len(self)).reshape(-1, 4)
         except TypeError as error:  # some have none
             raise Unusual from error
 
     def flags(self, key: str) -> np.ndarray:
-        """[N] bool of a field that is 0 or 1."""
         values = self.values(key)
         if not set(values) <= {0, 1}:
             raise Unusual
         return np.array(values, dtype=bool)
 
     def unique(self, key: str) -> list[Any]:
-        """The field ``key`` of every entry, each only once."""
         values = self.values(key)
         if len(set(values)) < len(values):
             raise Unusual
@@ -208,10 +167,10 @@ class Plain:
     def rles(self, sizes: np.ndarray) -> rle.Rles:
         """The masks of ``segmentation`` in images of ``sizes`` [N, 2]: compressed codes, or JSON of any form."""
         found = self.values("segmentation")
-        if found and not isinstance(found[0], RAW):
+        if found and not isinstance(found[0], _RAW):
             return self._codes(found, sizes)
         parts = [range(start, min(start + _MASKS, len(found))) for start in range(0, max(len(found), 1), _MASKS)]
-        return rle.join([rle.read([value(found[index]) for index in part], sizes[part], self._fail) for part in parts])
+        return rle.join([rle.read([_value(found[index]) for index in part], sizes[part], self._fail) for part in parts])
 
     def _codes(self, found: list[Any], sizes: np.ndarray) -> rle.Rles:
         try:
@@ -231,29 +190,26 @@ class Table(Plain):
 
     def __init__(self, entries: list[Any]) -> None:
         super().__init__(entries)
-        numbers, self._boxes = table(entries, _NUMBERS, "bbox")
+        numbers, self._boxes = _table(entries, _NUMBERS, "bbox")
         self._columns = dict(zip(_NUMBERS, numbers, strict=True))
 
     def lookup(self, key: str, positions: Positions, whose: str) -> np.ndarray:
-        """[N] int32: the position of each entry's id ``key``."""
         try:
             return positions.of(self._columns[key])
         except KeyError as error:
             raise Unusual from error
 
     def numbers(self, key: str) -> np.ndarray:
-        """[N] float64 of a field."""
         return self._columns[key]
 
     def boxes(self) -> np.ndarray:
-        """[N, 4] float64 of ``bbox``."""
         return self._boxes
 
 
 def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Columns, Plain]:
-    """Images, categories and annotations of an annotation file; raises ``Unusual`` unless it is in the plain form."""
+    """Images, categories and annotations of an annotation file; ``Unusual`` unless it is in the plain form."""
     identity, flag = int | str, (bool | int | float, 0)
-    annotation = struct(
+    annotation = _struct(
         "Annotation",
         id=int | float | str,
         image_id=identity,
@@ -262,14 +218,16 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
         ignore=flag,
         difficult=flag,
         **({"area": float} if area else {}),
-        **({"bbox": Box} if iou_type == "bbox" else {"segmentation": RAW}),
+        **({"bbox": _Box} if iou_type == "bbox" else {"segmentation": _RAW}),
     )
     objects = list[annotation]  # type: ignore[valid-type]  # a type made at run time
-    sections = struct("Sections", images=RAW, categories=RAW, annotations=objects)
-    found = document(path, sections)
+    sections = _struct("Sections", images=_RAW, categories=_RAW, annotations=objects)
+    if not os.path.isfile(path):
+        raise Unusual
     try:
+        found = _decode(msgspec.json.Decoder(sections), path.read_bytes())
         images, categories = (json.loads(bytes(section).decode()) for section in (found.images, found.categories))
-    except (ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
         raise Unusual from error
     if not isinstance(images, list) or not isinstance(categories, list):
         raise Unusual
@@ -279,30 +237,27 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
 
 def detections(path: Path, iou_type: str, area_from: str) -> Iterator[tuple[Plain, bool]]:
     """Blocks of a result file, and whether its entries are sized by their boxes; ``Unusual`` as above."""
-    if iou_type == "bbox":
-        yield from ((block, True) for block in _boxes(path))
-    else:
-        yield from _masks(path, area_from == "file")
+    return ((block, True) for block in _boxes(path)) if iou_type == "bbox" else _masks(path, area_from == "file")
 
 
 def _boxes(path: Path) -> Iterator[Plain]:
-    blocks = entries(path, struct("Detection", **dict.fromkeys(_NUMBERS, float), bbox=Box))
+    blocks = _entries(path, _struct("Detection", **dict.fromkeys(_NUMBERS, float), bbox=_Box))
     try:
         first = next(blocks)
     except Unusual:  # ids that are strings, perhaps
-        fields = {"image_id": int | str, "category_id": int | str, "score": float, "bbox": Box}
-        yield from map(Plain, entries(path, struct("Detection", **fields)))
+        fields = {"image_id": int | str, "category_id": int | str, "score": float, "bbox": _Box}
+        yield from map(Plain, _entries(path, _struct("Detection", **fields)))
     else:
         yield from map(Table, chain((first,), blocks))
 
 
 def _masks(path: Path, with_boxes: bool) -> Iterator[tuple[Plain, bool]]:
-    mask = struct("Mask", size=tuple[int, int], counts=str)
+    mask = _struct("Mask", size=tuple[int, int], counts=str)
     fields = {"image_id": int | str, "category_id": int | str, "score": float, "segmentation": mask}
-    boxes = {"bbox": (Box | None, None)} if with_boxes else {}
+    boxes = {"bbox": (_Box | None, None)} if with_boxes else {}
     kernels(path.stat().st_size if path.is_file() else 0)  # nearly all of it will be codes
     sized_by_box = None
-    for block in entries(path, struct("Detection", **fields, **boxes)):
-        if sized_by_box is None:  # the first entry says it for all
+    for block in _entries(path, _struct("Detection", **fields, **boxes)):
+        if sized_by_box is None:  # the first entry decides for all
             sized_by_box = with_boxes and bool(block) and block[0].bbox is not None
         yield Plain(block), sized_by_box

@@ -2,8 +2,8 @@
 
 AP50 is the VOC metric: 11-point interpolation for VOC 2007, area under the curve for 2010 and later (Everingham et
 al., IJCV 2010, section 4.2). AP is the mean over IoU .50 : .05 : .95 and AP75 that at .75, each by the same
-interpolation. Detections come in order of score; each belongs to the object that it overlaps most, and only to that:
-a second one on the same object is a false positive, one on a difficult object counts as nothing.
+interpolation. By falling score each detection belongs to the object that it overlaps most, and only to that: a second
+one on the same object is a false positive, one on a difficult object does not count.
 
 Boxes are COCO's [x, y, width, height] from 0, so a VOC object with corners xmin…ymax (from 1, both ends inside) is
 [xmin − 1, ymin − 1, xmax − xmin + 1, ymax − ymin + 1].
@@ -17,19 +17,20 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores.coco import Results, Source
-from momentum_transfer.transfer.scores.inputs import load_detections, load_ground_truth
-from momentum_transfer.transfer.scores.matching import Matches
-from momentum_transfer.transfer.scores.precision import Outcomes
+from momentum_transfer.transfer.scores.coco_files import load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.greedy_matching import Matches
+from momentum_transfer.transfer.scores.precision import ByScore, Outcomes
 from momentum_transfer.verdicts.ap_metrics import voc_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 
 Interpolation = Literal["11-point", "area"]
 IOU_PERCENT = tuple(range(50, 100, 5))
+_EPSILON = np.finfo(np.float64).eps
 
 
 @dataclass(frozen=True)
 class VocScores:
-    """The scores. A class without an object that counts has NaN and stays out of the means."""
+    """The scores. A class without objects that count has NaN and is left out of the means."""
 
     metrics: dict[str, float]  # AP, AP50, AP75 in percent
     per_class: dict[str, float]  # class name → AP (mean over the thresholds) in percent
@@ -44,12 +45,12 @@ def evaluate(
     """Score detections by the VOC rules.
 
     Args:
-        ground_truth: COCO-form JSON, path or object; an annotation with ``"difficult": 1`` (or ``"ignore": 1``, as
-            Detectron2's and torchvision's converters write it) is neither required nor held against a detection.
+        ground_truth: COCO-form JSON, path or object; objects with ``"difficult": 1`` (or ``"ignore": 1``, as
+            Detectron2's and torchvision's converters write it) do not count, nor do detections on them.
         results: COCO result JSON with ``bbox``, path or list.
         interpolation: ``11-point`` (VOC 2007) or ``area`` (2010 and later, 2012).
-        rounded: write scores with 3 and corners with 1 decimal before scoring, as Detectron2 does (the VOC submission
-            format); published numbers include this. Equal scores keep the order of the file; Detectron2 leaves it open.
+        rounded: round scores to 3 and corners to 1 decimal, as Detectron2 does (the VOC submission format); published
+            numbers include this. Equal scores keep the order of the file; Detectron2 leaves it open.
 
     Raises:
         InputError: a file or an entry is wrong; both are named.
@@ -76,10 +77,19 @@ def evaluate(
         best, overlap = _best_object(corners[found], detections.image[found], objects[mine], truth.image[mine])
         marks = [_marks(best, overlap, difficult, iou / 100.0) for iou in IOU_PERCENT]
         for row, (true, spared) in enumerate(marks):
-            recall, precision = _curve(true, spared, difficult)
+            hits = np.cumsum(true.astype(np.float64))
+            false = np.cumsum((~spared & ~true).astype(np.float64))
+            recall, precision = hits / float((~difficult).sum()), hits / np.maximum(hits + false, _EPSILON)
             table[row, k] = _average_precision(recall, precision, interpolation) * 100
         _keep(outcomes, detections.image[found], marks, mine, difficult)
-    return _scores(table, truth.class_names(), outcomes.ranked(f"voc {interpolation}", len(IOU_PERCENT), 1))
+    names = truth.class_names()
+    return VocScores(
+        metrics=voc_metrics(table),
+        per_class=dict(zip(names, table.mean(axis=0).tolist(), strict=True)),
+        per_class_ap50=dict(zip(names, table[0].tolist(), strict=True)),
+        table=table,
+        items=outcomes.ranked(f"voc {interpolation}", len(IOU_PERCENT), 1),
+    )
 
 
 def _keep(
@@ -89,29 +99,20 @@ def _keep(
     objects: np.ndarray,
     difficult: np.ndarray,
 ) -> None:
-    """Write down the detections of one category, in order of score, with their marks at each threshold."""
+    """Add the detections of one category, in order of score, with their marks at each threshold."""
     words = np.zeros((2, len(image)), dtype=np.int64)
     for bit, pair in enumerate(marks):
         words |= np.stack(pair).astype(np.int64) << bit
     matched = np.flatnonzero(words.any(axis=0))
     matches = Matches(matched, words[0, matched], words[1, matched])
-    ones = np.ones((1, len(image)), dtype=bool)
-    first = np.array([0, len(image)])
-    outcomes.add(image, first, ones, np.zeros(len(image), dtype=np.int64), matches, objects, ~difficult[None])
-
-
-def _scores(table: np.ndarray, names: Sequence[str], items: Ranked) -> VocScores:
-    return VocScores(
-        metrics=voc_metrics(table),
-        per_class=dict(zip(names, table.mean(axis=0).tolist(), strict=True)),
-        per_class_ap50=dict(zip(names, table[0].tolist(), strict=True)),
-        table=table,
-        items=items,
+    detections = ByScore(
+        image, np.array([0, len(image)]), np.ones((1, len(image)), dtype=bool), np.zeros(len(image), dtype=np.int64)
     )
+    outcomes.add(detections, matches, objects, ~difficult[None])
 
 
 def _decimals(values: np.ndarray, places: int) -> np.ndarray:
-    """The values as decimal text of ``places`` digits and back (``np.round`` errs in the last bit near halves)."""
+    """The values rounded as decimal text (``np.round`` errs in the last bit near halves)."""
     return np.array([float(f"{value:.{places}f}") for value in values.ravel().tolist()]).reshape(values.shape)
 
 
@@ -126,7 +127,7 @@ def _corners(boxes: np.ndarray | None, round_to: int | None) -> np.ndarray:
 def _best_object(
     boxes: np.ndarray, image: np.ndarray, objects: np.ndarray, object_image: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each detection the object of its image that it overlaps most (−1: none; first of equals), and how much."""
+    """For each detection the object of its image that it overlaps most (−1: none; first of equals), and their IoU."""
     best = np.full(len(boxes), -1)
     overlap = np.full(len(boxes), -np.inf)
     by_image = np.argsort(image, kind="stable")
@@ -162,7 +163,7 @@ def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _marks(
     best: np.ndarray, overlap: np.ndarray, difficult: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[D] bool each, of detections in order of score: a true positive; on a difficult object, so neither."""
+    """[D] bool each, of detections in order of score: a true positive; on a difficult object."""
     hit = overlap > threshold
     on_difficult = hit & difficult[best]
     candidates = np.flatnonzero(hit & ~on_difficult)
@@ -170,13 +171,6 @@ def _marks(
     true = np.zeros(len(best), dtype=bool)
     true[first] = True
     return true, on_difficult
-
-
-def _curve(true: np.ndarray, spared: np.ndarray, difficult: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and precision after each detection (in order of score)."""
-    hits = np.cumsum(true.astype(np.float64))
-    false = np.cumsum((~spared & ~true).astype(np.float64))
-    return hits / float((~difficult).sum()), hits / np.maximum(hits + false, np.finfo(np.float64).eps)
 
 
 def _average_precision(recall: np.ndarray, precision: np.ndarray, interpolation: Interpolation) -> float:

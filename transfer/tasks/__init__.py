@@ -9,7 +9,7 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.config import task_name
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
 from momentum_transfer.transfer.tasks.detection import Detection
 from momentum_transfer.transfer.tasks.segmentation import Segmentation

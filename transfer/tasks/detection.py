@@ -56,7 +56,7 @@ class Detection(Task[DetectionData]):
             if not data.load()["annotations"]:
                 raise InputError(
                     f"expected annotations to score against in {data.annotation_file}, found images only; to find "
-                    "objects in new photographs use tools/predict.py --detector RUN IMAGES --out DIR"
+                    "objects in new images use tools/predict.py --detector RUN IMAGES --out DIR"
                 )
         for data in sets:
             check_count(cfg, data)

@@ -12,8 +12,8 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data.check_annotations import FATAL, NAMED, check, find_problems
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.check_annotations import _FATAL, NAMED, _find_problems, check
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.digit_scenes import RECIPES
 
 SQUARE = np.zeros((40, 60), np.uint8)
@@ -91,18 +91,18 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 def test_every_kind_of_problem_has_a_case():
-    assert set(CASES) == set(FATAL)
+    assert set(CASES) == set(_FATAL)
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_problem_is_counted_named_and_fatal_where_it_must_be(kind: str, tmp_path: Path):
     change, entry = CASES[kind]
     data = dataset(tmp_path, change)
-    found = {problem.kind: problem for problem in find_problems(data, masks=True, scored=True)}
+    found = {problem.kind: problem for problem in _find_problems(data, masks=True, scored=True)}
     assert found[kind].count == 1
     assert entry in found[kind].examples[0]
-    assert found[kind].fatal is FATAL[kind]
-    if FATAL[kind]:
+    assert found[kind].fatal is _FATAL[kind]
+    if _FATAL[kind]:
         with pytest.raises(InputError, match=f"1 × {kind}"):
             check(data, masks=True, scored=True)
     else:
@@ -131,7 +131,7 @@ def test_problem_is_counted_named_and_fatal_where_it_must_be(kind: str, tmp_path
     ],
 )
 def test_masks_that_are_not_of_their_image_are_malformed(form: Any, tmp_path: Path):
-    kinds = [problem.kind for problem in find_problems(dataset(tmp_path, annotation(segmentation=form)))]
+    kinds = [problem.kind for problem in _find_problems(dataset(tmp_path, annotation(segmentation=form)))]
     assert kinds == ["malformed mask"]
 
 
@@ -148,25 +148,25 @@ def test_masks_that_are_not_of_their_image_are_malformed(form: Any, tmp_path: Pa
     ],
 )
 def test_boxes_that_are_not_four_numbers_are_malformed(box: Any, tmp_path: Path):
-    assert [p.kind for p in find_problems(dataset(tmp_path, annotation(bbox=box)))] == ["malformed box"]
+    assert [p.kind for p in _find_problems(dataset(tmp_path, annotation(bbox=box)))] == ["malformed box"]
 
 
 @pytest.mark.parametrize("value", [None, "1", [1], {"id": 1}, 1.5])
 def test_ids_of_another_type_are_unknown(value: Any, tmp_path: Path):
     for key, kind in (("image_id", "unknown image id"), ("category_id", "unknown category id")):
-        assert [p.kind for p in find_problems(dataset(tmp_path, annotation(**{key: value})))] == [kind]
+        assert [p.kind for p in _find_problems(dataset(tmp_path, annotation(**{key: value})))] == [kind]
 
 
 def test_rounded_corners_are_no_problem(tmp_path: Path):
     change = annotation(bbox=[-0.4, 30, 60.9, 10.5], segmentation=None)
-    assert find_problems(dataset(tmp_path, change)) == []
+    assert _find_problems(dataset(tmp_path, change)) == []
 
 
 def test_many_entries_are_counted_and_the_first_ten_named(tmp_path: Path):
     def many(data: dict[str, Any]) -> None:
         data["annotations"] = [{**GOOD["annotations"][0], "id": k, "category_id": 5} for k in range(25)]  # type: ignore[dict-item]
 
-    (problem,) = find_problems(dataset(tmp_path, many))
+    (problem,) = _find_problems(dataset(tmp_path, many))
     assert problem.count == 25
     assert len(problem.examples) == NAMED
     with pytest.raises(InputError, match=r"25 × unknown category id: annotation 0 .*annotation 9 \(category_id 5\), …"):
@@ -192,12 +192,12 @@ def test_masks_and_areas_are_asked_for_only_where_they_are_needed(tmp_path: Path
 
 def test_a_folder_is_no_picture(tmp_path: Path):
     data = dataset(tmp_path, lambda data: data["images"][0].update(file_name="."))
-    assert [problem.kind for problem in find_problems(data)] == ["missing image file"]
+    assert [problem.kind for problem in _find_problems(data)] == ["missing image file"]
 
 
 @pytest.mark.parametrize("area", [-1, float("inf"), float("nan"), 10**400])
 def test_an_area_that_is_there_is_a_finite_number_of_at_least_0(area: Any, tmp_path: Path):
-    assert [p.kind for p in find_problems(dataset(tmp_path, annotation(area=area)))] == ["object without an area"]
+    assert [p.kind for p in _find_problems(dataset(tmp_path, annotation(area=area)))] == ["object without an area"]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def test_a_name_that_leads_out_of_the_folder_is_refused_as_such(name: str, tmp_p
             del data["images"][0]["file_name"]
             data["images"][0].update(changes)
 
-        (problem,) = find_problems(dataset(tmp_path, rename))
+        (problem,) = _find_problems(dataset(tmp_path, rename))
         assert problem.kind == "missing image file"
-    (problem,) = find_problems(dataset(tmp_path, lambda data: data["images"][0].update(file_name=name)))
+    (problem,) = _find_problems(dataset(tmp_path, lambda data: data["images"][0].update(file_name=name)))
     assert ("outside the images' folder" in problem.examples[0]) == (name != "\ud800")
 
 
@@ -224,7 +224,7 @@ def test_a_file_without_images_or_annotations_is_refused(part: str, tmp_path: Pa
 
 @pytest.mark.parametrize("size", [True, 1.5, 10**400, -4, None, [1]])
 def test_sizes_are_whole_numbers(size: Any, tmp_path: Path):
-    kinds = [p.kind for p in find_problems(dataset(tmp_path, lambda data: data["images"][0].update(width=size)))]
+    kinds = [p.kind for p in _find_problems(dataset(tmp_path, lambda data: data["images"][0].update(width=size)))]
     assert kinds == ["image without a positive size"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.annotations import open_dataset
-from momentum_transfer.transfer.data.crops import MARGIN, MOST_SIDE, crop, write_crops
+from momentum_transfer.transfer.data.crops import _MARGIN, _MOST_SIDE, _crop, write_crops
 
 
 @pytest.fixture
@@ -48,15 +48,15 @@ def test_a_crop_is_a_square_that_holds_its_box_and_stays_within_the_image():
         x, y = int(generator.integers(0, width - w + 1)), int(generator.integers(0, height - h + 1))
         pixels = np.zeros((height, width, 3), np.uint8)
         pixels[y : y + h, x : x + w] = 255
-        cut = np.asarray(crop(PIL.Image.fromarray(pixels), [x, y, w, h]))
-        side = max(w, h) * MARGIN
+        cut = np.asarray(_crop(PIL.Image.fromarray(pixels), [x, y, w, h]))
+        side = max(w, h) * _MARGIN
         assert abs(cut.shape[0] - min(side, height)) <= 1
         assert abs(cut.shape[1] - min(side, width)) <= 1
         assert (cut[..., 0] == 255).sum() == w * h
 
 
 def test_large_crops_shrink_and_a_seed_chooses_among_many(dataset, tmp_path):
-    assert max(crop(PIL.Image.new("RGB", (2000, 1500)), [0, 0, 1900, 1400]).size) == MOST_SIDE
+    assert max(_crop(PIL.Image.new("RGB", (2000, 1500)), [0, 0, 1900, 1400]).size) == _MOST_SIDE
     chosen = write_crops(dataset, tmp_path / "crops", most=2, seed=1)
     assert chosen == write_crops(dataset, tmp_path / "crops", most=2, seed=1)
     assert len(chosen) == 2

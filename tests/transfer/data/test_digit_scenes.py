@@ -13,11 +13,11 @@ from momentum_transfer.images.digits import load_glyphs
 from momentum_transfer.transfer.data import digit_scenes
 from momentum_transfer.transfer.data.digit_scenes import (
     RECIPES,
-    Scene,
     SceneRecipe,
-    draw_scene,
+    _draw_scene,
+    _Scene,
+    _write_scenes,
     ensure_scenes,
-    write_scenes,
 )
 
 # pycocotools' own decode is the reference here; under NumPy 2 it makes its array by a protocol that NumPy will drop.
@@ -27,9 +27,9 @@ SMALL = replace(RECIPES["digit_scenes"], images=(30, 12))
 UNIFORM = np.full(10, 0.1)
 
 
-def scenes(recipe: SceneRecipe, number: int) -> list[Scene]:
+def scenes(recipe: SceneRecipe, number: int) -> list[_Scene]:
     glyphs, labels = load_glyphs("train")
-    return [draw_scene(recipe, glyphs, labels, UNIFORM, np.random.default_rng(k)) for k in range(number)]
+    return [_draw_scene(recipe, glyphs, labels, UNIFORM, np.random.default_rng(k)) for k in range(number)]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_json_boxes_areas_and_masks_are_those_of_the_scene(folder: Path):
     coco = COCO(str(folder / "annotations" / "train.json"))
     glyphs, labels = load_glyphs("train")
     for index, image_id in enumerate(sorted(coco.imgs)):
-        scene = draw_scene(SMALL, glyphs, labels, UNIFORM, np.random.default_rng((SMALL.seed, 0, index)))
+        scene = _draw_scene(SMALL, glyphs, labels, UNIFORM, np.random.default_rng((SMALL.seed, 0, index)))
         entry = coco.loadImgs([image_id])[0]
         picture = np.asarray(PIL.Image.open(folder / "train" / entry["file_name"]))
         np.testing.assert_array_equal(picture, np.repeat(scene.image[..., None], 3, 2))
@@ -119,13 +119,13 @@ def test_splits_show_the_digits_of_their_own_split(monkeypatch: pytest.MonkeyPat
 
 
 def test_scenes_repeat_with_their_seed(folder: Path, tmp_path: Path):
-    write_scenes(SMALL, tmp_path)
+    _write_scenes(SMALL, tmp_path)
     for file in sorted(folder.rglob("*.*")):
         assert (tmp_path / file.relative_to(folder)).read_bytes() == file.read_bytes()
 
 
 def test_cache_is_written_once_and_keyed_by_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(digit_scenes, "write_scenes", None)
+    monkeypatch.setattr(digit_scenes, "_write_scenes", None)
     assert ensure_scenes(SMALL) == folder
     monkeypatch.undo()
     assert ensure_scenes(replace(SMALL, images=(1, 1), seed=1)) != folder
@@ -138,7 +138,7 @@ def test_interrupted_writing_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, t
         (folder / "train").mkdir()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(digit_scenes, "write_scenes", full)
+    monkeypatch.setattr(digit_scenes, "_write_scenes", full)
     with pytest.raises(OSError, match="No space left"):
         ensure_scenes(SMALL)
     assert list((tmp_path / "scenes").iterdir()) == []
@@ -147,7 +147,7 @@ def test_interrupted_writing_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, t
 def test_a_faster_process_wins_without_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("MOMENTUM_TRANSFER_CACHE", str(tmp_path))
     recipe = replace(SMALL, images=(1, 1))
-    real, nested = write_scenes, []
+    real, nested = _write_scenes, []
 
     def slow(recipe: SceneRecipe, folder: Path) -> None:
         real(recipe, folder)
@@ -155,7 +155,7 @@ def test_a_faster_process_wins_without_harm(monkeypatch: pytest.MonkeyPatch, tmp
             nested.append(True)
             ensure_scenes(recipe)
 
-    monkeypatch.setattr(digit_scenes, "write_scenes", slow)
+    monkeypatch.setattr(digit_scenes, "_write_scenes", slow)
     assert (ensure_scenes(recipe) / "annotations" / "val.json").is_file()
     assert len(list((tmp_path / "scenes").iterdir())) == 1
 
@@ -167,7 +167,7 @@ def test_the_default_long_tail_has_rare_common_and_frequent_classes():
     seen = np.zeros(10, int)
     for index in range(recipe.images[0]):
         rng = np.random.default_rng((recipe.seed, 0, index))
-        seen[np.unique(draw_scene(recipe, glyphs, labels, profile, rng).digits)] += 1
+        seen[np.unique(_draw_scene(recipe, glyphs, labels, profile, rng).digits)] += 1
     assert seen.min() >= 1
     assert (seen <= 10).sum() >= 2
     assert ((seen > 10) & (seen <= 100)).sum() >= 2

@@ -10,8 +10,8 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
-from momentum_transfer.transfer.data.datasets import get_dataset
-from momentum_transfer.transfer.data.overview import class_histogram, draw_example, write_overview
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
+from momentum_transfer.transfer.data.overview import _class_histogram, write_overview
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def data(tmp_path: Path) -> DetectionData:
 
 
 def test_histogram_counts_images_and_instances_without_crowds(data: DetectionData):
-    assert class_histogram(data) == [("a", 2, 3), ("b", 1, 1), ("c", 0, 0)]
+    assert _class_histogram(data) == [("a", 2, 3), ("b", 1, 1), ("c", 0, 0)]
 
 
 def test_overview_writes_table_plot_and_annotated_examples(data: DetectionData, tmp_path: Path):
@@ -52,13 +52,14 @@ def test_overview_writes_table_plot_and_annotated_examples(data: DetectionData, 
         assert PIL.Image.open(file).size[0] > 100
 
 
-def test_example_is_drawn_where_the_box_and_mask_are(data: DetectionData):
-    picture = np.asarray(draw_example(data, data.load()["images"][1], least_side=100)).astype(int).sum(2)
-    assert picture[30:55, 15:35].min() > 0  # masked
-    assert picture[20, 10:40].min() > 0  # edges of the box
-    assert picture[59, 10:40].min() > 0
-    assert picture[70:, :].max() == 0
-    assert picture[:, 60:].max() == 0
+def test_example_is_drawn_where_the_box_and_mask_are(data: DetectionData, tmp_path: Path):
+    pixels = np.asarray(PIL.Image.open(write_overview(data, tmp_path / "run")[-1])).astype(int).sum(2)
+    assert pixels.shape == (300, 300)
+    assert pixels[90:165, 45:105].min() > 0  # masked
+    assert pixels[60, 30:120].min() > 0  # edges of the box
+    assert pixels[180, 30:120].min() > 0
+    assert pixels[210:, :].max() == 0
+    assert pixels[:, 180:].max() == 0
 
 
 def test_all_forms_of_a_mask_decode_alike():
@@ -70,7 +71,7 @@ def test_all_forms_of_a_mask_decode_alike():
     np.testing.assert_array_equal(decode_mask(lengths, 6, 5), mask)
 
 
-def test_unreadable_picture_is_named(data: DetectionData):
+def test_unreadable_image_is_named(data: DetectionData, tmp_path: Path):
     data.image_path(data.load()["images"][0]).write_bytes(b"")
     with pytest.raises(InputError, match=r"cannot read the image .*1\.png"):
-        draw_example(data, data.load()["images"][0])
+        write_overview(data, tmp_path / "run")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.data.annotations import decode_mask, run_lengths
+from momentum_transfer.transfer.data.annotations import checked_runs, decode_mask
 
 SIDES = st.tuples(st.integers(1, 40), st.integers(1, 40))
 MASKS = SIDES.flatmap(lambda shape: arrays(np.uint8, shape, elements=st.integers(0, 1)))
@@ -18,7 +18,7 @@ def test_every_mask_is_read_back_from_pycocotools_code(mask):
     assert np.array_equal(decode_mask(code, *mask.shape), mask)
     text = {"size": code["size"], "counts": code["counts"].decode()}
     assert np.array_equal(decode_mask(text, *mask.shape), mask)
-    plain = {"size": code["size"], "counts": run_lengths(code["counts"]).tolist()}
+    plain = {"size": code["size"], "counts": checked_runs(code["counts"], *mask.shape).tolist()}
     assert coco_mask.frPyObjects(plain, *mask.shape)["counts"] == code["counts"]
     assert np.array_equal(decode_mask(plain, *mask.shape), mask)
 

@@ -12,10 +12,10 @@ import pytest
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.digit_scenes import RECIPES
 from momentum_transfer.transfer.data.semantic_datasets import (
-    CITYSCAPES,
+    _CITYSCAPES,
     IGNORE,
+    _label_folder,
     get_semantic_dataset,
-    label_folder,
     stored_labels,
 )
 from momentum_transfer.transfer.scores import semantic
@@ -39,7 +39,7 @@ def test_cityscapes_ids_become_training_ids(tmp_path: Path):
 
 def test_cityscapes_table_is_the_published_one():
     # Cordts et al., the 19 classes that are evaluated, by label id.
-    assert list(CITYSCAPES.values()) == [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
+    assert list(_CITYSCAPES.values()) == [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
 
 
 def test_embedded_labels_are_background_and_ten_digits(monkeypatch: pytest.MonkeyPatch):
@@ -54,7 +54,7 @@ def test_embedded_labels_are_background_and_ten_digits(monkeypatch: pytest.Monke
 def test_any_folders_pair_by_name(tmp_path: Path):
     save(tmp_path / "images/sub/a.png", np.zeros((2, 2, 3), np.uint8))
     labels = save(tmp_path / "labels/sub/a.png", np.array([[0, 1], [255, 1]], np.uint8))
-    data = label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+    data = _label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
     assert data.pairs == ((tmp_path / "images/sub/a.png", labels),)
     assert data.labels(0).tolist() == [[0, 1], [255, 1]]
 
@@ -93,9 +93,9 @@ def test_faults_are_named(tmp_path: Path):
     image = save(tmp_path / "images/a.png", np.zeros((2, 2, 3), np.uint8))
     (tmp_path / "labels").mkdir()
     with pytest.raises(InputError, match=r"1 images and 1 without: .*a\.png"):
-        label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+        _label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
     label = save(tmp_path / "labels/a.png", np.full((2, 2), 3, np.uint8))
-    data = label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+    data = _label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
     with pytest.raises(InputError, match=r"labels 0\.\.1 or 255 in .*found \[3\]"):
         data.labels(0)
     save(label, np.zeros((2, 2, 3), np.uint8))
@@ -106,4 +106,4 @@ def test_faults_are_named(tmp_path: Path):
         data.labels(0)
     image.unlink()
     with pytest.raises(InputError, match="found 0 images"):
-        label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))
+        _label_folder("own", tmp_path / "images", tmp_path / "labels", ("x", "y"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data.datasets import CLASSES, get_dataset
+from momentum_transfer.transfer.data.detection_datasets import VOC_CLASSES, get_dataset
 
 OBJECT = """<object><name>{name}</name>{difficult}
 <bndbox><xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox></object>"""
@@ -35,7 +35,7 @@ def test_boxes_become_continuous_and_difficult_is_kept(tmp_path: Path):
     write(tmp_path, "000007", thing("dog", (3, 4, 3, 4)))
     data = get_dataset("voc_2007_trainval", tmp_path)
     assert data.kind == "voc"
-    assert data.classes == CLASSES
+    assert data.classes == tuple(VOC_CLASSES)
     content = data.load()
     assert [a["bbox"] for a in content["annotations"]] == [[0, 0, 50, 40], [10, 20, 10, 10], [2, 3, 1, 1]]
     assert [a["difficult"] for a in content["annotations"]] == [0, 1, 0]

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.export import export as exporting
 from momentum_transfer.transfer.export import pt2_archive
-from momentum_transfer.transfer.export.exported import BLANK, SEAL_KEY, Wants, check_seal, load_exported, seal
+from momentum_transfer.transfer.export import write as exporting
+from momentum_transfer.transfer.export.exported import BLANK, SEAL_KEY, InputSpec, check_seal, load_exported, seal
 from tests.attacks.outcome import DONE, LINE, outcome_of
 
-WANTS = Wants(("a",), (1,), 64, 96, 32, (1.0, 2.0, 3.0), (64, 96))
-SMALL = Wants(("a",), (1,), 32, 32, 32, (1.0, 2.0, 3.0), (32, 32))
+WANTS = InputSpec(("a",), (1,), 64, 96, 32, (1.0, 2.0, 3.0), (64, 96))
+SMALL = InputSpec(("a",), (1,), 32, 32, 32, (1.0, 2.0, 3.0), (32, 32))
 
 
 def test_no_byte_of_a_sealed_file_can_change_unseen(tmp_path):
@@ -37,14 +37,14 @@ def test_no_byte_of_a_sealed_file_can_change_unseen(tmp_path):
 
 @pytest.mark.parametrize("key", ["classes", "category_ids", "short_edge", "long_edge", "multiple", "pad", "size", None])
 def test_wants_of_any_content_are_read_or_refused_in_one_line(key):
-    assert Wants.from_json(WANTS.as_json(), "a.onnx") == WANTS
+    assert InputSpec.from_json(WANTS.as_json(), "a.onnx") == WANTS
     texts = ["", "[" * 100_000, "[]", "1", "null"] if key is None else [
         json.dumps({**json.loads(WANTS.as_json()), key: value})
         for value in (-1, 0, 10**400, float("inf"), float("nan"), "x", {}, [[]], [float("inf")] * 3, [10**400] * 3)
     ]  # fmt: skip
-    found: list[Wants] = []
+    found: list[InputSpec] = []
     for text in texts:
-        end = outcome_of(lambda text=text: found.append(Wants.from_json(text, "a.onnx")))
+        end = outcome_of(lambda text=text: found.append(InputSpec.from_json(text, "a.onnx")))
         assert end in (DONE, LINE)
     assert [one for one in found if key not in ("classes", "category_ids")] == []  # numbers are words too
     assert all(type(word) is str for one in found for word in one.classes)

@@ -16,7 +16,7 @@ from torchvision.models.detection.image_list import ImageList
 
 from momentum_transfer.transfer.detector_run import load_run
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
-from tests.transfer.export.test_export import LOW
+from tests.transfer.export.test_write import LOW
 from tests.transfer.test_detector_run import write_run
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.scores import coco, lvis
 from tests.transfer.scores.references import largest_difference, lvis_eval, pycocotools_eval
 

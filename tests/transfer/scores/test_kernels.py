@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.scores import coco, matching, rle
+from momentum_transfer.transfer.scores import coco, greedy_matching, rle
 from tests.transfer.scores.random_sets import coco_set
 
 pytest.importorskip("numba")
@@ -24,7 +24,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch):
 
     def run(work, with_kernels: bool):
         with monkeypatch.context() as patch:
-            for module in (rle, matching):
+            for module in (rle, greedy_matching):
                 patch.setattr(module, "kernels", lambda *_: kernels if with_kernels else None)
             return work()
 

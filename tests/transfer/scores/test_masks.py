@@ -101,16 +101,16 @@ def test_a_malformed_mask_is_named(segmentation, message: str):
 @given(st.binary(max_size=12))
 def test_a_code_is_accepted_only_if_it_says_what_its_mask_says(code: bytes):
     neighbour = encoded(np.eye(4, 6))["counts"]
-    blamed: list[int] = []
+    failed: list[int] = []
 
     def note(index: int, *_: str) -> None:
-        blamed.append(index)
+        failed.append(index)
         raise Malformed
 
     with contextlib.suppress(Malformed):
         rles = rle.read([{"size": [4, 6], "counts": c} for c in (neighbour, code, neighbour)], [[4, 6]] * 3, note)
-    if blamed:
-        assert blamed == [1]  # and never a neighbour
+    if failed:
+        assert failed == [1]  # and never a neighbour
         return
     assert rles.areas[0] == rles.areas[2] == 4
     assert rles.areas[1] == coco_mask.decode({"size": [4, 6], "counts": code}).sum()

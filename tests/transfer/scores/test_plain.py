@@ -11,11 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores import coco, inputs, rle, typed
+from momentum_transfer.transfer.scores import coco, coco_files, rle, typed
 from momentum_transfer.transfer.scores import typed as plain
 from tests.transfer.scores.random_sets import coco_set
-
-pytest.importorskip("msgspec")
 
 
 @pytest.fixture
@@ -48,7 +46,7 @@ def always_plain(monkeypatch: pytest.MonkeyPatch):
             raise AssertionError("the general reader was called")
 
         with monkeypatch.context() as patch:
-            patch.setattr(inputs, "_read_json", refuse)
+            patch.setattr(coco_files, "_read_json", refuse)
             return work(*args)
 
     return run
@@ -79,8 +77,8 @@ def written(folder: Path, truth: Any, results: Any, **form: Any) -> tuple[Path, 
 
 
 def loaded(files: tuple[Path, Path], iou_type: Any, area_from: Any = "file"):
-    truth = inputs.load_ground_truth(files[0], iou_type)
-    return truth, inputs.load_detections(files[1], truth, iou_type, area_from)
+    truth = coco_files.load_ground_truth(files[0], iou_type)
+    return truth, coco_files.load_detections(files[1], truth, iou_type, area_from)
 
 
 @pytest.mark.parametrize("form", [{}, {"indent": 1}, {"separators": (",", ":")}], ids=["line", "indented", "tight"])
@@ -162,13 +160,6 @@ def test_a_comma_with_nothing_behind_it_is_refused_at_the_end_of_a_block(tmp_pat
         coco.evaluate(*files)
 
 
-def test_without_msgspec_the_general_reader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    files = written(tmp_path, *coco_set(3, segm=True))
-    expected = coco.evaluate(*files, "segm").precision
-    monkeypatch.setattr(typed, "msgspec", None)
-    np.testing.assert_array_equal(coco.evaluate(*files, "segm").precision, expected)
-
-
 def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path):
     import gc
 
@@ -191,9 +182,9 @@ def test_a_result_file_is_never_held_as_a_whole(tmp_path: Path, small_blocks, mo
         lengths.append(len(text))
         return decode(decoder, text)
 
-    loaded_truth = inputs.load_ground_truth(files[0], "bbox")
+    loaded_truth = coco_files.load_ground_truth(files[0], "bbox")
     monkeypatch.setattr(typed, "_decode", note)
-    assert len(inputs.load_detections(files[1], loaded_truth, "bbox")) == 5 * len(results)
+    assert len(coco_files.load_detections(files[1], loaded_truth, "bbox")) == 5 * len(results)
     assert sum(lengths) >= files[1].stat().st_size
     assert max(lengths) < 3 * 500
 
@@ -201,10 +192,10 @@ def test_a_result_file_is_never_held_as_a_whole(tmp_path: Path, small_blocks, mo
 @pytest.mark.parametrize("count", [1, 15, 16, 70000])  # MessagePack marks lists of each size in another way
 def test_packed_numbers_are_the_written_ones(count: int):
     names = ("image_id", "category_id", "score")
-    kind = typed.struct("Entry", **dict.fromkeys(names, float), bbox=typed.Box)
+    kind = typed._struct("Entry", **dict.fromkeys(names, float), bbox=typed._Box)
     written = np.random.default_rng(0).normal(size=(count, 7)) * 1e3
     entries = [kind(**dict(zip(names, row, strict=False)), bbox=tuple(row[3:])) for row in written.tolist()]
-    numbers, boxes = typed.table(entries, names, "bbox")
+    numbers, boxes = typed._table(entries, names, "bbox")
     np.testing.assert_array_equal(numbers, written[:, :3].T)
     np.testing.assert_array_equal(boxes, written[:, 3:])
 
@@ -219,7 +210,8 @@ def test_ids_that_are_strings_are_read_as_by_the_general_reader(tmp_path: Path, 
     first, second = tmp_path / "truth.json", tmp_path / "results.json"
     first.write_text(json.dumps(truth))
     second.write_text(json.dumps(results))
-    fast = always_plain(lambda: inputs.load_detections(second, inputs.load_ground_truth(first, "bbox"), "bbox"))
+    fast = always_plain(lambda: coco_files.load_detections(second, coco_files.load_ground_truth(first, "bbox"), "bbox"))
     assert_same(
-        fast, never_plain(lambda: inputs.load_detections(second, inputs.load_ground_truth(first, "bbox"), "bbox"))
+        fast,
+        never_plain(lambda: coco_files.load_detections(second, coco_files.load_ground_truth(first, "bbox"), "bbox")),
     )

@@ -151,8 +151,8 @@ def test_a_truncated_label_image_is_named(folders):
     ("arguments", "message"),
     [
         ({"absent_classes": "all"}, "expected absent_classes ground-truth or union"),
-        ({"classes": 0}, "expected at least one class"),
-        ({"classes": 10**12}, "expected at most 4096 classes, found 1000000000000"),
+        ({"classes": 0}, "expected 1 to 4096 classes, found 0"),
+        ({"classes": 10**12}, "expected 1 to 4096 classes, found 1000000000000"),
         ({"classes": ["road", "sky", "road"]}, "expected each class name once, found 'road' more often"),
         ({"ground_truth": [], "predictions": []}, "expected label images in .*, found none"),
         (

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import (
     Annotation,
     Mapper,

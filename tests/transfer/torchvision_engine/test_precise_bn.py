@@ -8,7 +8,7 @@ import torch
 from fvcore.nn import update_bn_stats
 from torch import nn
 
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import read_image, read_pictures
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.models import build_detector

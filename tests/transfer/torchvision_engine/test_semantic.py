@@ -222,11 +222,11 @@ def test_classes_examples_and_predictions_are_drawn(tmp_path):
     assert table == ["class,images,pixels", f"0,4,{4 * (64 * 64 - 32 * 24 - 36 * 24)}", "1,4,3072", "2,4,3456"]
     drawn = sorted((tmp_path / "out/visuals").glob("*.png"))
     assert [path.name for path in drawn] == ["0.png", "2.png"]
-    picture = np.asarray(Image.open(drawn[0]))
-    assert picture.shape == (256, 3 * 256 + 8, 3)
-    photo, truth = picture[:, :256].astype(int), picture[:, 260:516].astype(int)
-    assert np.array_equal(photo[:30], truth[:30])  # background stays as it is
-    assert np.abs(photo[60:150, 30:100] - truth[60:150, 30:100]).min(axis=(0, 1)).max() > 20
+    row = np.asarray(Image.open(drawn[0]))
+    assert row.shape == (20 + 256, 3 * 256 + 8, 3)
+    image, truth = row[20:, :256].astype(int), row[20:, 260:516].astype(int)
+    assert np.array_equal(image[:30], truth[:30])  # background stays as it is
+    assert np.abs(image[60:150, 30:100] - truth[60:150, 30:100]).min(axis=(0, 1)).max() > 20
 
 
 def test_settings_that_do_not_fit_together_are_refused():

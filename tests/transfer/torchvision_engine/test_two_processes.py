@@ -9,7 +9,7 @@ import torch
 
 from momentum_transfer.core import records as results
 from momentum_transfer.core.samplers import RepeatedPasses
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import read_pictures
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine

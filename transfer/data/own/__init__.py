@@ -1,1 +1,1 @@
-"""Data sets of one's own, in the forms that labelling tools export, as the data sets that engines read."""
+"""Your own data sets: what labelling tools export, as the data sets that engines read."""

@@ -1,4 +1,4 @@
-"""COCO's JSON with images wherever an export has put them."""
+"""COCO JSON with its images wherever an export has put them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,15 @@ FORM = "COCO JSON"
 _LISTS = ("images", "annotations", "categories")
 
 
-def is_coco(path: Path) -> bool:
-    """Whether a JSON file has COCO's lists; InputError where it is damaged, for then nobody can tell."""
-    content = read_json(path, "annotations")
-    return isinstance(content, dict) and set(_LISTS) <= set(content)
-
-
 def coco_files(folder: Path) -> list[Path]:
     """The COCO files of a folder: in it, in ``annotations``, or in its parts ``train``, ``valid``, …"""
     places = [folder, folder / "annotations", *(folder / name for name in SPLITS)]
     listed = [file for place in places for file in sorted(place.glob("*.json"))]
-    files = [file for file in listed if is_coco(file)]
-    said = {_split(file, folder) for file in files}
+    contents = ((file, read_json(file, "annotations")) for file in listed)
+    files = [file for file, content in contents if isinstance(content, dict) and set(_LISTS) <= set(content)]
+    splits = {_split(file, folder) for file in files}
     for file in listed:
-        if len(said) == 1 and file not in files and said | {_split(file, folder)} == {"train", "val"}:
+        if len(splits) == 1 and file not in files and splits | {_split(file, folder)} == {"train", "val"}:
             raise InputError(
                 f"expected lists of {', '.join(_LISTS)} in {file}, as {files[0].name} has them, found other content; "
                 "export it again, or take it away"
@@ -49,30 +44,29 @@ def coco_files(folder: Path) -> list[Path]:
 def read_coco(source: Path, images: Path | None = None) -> LabelledSet:
     """Read one file, or those of a folder; two whose names say train and val are the set's own split.
 
-    Raises:
-        InputError: a missing image, an unknown class or image id, a class named twice, a box outside its image.
+    InputError names a missing image, an unknown class or image id, a class named twice, a box outside its image.
     """
     files = [source] if source.is_file() else coco_files(source)
     if not files:
         raise InputError(f"expected a COCO JSON in {source}, found none")
-    said = {file: _split(file, source) for file in files}
-    if len(files) > 1 and set(said.values()) != {"train", "val"}:
+    splits = {file: _split(file, source) for file in files}
+    if len(files) > 1 and set(splits.values()) != {"train", "val"}:
         listed = ", ".join(str(file) for file in files[:4])
         raise InputError(
             f"expected one COCO JSON in {source}, or one to train and one to test, found {listed}; name one"
         )
     tests = [file for file in files if "test" in (*_words(file), file.parent.name.lower())]
     kept_back = 0
-    if 0 < len(tests) < sum(split == "val" for split in said.values()):  # train, valid and test: test is kept back
+    if 0 < len(tests) < sum(split == "val" for split in splits.values()):  # train, valid and test: test is kept back
         files = [file for file in files if file not in tests]
         kept_back = sum(len(read_annotations(file)["images"]) for file in tests)
-    read: list[LabelledImage] = []
+    labelled: list[LabelledImage] = []
     names: dict[str, None] = {}
     for file in files:
-        found, classes = _read(file, images, said[file] if len(files) > 1 else "")
-        read += found
+        of_file, classes = _read(file, images, splits[file] if len(files) > 1 else "")
+        labelled += of_file
         names.update(dict.fromkeys(classes))
-    return LabelledSet(FORM, source, tuple(read), tuple(names), left_out(kept_back, source))
+    return LabelledSet(FORM, source, tuple(labelled), tuple(names), left_out(kept_back, source))
 
 
 def _words(file: Path) -> list[str]:
@@ -97,37 +91,28 @@ def _read(file: Path, images: Path | None, split: str) -> tuple[list[LabelledIma
         raise InputError(f"expected a name for every category of {file}, found one without; name it")
     classes = check_names((category["name"] for category in categories), str(file))
     of_id = {category["id"]: category["name"] for category in categories}
-    if len(of_id) < len(categories):
-        raise InputError(f"expected every category id once in {file}, found one twice; number them anew")
     known = {image["id"] for image in content["images"]}
-    if len(known) < len(content["images"]):
-        raise InputError(f"expected every image id once in {file}, found one twice; number them anew")
+    for what, ids, listed in (("category", of_id, categories), ("image", known, content["images"])):
+        if len(ids) < len(listed):
+            raise InputError(f"expected every {what} id once in {file}, found one twice; number them anew")
     if not content["annotations"]:
         raise InputError(f"expected annotated objects in {file}, found none; label some, or take the file away")
     objects: dict[int, list[Mapping[str, Any]]] = {}
     for entry in content["annotations"]:
-        where = f"annotation {entry['id']} of {file}"
-        if type(entry.get("image_id")) is not int or entry["image_id"] not in known:
-            raise InputError(
-                f"expected the id of an image in {where}, found {shown(entry.get('image_id'))}; correct it"
-            )
-        if type(entry.get("category_id")) is not int or entry["category_id"] not in of_id:
-            raise InputError(
-                f"expected the id of a category in {where}, found {shown(entry.get('category_id'))}; correct it"
-            )
+        for what, ids in (("an image", known), ("a category", of_id)):
+            identity = entry.get(f"{what.split()[1]}_id")
+            if type(identity) is not int or identity not in ids:
+                raise InputError(
+                    f"expected the id of {what} in annotation {entry['id']} of {file}, found {shown(identity)}; "
+                    "correct it"
+                )
         objects.setdefault(entry["image_id"], []).append(entry)
-    index = _index(file, images)
+    index = ImageIndex(images or file.parent)
+    if not index.files and images is None:
+        index = ImageIndex(file.parent.parent)
     found = [_image(image, objects.get(image["id"], []), of_id, index, file, split) for image in content["images"]]
     refuse_fractions((box.box for image in found for box in image.objects), file)
     return found, classes
-
-
-def _index(file: Path, images: Path | None) -> ImageIndex:
-    """Images below the folder given, else below the file's own, else below the one above it."""
-    if images is not None:
-        return ImageIndex(images)
-    index = ImageIndex(file.parent)
-    return index if index.files else ImageIndex(file.parent.parent)
 
 
 def _image(
@@ -144,9 +129,8 @@ def _image(
         raise InputError(f"expected file_name in {where}, found {shown(name)}; add it")
     width, height = (int(side) if type(side) is float and side.is_integer() else side for side in (width, height))
     if type(width) is not int or type(height) is not int or min(width, height) < 1:
-        raise InputError(
-            f"expected a positive width and height in {where}, found {shown(width)}, {shown(height)}; correct it"
-        )
+        sides = f"{shown(width)}, {shown(height)}"
+        raise InputError(f"expected a positive width and height in {where}, found {sides}; correct it")
     path = index.find(name, file.parent / split, where)
     orientation = labelled_orientation(path, width, height, where)
     objects = tuple(_object(entry, of_id, file, width, height) for entry in entries)
@@ -163,9 +147,7 @@ def _object(entry: Mapping[str, Any], of_id: Mapping[int, str], file: Path, widt
     if crowd not in (0, 1):
         raise InputError(f"expected iscrowd 0 or 1 in {where}, found {shown(crowd)}; correct it")
     if area is not None and (type(area) not in (int, float) or not 0 <= area <= 4 * width * height):
-        raise InputError(
-            f"expected an area of 0 up to the image's in {where}, found {shown(area)}; correct it or leave it out"
-        )
+        raise InputError(f"expected an area from 0 to the image's in {where}, found {shown(area)}; correct or drop it")
     x, y, across, down = (float(value) for value in box)
     return Box(
         of_id[entry["category_id"]], (x, y, across, down), where,

@@ -1,85 +1,72 @@
-"""Labelled images as every reader of this folder hands them on, and the checks that all forms share.
+"""Labelled images as every reader of this folder returns them, the common checks, and labels turned as EXIF says.
 
-Labels of images as they are stored, turned as EXIF turns the images.
-
-Some tools show a photograph as its pixels lie in the file and write boxes of that; every reader here turns it upright.
-Only a label whose width and height are swapped shows it: of square images, and of those upside down, nothing does.
+Some tools label an image as its pixels are stored, while every reader here turns it upright. Only a label whose width
+and height are swapped shows this: for square images, and for those upside down, it cannot be detected.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
+from momentum_transfer.core.untrusted import read_lines
 from momentum_transfer.images.reading import image_files, stored_orientation, upright_size
-from momentum_transfer.transfer.data.annotations import decode_mask, encode_mask
+from momentum_transfer.transfer.data.annotations import TOLERANCE, decode_mask, encode_mask
 
-#: Folder names that say what the images below them are for.
+#: Folder names → what the images below them are for.
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
 
-#: Pixels by which a box may leave its image, as in ``transfer/data/check_annotations.py``.
-TOLERANCE = 1.0
 #: No corner lies beyond so many pixels; a greater number of JSON may not even be a float.
 _FAR = 1e9
 
 
 @dataclass(frozen=True)
 class Box:
-    """One object.
+    """One object."""
 
-    Attributes:
-        name: of its class.
-        box: x, y, width, height in pixels of the upright image; (0, 0) is the image's corner.
-        where: file and line, for messages.
-        segmentation: COCO's polygons or run lengths, or None.
-        area: in square pixels, where the file says it.
-    """
-
-    name: str
-    box: tuple[float, float, float, float]
-    where: str
-    segmentation: Any = None
-    area: float | None = None
+    name: str  # of its class
+    box: tuple[float, float, float, float]  # x, y, width, height in pixels of the upright image, from its corner
+    where: str  # file and line, for messages
+    segmentation: Any = None  # COCO's polygons or run lengths
+    area: float | None = None  # in square pixels, if the file has it
     crowd: bool = False
     difficult: bool = False
 
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """An image file with its objects.
-
-    split: of a set that says which images train; "" otherwise. orientation: EXIF's, where size and boxes are those of
-    the image as stored and are to be turned by it (`stored.upright`); 1: they are upright.
-    """
+    """An image file with its objects."""
 
     file: Path
     width: int
     height: int
     objects: tuple[Box, ...]
-    split: str = ""
-    orientation: int = 1
+    split: str = ""  # train or val, if the set has a split of its own
+    orientation: int = 1  # EXIF's, if size and boxes are those of the image as stored, to be turned by `all_upright`
 
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """What a reader found. form: for people. declared: classes in the file's order; notes: what should be said."""
+    """The images of one folder or file."""
 
-    form: str
+    form: str  # for people
     root: Path
     images: tuple[LabelledImage, ...]
-    declared: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    declared: tuple[str, ...] = ()  # classes in the file's order
+    notes: tuple[str, ...] = ()  # for the user, before the run
 
 
 class ImageIndex:
-    """Image files of a folder by name: labels name images by paths that seldom fit the exported folder."""
+    """Image files of a folder by name, because the paths in labels seldom fit the exported folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -91,14 +78,13 @@ class ImageIndex:
             self._by_stem.setdefault(_composed(file.stem), []).append(file)
 
     def has(self, stem: str) -> bool:
-        """Whether an image is called so, with any ending."""
+        """Whether an image has that name, with any ending."""
         return _composed(stem) in self._by_stem
 
     def find(self, name: str, near: Path, where: str) -> Path:
-        """The file that a label means by ``name``: of several, the one that shares most folders with it and ``near``.
+        """The file that a label means by ``name``; of several, the closest by folders to it and to ``near``.
 
-        Raises:
-            InputError: there is none, or two fit equally.
+        InputError if there is none, or two fit equally.
         """
         wanted = Path(_composed(name.replace("\\", "/")))
         found = self._by_name.get(wanted.name) or self._by_stem.get(wanted.name) or self._by_stem.get(wanted.stem, [])
@@ -115,36 +101,31 @@ class ImageIndex:
 
 
 def _composed(name: str) -> str:
-    """Accents as one character each: macOS writes file names in two, labels have them in one."""
+    """Accents as one character each, as in labels; macOS writes file names with two."""
     return unicodedata.normalize("NFC", name)
 
 
 def _closeness(file: Path, wanted: Path, near: Path) -> tuple[int, int]:
-    """Trailing parts that two paths share, then leading parts that the file shares with the label's folder."""
-    tail = 0
-    for ours, theirs in zip(reversed(file.parts), reversed(wanted.parts), strict=False):
-        if _composed(ours) != theirs:
-            break
-        tail += 1
-    head = 0
-    for ours, theirs in zip(file.parts, near.parts, strict=False):
-        if ours != theirs:
-            break
-        head += 1
-    return tail, head
+    """How many last parts two paths have in common, then how many first parts the file has with the label's folder."""
+    tail = zip(reversed(file.parts), reversed(wanted.parts), strict=False)
+    head = zip(file.parts, near.parts, strict=False)
+    return (
+        sum(1 for _ in takewhile(lambda pair: _composed(pair[0]) == pair[1], tail)),
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], head)),
+    )
 
 
 def split_by_folders(images: Sequence[LabelledImage], root: Path) -> tuple[LabelledImage, ...]:
-    """The images with the split that the folders below ``root`` say, where all lie in folders that say one.
+    """The images with the split of their folder below ``root``, if all lie in train and val folders.
 
     Of train, valid and test, test is kept back.
     """
-    told = [_folder_split(image.file, root) for image in images]
-    if not all(told) or {SPLITS[word] for word in told} != {"train", "val"}:
+    folders = [_folder_split(image.file, root) for image in images]
+    if not all(folders) or {SPLITS[name] for name in folders} != {"train", "val"}:
         return tuple(images)
-    if len({word for word in told if SPLITS[word] == "val"}) > 1:
-        told = ["" if word == "test" else word for word in told]
-    return tuple(replace(image, split=SPLITS[word]) for image, word in zip(images, told, strict=True) if word)
+    if len({name for name in folders if SPLITS[name] == "val"}) > 1:
+        folders = ["" if name == "test" else name for name in folders]
+    return tuple(replace(image, split=SPLITS[name]) for image, name in zip(images, folders, strict=True) if name)
 
 
 def _folder_split(file: Path, root: Path) -> str:
@@ -153,17 +134,16 @@ def _folder_split(file: Path, root: Path) -> str:
 
 
 def left_out(count: int, where: Path) -> tuple[str, ...]:
-    """The note on images that a set's own split neither trains nor tests on, as its third part; none without them."""
+    """The note on images that a set's own split uses neither for training nor for testing; none without them."""
     if not count:
         return ()
     return (f"left out: {counted(count, 'image')} of {where}, which its split gives neither to train nor to val",)
 
 
 def labelled_orientation(file: Path, width: int, height: int, where: str) -> int:
-    """EXIF's orientation where a label's size is that of the image as stored, 1 where it is that of the upright image.
+    """EXIF's orientation if a label's size is that of the image as stored, 1 if it is that of the upright image.
 
-    Raises:
-        InputError: it is neither.
+    InputError if it is neither.
     """
     found = upright_size(file)
     if found == (width, height):
@@ -178,7 +158,7 @@ def labelled_orientation(file: Path, width: int, height: int, where: str) -> int
 
 
 def check_box(box: Sequence[float], width: int, height: int, where: str) -> None:
-    """InputError for a box that is no box, or lies outside its image by more than a pixel."""
+    """Raise InputError for a box that is not finite, has no size, or leaves its image by more than a pixel."""
     if not all(-_FAR < value < _FAR for value in box):  # False for NaN
         raise InputError(f"expected finite numbers for the box of {where}, found {shown(list(box))}; correct the label")
     x, y, across, down = box
@@ -192,7 +172,7 @@ def check_box(box: Sequence[float], width: int, height: int, where: str) -> None
 
 
 def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """The names of classes; InputError where one is empty or stands there twice."""
+    """The names of classes; InputError if one is empty or there twice."""
     listed = tuple(names)
     twice = [name for name, count in Counter(listed).items() if count > 1]
     if twice:
@@ -202,9 +182,14 @@ def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
     return listed
 
 
-Point = tuple[float, float]
+def read_names(file: Path) -> tuple[str, ...]:
+    """Class names from a text file, a line each."""
+    return check_names((line for line in read_lines(file, "class names, a line each,") if line), str(file))
+
+
+_Point = tuple[float, float]
 #: EXIF's orientation -> where the point (x, y) of a stored image of w x h comes to lie.
-_POINTS: dict[int, Callable[[float, float, int, int], Point]] = {
+_POINTS: dict[int, Callable[[float, float, int, int], _Point]] = {
     5: lambda x, y, w, h: (y, x),
     6: lambda x, y, w, h: (h - y, x),
     7: lambda x, y, w, h: (h - y, w - x),
@@ -219,23 +204,17 @@ _MASKS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def all_upright(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
-    """The sets with the labels of every stored image turned; how many were is noted."""
-    return [_upright_set(one) for one in sets]
-
-
-def _upright_set(one: LabelledSet) -> LabelledSet:
-    lying = [image for image in one.images if image.orientation != 1]
-    if not lying:
+def all_upright(one: LabelledSet) -> LabelledSet:
+    """A set with the labels of every image as stored turned, and a note on how many there were."""
+    stored = [image for image in one.images if image.orientation != 1]
+    if not stored:
         return one
-    said = (
-        f"{counted(len(lying), 'image')} labelled as stored, first {lying[0].file.name}: boxes are turned as EXIF says"
-    )
-    return replace(one, images=tuple(upright(image) for image in one.images), notes=(*one.notes, said))
+    images, first = counted(len(stored), "image"), stored[0].file.name
+    note = f"{images} labelled as stored, first {first}: boxes are turned as EXIF says"
+    return replace(one, images=tuple(map(_upright, one.images)), notes=(*one.notes, note))
 
 
-def upright(image: LabelledImage) -> LabelledImage:
-    """An image with its size and objects as they are once the image is turned."""
+def _upright(image: LabelledImage) -> LabelledImage:
     if image.orientation == 1:
         return image
     objects = tuple(_turned(box, image) for box in image.objects)
@@ -243,7 +222,7 @@ def upright(image: LabelledImage) -> LabelledImage:
 
 
 def _turned(box: Box, image: LabelledImage) -> Box:
-    def point(x: float, y: float) -> Point:
+    def point(x: float, y: float) -> _Point:
         return _POINTS[image.orientation](x, y, image.width, image.height)
 
     x, y, across, down = box.box
@@ -252,14 +231,21 @@ def _turned(box: Box, image: LabelledImage) -> Box:
     return replace(box, box=corners, segmentation=_turned_mask(box, image, point))
 
 
-def _turned_mask(box: Box, image: LabelledImage, point: Callable[[float, float], Point]) -> Any:
-    found = box.segmentation
+def _turned_mask(box: Box, image: LabelledImage, point: Callable[[float, float], _Point]) -> Any:
+    mask = box.segmentation
+    if mask is None:
+        return None
+    with checked_mask(box):
+        if isinstance(mask, dict):
+            return encode_mask(_MASKS[image.orientation](decode_mask(mask, image.height, image.width)))
+        return [[value for x, y in zip(part[::2], part[1::2], strict=True) for value in point(x, y)] for part in mask]
+
+
+@contextmanager
+def checked_mask(box: Box) -> Iterator[None]:
+    """Raise InputError instead of the errors of a malformed segmentation."""
     try:
-        if isinstance(found, dict):
-            return encode_mask(_MASKS[image.orientation](decode_mask(found, image.height, image.width)))
-        if found is None:
-            return None
-        return [[value for x, y in zip(part[::2], part[1::2], strict=True) for value in point(x, y)] for part in found]
+        yield
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise InputError(
             f"expected COCO's polygons or run lengths in {box.where}, found: {error}; correct it"

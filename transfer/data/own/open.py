@@ -1,7 +1,7 @@
-"""Opens a set of one's own: finds its form, splits it, and writes it once in the form that engines and scores read.
+"""Opens your own data set: finds its form, splits it, and writes it once in the form that engines and scores read.
 
-VOC, YOLO and COCO forms of one set come out as one: images in the order of their names, classes in the order of theirs,
-the objects of an image by class and place. So they train the same detector and score the same, to the last bit.
+VOC, YOLO and COCO forms of one set become equal: images and classes sorted by name, the objects of an image by class
+and place. So they train the same detector and score the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,38 +19,38 @@ from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import cache_root, set_title, sha256_of_text, write_text
 from momentum_transfer.images.class_folders import is_class_folders
 from momentum_transfer.images.subsets import stratified_split
-from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask, open_dataset
+from momentum_transfer.transfer.data.annotations import DetectionData, coco_content, decode_mask, open_dataset
 from momentum_transfer.transfer.data.own import coco_json, voc_xml, yolo
-from momentum_transfer.transfer.data.own.label_pngs import has_label_pngs
-from momentum_transfer.transfer.data.own.labelled import Box, LabelledImage, LabelledSet, all_upright, left_out
+from momentum_transfer.transfer.data.own.labelled import (
+    Box,
+    LabelledImage,
+    LabelledSet,
+    all_upright,
+    checked_mask,
+    left_out,
+)
+from momentum_transfer.transfer.data.semantic_datasets import has_label_pngs
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """A set of one's own, split and ready.
+    """Your own set, split and ready."""
 
-    Attributes:
-        title: short name, of the folder.
-        form: "COCO JSON", "VOC XML", "YOLO text".
-        train, val: data sets that `get_dataset` finds again by ``train.spec`` and ``val.spec``.
-        masks: "" (boxes only), "polygon" or "bitmask".
-        notes: what should be said before the run.
-    """
-
-    title: str
-    form: str
+    title: str  # short name, of the folder
+    form: str  # "COCO JSON", "VOC XML", "YOLO text"
     train: DetectionData
     val: DetectionData
-    masks: str
-    notes: tuple[str, ...]
+    masks: str  # "" (boxes only), "polygon" or "bitmask"
+    notes: tuple[str, ...]  # for the user, before the run
 
     @property
     def specs(self) -> tuple[str, str]:
-        """The two sets' names for DATASETS.TRAIN and TEST: found again by any later process."""
-        return spec(self.train), spec(self.val)
+        """The two sets' names for DATASETS.TRAIN and TEST, ``NAME=IMAGES_DIR:FILE.json``, which `get_dataset` reads."""
+        train, val = (f"{data.name}={data.images_dir}:{data.annotation_file}" for data in (self.train, self.val))
+        return train, val
 
     def lines(self) -> list[str]:
-        """What a person should know of it before anything is computed."""
+        """The summary that is shown before anything is computed."""
         lines = [
             f"{self.title}: {self.form}, {counted(len(self.train.classes), 'class')}: {', '.join(self.train.classes)}"
         ]
@@ -64,11 +64,6 @@ class OwnData:
         return [*lines, *(f"  {note}" for note in self.notes)]
 
 
-def spec(data: DetectionData) -> str:
-    """``NAME=IMAGES_DIR:FILE.json``, which `get_dataset` reads."""
-    return f"{data.name}={data.images_dir}:{data.annotation_file}"
-
-
 def open_own(
     train: str | Path,
     val: str | Path | None = None,
@@ -78,27 +73,27 @@ def open_own(
     title: str = "",
     images: str | Path | None = None,
 ) -> OwnData:
-    """Open a set of one's own.
+    """Open your own data set.
 
     Args:
         train: a folder or file: COCO JSON, VOC XML, YOLO text with its data.yaml or classes.txt.
         val: the part that tests, in any of these forms; or
-        split: the share of the images that train, the rest tests: stratified by class, a function of the seed.
-            Without both the set's own split is taken, where it has one.
+        split: the fraction of the images that train, the rest tests: stratified by class, a function of the seed.
+            Without both, the set's own split is used.
         title: short name in tables and files; "" takes the folder's.
         images: where images lie, if not beside the labels.
 
     Raises:
-        InputError: what is wrong, with its file and line.
+        InputError: with the file and line of what is wrong.
     """
     where = None if images is None else _existing(images)
     if val is not None and split is not None:
         raise InputError("expected --val or --split, found both; leave one out")
     sources = [_existing(train)] + ([_existing(val)] if val is not None else [])
-    read = all_upright(voc_xml.settle_corners([read_set(source, where) for source in sources]))
+    read = [all_upright(one) for one in voc_xml.settle_corners([_read_set(source, where) for source in sources])]
     whole = read[0]
     if val is not None:
-        parts = [_told(read[0], "train"), _told(read[1], "val")]
+        parts = [_part(read[0], "train"), _part(read[1], "val")]
         kept = {image.file for part in parts for image in part}
         unused = {image.file for one in read for image in one.images} - kept
         read[0] = replace(read[0], notes=(*read[0].notes, *left_out(len(unused), whole.root)))
@@ -122,34 +117,35 @@ def _existing(path: str | Path) -> Path:
     return found
 
 
-def read_set(source: Path, images: Path | None = None) -> LabelledSet:
-    """Read a folder or file in whichever form it is; InputError where it is none of them, or two."""
+def _read_set(source: Path, images: Path | None = None) -> LabelledSet:
+    """Read a folder or file in whichever form it is; InputError if it is in none, or in two."""
     if source.is_file():
         if source.suffix == ".json":
             return coco_json.read_coco(source, images)
         if source.suffix in (".yaml", ".yml"):
             return yolo.read_yolo(source, images)
         raise InputError(f"expected a folder, a COCO .json or YOLO's data.yaml, found {source}")
-    forms = [
-        (coco_json.FORM, bool(coco_json.coco_files(source))),
-        (voc_xml.FORM, bool(voc_xml.xml_files(source))),
-        (yolo.FORM, _is_yolo(source, images)),
-    ]
-    found = [form for form, here in forms if here]
-    if len(found) > 1:
-        raise InputError(f"expected labels in one form in {source}, found {' and '.join(found)}; give one of them")
-    if not found:
-        raise _no_form(source, images)
-    if found[0] == coco_json.FORM:
-        return coco_json.read_coco(source, images)
-    if found[0] == voc_xml.FORM:
-        return voc_xml.read_voc(source, images)
     named = [file for file in sorted(source.glob("*.y*ml")) if yolo.is_data_yaml(file)]
+    forms = {
+        coco_json.FORM: bool(coco_json.coco_files(source)),
+        voc_xml.FORM: bool(voc_xml.xml_files(source)),
+        yolo.FORM: bool(named)
+        or (yolo.names_file(source) is not None and any(yolo.labelled_files(source, images).values())),
+    }
+    present = [form for form, here in forms.items() if here]
+    if len(present) > 1:
+        raise InputError(f"expected labels in one form in {source}, found {' and '.join(present)}; give one of them")
+    if not present:
+        raise _no_form(source, images)
+    if present[0] == coco_json.FORM:
+        return coco_json.read_coco(source, images)
+    if present[0] == voc_xml.FORM:
+        return voc_xml.read_voc(source, images)
     return yolo.read_yolo(named[0] if named and images is None else source, images)
 
 
 def _no_form(source: Path, images: Path | None) -> InputError:
-    """What to do with a folder in none of the forms."""
+    """The error for a folder in none of the forms, with the next step."""
     found, step = "none", "name the labels' folder"
     if any(yolo.labelled_files(source, images).values()):
         found, step = "text files without names", "write the classes' names into classes.txt beside them, a line each"
@@ -163,24 +159,17 @@ def _no_form(source: Path, images: Path | None) -> InputError:
     )
 
 
-def _is_yolo(folder: Path, images: Path | None) -> bool:
-    if any(yolo.is_data_yaml(file) for file in folder.glob("*.y*ml")):
-        return True
-    return yolo.names_file(folder) is not None and any(yolo.labelled_files(folder, images).values())
-
-
-def _told(one: LabelledSet, split: str) -> list[LabelledImage]:
-    """The images of a set that was named for a split; its own split, where it has one, gives only that part."""
-    own = [image for image in one.images if image.split == split]
-    chosen = own or list(one.images)
+def _part(one: LabelledSet, split: str) -> list[LabelledImage]:
+    """The images of a set given as --train or --val: that part of its own split, else all."""
+    chosen = [image for image in one.images if image.split == split] or list(one.images)
     if not chosen:
         raise InputError(f"expected images in {one.root}, found none")
     return _ordered(chosen)
 
 
-def _split(whole: LabelledSet, share: float | None, seed: int) -> list[list[LabelledImage]]:
+def _split(whole: LabelledSet, fraction: float | None, seed: int) -> list[list[LabelledImage]]:
     images = _ordered(whole.images)
-    if share is None:
+    if fraction is None:
         parts = [[image for image in images if image.split == word] for word in ("train", "val")]
         if not all(parts):
             raise InputError(
@@ -192,7 +181,7 @@ def _split(whole: LabelledSet, share: float | None, seed: int) -> list[list[Labe
     labels = [[number.setdefault(box.name, len(number)) for box in image.objects] for image in images]
     names = sorted(number)
     place = {number[name]: k for k, name in enumerate(names)}  # the same split of the same set in any form
-    trains = stratified_split([[place[k] for k in found] for found in labels], share, seed)
+    trains = stratified_split([[place[k] for k in found] for found in labels], fraction, seed)
     return [[image for image, first in zip(images, trains, strict=True) if first == side] for side in (True, False)]
 
 
@@ -201,7 +190,7 @@ def _ordered(images: Sequence[LabelledImage]) -> list[LabelledImage]:
 
 
 def _used_classes(sets: Sequence[LabelledSet]) -> tuple[list[str], list[str]]:
-    """Classes that objects have, by name, and what to say of those that none has."""
+    """Classes that objects have, by name, and a note on the others."""
     used = {box.name for one in sets for image in one.images for box in image.objects}
     if not used:
         raise InputError(f"expected at least one object in {sets[0].root}, found none; label some")
@@ -242,10 +231,16 @@ def _notes(parts: Sequence[Sequence[LabelledImage]], masks: str) -> list[str]:
 
 
 def _write(name: str, images: Sequence[LabelledImage], classes: Sequence[str], masks: str, root: Path) -> DetectionData:
-    """The set as COCO's JSON in the cache, under a name that its content gives."""
-    content = _as_coco(images, classes, masks, root)
+    """The set as a COCO JSON in the cache, named by its content."""
+    number = {name: k for k, name in enumerate(classes, 1)}
+    files = [image.file.resolve().relative_to(root).as_posix() for image in images]
+    entries = [
+        ({"file_name": file, "width": image.width, "height": image.height}, _annotations(image, number, masks))
+        for file, image in zip(files, images, strict=True)
+    ]
+    content = coco_content(entries, ({"name": name} for name in classes))
     text = json.dumps(content)
-    # Where its images lie is no part of a set: the last digits are those of a set in any form.
+    # Where its images lie is no part of a set: the last digits are the same for a set in any form.
     stems = [{**image, "file_name": Path(image["file_name"]).stem} for image in content["images"]]
     same = sha256_of_text(json.dumps({**content, "images": stems}))[:12]
     file = cache_root() / "own" / f"{name}-{sha256_of_text(text)[:6]}-{same}.json"
@@ -254,23 +249,11 @@ def _write(name: str, images: Sequence[LabelledImage], classes: Sequence[str], m
     return replace(open_dataset(name, root, file), name=name)
 
 
-def _as_coco(images: Sequence[LabelledImage], classes: Sequence[str], masks: str, root: Path) -> dict[str, Any]:
-    number = {name: k for k, name in enumerate(classes, 1)}
-    entries: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    for image_id, image in enumerate(images, 1):
-        relative = image.file.resolve().relative_to(root).as_posix()
-        entries.append({"id": image_id, "file_name": relative, "width": image.width, "height": image.height})
-        for box in sorted(image.objects, key=lambda box: (box.name, box.box)):
-            entry: dict[str, Any] = {
-                "id": len(annotations) + 1, "image_id": image_id, "category_id": number[box.name],
-                "bbox": [float(value) for value in box.box], "area": _area(box, image), "iscrowd": int(box.crowd),
-            }  # fmt: skip
-            if masks and box.segmentation is not None:
-                entry["segmentation"] = box.segmentation
-            annotations.append(entry)
-    categories = [{"id": k, "name": name} for name, k in number.items()]
-    return {"images": entries, "annotations": annotations, "categories": categories}
+def _annotations(image: LabelledImage, number: Mapping[str, int], masks: str) -> Iterator[dict[str, Any]]:
+    for box in sorted(image.objects, key=lambda box: (box.name, box.box)):
+        entry = {"category_id": number[box.name], "bbox": [float(value) for value in box.box],
+                 "area": _area(box, image), "iscrowd": int(box.crowd)}  # fmt: skip
+        yield entry | ({"segmentation": box.segmentation} if masks and box.segmentation is not None else {})
 
 
 def _area(box: Box, image: LabelledImage) -> float:
@@ -279,9 +262,5 @@ def _area(box: Box, image: LabelledImage) -> float:
         return float(box.area)
     if box.segmentation is None:
         return float(box.box[2] * box.box[3])
-    try:
+    with checked_mask(box):
         return float(decode_mask(box.segmentation, image.height, image.width).sum())
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise InputError(
-            f"expected COCO's polygons or run lengths in {box.where}, found: {error}; correct it"
-        ) from error

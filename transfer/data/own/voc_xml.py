@@ -1,13 +1,11 @@
-"""PASCAL VOC's XML with classes of one's own, in whatever folders a labelling tool left it.
-
-XML with the line of every element, which the standard library's parser keeps to itself.
-"""
+"""PASCAL VOC's XML, read with the line of every element, in whatever folders a labelling tool left it."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from momentum_transfer.core.errors import InputError, shown
@@ -23,96 +21,59 @@ from momentum_transfer.transfer.data.own.labelled import (
     split_by_folders,
 )
 
-#: Bytes of the longest annotation of one image; a gigabyte of elements would fit into what other texts may have.
-MOST = 16 << 20
-#: Labels have five levels.
+FORM = "VOC XML"
+#: Bytes of an annotation, at most: a gigabyte of elements would fit into the limit of other texts.
+_MOST = 16 << 20
+#: Nested elements, at most; labels have five levels.
 _DEEPEST = 64
 
 
-class Node:
-    """An element: its tag, line, text and children."""
+def read_xml(path: Path) -> Element:
+    """The root of an XML file, each element with its ``line``; InputError if it is none.
 
-    __slots__ = ("children", "line", "parts", "tag")
-
-    def __init__(self, tag: str, line: int) -> None:
-        self.tag, self.line = tag, line
-        self.children: list[Node] = []
-        self.parts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """What stands in the element itself."""
-        return "".join(self.parts)
-
-    def all(self, tag: str) -> list[Node]:
-        """The children of that tag."""
-        return [child for child in self.children if child.tag == tag]
-
-    def child(self, tag: str) -> Node | None:
-        """The first child of that tag, or None."""
-        return next((child for child in self.children if child.tag == tag), None)
-
-
-def read_xml(path: Path) -> Node:
-    """The root of an XML file.
-
-    Raises:
-        InputError: the file cannot be read or is no XML; the line is named. Entities are refused: labels need none.
+    Entities are refused: labels need none.
     """
-    parser = expat.ParserCreate()
+    parser, builder, depth = expat.ParserCreate(), TreeBuilder(), 0
     parser.buffer_text = True  # or every line comes alone
-    top = Node("", 0)
-    stack = [top]
+
+    def where() -> str:
+        return f"{path}:{parser.CurrentLineNumber}"
 
     def begin(tag: str, _attributes: dict[str, str]) -> None:
-        if len(stack) > _DEEPEST:
-            raise InputError(
-                f"expected at most {_DEEPEST} nested elements in {path}:{parser.CurrentLineNumber}, found more"
-            )
-        node = Node(tag, parser.CurrentLineNumber)
-        stack[-1].children.append(node)
-        stack.append(node)
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
+            raise InputError(f"expected at most {_DEEPEST} nested elements in {where()}, found more")
+        builder.start(tag, {"line": str(parser.CurrentLineNumber)})
 
-    def end(_tag: str) -> None:
-        stack.pop()
-
-    def text(data: str) -> None:
-        stack[-1].parts.append(data)
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(tag)
 
     def entity(*_: object) -> None:
-        raise InputError(
-            f"expected an XML without entities, found one in {path}:{parser.CurrentLineNumber}; take it out"
-        )
+        raise InputError(f"expected an XML without entities, found one in {where()}; take it out")
 
     parser.StartElementHandler, parser.EndElementHandler = begin, end
-    parser.CharacterDataHandler, parser.EntityDeclHandler = text, entity
+    parser.CharacterDataHandler, parser.EntityDeclHandler = builder.data, entity
     try:
-        parser.Parse(read_regular(path, "an XML file", MOST), True)
+        parser.Parse(read_regular(path, "an XML file", _MOST), True)
     except (expat.ExpatError, ValueError, LookupError) as error:  # ValueError: encodings that expat does not know
         line = f":{error.lineno}" if isinstance(error, expat.ExpatError) else ""
         raise InputError(f"expected an XML file, found one that cannot be read at {path}{line}: {error}") from error
-    return top.children[0]
-
-
-FORM = "VOC XML"
+    return builder.close()
 
 
 def xml_files(folder: Path) -> list[Path]:
     """Annotation files below a folder, hidden ones left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*.xml")
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    files = sorted(folder.rglob("*.xml"))
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
 def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
     """Read every XML below ``folder``; images are looked for below ``images``, else here, else beside the folder.
 
-    Boxes are left as they are written, see `settle_corners`.
-
-    Raises:
-        InputError: no XML, a malformed one, a missing image, a box outside its image; file and line are named.
+    Boxes stay as they are written, see `settle_corners`. InputError names file and line of what is wrong.
     """
     files = xml_files(folder)
     if not files:
@@ -127,7 +88,7 @@ def read_voc(folder: Path, images: Path | None = None) -> LabelledSet:
 
 
 def _splits(folder: Path, stems: Container[str]) -> dict[str, str]:
-    """Image stem to train or val, where ImageSets/Main says so: a name a line, or with a number that says more."""
+    """Image stem → train or val by the lists in ImageSets/Main; each line is a name, perhaps with a number."""
     found: dict[str, str] = {}
     for list_folder in sorted(folder.rglob("ImageSets/Main")):
         for split, names in (("train", ("train", "trainval")), ("val", ("val", "valid", "test"))):
@@ -141,72 +102,80 @@ def _splits(folder: Path, stems: Container[str]) -> dict[str, str]:
 def _read(file: Path, index: ImageIndex, splits: dict[str, str]) -> LabelledImage:
     root = read_xml(file)
     if root.tag != "annotation":
-        raise InputError(f"expected <annotation> in {file}:{root.line}, found <{root.tag}>; is it VOC's XML?")
-    size = root.child("size")
-    if size is None:
-        raise InputError(f"expected <size> with width and height in {file}:{root.line}, found none; add it")
-    sides = [_number(size, side, file) for side in ("width", "height")]
-    if not all(side >= 1 and side % 1 == 0 for side in sides):  # False for NaN and infinity
-        raise InputError(
-            f"expected a whole, positive width and height in {file}:{size.line}, found {sides[0]:g}x{sides[1]:g}; "
-            "correct it"
-        )
-    width, height = map(int, sides)
-    name = root.child("filename")
-    named = (name.text.strip() if name is not None else "") or file.stem
-    where = f"{file}:{name.line if name is not None else root.line}"
+        raise InputError(f"expected <annotation> in {_at(file, root)}, found <{root.tag}>; is it VOC's XML?")
+    width, height, size = image_size(root, file)
+    name = root.find("filename")
+    named = _text(name) or file.stem
     # The XML's own name first: tools rename files and leave <filename> as it was.
+    where = _at(file, root if name is None else name)
     image = index.find(file.stem if index.has(file.stem) else named, file.parent, where)
-    orientation = labelled_orientation(image, width, height, f"{file}:{size.line}")
-    objects = tuple(_object(node, file) for node in root.all("object"))
+    orientation = labelled_orientation(image, width, height, size)
+    objects = tuple(read_object(node, file) for node in root.iterfind("object"))
     return LabelledImage(image, width, height, objects, splits.get(file.stem, ""), orientation)
 
 
-def _number(node: Node, tag: str, file: Path) -> float:
-    child = node.child(tag)
+def _at(file: Path, node: Element) -> str:
+    return f"{file}:{node.get('line')}"
+
+
+def _text(node: Element | None) -> str:
+    return "" if node is None else (node.text or "").strip()
+
+
+def image_size(root: Element, file: Path) -> tuple[int, int, str]:
+    """Width and height in pixels, and where they stand."""
+    size = root.find("size")
+    if size is None:
+        raise InputError(f"expected <size> with width and height in {_at(file, root)}, found none; add it")
+    width, height = (_number(size, side, file) for side in ("width", "height"))
+    if not all(side >= 1 and side % 1 == 0 for side in (width, height)):  # False for NaN and infinity
+        sides = f"{width:g}x{height:g}"
+        raise InputError(f"expected a whole, positive width and height in {_at(file, size)}, found {sides}; correct it")
+    return int(width), int(height), _at(file, size)
+
+
+def _number(node: Element, tag: str, file: Path) -> float:
+    child = node.find(tag)
     if child is None:
-        raise InputError(f"expected <{tag}> in <{node.tag}> of {file}:{node.line}, found none; add it")
+        raise InputError(f"expected <{tag}> in <{node.tag}> of {_at(file, node)}, found none; add it")
     try:
-        return float(child.text)
+        return float(_text(child))
     except ValueError as error:
-        raise InputError(
-            f"expected a number in <{tag}> of {file}:{child.line}, found {shown(child.text.strip())}"
-        ) from error
+        found = shown(_text(child))
+        raise InputError(f"expected a number in <{tag}> of {_at(file, child)}, found {found}") from error
 
 
-def _object(node: Node, file: Path) -> Box:
-    name, box = node.child("name"), node.child("bndbox")
-    if name is None or not name.text.strip():
-        raise InputError(f"expected <name> in <object> of {file}:{node.line}, found none; name its class")
+def read_object(node: Element, file: Path) -> Box:
+    """An ``<object>``; its box holds xmin, ymin, xmax, ymax as they are written."""
+    name, box = _text(node.find("name")), node.find("bndbox")
+    if not name:
+        raise InputError(f"expected <name> in <object> of {_at(file, node)}, found none; name its class")
     if box is None:
-        raise InputError(f"expected <bndbox> in <object> of {file}:{node.line}, found none; draw its box")
+        raise InputError(f"expected <bndbox> in <object> of {_at(file, node)}, found none; draw its box")
     left, top, right, bottom = (_number(box, side, file) for side in ("xmin", "ymin", "xmax", "ymax"))
     if right < left or bottom < top:
-        raise InputError(
-            f"expected xmin <= xmax and ymin <= ymax in {file}:{box.line}, found {left:g} {top:g} {right:g} {bottom:g}"
-        )
-    difficult = node.child("difficult")
-    hard = difficult is not None and difficult.text.strip() not in ("", "0")
-    return Box(name.text.strip(), (left, top, right, bottom), f"{file}:{box.line}", difficult=hard)
+        found = f"{left:g} {top:g} {right:g} {bottom:g}"
+        raise InputError(f"expected xmin <= xmax and ymin <= ymax in {_at(file, box)}, found {found}")
+    return Box(
+        name, (left, top, right, bottom), _at(file, box), difficult=_text(node.find("difficult")) not in ("", "0")
+    )
 
 
 def settle_corners(sets: Sequence[LabelledSet]) -> list[LabelledSet]:
     """The corners of VOC's files as boxes x, y, width, height, by one rule for all sets of a command.
 
     VOC counts pixels from 1 and includes both ends: (xmin - 1, ymin - 1, xmax, ymax) are the edges. Many tools write
-    the edges themselves, from 0. A corner at 0, or one between two pixels, shows which it was: VOC has neither.
+    the edges themselves, from 0: then some corner is at 0 or between two pixels, which VOC has neither of.
     """
     boxes = [box for one in sets if one.form == FORM for image in one.images for box in image.objects]
     edges = [box for box in boxes if min(box.box[:2]) < 1 or any(value % 1 for value in box.box)]
     shift = 0.0 if edges else 1.0
-    said = (
-        f"corners are read as pixel edges from 0, because {edges[0].where} has one at 0 or between pixels"
-        if edges
-        else "corners are read as VOC's: pixels from 1, both ends included"
-    )
+    note = "corners are read as VOC's: pixels from 1, both ends included"
+    if edges:
+        note = f"corners are read as pixel edges from 0, because {edges[0].where} has one at 0 or between pixels"
     return [
         one if one.form != FORM else replace(
-            one, images=tuple(_settled(image, shift) for image in one.images), notes=(*one.notes, said)
+            one, images=tuple(_settled(image, shift) for image in one.images), notes=(*one.notes, note)
         )
         for one in sets
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""YOLO's text labels: a line an object, ``class x y width height`` or ``class x1 y1 x2 y2 …``, in shares of the image.
+"""YOLO's text labels: a line an object, ``class x y width height`` or ``class x1 y1 x2 y2 …``, as fractions.
 
-Classes and folders are said by data.yaml (``names``, ``train``, ``val``), or by a classes.txt beside the labels. An
-image without a text file, or with an empty one, shows nothing.
+A data.yaml names classes and folders (``names``, ``train``, ``val``), or a classes.txt beside the labels the classes.
+An image without a text file, or with an empty one, has no objects.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from momentum_transfer.transfer.data.own.labelled import (
     check_box,
     check_names,
     left_out,
+    read_names,
     split_by_folders,
 )
 
 FORM = "YOLO text"
 _NAMES = ("classes.txt", "obj.names", "labels.txt")
-_KEYS = {"train": "train", "val": "val", "valid": "val", "test": "val"}
 
 
 def is_data_yaml(path: Path) -> bool:
@@ -41,7 +42,7 @@ def is_data_yaml(path: Path) -> bool:
 
 
 def names_file(folder: Path) -> Path | None:
-    """What names the classes of a folder of labels: in it, in ``labels`` below it, or above it, nearest first."""
+    """The file that names the classes of a folder of labels: in it, in ``labels`` below it, or above it."""
     for place in (folder, folder / "labels", *list(folder.parents)[:2]):
         if not place.is_dir():
             continue
@@ -55,11 +56,11 @@ def names_file(folder: Path) -> Path | None:
 
 
 def labelled_files(folder: Path, images: Path | None = None) -> dict[Path, Path | None]:
-    """Image files of a folder of labels, of images, or of both, with their text files.
+    """Image files with their text files, of a folder of labels, of images, or of both.
 
     Args:
-        images: where they lie instead, and those without a text file do not count; without it, images below
-            ``folder``, else those beside a folder of labels.
+        images: where the images lie; those without a text file are then left out. Without it: below ``folder``, else
+            beside a folder of labels.
     """
     if images is None and (own := image_files(folder)):
         return {file: _label_file(file) for file in own}
@@ -88,35 +89,23 @@ def read_yolo(source: Path, images: Path | None = None) -> LabelledSet:
     """Read a data.yaml with the folders it names, or a folder of images and labels.
 
     Args:
-        images: where the images of a folder of labels lie, see `labelled_files`.
+        images: see `labelled_files`.
 
     Raises:
         InputError: no class names, a missing image folder, a wrong line; file and line are named.
     """
     if source.is_file():
-        content = _yaml(source)
-        if "kpt_shape" in content:
-            raise InputError(f"expected boxes or polygons, found key points (kpt_shape in {source}); export boxes")
-        classes = _classes(content, source)
-        found = [image for key, split in _KEYS.items() for image in _listed(content, key, split, source, classes)]
-        if not found:
-            raise InputError(f"expected train and val in {source} to name folders of images, found none; add them")
-        both = len({image.split for image in found}) == 2
-        seen: dict[Path, LabelledImage] = {}
-        for image in found:
-            seen.setdefault(image.file, image if both else _without_split(image))
-        kept_back: set[Path] = set()
-        if content.get("val") is not None and content.get("test") is not None:
-            with suppress(InputError):  # a test part that was not exported is not missed
-                kept_back = {path for path in _paths(content, "test", source) if path not in seen}
-        return LabelledSet(FORM, source.parent, tuple(seen.values()), classes, left_out(len(kept_back), source.parent))
+        return _read_yaml(source)
     names = names_file(source)
     if names is None:
         raise InputError(
             f"expected a data.yaml or classes.txt with the classes' names in or above {source}, found none; "
             "write the names into classes.txt, a line each"
         )
-    classes = _classes(_yaml(names), names) if names.suffix in (".yaml", ".yml") else _text_classes(names)
+    if names.suffix in (".yaml", ".yml"):
+        classes = _classes(read_mapping(names, "names, train and val"), names)
+    else:
+        classes = read_names(names)
     files = labelled_files(source, images)
     if not files:
         raise InputError(f"expected images below {images or source}, found none; name their folder by --images")
@@ -126,12 +115,27 @@ def read_yolo(source: Path, images: Path | None = None) -> LabelledSet:
     return LabelledSet(FORM, source, kept, classes, left_out(len(read) - len(kept), source))
 
 
-def _without_split(image: LabelledImage) -> LabelledImage:
-    return LabelledImage(image.file, image.width, image.height, image.objects)
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    return read_mapping(path, "names, train and val")
+def _read_yaml(file: Path) -> LabelledSet:
+    content = read_mapping(file, "names, train and val")
+    if "kpt_shape" in content:
+        raise InputError(f"expected boxes or polygons, found key points (kpt_shape in {file}); export boxes")
+    classes = _classes(content, file)
+    keys = [key for key in ("train", "val", "valid", "test") if content.get(key) is not None]
+    spare = "test" in keys and "val" in keys  # of train, val and test, test is kept back
+    images: dict[Path, LabelledImage] = {}
+    for key in keys[:-1] if spare else keys:
+        for path in _paths(content, key, file):
+            images.setdefault(path, _image(path, classes, SPLITS[key], _label_file(path)))
+    if not images:
+        raise InputError(f"expected train and val in {file} to name folders of images, found none; add them")
+    kept_back: set[Path] = set()
+    if spare:
+        with suppress(InputError):  # a test part that was not exported is not missed
+            kept_back = {path for path in _paths(content, "test", file) if path not in images}
+    labelled = tuple(images.values())
+    if len({image.split for image in labelled}) < 2:
+        labelled = tuple(replace(image, split="") for image in labelled)
+    return LabelledSet(FORM, file.parent, labelled, classes, left_out(len(kept_back), file.parent))
 
 
 def _classes(content: dict[str, Any], path: Path) -> tuple[str, ...]:
@@ -145,19 +149,6 @@ def _classes(content: dict[str, Any], path: Path) -> tuple[str, ...]:
     if count != len(names):
         raise InputError(f"expected as many names as nc says in {path}, found {len(names)} and nc {shown(count)}")
     return check_names((str(name).strip() for name in names), str(path))
-
-
-def _text_classes(path: Path) -> tuple[str, ...]:
-    return check_names((line for line in read_lines(path, "class names, a line each,") if line), str(path))
-
-
-def _listed(
-    content: dict[str, Any], key: str, split: str, file: Path, classes: Sequence[str]
-) -> Iterable[LabelledImage]:
-    """The images of a split; of train, val and test, test is left out."""
-    if content.get(key) is None or (key == "test" and content.get("val") is not None):
-        return
-    yield from (_image(path, classes, split, _label_file(path)) for path in _paths(content, key, file))
 
 
 def _paths(content: dict[str, Any], key: str, file: Path) -> Iterable[Path]:
@@ -174,10 +165,10 @@ def _paths(content: dict[str, Any], key: str, file: Path) -> Iterable[Path]:
 
 
 def _place(content: dict[str, Any], entry: str, file: Path, key: str) -> Path:
-    """A path of data.yaml: from ``path``, else from the yaml's folder, else by as much of its end as is there.
+    """A path of data.yaml: relative to ``path``, else to the yaml's folder, else by the end of it that exists there.
 
-    Exports begin with ``..`` where they mean the yaml's folder, and name folders of the machine that wrote them: what
-    lies inside the export comes before what is beside it.
+    Exports write ``..`` for the yaml's folder and name folders of another machine: what lies inside the export comes
+    before what is beside it.
     """
     base, entry = Path(str(content.get("path") or "").replace("\\", "/")), entry.replace("\\", "/")
     parts = [part for part in Path(entry).parts if part not in ("..", "/")]
@@ -193,7 +184,7 @@ def _place(content: dict[str, Any], entry: str, file: Path, key: str) -> Path:
 
 
 def _image_list(file: Path) -> list[Path]:
-    """The images that a text file lists, from its own folder, or by as much of their path's end as is there."""
+    """The images that a text file lists: relative to it, else by the longest end of their path that exists there."""
     found = []
     for line in filter(None, read_lines(file, "a list of images")):
         path = Path(line.replace("\\", "/"))
@@ -240,7 +231,7 @@ def _object(line: str, where: str, classes: Sequence[str], width: int, height: i
     for value, half in zip(values, precise, strict=True):
         if not -half <= value <= 1 + half:  # False for NaN
             raise InputError(
-                f"expected shares of the image from 0 to 1 in {where}, found {value:g}; divide by its size"
+                f"expected fractions of the image from 0 to 1 in {where}, found {value:g}; divide by its size"
             )
     if len(values) == 4:
         box = _box(values, precise, width, height)
@@ -268,7 +259,7 @@ def _box(
 
 
 def _half_unit(word: str) -> float:
-    """By how much a written decimal may be off: half a unit of its last place, and float64's own rounding."""
+    """Half a unit of a written decimal's last place: its rounding error."""
     mantissa, _, exponent = word.lower().partition("e")
     scale = 10.0 ** -len(mantissa.partition(".")[2])
     return max(0.5 * scale * min(float(f"1e{exponent or 0}"), 1.0), 1e-15)
@@ -277,7 +268,7 @@ def _half_unit(word: str) -> float:
 def _shortest(value: float, off: float) -> float:
     """The number with the fewest decimals within ``off`` of ``value``.
 
-    Six decimals of a share leave a whole pixel at 12.9997; it is one, and reads as in the set's other forms.
+    Six decimals of a fraction turn pixel 13 into 12.9997; this restores it, as in the set's other forms.
     """
     for places in range(12):
         if abs(round(value, places) - value) <= 1.001 * off:

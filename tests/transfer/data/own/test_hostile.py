@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data.own import coco_json, label_pngs, voc_xml, yolo
+from momentum_transfer.transfer.data.own import coco_json, voc_xml, yolo
+from momentum_transfer.transfer.data.semantic_datasets import label_specs
 
 BOX = "<object><name>a</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>"
 XML = f"<annotation><size><width>20</width><height>10</height></size>{BOX}</annotation>"
@@ -168,10 +169,10 @@ def test_label_pngs_that_are_bombs_pipes_or_cut_are_refused_before_they_are_coun
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(999)))
     for content in (bomb, whole[:40], b"garbage", b""):
         file.write_bytes(content)
-        assert str(file) in refusal(lambda: label_pngs.label_specs(tmp_path, None))
+        assert str(file) in refusal(lambda: label_specs(tmp_path, None))
     Image.fromarray(np.zeros((10, 20), np.uint16)).save(file)
-    assert "one 8-bit class per pixel" in refusal(lambda: label_pngs.label_specs(tmp_path, None))
+    assert "one 8-bit class per pixel" in refusal(lambda: label_specs(tmp_path, None))
     pipe(file)
-    assert str(file) in refusal(lambda: label_pngs.label_specs(tmp_path, None))
+    assert str(file) in refusal(lambda: label_specs(tmp_path, None))
     garbage(tmp_path / "classes.txt")
-    assert "classes.txt" in refusal(lambda: label_pngs.label_specs(tmp_path, None))
+    assert "classes.txt" in refusal(lambda: label_specs(tmp_path, None))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.annotations import decode_mask, encode_mask
-from momentum_transfer.transfer.data.datasets import get_dataset
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.own.open import open_own
 from tests.transfer import own_set
 

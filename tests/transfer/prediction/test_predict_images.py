@@ -1,4 +1,4 @@
-"""Photographs in, COCO results, pictures and counts out; a stopped prediction goes on where it was."""
+"""Images in, COCO results, visualizations and counts out; a stopped prediction resumes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from PIL import Image
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.detector_run import load_run
-from momentum_transfer.transfer.prediction import predict as prediction
-from momentum_transfer.transfer.prediction.photographs import find_photographs, natural_order
-from momentum_transfer.transfer.prediction.predict import Wanted, ids_of, predict
+from momentum_transfer.transfer.prediction import predict_images as prediction
+from momentum_transfer.transfer.prediction.input_images import _natural_order, find_images
+from momentum_transfer.transfer.prediction.predict_images import Options, ids_of, predict
 from momentum_transfer.transfer.scores import coco
 from tests.tools.in_process import run_tool
 from tests.transfer.test_detector_run import write_run
@@ -42,7 +42,7 @@ def photos(tmp_path) -> Path:
 
 
 def test_every_image_has_its_picture_and_its_place_in_the_results(detector, photos, tmp_path):
-    written = predict(detector, [photos], tmp_path / "out", Wanted(batch_size=3))
+    written = predict(detector, [photos], tmp_path / "out", Options(batch_size=3))
     assert {path.name for path in written} == {"predictions.json", "images.json", "counts.csv", "counts_by_image.csv"}
     images = json.loads((tmp_path / "out/images.json").read_text())
     names = ["000.png", "001.png", "002.png", "003.png", "more/frame_2.bmp", "more/frame_10.jpg"]
@@ -63,7 +63,7 @@ def test_every_image_has_its_picture_and_its_place_in_the_results(detector, phot
 def test_results_with_the_ids_of_an_annotation_file_are_scored_as_the_runs_own(detector, photos, tmp_path):
     shutil.rmtree(photos / "more")
     truth = tmp_path / "data/shapes.json"
-    predict(detector, [photos], tmp_path / "out", Wanted(ids=ids_of(truth), visuals=False))
+    predict(detector, [photos], tmp_path / "out", Options(ids=ids_of(truth), visuals=False))
     entries = json.loads((tmp_path / "out/predictions.json").read_text())
     assert {entry["image_id"] for entry in entries} == {1, 2, 3, 4}
     for iou_type in ("bbox", "segm"):
@@ -73,7 +73,7 @@ def test_results_with_the_ids_of_an_annotation_file_are_scored_as_the_runs_own(d
 
 def test_counts_are_those_of_the_results_above_the_threshold(detector, photos, tmp_path):
     threshold = float(np.median(detector.predict(photos / "000.png")[0].scores))
-    predict(detector, [photos], tmp_path / "out", Wanted(threshold=threshold, visuals=False))
+    predict(detector, [photos], tmp_path / "out", Options(threshold=threshold, visuals=False))
     found = json.loads((tmp_path / "out/predictions.json").read_text())
     assert found
     assert min(entry["score"] for entry in found) >= threshold
@@ -89,21 +89,21 @@ def test_counts_are_those_of_the_results_above_the_threshold(detector, photos, t
 
 
 def test_a_stopped_prediction_goes_on_and_ends_with_the_same_files(detector, photos, tmp_path, monkeypatch):
-    predict(detector, [photos], tmp_path / "whole", Wanted())
-    original, seen = prediction._written, []
+    predict(detector, [photos], tmp_path / "whole", Options())
+    original, seen = prediction._write_image, []
 
-    def stops(run, photo, *rest):
-        seen.append(photo.name)
+    def stops(run, name, *rest):
+        seen.append(name)
         if len(seen) == 4:
             raise KeyboardInterrupt
-        return original(run, photo, *rest)
+        return original(run, name, *rest)
 
-    monkeypatch.setattr(prediction, "_written", stops)
+    monkeypatch.setattr(prediction, "_write_image", stops)
     with pytest.raises(KeyboardInterrupt):
-        predict(detector, [photos], tmp_path / "out", Wanted())
+        predict(detector, [photos], tmp_path / "out", Options())
     with open(tmp_path / "out/predictions.jsonl", "ab") as stream:
         stream.write(b'{"image_id": 4, "file_na')  # as a kill in the middle of a line leaves it
-    predict(detector, [photos], tmp_path / "out", Wanted())
+    predict(detector, [photos], tmp_path / "out", Options())
     assert seen[:3] == ["000.png", "001.png", "002.png"]
     assert seen[4:] == ["003.png", "more/frame_2.bmp", "more/frame_10.jpg"]
     for name in ("predictions.json", "images.json", "counts.csv", "counts_by_image.csv"):
@@ -111,17 +111,17 @@ def test_a_stopped_prediction_goes_on_and_ends_with_the_same_files(detector, pho
 
 
 def test_new_and_changed_images_are_added_and_the_others_stay(detector, photos, tmp_path, monkeypatch):
-    predict(detector, [photos / "more"], tmp_path / "out", Wanted())
+    predict(detector, [photos / "more"], tmp_path / "out", Options())
     Image.new("RGB", (20, 20)).save(photos / "more/frame_2.bmp")
     Image.new("RGB", (20, 20)).save(photos / "more/frame_1.bmp")
-    original, seen = prediction._written, []
+    original, seen = prediction._write_image, []
 
-    def noted(run, photo, *rest):
-        seen.append(photo.name)
-        return original(run, photo, *rest)
+    def noted(run, name, *rest):
+        seen.append(name)
+        return original(run, name, *rest)
 
-    monkeypatch.setattr(prediction, "_written", noted)
-    predict(detector, [photos / "more"], tmp_path / "out", Wanted())
+    monkeypatch.setattr(prediction, "_write_image", noted)
+    predict(detector, [photos / "more"], tmp_path / "out", Options())
     assert seen == ["frame_1.bmp", "frame_2.bmp"]
     images = json.loads((tmp_path / "out/images.json").read_text())["images"]
     assert [(image["id"], image["file_name"], image["width"]) for image in images] == [
@@ -130,27 +130,27 @@ def test_new_and_changed_images_are_added_and_the_others_stay(detector, photos, 
 
 
 def test_a_folder_belongs_to_one_detector_and_threshold(detector, photos, tmp_path):
-    predict(detector, [photos / "000.png"], tmp_path / "out", Wanted(visuals=False))
+    predict(detector, [photos / "000.png"], tmp_path / "out", Options(visuals=False))
     with pytest.raises(InputError, match=r"holds predictions with threshold None, this command has 0\.4"):
-        predict(detector, [photos], tmp_path / "out", Wanted(threshold=0.4))
+        predict(detector, [photos], tmp_path / "out", Options(threshold=0.4))
 
 
 def test_pictures_that_lie_in_the_folder_of_the_images_are_not_predicted_on(detector, photos, tmp_path):
-    predict(detector, [photos], photos / "found", Wanted())
-    predict(detector, [photos], photos / "found", Wanted())
+    predict(detector, [photos], photos / "found", Options())
+    predict(detector, [photos], photos / "found", Options())
     assert len(json.loads((photos / "found/images.json").read_text())["images"]) == 6
 
 
 def test_a_broken_image_is_named_before_any_compute_or_left_out_if_asked(detector, photos, tmp_path):
     (photos / "bad.png").write_text("no image")
     with pytest.raises(InputError, match=r"found 1 that cannot be read: .*bad\.png.*--skip-unreadable"):
-        predict(detector, [photos], tmp_path / "out", Wanted())
+        predict(detector, [photos], tmp_path / "out", Options())
     assert not (tmp_path / "out").exists()
     whole = (photos / "000.png").read_bytes()
     (photos / "000.png").write_bytes(whole[: len(whole) // 2])  # its header is right
     with pytest.raises(InputError, match=r"000\.png"):
-        predict(detector, [photos / "000.png"], tmp_path / "out", Wanted())
-    predict(detector, [photos], tmp_path / "out", Wanted(skip_unreadable=True, batch_size=2))
+        predict(detector, [photos / "000.png"], tmp_path / "out", Options())
+    predict(detector, [photos], tmp_path / "out", Options(skip_unreadable=True, batch_size=2))
     assert len(json.loads((tmp_path / "out/images.json").read_text())["images"]) == 5
 
 
@@ -158,15 +158,15 @@ def test_a_name_that_is_no_utf8_is_named_with_its_folder_before_any_compute_or_l
     name = os.fsdecode(b"caf\xe9.png")
     shutil.copy(photos / "000.png", photos / name)
     with pytest.raises(InputError, match=r"expected a file name in UTF-8, found .*/images/caf\\udce9\.png; rename it"):
-        predict(detector, [photos], tmp_path / "out", Wanted())
+        predict(detector, [photos], tmp_path / "out", Options())
     assert not (tmp_path / "out").exists()
-    predict(detector, [photos], tmp_path / "out", Wanted(skip_unreadable=True, batch_size=3))
+    predict(detector, [photos], tmp_path / "out", Options(skip_unreadable=True, batch_size=3))
     assert len(json.loads((tmp_path / "out/images.json").read_text())["images"]) == 6
 
 
 def test_frames_come_in_the_order_of_their_numbers():
     names = ["f10.png", "f2.png", "a/f1.png", "F1.png"]
-    assert sorted(names, key=natural_order) == ["a/f1.png", "F1.png", "f2.png", "f10.png"]
+    assert sorted(names, key=_natural_order) == ["a/f1.png", "F1.png", "f2.png", "f10.png"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_frames_come_in_the_order_of_their_numbers():
 def test_what_holds_no_images_is_refused(make, message, tmp_path):
     (tmp_path / "clip.mp4").write_bytes(b"")
     with pytest.raises(InputError, match=message):
-        find_photographs([make(tmp_path)])
+        find_images([make(tmp_path)])
 
 
 def test_images_of_one_name_are_refused(tmp_path):
@@ -188,12 +188,12 @@ def test_images_of_one_name_are_refused(tmp_path):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (8, 8)).save(tmp_path / folder / "a.png")
     with pytest.raises(InputError, match="images of different names"):
-        find_photographs([tmp_path / "one", tmp_path / "two/a.png"])
+        find_images([tmp_path / "one", tmp_path / "two/a.png"])
 
 
 def test_an_image_that_the_id_file_lacks_is_named(detector, photos, tmp_path):
     with pytest.raises(InputError, match=r"found 2 that it lacks \(more/frame_2\.bmp\)"):
-        predict(detector, [photos], tmp_path / "out", Wanted(ids=ids_of(tmp_path / "data/shapes.json")))
+        predict(detector, [photos], tmp_path / "out", Options(ids=ids_of(tmp_path / "data/shapes.json")))
     with pytest.raises(InputError, match="expected image ids as JSON in"):
         ids_of(photos / "000.png")
 
@@ -219,7 +219,7 @@ def test_the_command_predicts_and_says_what_it_wrote(tmp_path):
 
 
 def test_a_damaged_line_is_found_and_its_image_done_again(detector, photos, tmp_path):
-    predict(detector, [photos], tmp_path / "out", Wanted(visuals=False))
+    predict(detector, [photos], tmp_path / "out", Options(visuals=False))
     lines, results = (tmp_path / "out" / name for name in ("predictions.jsonl", "predictions.json"))
     whole, expected = lines.read_bytes(), results.read_bytes()
     place = whole.index(b'"score": 0.') + len(b'"score": 0.')
@@ -228,7 +228,7 @@ def test_a_damaged_line_is_found_and_its_image_done_again(detector, photos, tmp_
     for content in damaged:
         lines.write_bytes(content)
         results.unlink()
-        predict(detector, [photos], tmp_path / "out", Wanted(visuals=False))
+        predict(detector, [photos], tmp_path / "out", Options(visuals=False))
         assert (lines.read_bytes(), results.read_bytes()) == (whole, expected)
 
 
@@ -248,6 +248,6 @@ def test_ids_of_a_file_are_whole_numbers_that_stand_once_and_may_be_0(detector, 
             ids_of(file)
     shutil.rmtree(photos / "more")
     write(*((f"{number:03d}.png", number) for number in range(4)))
-    predict(detector, [photos], tmp_path / "out", Wanted(ids=ids_of(file), visuals=False))
+    predict(detector, [photos], tmp_path / "out", Options(ids=ids_of(file), visuals=False))
     images = json.loads((tmp_path / "out/images.json").read_text())["images"]
     assert [image["id"] for image in images] == [0, 1, 2, 3]

@@ -1,19 +1,16 @@
 """Greedy matching of detections to objects, for all IoU thresholds and area ranges at once.
 
-The rule is pycocotools' (``COCOeval.evaluateImg``): detections of one category in one image come in order of score;
-each takes the free object of highest IoU at or above the threshold, the last one in the file among equals; objects to
-be ignored (crowds, or of a size outside the area range) are taken only if no other is left, and a crowd is never used
-up.
+The rule is pycocotools' (``COCOeval.evaluateImg``): by falling score each detection of a category in an image takes the
+free object of highest IoU at or above the threshold, the last in the file among equals; objects to be ignored (crowds,
+or of a size outside the area range) are taken only if no other is left, and a crowd is never used up.
 
-The T thresholds × A area ranges are T·A independent runs of that rule. Run (t, a) is bit ``a·T + t`` of a 64-bit
-word: a word per pair says at which thresholds it counts, one per object in which runs it is ignored and in which it
-is taken, one per detection which runs still look for an object. One step of the rule is then a few bitwise
-operations, carried out for all (category, image) groups together.
+The T thresholds × A area ranges are T·A independent runs of that rule. Run (t, a) is bit ``a·T + t`` of a 64-bit word:
+a word per pair says at which thresholds it counts, one per object in which runs it is ignored and in which it is taken,
+one per detection in which runs it still looks for an object. One step of the rule is then a few bitwise operations for
+all (category, image) groups together.
 
-Candidate pairs: which detections overlap which objects of the same category in the same image, and how much.
-
-Everything is sparse. A detection whose category has no object in its image has no pair, and a pair below the lowest
-threshold is dropped at once, so work and memory follow the pairs that can match, not images × categories.
+Only pairs of a detection and an object of its group whose IoU reaches the lowest threshold are kept, so that work and
+memory follow the pairs that can match, not images × categories.
 """
 
 from collections.abc import Iterator
@@ -24,7 +21,7 @@ from types import ModuleType
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.scores.rle import Rles, compressed, kernels
+from momentum_transfer.transfer.scores.rle import Rles, kernels
 
 _BLOCK_PAIRS = 1 << 17  # pairs whose overlap is computed at a time
 _BLOCK_MASKS = 1 << 14  # of masks: their codes are copied, those of large images have thousands of characters
@@ -41,11 +38,11 @@ class Pairs:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def box_iou(detections: np.ndarray, objects: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+def _box_iou(detections: np.ndarray, objects: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """IoU [P] of boxes [P, 4] (x, y, width, height) taken pair by pair, in pycocotools' order of operations.
 
-    For a crowd object the denominator is the detection's area alone. Boxes that only touch have 0, and so have
-    boxes whose area is too large or too small for a float (pycocotools gets NaN there and takes it for a match).
+    For a crowd the denominator is the detection's area alone. Boxes whose area is too large or too small for a float
+    have 0 (pycocotools gets NaN and takes it for a match).
     """
     d, g = detections.T, objects.T
     width = np.minimum(d[2] + d[0], g[2] + g[0]) - np.maximum(d[0], g[0])
@@ -64,7 +61,7 @@ def box_pairs(
     """Pairs of boxes with an IoU of at least ``lowest``. Groups [D], [G] are sorted; boxes are [D, 4], [G, 4]."""
     found = []
     for d, g in _all_pairs(detection_group, object_group, _BLOCK_PAIRS):
-        iou = box_iou(detections[d], objects[g], crowd[g])
+        iou = _box_iou(detections[d], objects[g], crowd[g])
         keep = iou >= lowest
         found.append((d[keep], g[keep], iou[keep]))
     return _joined(found)
@@ -74,12 +71,11 @@ def mask_pairs(
     detection_group: np.ndarray, object_group: np.ndarray, detections: Rles, objects: Rles,
     crowd: np.ndarray, lowest: float,
 ) -> Pairs:  # fmt: skip
-    """Pairs of masks with an IoU of at least ``lowest``; the overlap itself is counted on run lengths, by the compiled
-    kernels or by pycocotools (C).
+    """Pairs of masks with an IoU of at least ``lowest``, counted on run lengths by the compiled kernels or pycocotools.
 
-    Only masks that may reach it by their sizes and places are handed over (``_iou_bound``). pycocotools stops counting
-    where both masks have an empty run behind runs that end together, and its number is the one that scores mean: masks
-    with such runs inside (``Rles.gap``), which no encoder writes, are always its own.
+    Only masks that may reach it by their sizes and places are compared (``_iou_bound``). pycocotools stops counting
+    where both masks have an empty run after runs that end together; to keep its number, masks with empty runs inside
+    (``Rles.gap``), which no encoder writes, are always left to it.
     """
     found = []
     for d, g in _all_pairs(detection_group, object_group, _BLOCK_MASKS):
@@ -92,7 +88,7 @@ def mask_pairs(
 
 
 def _iou_bound(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """[P] at least the IoU of each pair: the masks share no more than the smaller one, nor than where both may be."""
+    """[P] upper bounds of the IoU: the intersection is within the smaller mask, and within their common range."""
     area, other = detections.areas[d], objects.areas[g]
     both = np.minimum(detections.end[d], objects.end[g]) - np.maximum(detections.first[d], objects.first[g])
     shared = np.minimum(np.minimum(area, other), np.maximum(both, 0))
@@ -102,7 +98,7 @@ def _iou_bound(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, cr
 
 
 def _mask_iou(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """[P] IoU of the pairs, by the kernels where they are there and count as pycocotools does."""
+    """[P] IoU of the pairs, by the kernels if they are loaded and count as pycocotools does."""
     compiled = kernels()
     if compiled is None:
         return _by_object(detections, objects, d, g, crowd, None)
@@ -139,12 +135,11 @@ def _by_pycocotools(
     codes: list[bytes], object_codes: list[bytes], starts: np.ndarray, owner: np.ndarray, sizes: np.ndarray,
     crowd: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """[P] IoU of masks, each with the object ``owner`` [P]; those of an object begin at ``starts``. A call takes a few
-    objects and all their masks.
+    """[P] IoU of masks, each with the object ``owner`` [P]; those of an object begin at ``starts``.
 
-    Such a call goes through every mask with every object, but passes over two of different sizes. So the widths it is
-    told differ from object to object, whatever their images' are (on masks of the same told size and of unequal numbers
-    of pixels it never ends); where the pixels are follows from the height alone.
+    A call takes a few objects and all their masks. It compares every mask with every object, but skips two of different
+    sizes. So every object gets a width of its own, whatever its image's: where the pixels are follows from the height
+    alone. (On masks of equal sizes but unequal numbers of pixels pycocotools never ends.)
     """
     place = np.arange(len(starts)) % _TOGETHER
     apart = np.stack((sizes[:, 0], sizes[:, 1].max() + place), axis=1).tolist()
@@ -154,7 +149,10 @@ def _by_pycocotools(
     iou = np.empty(len(codes))
     for first, (start, stop) in zip(range(0, len(starts), _TOGETHER), pairwise(bounds), strict=True):
         few, here = slice(first, first + _TOGETHER), slice(start, stop)
-        masks, others = compressed(codes[here], masks_apart[here]), compressed(object_codes[few], apart[few])
+        masks, others = (
+            [{"size": size, "counts": code} for size, code in zip(sizes, codes, strict=True)]
+            for sizes, codes in ((masks_apart[here], codes[here]), (apart[few], object_codes[few]))
+        )
         iou[here] = coco_mask.iou(masks, others, flags[few])[np.arange(len(masks)), own[here]]
     return iou
 
@@ -191,9 +189,6 @@ AREA_RANGES = ((0.0, 1e5**2), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e5*
 THRESHOLDS, AREAS = len(IOU_THRESHOLDS), len(AREA_RANGES)
 RUNS = THRESHOLDS * AREAS
 
-#: The references accept an IoU of 1 − 1e-10 where the threshold is 1.
-EFFECTIVE_THRESHOLDS = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)
-
 _ONE_AREA = (1 << THRESHOLDS) - 1
 _EVERY_AREA = sum(1 << (area * THRESHOLDS) for area in range(AREAS))
 _ALL_RUNS = np.int64(_ONE_AREA * _EVERY_AREA)
@@ -201,7 +196,7 @@ _ALL_RUNS = np.int64(_ONE_AREA * _EVERY_AREA)
 
 @dataclass(frozen=True)
 class Matches:
-    """What became of the detections that took an object in at least one run; words of ``RUNS`` bits."""
+    """The M detections that took an object in at least one run; words of ``RUNS`` bits."""
 
     detection: np.ndarray  # [M] positions
     counted: np.ndarray  # [M] runs in which the object counts: a true positive
@@ -233,20 +228,20 @@ def match(pairs: Pairs, group: np.ndarray, ignored: np.ndarray, crowd: np.ndarra
         group: [D] group of each detection, ascending.
         ignored: [G] words, the runs in which an object is to be ignored.
         crowd: [G] bool, objects that any number of detections may take (they are ignored in every run).
-        zero_id: [G] bool, objects whose annotation id is 0. The references keep the matched id and read 0 as "no
-            match": such an object is used up, but its detection counts as unmatched unless the object is to be ignored.
+        zero_id: [G] bool, objects whose annotation id is 0, which the references read as "no match": the object is used
+            up, but its detection counts as unmatched unless the object is to be ignored.
     """
     pairs = _by_preference(pairs)
-    passing = np.searchsorted(EFFECTIVE_THRESHOLDS, pairs.iou, side="right")
-    wanted = ((np.int64(1) << passing) - 1) * np.int64(_EVERY_AREA)
+    passing = np.searchsorted(IOU_THRESHOLDS, pairs.iou, side="right")
+    runs = ((np.int64(1) << passing) - 1) * np.int64(_EVERY_AREA)
     taken = np.zeros(len(ignored), dtype=np.int64)
     searching = np.full(len(group), _ALL_RUNS)
     reusable = np.where(crowd, _ALL_RUNS, np.int64(0))
-    counted, spared = np.zeros_like(wanted), np.zeros_like(wanted)
+    counted, spared = np.zeros_like(runs), np.zeros_like(runs)
     for pair, second in _steps(pairs.detection, group):
         d, g = pairs.detection[pair], pairs.object[pair]
         eligible = np.where(second, ignored[g], ~ignored[g])
-        got = wanted[pair] & eligible & searching[d] & (~taken[g] | reusable[g])
+        got = runs[pair] & eligible & searching[d] & (~taken[g] | reusable[g])
         searching[d] &= ~got
         taken[g] |= got
         counted[pair] |= np.where(second | zero_id[g], 0, got)

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from momentum_transfer.transfer.scores import matching
-from momentum_transfer.transfer.scores.matching import Pairs
+from momentum_transfer.transfer.scores import greedy_matching
+from momentum_transfer.transfer.scores.greedy_matching import Pairs
 
 
 @st.composite
@@ -53,12 +53,12 @@ def test_all_runs_at_once_equal_one_run_after_another(case):
         np.zeros(0, int),
         np.zeros(0),
     ]
-    words = matching.area_words(np.array(ignored, dtype=bool).reshape(-1, 4).T)
+    words = greedy_matching.area_words(np.array(ignored, dtype=bool).reshape(-1, 4).T)
     flags = [np.array(flag, dtype=bool) for flag in (crowd, zero)]
-    found = matching.match(Pairs(*columns), np.array(detection_group, dtype=int), words, *flags)
+    found = greedy_matching.match(Pairs(*columns), np.array(detection_group, dtype=int), words, *flags)
     for area in range(4):
-        for t, threshold in enumerate(matching.IOU_THRESHOLDS):
-            run = 1 << (area * matching.THRESHOLDS + t)
+        for t, threshold in enumerate(greedy_matching.IOU_THRESHOLDS):
+            run = 1 << (area * greedy_matching.THRESHOLDS + t)
             expected = naive_match(detection_group, overlap, crowd, zero, ignored, threshold, area)
             ours = [None] * len(expected)
             for d, counted, spared in zip(found.detection, found.counted, found.ignored, strict=True):
@@ -67,7 +67,7 @@ def test_all_runs_at_once_equal_one_run_after_another(case):
 
 
 def test_both_ends_of_an_area_range_belong_to_it():
-    flags = matching.in_area(np.array([0, 1023, 1024, 1025, 9216, 9217, 1e10, 1.1e10]))
+    flags = greedy_matching.in_area(np.array([0, 1023, 1024, 1025, 9216, 9217, 1e10, 1.1e10]))
     assert flags.astype(int).tolist() == [
         [1, 1, 1, 1, 1, 1, 1, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
@@ -80,7 +80,7 @@ def test_thresholds_are_those_of_the_references():
     from pycocotools.cocoeval import Params
 
     params = Params(iouType="bbox")
-    np.testing.assert_array_equal(matching.IOU_THRESHOLDS, params.iouThrs)
-    np.testing.assert_array_equal(matching.RECALL_THRESHOLDS, params.recThrs)
-    np.testing.assert_array_equal(matching.AREA_RANGES, params.areaRng)
-    assert list(matching.AREA_NAMES) == params.areaRngLbl
+    np.testing.assert_array_equal(greedy_matching.IOU_THRESHOLDS, params.iouThrs)
+    np.testing.assert_array_equal(greedy_matching.RECALL_THRESHOLDS, params.recThrs)
+    np.testing.assert_array_equal(greedy_matching.AREA_RANGES, params.areaRng)
+    assert list(greedy_matching.AREA_NAMES) == params.areaRngLbl

@@ -12,9 +12,9 @@ import torch
 from momentum_transfer.core import errors
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.detector_run import load_run
-from momentum_transfer.transfer.export import export as exporting
-from momentum_transfer.transfer.export.export import DenseProgram, export
+from momentum_transfer.transfer.export import write as exporting
 from momentum_transfer.transfer.export.exported import load_exported
+from momentum_transfer.transfer.export.write import DenseProgram, export
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 from tests.tools.in_process import run_tool
 from tests.transfer.test_detector_run import write_run
@@ -91,7 +91,7 @@ def _agrees(run, exported, given) -> None:
         assert len(expected) == len(boxes) > 0
         np.testing.assert_allclose(scores, expected.scores, atol=1e-5)
         np.testing.assert_allclose(boxes, expected.boxes, atol=1e-4)
-        assert [exported.wants.classes[k] for k in classes] == list(expected.names)
+        assert [exported.spec.classes[k] for k in classes] == list(expected.names)
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_a_program_of_one_size_takes_images_of_all_sizes(tmp_path):
     detector = load_run(write_run(tmp_path / "run", "retinanet", *LOW))
     export(detector, "pt2", tmp_path / "detector.pt2", size=(64, 64))
     exported = load_exported(tmp_path / "detector.pt2")
-    assert exported.wants.category_ids == (10, 20, 30)
-    prepared, inside = exported.wants.prepare(np.full((100, 50, 3), 7, dtype=np.uint8))
+    assert exported.spec.category_ids == (10, 20, 30)
+    prepared, inside = exported.spec.prepare(np.full((100, 50, 3), 7, dtype=np.uint8))
     assert prepared.shape == (3, 64, 64)
     assert inside == (64, 32)
     assert (prepared[:, :, :32] == 7).all()
@@ -138,7 +138,7 @@ def test_a_program_that_finds_something_else_is_not_written(run, tmp_path, monke
 
     class Untraced:
         def __init__(self) -> None:
-            self.wants = exporting._wants(run, None)
+            self.spec = exporting._input_spec(run, None)
 
         def program(self, image):
             with torch.no_grad():

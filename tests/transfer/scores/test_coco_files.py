@@ -7,7 +7,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores import coco
-from momentum_transfer.transfer.scores.inputs import load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.coco_files import load_detections, load_ground_truth
 from tests.transfer.scores.random_sets import coco_set
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.data import datasets
-from momentum_transfer.transfer.data.datasets import dataset_names, get_dataset, register_coco
+from momentum_transfer.transfer.data import detection_datasets
+from momentum_transfer.transfer.data.detection_datasets import get_dataset
 
 
 def write_coco(file: Path, *, file_name: str = "1.jpg") -> Path:
@@ -19,11 +19,6 @@ def write_coco(file: Path, *, file_name: str = "1.jpg") -> Path:
     }
     file.write_text(json.dumps(content))
     return file
-
-
-@pytest.fixture(autouse=True)
-def _no_registrations(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(datasets, "_registered", {})
 
 
 def test_classes_are_in_the_order_of_their_ids(tmp_path: Path):
@@ -42,7 +37,7 @@ def test_root_falls_back_to_detectron2s_variable(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     assert get_dataset("coco_2017_train").images_dir == tmp_path / "coco/train2017"
     monkeypatch.delenv("DETECTRON2_DATASETS")
-    assert datasets.datasets_root(None) == Path("datasets")
+    assert detection_datasets.datasets_root(None) == Path("datasets")
 
 
 def test_lvis_names_its_pictures_by_url_or_by_coco_2014s_names(tmp_path: Path):
@@ -55,26 +50,6 @@ def test_lvis_names_its_pictures_by_url_or_by_coco_2014s_names(tmp_path: Path):
     half = get_dataset("lvis_v0.5_val", tmp_path)
     assert half.kind == one.kind == "lvis"
     assert half.image_path({"file_name": "COCO_val2014_000000000042.jpg"}) == tmp_path / "coco/val2017/000000000042.jpg"
-
-
-def test_own_set_by_registration_or_by_path(tmp_path: Path):
-    file = write_coco(tmp_path / "own.json")
-    register_coco("own", tmp_path, file)
-    register_coco("own", tmp_path, file)  # the same again is no conflict
-    by_name, by_path = get_dataset("own"), get_dataset(f"{tmp_path}:{file}")
-    assert by_name.annotation_file == by_path.annotation_file == file
-    assert "own" in dataset_names()
-    with pytest.raises(InputError, match="stands for another dataset"):
-        register_coco("own", tmp_path / "elsewhere", file)
-    with pytest.raises(InputError, match="stands for another dataset"):
-        register_coco("coco_2017_train", tmp_path, file)
-
-
-@pytest.mark.parametrize(
-    "name", ["digit_scenes_train", "digit_scenes_val", "digit_scenes_lt_train", "digit_scenes_lt_val"]
-)
-def test_embedded_sets_are_known(name: str):
-    assert name in dataset_names()
 
 
 def test_missing_things_are_named(tmp_path: Path):

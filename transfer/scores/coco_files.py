@@ -1,14 +1,15 @@
 """COCO-form ground truth and result files as checked columns: one array per field instead of one dict per object.
 
-Scoring's own reader, fast and independent of engines and data sets; for everything else
-``transfer/data/annotations.py`` reads the same form.
+The fast reader for scoring; for everything else ``transfer/data/annotations.py`` reads the same form.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class GroundTruth:
     crowd: np.ndarray  # [N] bool
     ignore: np.ndarray  # [N] bool, the annotation's own "ignore"
     difficult: np.ndarray  # [N] bool, VOC's flag
-    zero_id: np.ndarray  # [N] bool, an annotation id that reads as 0: see matching
+    zero_id: np.ndarray  # [N] bool, an annotation id that reads as 0: see ``greedy_matching.match``
     boxes: np.ndarray | None  # [N, 4] x, y, width, height; only for bbox
     rles: rle.Rles | None  # only for segm
 
@@ -48,16 +49,10 @@ class GroundTruth:
 
     def take(self, which: np.ndarray) -> "GroundTruth":
         """The objects at the positions ``which``; images and categories stay."""
-        columns = ("image", "category", "area", "crowd", "ignore", "difficult", "zero_id")
-        return replace(
-            self,
-            **{name: getattr(self, name)[which] for name in columns},
-            boxes=None if self.boxes is None else self.boxes[which],
-            rles=None if self.rles is None else self.rles.take(which),
-        )
+        return _taken(self, ("image", "category", "area", "crowd", "ignore", "difficult", "zero_id"), which)
 
     def class_names(self) -> list[str]:
-        """One name per category; where a name is used twice, its id stands behind it."""
+        """One name per category; a name that is used twice is followed by the id."""
         names = [str(category.get("name", category["id"])) for category in self.categories]
         twice = {name for name in set(names) if names.count(name) > 1} if len(set(names)) < len(names) else set()
         pairs = zip(names, self.categories, strict=True)
@@ -81,18 +76,19 @@ class Detections:
 
     def take(self, which: np.ndarray) -> "Detections":
         """The detections at the positions ``which``."""
-        return replace(
-            self,
-            **{name: getattr(self, name)[which] for name in ("image", "category", "score", "area")},
-            boxes=None if self.boxes is None else self.boxes[which],
-            rles=None if self.rles is None else self.rles.take(which),
-        )
+        return _taken(self, ("image", "category", "score", "area"), which)
 
 
-def check_iou_type(iou_type: str) -> None:
-    """Raise InputError unless ``iou_type`` is ``bbox`` or ``segm``."""
-    if iou_type not in ("bbox", "segm"):
-        raise InputError(f"expected iou_type bbox or segm, found {iou_type!r}")
+_Entries = TypeVar("_Entries", GroundTruth, Detections)
+
+
+def _taken(entries: _Entries, columns: Sequence[str], which: np.ndarray) -> _Entries:
+    return replace(
+        entries,
+        **{name: getattr(entries, name)[which] for name in columns},
+        boxes=None if entries.boxes is None else entries.boxes[which],
+        rles=None if entries.rles is None else entries.rles.take(which),
+    )
 
 
 def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> GroundTruth:
@@ -100,12 +96,14 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
 
     Args:
         source: path, or the loaded mapping with ``images``, ``categories`` and ``annotations``.
-        iou_type: which geometry to read.
-        area: whether every annotation must carry its ``area`` (COCO, LVIS); otherwise areas are 0.
+        iou_type: which geometry to read: ``bbox`` or ``segm``.
+        area: whether every annotation must have its ``area`` (COCO, LVIS); otherwise areas are 0.
 
     Raises:
         InputError: it is no such file, or an entry is wrong; the entry and the file are named.
     """
+    if iou_type not in ("bbox", "segm"):
+        raise InputError(f"expected iou_type bbox or segm, found {iou_type!r}")
     with paused_collector():
         truth = None
         if isinstance(source, (str, Path)):
@@ -113,48 +111,41 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
                 truth = _ground_truth(typed.ground_truth(Path(source), iou_type, area), iou_type, area)
         if truth is None:
             truth = _ground_truth(_sections(*_read_json(source, "ground truth")), iou_type, area)
-    _warn_of(truth)
+    _warn_of_objects(truth)
     return truth
 
 
-#: Warnings of this process: a file is read for its scores, and again for its errors.
-_WARNED: set[str] = set()
-
-
+@cache  # a file is read for its scores, and again for its errors
 def _warn_once(text: str) -> None:
-    if text not in _WARNED:
-        _WARNED.add(text)
-        warn(text)
+    warn(text)
 
 
 def _outside(boxes: np.ndarray, image: np.ndarray, images: list[dict[str, Any]]) -> int:
-    """How many boxes [N, 4] leave their image, position ``image`` [N], by more than a pixel; sides may be unknown."""
-    sides = [[_side(entry.get(name)) for name in ("width", "height")] for entry in images]
+    """How many boxes [N, 4] leave their images [N] by more than a pixel; sides may be unknown."""
+    numbers = (int, float, np.number)
+    given = ((entry.get("width"), entry.get("height")) for entry in images)
+    sides = [[float(v) if isinstance(v, numbers) and 0 < v < 1e9 else np.inf for v in pair] for pair in given]
     with np.errstate(over="ignore"):
         ends = boxes[:, :2] + boxes[:, 2:]
     beyond = ends > np.array(sides, dtype=np.float64).reshape(-1, 2)[image] + 1
     return int(((boxes[:, :2] < -1) | beyond).any(axis=1).sum())
 
 
-def _side(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float, np.number)) and 0 < value < 1e9 else np.inf
-
-
-def _warn_of(truth: GroundTruth) -> None:
-    """Say what the references score without a word, though it is most probably a mistake."""
-    nameless = sum("name" not in category for category in truth.categories)
+def _warn_of_objects(truth: GroundTruth) -> None:
+    """Warn of what the references score silently, though it is most probably a mistake."""
     if truth.boxes is not None:
         refuse_fractions(truth.boxes, truth.where)
-    outside = 0 if truth.boxes is None else _outside(truth.boxes, truth.image, truth.images)
-    found = {
+    warnings = {
         "objects with a negative or infinite area, which no range of sizes holds": (
-            int((~np.isfinite(truth.area) | (truth.area < 0)).sum())
+            (~np.isfinite(truth.area) | (truth.area < 0)).sum()
         ),
-        "annotations with the id 0, which COCO's scores count as never found": int(truth.zero_id.sum()),
-        "categories without a name; their ids stand for them": nameless,
-        "boxes that leave their image by more than a pixel": outside,
+        "annotations with the id 0, which COCO's scores count as never found": truth.zero_id.sum(),
+        "categories without a name, reported by their ids": sum("name" not in entry for entry in truth.categories),
+        "boxes that leave their image by more than a pixel": (
+            0 if truth.boxes is None else _outside(truth.boxes, truth.image, truth.images)
+        ),
     }
-    for what, count in found.items():
+    for what, count in warnings.items():
         if count:
             _warn_once(f"{truth.where}: {count} {what}")
 
@@ -196,13 +187,10 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     """Read a COCO-form result file: a list of ``{image_id, category_id, score, bbox and/or segmentation}``.
 
     Args:
-        source: path, or the loaded list. A file in the plain form is read block by block, so that memory follows the
-            columns and not the file.
-        truth: gives the known images and categories.
-        iou_type: which geometry to read.
-        area_from: how a detection's size is found for ``segm``. ``file``: from ``bbox`` where the entries have one, as
-            pycocotools and lvis do; ``mask``: from the mask, as Detectron2 does (it strips the boxes first). Without
-            boxes in the file both are the same.
+        source: path, or the loaded list. A file in the plain form is read in blocks, so that memory follows the columns
+            and not the file.
+        area_from: a detection's size for ``segm``. ``file``: from ``bbox`` if the entries have one, as in pycocotools
+            and lvis; ``mask``: from the mask, as in Detectron2. Without boxes in the file both are the same.
 
     Raises:
         InputError: it is no such list, an entry is wrong, or it names an image or category that ``truth`` lacks.
@@ -215,26 +203,20 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
 
 
 def _warn_of_detections(found: Detections, truth: GroundTruth) -> None:
-    """Say what lowers a score without being an error; an empty list is asked for before a training."""
-    if not len(found):
+    """Warn of what lowers a score without being an error."""
+    if not len(found):  # as scored before a training
         return
-    warnings = {"of {images} images have no detection": len(truth.images) - len(np.unique(found.image))}
+    of, images = f"of {len(found)} detections", len(truth.images)
+    warnings = {f"of {images} images have no detection": images - len(np.unique(found.image))}
     if found.boxes is not None:
         warnings |= {
-            "of {detections} detections are fractions of the image, not pixels, and match nothing": (
-                in_fractions(found.boxes)
-            ),
-            "of {detections} detections have a negative width or height and match nothing": (
-                int((found.boxes[:, 2:] < 0).any(axis=1).sum())
-            ),
-            "of {detections} detections leave their image by more than a pixel": (
-                _outside(found.boxes, found.image, truth.images)
-            ),
+            f"{of} are fractions of the image, not pixels, and match nothing": in_fractions(found.boxes),
+            f"{of} have a negative width or height and match nothing": (found.boxes[:, 2:] < 0).any(axis=1).sum(),
+            f"{of} leave their image by more than a pixel": _outside(found.boxes, found.image, truth.images),
         }
     for what, count in warnings.items():
         if count:
-            text = what.format(images=len(truth.images), detections=len(found))
-            _warn_once(f"{found.where}: {count} {text}")
+            _warn_once(f"{found.where}: {count} {what}")
 
 
 def _load_detections(
@@ -269,7 +251,7 @@ def _detections(
 
 
 def _joined(blocks: list[Detections]) -> Detections:
-    """One after another; a column's blocks are let go as soon as it is whole."""
+    """One after another; a column's blocks are released as soon as it is whole."""
     first, rles = blocks[0], [block.rles for block in blocks if block.rles is not None]
     names = ("image", "category", "score", "area") + (("boxes",) if first.boxes is not None else ())
     columns = {name: [getattr(block, name) for block in blocks] for name in names}
@@ -284,19 +266,16 @@ def _has_box(entry: dict[str, Any]) -> bool:
 
 
 def _zeros(ids: list[Any]) -> np.ndarray:
-    """[N] bool, which ids read as 0."""
-    if set(map(type, ids)) <= {int, float}:
+    """[N] bool, ids that become 0 in the references' array of floats: 0, and also "00" or " 0"."""
+    if str not in set(map(type, ids)):
         return np.array([identity == 0 for identity in ids], dtype=bool)
     return np.array([_reads_as_zero(identity) for identity in ids], dtype=bool)
 
 
 def _reads_as_zero(identity: Any) -> bool:
-    """Whether an id turns into 0 in the array of floats in which the references keep it: 0, and also "00" or " 0"."""
-    if not isinstance(identity, str):
-        return bool(identity == 0)
     try:
         return float(identity) == 0
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
 
 
@@ -328,7 +307,7 @@ def _sections(data: Any, where: str) -> tuple[Columns, Columns, Columns]:
 
 
 def _positions(entries: Columns) -> Positions:
-    """Positions in the order of the sorted ids, the order in which the references go through them."""
+    """Positions in the order of the sorted ids, which is that of the references."""
     try:
         ordered = sorted(entries.unique("id"))
     except TypeError as error:
@@ -339,7 +318,7 @@ def _positions(entries: Columns) -> Positions:
 
 
 def _refuse_sizes(images: Columns) -> None:
-    """An InputError for an image whose width or height is 0 or less; boxes do without, so they may be missing."""
+    """Raise InputError for a width or height of 0 or less; for boxes they may be missing."""
     for index, entry in enumerate(images.entries):
         for side in ("width", "height"):
             value = entry.get(side)

@@ -1,11 +1,8 @@
-"""Write a fine-tuned detector for use elsewhere, and check that the file computes what the detector does.
+"""Write a fine-tuned RetinaNet or FCOS as ONNX or torch.export program, and check that it computes the same.
 
-RetinaNet and FCOS as one function of a tensor: image in, boxes, scores and classes out, ready for torch.export.
-
-It computes what the detector does on one image that is resized already: normalisation, network, the best of each level,
-suppression within classes. Only its form differs, because an exported graph has no branches: the best candidates of a
-level are taken first and those below the threshold dropped at the end, after a suppression that lower scores cannot
-influence.
+The program is a function of one resized image: normalisation, network, the best of each level, suppression within
+classes. An exported graph has no branches, so the best candidates of a level are taken first and those below the
+threshold dropped at the end, after a suppression that lower scores cannot influence.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ from momentum_transfer.core.files import atomic_path
 from momentum_transfer.core.log import say, track, waiting, warn
 from momentum_transfer.transfer.detector_run import DetectorRun
 from momentum_transfer.transfer.export import exported as onnx_seal
-from momentum_transfer.transfer.export.exported import ExportedDetector, Wants, load_exported
+from momentum_transfer.transfer.export.exported import ExportedDetector, InputSpec, load_exported
 from momentum_transfer.transfer.export.pt2_archive import KEY
-from momentum_transfer.transfer.prediction.photographs import as_pixels
+from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.dense import DenseHeads, RetinaNet
 from momentum_transfer.transfer.torchvision_engine.detectors import OneStage
@@ -43,7 +40,7 @@ class DenseProgram(nn.Module):
 
     Args:
         detector: of the torchvision engine; it is set to evaluation.
-        bgr: its network wants blue, green, red.
+        bgr: its network takes blue, green, red.
     """
 
     def __init__(self, detector: OneStage, bgr: bool) -> None:
@@ -64,9 +61,11 @@ class DenseProgram(nn.Module):
         anchors, scores, offsets = self._predictions(maps)
         best = [self._best(a, s[0], o[0]) for a, s, o in zip(anchors, scores, offsets, strict=True)]
         boxes, values, classes = (torch.cat(column) for column in zip(*best, strict=True))
-        boxes, values, classes = self._suppressed(boxes, values, classes)
-        height, width = image.shape[-2], image.shape[-1]
-        clipped = box_ops.clip(boxes, (height, width))
+        # Boxes of different classes are moved apart, as in torchvision.ops.batched_nms.
+        moved = boxes + (classes.to(boxes.dtype) * (boxes.max() + 1))[:, None]
+        keep = nms(moved, values, self.nms_threshold)[: self.detections]
+        boxes, values, classes = boxes[keep], values[keep], classes[keep]
+        clipped = box_ops.clip(boxes, (image.shape[-2], image.shape[-1]))
         kept = torch.nonzero((values > self.threshold) & box_ops.nonempty(clipped)).squeeze(1)
         return clipped[kept], values[kept], classes[kept]
 
@@ -87,26 +86,12 @@ class DenseProgram(nn.Module):
         cell, classes = place // scores.shape[1], place % scores.shape[1]
         return cast(DenseHeads, self.detector.heads).coder.decode(offsets[cell], anchors[cell]), values, classes
 
-    def _suppressed(self, boxes: Tensor, scores: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Boxes of different classes are moved apart, as ``torchvision.ops.batched_nms`` does, so that they never
-        overlap; then the best."""
-        moved = boxes + (classes.to(boxes.dtype) * (boxes.max() + 1))[:, None]
-        keep = nms(moved, scores, self.nms_threshold)[: self.detections]
-        return boxes[keep], scores[keep], classes[keep]
 
-
-FORMATS = ("onnx", "pt2")
-#: Largest difference of boxes (pixels, for each 100 pixels of the longer side, or of the largest anchor, whose offsets
-#: are rounded) and scores that is rounding.
-BOX_TOLERANCE, SCORE_TOLERANCE = 1e-4, 1e-4
-#: The version of ONNX's operators.
-OPSET = 18
-#: The side of the example with which a program is traced, in multiples of its stride.
-_TRACED = (9, 13)
-#: What torch.export.save needs of a traced operation.
-_KEPT = ("val", "tensor_meta", "unbacked_bindings")
-#: Images that the check makes up where none is given.
-_MADE_UP = 4
+_BOX_TOLERANCE = 1e-4  # pixels, for each 100 pixels of the longer side or of the largest anchor: rounding
+_SCORE_TOLERANCE = 1e-4
+_OPSET = 18  # the version of ONNX's operators
+_TRACED = (9, 13)  # sides of the example with which a program is traced, in multiples of its stride
+_KEPT = ("val", "tensor_meta", "unbacked_bindings")  # what torch.export.save needs of a traced operation
 
 
 def export(
@@ -118,27 +103,27 @@ def export(
         run: of the torchvision engine (Detectron2's weights load into it too).
         kind: ``onnx`` or ``pt2``.
         size: (height, width) for a program of one size; None: of any size, in multiples of the network's stride.
-        images: to check the file with; made-up ones where none is given.
+        images: to check the file with; synthetic ones if there are none.
 
     Returns:
         The largest difference of boxes from the detector's own, in pixels.
 
     Raises:
-        InputError: the detector is of a kind that cannot be exported, torch cannot trace it, or the written program
-            finds something else (``out`` is then not written).
+        InputError: the detector cannot be exported, torch cannot trace it, or the written program finds something else
+            (``out`` is then not written).
     """
     network = _dense(run, kind)
-    wants = _wants(run, size)
+    spec = _input_spec(run, size)
     program = DenseProgram(network, run.cfg.INPUT.FORMAT == "BGR")
     with atomic_path(out) as temporary:
-        _write(kind, program, wants, temporary)
+        _write(kind, program, spec, temporary)
         found = check(run, network, load_exported(temporary), images)
     return found
 
 
 def _dense(run: DetectorRun, kind: str) -> OneStage:
-    if kind not in FORMATS:
-        raise InputError(f"expected a format among {', '.join(FORMATS)}, found {kind!r}")
+    if kind not in _WRITERS:
+        raise InputError(f"expected a format among {', '.join(_WRITERS)}, found {kind!r}")
     network = getattr(run.predictor, "network", None)
     if not isinstance(network, OneStage):
         what = run.cfg.MODEL.META_ARCHITECTURE
@@ -149,7 +134,7 @@ def _dense(run: DetectorRun, kind: str) -> OneStage:
     return network.cpu()
 
 
-def _wants(run: DetectorRun, size: tuple[int, int] | None) -> Wants:
+def _input_spec(run: DetectorRun, size: tuple[int, int] | None) -> InputSpec:
     network: Any = run.predictor
     multiple = network.network.backbone.size_divisibility
     if size is not None and (min(size) < 1 or any(side % multiple for side in size)):
@@ -158,16 +143,16 @@ def _wants(run: DetectorRun, size: tuple[int, int] | None) -> Wants:
     red, green, blue = mean[::-1] if run.cfg.INPUT.FORMAT == "BGR" else mean
     i = run.cfg.INPUT
     names, ids = run.classes.names, run.classes.ids
-    return Wants(names, ids, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST, multiple, (red, green, blue), size)
+    return InputSpec(names, ids, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST, multiple, (red, green, blue), size)
 
 
-def _write(kind: str, program: DenseProgram, wants: Wants, path: Path) -> None:
-    height, width = wants.size or (wants.multiple * _TRACED[0], wants.multiple * _TRACED[1])
+def _write(kind: str, program: DenseProgram, spec: InputSpec, path: Path) -> None:
+    height, width = spec.size or (spec.multiple * _TRACED[0], spec.multiple * _TRACED[1])
     example = torch.full((3, height, width), 127.0)
     shapes: dict[str, Any] | None = None
-    if wants.size is None:
-        sides = (torch.export.Dim(name, min=1, max=4096 // wants.multiple) for name in ("rows", "columns"))
-        shapes = {"image": {place: wants.multiple * side for place, side in enumerate(sides, start=1)}}
+    if spec.size is None:
+        sides = (torch.export.Dim(name, min=1, max=4096 // spec.multiple) for name in ("rows", "columns"))
+        shapes = {"image": {place: spec.multiple * side for place, side in enumerate(sides, start=1)}}
     if kind == "onnx":  # said before the tracing, which takes a while
         extra("onnx", "ONNX")
         extra("onnxscript", "ONNX")
@@ -177,17 +162,17 @@ def _write(kind: str, program: DenseProgram, wants: Wants, path: Path) -> None:
             with waiting("tracing the detector"):
                 traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
             with waiting(f"writing it as {kind}"):
-                _WRITERS[kind](traced, wants, path)
+                _WRITERS[kind](traced, spec, path)
         except OSError:
             raise
         except Exception as error:  # torch's tracer and exporter raise many kinds
-            hint = "" if wants.size else "; try one size, --size HEIGHTxWIDTH"
+            hint = "" if spec.size else "; try one size, --size HEIGHTxWIDTH"
             first = (str(error).strip().splitlines() or [""])[0]
             raise InputError(f"torch cannot export this network: {type(error).__name__}: {first:.200}{hint}") from error
 
 
 def _any_sides() -> contextlib.AbstractContextManager[Any]:
-    """Maps of one row or column are traced like the others (torch's newer versions can); else they would be refused."""
+    """Feature maps of one row or column are traced too, if this version of torch can."""
     config: Any = torch.fx.experimental._config
     if not hasattr(config, "backed_size_oblivious"):
         return contextlib.nullcontext()
@@ -195,25 +180,25 @@ def _any_sides() -> contextlib.AbstractContextManager[Any]:
     return patched
 
 
-def _write_pt2(traced: torch.export.ExportedProgram, wants: Wants, path: Path) -> None:
+def _write_pt2(traced: torch.export.ExportedProgram, spec: InputSpec, path: Path) -> None:
     for module in traced.graph_module.modules():  # what is left out names this machine's files and lines of code
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
-    torch.export.save(traced, path, extra_files={KEY: wants.as_json()})
+    torch.export.save(traced, path, extra_files={KEY: spec.as_json()})
 
 
-def _write_onnx(traced: torch.export.ExportedProgram, wants: Wants, path: Path) -> None:
-    made: Any = torch.onnx.export(
-        traced, dynamo=True, opset_version=OPSET, input_names=["image"], output_names=["boxes", "scores", "classes"],
+def _write_onnx(traced: torch.export.ExportedProgram, spec: InputSpec, path: Path) -> None:
+    exported: Any = torch.onnx.export(
+        traced, dynamo=True, opset_version=_OPSET, input_names=["image"], output_names=["boxes", "scores", "classes"],
         verbose=False,
     )  # fmt: skip
-    made.model.metadata_props[KEY] = wants.as_json()
-    made.model.metadata_props[onnx_seal.SEAL_KEY] = onnx_seal.BLANK
-    made.save(path, external_data=False)
+    exported.model.metadata_props[KEY] = spec.as_json()
+    exported.model.metadata_props[onnx_seal.SEAL_KEY] = onnx_seal.BLANK
+    exported.save(path, external_data=False)
     onnx_seal.seal(path)
 
 
-_WRITERS: dict[str, Callable[[torch.export.ExportedProgram, Wants, Path], None]] = {
+_WRITERS: dict[str, Callable[[torch.export.ExportedProgram, InputSpec, Path], None]] = {
     "onnx": _write_onnx,
     "pt2": _write_pt2,
 }
@@ -221,7 +206,7 @@ _WRITERS: dict[str, Callable[[torch.export.ExportedProgram, Wants, Path], None]]
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the tracer's remarks on deprecated parts of itself, which nobody here can act on."""
+    """Without the tracer's warnings of deprecated parts of itself."""
     noisy = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
     before = [logger.level for logger in noisy]
     with warnings.catch_warnings():
@@ -236,28 +221,26 @@ def _quietly() -> Iterator[None]:
 
 
 def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, images: Sequence[Any]) -> float:
-    """Compare an exported program with its detector on resized images; the largest difference of boxes, in pixels.
+    """The largest difference of boxes between an exported program and its detector, in pixels of resized images.
 
-    Raises:
-        InputError: they find other objects, or the same ones elsewhere.
+    InputError if they find different objects, or the same ones elsewhere.
     """
-    worst, number, given = 0.0, 0, list(images) or _made_up()
+    worst, number, given = 0.0, 0, list(images) or _synthetic_images()
     for image in track(given, "checking the file on images"):
-        prepared, inside = exported.wants.prepare(as_pixels(image))
-        # A program of one size sees the margin too: its detector is the one that is given the padded image.
-        seen = exported.wants.size or inside
+        prepared, inside = exported.spec.prepare(as_pixels(image))
+        seen = exported.spec.size or inside  # a program of one size sees the padding too, so the detector is to
         pixels = torch.from_numpy(prepared[:, : seen[0], : seen[1]].copy())
         pixels = pixels.flip(0) if run.cfg.INPUT.FORMAT == "BGR" else pixels
         with torch.no_grad():
             (found,) = network([Sample(pixels, 0, *seen)])
-        ours = _within(inside, found.boxes, found.scores, found.classes)
-        theirs = _within(inside, *(torch.from_numpy(np.array(values)) for values in exported.program(prepared)))
-        worst = max(worst, _difference(ours, theirs, max(*inside, _largest_anchor(network))))
-        number += len(ours)
+        expected = _within(inside, found.boxes, found.scores, found.classes)
+        actual = _within(inside, *(torch.from_numpy(np.array(values)) for values in exported.program(prepared)))
+        worst = max(worst, _difference(expected, actual, max(*inside, _largest_anchor(network))))
+        number += len(expected)
     if number == 0:
         warn("the detector finds nothing on the images of the check; give it some of yours, --check IMAGE")
-    found = counted(number, "detection")
-    say(f"checked on {counted(len(given), 'image')}: {found}, boxes differ by at most {worst:.2g} px")
+    detections = counted(number, "detection")
+    say(f"checked on {counted(len(given), 'image')}: {detections}, boxes differ by at most {worst:.2g} px")
     return worst
 
 
@@ -269,40 +252,39 @@ def _within(size: tuple[int, int], boxes: torch.Tensor, scores: torch.Tensor, cl
 
 
 def _largest_anchor(network: OneStage) -> float:
-    """Its longer side in pixels; 0 of a detector without anchors."""
+    """Its longer side in pixels; 0 for a detector without anchors."""
     if not isinstance(network.heads, RetinaNet):
         return 0.0
     return max(float((cells[:, 2:] - cells[:, :2]).max()) for cells in network.heads.anchors.buffers())
 
 
-def _made_up() -> list[np.ndarray]:
-    """Images of coloured blocks on noise, lying and upright."""
+def _synthetic_images() -> list[np.ndarray]:
+    """Images of coloured blocks on noise, landscape and portrait."""
     random = np.random.default_rng(0)
-    made = []
-    for number in range(_MADE_UP):
-        height, width = ((80, 200), (210, 90))[number % 2]
+    images = []
+    for height, width in ((80, 200), (210, 90)) * 2:
         pixels = random.integers(0, 80, (height, width, 3))
         for _ in range(6):
             y, x = int(random.integers(0, height - 8)), int(random.integers(0, width - 8))
             tall, wide = random.integers(8, 48, 2)
             pixels[y : y + tall, x : x + wide] = random.integers(100, 255, 3)
-        made.append(pixels.astype(np.uint8))
-    return made
+        images.append(pixels.astype(np.uint8))
+    return images
 
 
-def _difference(ours: Detections, theirs: Detections, side: float) -> float:
+def _difference(expected: Detections, actual: Detections, side: float) -> float:
     """Largest difference of boxes; of detections of nearly one score either may come first."""
-    if len(ours) != len(theirs):
-        raise InputError(f"the exported program finds {len(theirs)} objects, not {len(ours)}; please report it")
-    free = torch.ones(len(theirs), dtype=torch.bool)
+    if len(actual) != len(expected):
+        raise InputError(f"the exported program finds {len(actual)} objects, not {len(expected)}; please report it")
+    free = torch.ones(len(actual), dtype=torch.bool)
     worst = 0.0
-    for box, score, label in zip(ours.boxes, ours.scores, ours.classes, strict=True):
-        fits = free & (theirs.classes == label) & ((theirs.scores - score).abs() <= SCORE_TOLERANCE)
+    for box, score, label in zip(expected.boxes, expected.scores, expected.classes, strict=True):
+        fits = free & (actual.classes == label) & ((actual.scores - score).abs() <= _SCORE_TOLERANCE)
         if not fits.any():
             raise InputError(f"the exported program lacks a detection of score {float(score):.4f}; please report it")
-        gaps = torch.where(fits, (theirs.boxes - box).abs().amax(dim=1), torch.inf)
+        gaps = torch.where(fits, (actual.boxes - box).abs().amax(dim=1), torch.inf)
         free[gaps.argmin()] = False
         worst = max(worst, float(gaps.min()))
-    if worst > BOX_TOLERANCE * max(1.0, side / 100):
+    if worst > _BOX_TOLERANCE * max(1.0, side / 100):
         raise InputError(f"the exported program's boxes differ by {worst:.2g} pixels; please report it")
     return worst
