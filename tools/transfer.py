@@ -6,9 +6,9 @@ Weights come from tools/convert.py; `--weights random-of:OUT.pkl` starts from th
 compare with, and `--weights none` the whole detector of the settings, another one in every trial. With several GPUs:
 `torchrun --nproc-per-node 8 tools/transfer.py …`.
 
-A set of one's own, in COCO's JSON, VOC's XML or YOLO's text (docs/own-data.md):
+Your own set, in COCO's JSON, VOC's XML or YOLO's text (docs/own-data.md):
 
-    python tools/transfer.py --config transfer/own_small --weights OUT.pkl --train PHOTOGRAPHS --split 0.8
+    python tools/transfer.py --config transfer/own_small --weights OUT.pkl --train FOLDER --split 0.8
 """
 
 import argparse
@@ -27,67 +27,55 @@ def main(args: argparse.Namespace) -> None:
     """Merge the settings, then check the data or run the trials."""
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.build import parse_architecture
-    from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for, within_minutes
-
-    own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
-    overrides = [word for key, value in own if value is not None for word in (key, str(value))]
-    if args.arch is not None:
-        found = dict(one.words for one in architecture_settings(parse_architecture(args.arch)))
-        network = {"MODEL.BACKBONE.ARCH": "", **found}  # a ResNet, too, takes the place of the config's other network
-        overrides += [word for words in network.items() for word in words]
-    source = OwnSource(args.train, args.val, args.split, args.title, args.images)
-    cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
-    weights = args.weights or cfg.MODEL.WEIGHTS
-    say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
+    from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for
     from momentum_transfer.transfer.ranges import check_settings
     from momentum_transfer.transfer.run import Request, run
     from momentum_transfer.transfer.tasks import open_task
 
+    options = [("ENGINE", args.engine), ("TRIALS", args.trials)]
+    overrides = [word for key, value in options if value is not None for word in (key, str(value))]
+    if args.arch is not None:
+        overrides += ["MODEL.BACKBONE.ARCH", ""]  # a ResNet, too, replaces the config's other network
+        overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
+    source = OwnSource(args.train, args.val, args.split, args.title, args.images)
+    overrides += args.overrides
+    cfg, opened = load_for(args.config, overrides, source, weights=args.weights or "", resume=args.resume)
+    weights = args.weights or cfg.MODEL.WEIGHTS
+    say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
     if args.check_data:
         check_settings(cfg)
-        open_task(cfg).check(cfg, open_images=True, overview=False, forbid_overlap=args.forbid_overlap)
+        task = opened.task or open_task(cfg)
+        task.check(cfg, open_images=True, overview=False, forbid_overlap=args.forbid_overlap)
         return
-    if weights and args.minutes is not None:
-        place = (args.results or Path(cfg.OUTPUT_DIR)).parent  # of all runs whose records are read together
-        cfg = within_minutes(cfg, weights, args.minutes, place, args.resume)
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
-    run(cfg, Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap))
+    request = Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)
+    run(cfg, request, opened)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
-    made.add_argument(
-        "--weights", help="backbone .pkl, detector .pth, hf:org/name, random-of:CKPT, or none (default: MODEL.WEIGHTS)"
-    )
-    made.add_argument(
-        "--arch", metavar="TEXT", help="network of the backbone instead of the config's: resnet50, timm:NAME"
-    )
-    made.add_argument("--train", metavar="FOLDER_OR_FILE", help="a set of one's own: COCO, VOC or YOLO form")
-    made.add_argument("--val", metavar="FOLDER_OR_FILE", help="what tests; or:")
-    made.add_argument("--split", type=float, metavar="SHARE", help="share of --train's images that train")
-    made.add_argument("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
-    made.add_argument("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
-    made.add_argument(
-        "--minutes",
-        type=float,
-        metavar="M",
-        help="a schedule of so long; the first of several runs decides",
-    )
-    made.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
-    made.add_argument("--eval-only", action="store_true", help="score the detector in --weights without training")
-    made.add_argument("--resume", action="store_true", help="go on with a training that was stopped")
-    made.add_argument("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
-    made.add_argument("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
-    made.add_argument(
-        "--forbid-overlap", action="store_true",
-        help="refuse test images that are, byte for byte, among the training images (default: a warning)",
-    )  # fmt: skip
-    made.add_argument("--check-data", action="store_true", help="only look through data and images; writes nothing")
-    made.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--config", required=True, help="Detectron2-keyed YAML, see configs/transfer and configs/smoke")
+    add("--weights", help="backbone .pkl, detector .pth, hf:org/name, random-of:CKPT, or none (default: MODEL.WEIGHTS)")
+    add("--arch", metavar="TEXT", help="network of the backbone instead of the config's: resnet50, timm:NAME")
+    add("--train", metavar="FOLDER_OR_FILE", help="your own set: COCO, VOC or YOLO form")
+    add("--val", metavar="FOLDER_OR_FILE", help="the images that test; or:")
+    add("--split", type=float, metavar="FRACTION", help="fraction of --train's images that train")
+    add("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
+    add("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")
+    add("--minutes", type=float, metavar="M", help="a schedule of so long; the first of several runs decides")
+    add("--engine", choices=("auto", "detectron2", "torchvision"), help="default: the config's ENGINE")
+    add("--eval-only", action="store_true", help="score the detector in --weights without training")
+    add("--resume", action="store_true", help="resume a training that was stopped")
+    add("--trials", type=int, help="how many seeds (default: the config's TRIALS)")
+    add("--results", type=Path, help="where records go (default: OUTPUT_DIR/results.jsonl)")
+    overlap = "refuse test images that are, byte for byte, among the training images (default: a warning)"
+    add("--forbid-overlap", action="store_true", help=overlap)
+    add("--check-data", action="store_true", help="only check data and images; writes nothing")
+    add("overrides", nargs="*", metavar="KEY VALUE", help="settings that override the file's")
+    return parser
 
 
 if __name__ == "__main__":

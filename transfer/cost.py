@@ -1,9 +1,4 @@
-"""Cost of a network: parameters and floating-point operations, by fvcore's counters.
-
-How long a training will take and how much memory, from a few timed steps before it starts.
-"""
-
-from __future__ import annotations
+"""Cost of a network by fvcore's counters, and of its training by a few steps that are timed before it starts."""
 
 import gc
 import math
@@ -24,18 +19,16 @@ from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import counted
 from momentum_transfer.core.log import duration, speaking
 from momentum_transfer.core.samplers import ordered_loader
-from momentum_transfer.transfer.initial_weights import InitialWeights
-from momentum_transfer.transfer.tasks import Task
+from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.torchvision_engine import detection_run
-from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
-from momentum_transfer.transfer.torchvision_engine.data import TestSamples, read_pictures
+from momentum_transfer.transfer.torchvision_engine.data import TestSamples, annotated_images
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
-from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, training_loader
+from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise, training_loader
+from momentum_transfer.transfer.torchvision_engine.roi_heads import Res5RoIHeads
 from momentum_transfer.transfer.torchvision_engine.segmentors import LinearSegmentor
 from momentum_transfer.transfer.torchvision_engine.train import timed_step
 from momentum_transfer.transfer.torchvision_engine.training_state import Position
-from momentum_transfer.transfer.torchvision_engine.weights import load_backbone, load_detector
 
 #: Sides of the image that operations are counted for are multiples of this.
 _STEP = 32
@@ -223,11 +216,12 @@ class Estimate:
         return max(1, int(rest / self.step))
 
 
-def estimate(cfg: CfgNode, task: Task[Any], initial: InitialWeights) -> Estimate | None:
+def estimate(experiment: Experiment) -> Estimate | None:
     """Time a few steps and images of a detector's training, by the torchvision engine; None for other tasks.
 
     Nothing is left behind: no file, and no change to the generators of random numbers.
     """
+    cfg, task = experiment.cfg, experiment.task
     if task.name != "detection" or unsupported(cfg) is not None:
         return None
     device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
@@ -235,7 +229,7 @@ def estimate(cfg: CfgNode, task: Task[Any], initial: InitialWeights) -> Estimate
     with speaking(quiet=True), torch.random.fork_rng(devices=devices):
         if devices:
             torch.cuda.reset_peak_memory_stats(device)
-        step, image = _timed(cfg, task, initial, device)
+        step, image = _timed(experiment, device)
         memory = float(torch.cuda.max_memory_allocated(device)) if devices else peak_memory()
     gc.collect()
     if devices:
@@ -251,13 +245,11 @@ def peak_memory() -> float:
     return float(peak if sys.platform == "darwin" else 1024 * peak)
 
 
-def _timed(cfg: CfgNode, task: Task[Any], initial: InitialWeights, device: torch.device) -> tuple[float, float]:
+def _timed(experiment: Experiment, device: torch.device) -> tuple[float, float]:
     """Median seconds of a step, and of an image."""
+    cfg, task = experiment.cfg, experiment.task
     detector = build(cfg)
-    if initial.detector:
-        load_detector(detector, initial.detector, initial.name)
-    elif initial.backbone:
-        load_backbone(detector, initial.backbone, initial.name, initial.architecture)
+    initialise(detector, experiment.initial)
     training = build_training(cfg, detector.to(device), Position(0, (), ()))
     detector.train()
     batches = iter(training_loader(cfg, task, cfg.SEED, 0))
@@ -269,10 +261,9 @@ def _timed(cfg: CfgNode, task: Task[Any], initial: InitialWeights, device: torch
             break
     del batches
     detector.eval()
-    pictures = read_pictures(task.test[0]).pictures[:IMAGES]
-    loader = ordered_loader(
-        TestSamples(pictures, detection_run.mapper_of(cfg, train=False)), 1, workers=0, collate=list
-    )
+    shown = annotated_images(task.test[0])[:IMAGES]
+    samples_of = TestSamples(shown, detection_run.mapper_of(cfg, train=False))
+    loader = ordered_loader(samples_of, 1, workers=0, collate=list)
     images = []
     with torch.no_grad():
         for samples in loader:

@@ -1,9 +1,4 @@
-"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory.
-
-``classes.json`` of a run: what a trained network's outputs are called, so that it can be used without its data.
-"""
-
-from __future__ import annotations
+"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory."""
 
 import functools
 import json
@@ -17,28 +12,25 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import sha256_of, write_text
-from momentum_transfer.core.log import say, warn
+from momentum_transfer.core.log import say
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.data.datasets import get_dataset
-from momentum_transfer.transfer.data.semantic_datasets import SemanticData, get_semantic_dataset
-from momentum_transfer.transfer.engine import Engine, Predictor
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData
+from momentum_transfer.transfer.engines import Engine, Predictor, choose_engine
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.prediction.photographs import as_pixels
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
-FILE = "classes.json"
-#: Tells of which training a folder is.
-CLAIM = "training.json"
+#: Files of a run: its weights, its settings, the names of its classes, and what its training began with.
+WEIGHTS, CONFIG, CLASSES, CLAIM = "model_final.pth", "config.yaml", "classes.json", "training.json"
 
 
 @dataclass(frozen=True)
 class RunClasses:
     """Output k of a network is the class ``names[k]``, whose id in result files is ``ids[k]``.
 
-    title: of the data that it was trained on. engine: which engine trained it; "" where that is not known.
+    title: of the data that it was trained on. engine: which one trained it.
     """
 
     names: tuple[str, ...]
@@ -61,18 +53,12 @@ def write_classes(folder: Path, classes: RunClasses) -> None:
         "engine": classes.engine,
         "classes": [{"id": identity, "name": name} for identity, name in pairs],
     }
-    write_text(folder / FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / CLASSES, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def read_classes(folder: Path) -> RunClasses | None:
-    """What ``write_classes`` wrote; None where the folder has no such file (a run from before 2026-11-22).
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    file = folder / FILE
-    if not file.is_file():
-        return None
+def read_classes(folder: Path) -> RunClasses:
+    """What ``write_classes`` wrote; InputError where the file is damaged."""
+    file = folder / CLASSES
     try:
         content = read_json(file, "the classes of a run")
         names = tuple(str(entry["name"]) for entry in content["classes"])
@@ -86,13 +72,9 @@ def read_classes(folder: Path) -> RunClasses | None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to go on with: a checkpoint of either engine, or the final weights."""
+    """Whether there is something to resume: a checkpoint of either engine, or the final weights."""
     single = any((folder / name).is_file() for name in ("model_final.pth", "last_checkpoint"))
     return single or any(folder.glob("checkpoints/step_*.pth"))
-
-
-WEIGHTS = "model_final.pth"
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -204,11 +186,11 @@ def load_run(run: str | Path, *, engine: str = "", device: str = "auto") -> Dete
         InputError: there is no such run, it is not finished or damaged, or the engine or device is not there.
     """
     weights = _weights_of(Path(run))
-    file = weights.with_name(CONFIG)
-    if not file.is_file():
-        raise InputError(f"expected {CONFIG} beside {weights}, found none; give the folder that `transfer` wrote")
-    cfg = config.load(file, ["MODEL.DEVICE", device, "SOLVER.AMP.ENABLED", "False"])
-    classes = read_classes(weights.parent) or _classes_of_old(cfg)
+    for name in (CONFIG, CLASSES):
+        if not weights.with_name(name).is_file():
+            raise InputError(f"expected {name} beside {weights}, found none; give the folder that `transfer` wrote")
+    cfg = config.load(weights.with_name(CONFIG), ["MODEL.DEVICE", device, "SOLVER.AMP.ENABLED", "False"])
+    classes = read_classes(weights.parent)
     key, count = config.num_classes(cfg)
     if len(classes.names) != count:
         found = len(classes.names)
@@ -245,20 +227,6 @@ def _engine(cfg: CfgNode, asked: str, trained: str) -> Engine:
         except InputError as error:
             say(f"{error}; the other engine computes the same")
     return choose_engine("auto", cfg)[0]
-
-
-def _classes_of_old(cfg: CfgNode) -> RunClasses:
-    """Of a run from before classes were kept: of its data where that is still there, else numbered."""
-    opened = get_semantic_dataset if config.task_name(cfg) == "segmentation" else get_dataset
-    for name in (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN):
-        try:
-            return classes_of(opened(name, cfg.DATASETS.ROOT or None))
-        except InputError:
-            continue
-    count = config.num_classes(cfg)[1]
-    warn(f"the run keeps no class names and its data is not here: its classes are called 1 … {count}")
-    numbers = range(count) if config.task_name(cfg) == "segmentation" else range(1, count + 1)
-    return RunClasses(tuple(str(number) for number in range(1, count + 1)), tuple(numbers))
 
 
 def _several(images: Any) -> Iterable[Any]:

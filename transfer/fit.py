@@ -5,17 +5,14 @@ by the boxes' sizes, anchors, batch by the memory, schedule by the number of ima
 images' own. These are rules of thumb of this project, made for 20 to 5000 images; no paper has them.
 """
 
-from __future__ import annotations
-
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fvcore.common.config import CfgNode
 
+from momentum_transfer.core.machine import available_memory
 from momentum_transfer.images.reading import upright_size
 from momentum_transfer.transfer.config import NETWORKS
 from momentum_transfer.transfer.data.annotations import DetectionData
@@ -53,38 +50,22 @@ class Setting:
 
 @dataclass(frozen=True)
 class Machine:
-    """device: "cpu" or "cuda". free: bytes of memory. cores: of the CPU that this process may use."""
+    """device: "cpu" or "cuda". free: bytes of memory."""
 
     device: str
     free: float
-    cores: int
 
 
 def this_machine(device_name: str) -> Machine:
-    """The device of MODEL.DEVICE and its free memory."""
+    """The device of MODEL.DEVICE and its free memory; 4 GB on a system that does not say."""
     import torch
 
     from momentum_transfer.core.devices import choose_device
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     device = choose_device(device_name, "MODEL.DEVICE")
     if device.type == "cuda":
-        return Machine("cuda", float(torch.cuda.mem_get_info(device)[0]), cores)
-    return Machine("cpu", free_memory(), cores)
-
-
-def free_memory() -> float:
-    """Bytes that a process may still take: what the kernel says, or the limit of the control group where it is less."""
-    free = float("inf")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free = 1024.0 * int(line.split()[1])
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and (text := limit.read_text(encoding="ascii").strip()) != "max":
-        free = min(free, float(text) - float(used.read_text(encoding="ascii")))
-    return free if free < float("inf") else 4e9  # a system that does not say
+        return Machine("cuda", float(torch.cuda.mem_get_info(device)[0]))
+    return Machine("cpu", float(available_memory() or 4e9))
 
 
 def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Setting]:

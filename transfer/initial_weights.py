@@ -1,7 +1,5 @@
 """Initial weights of a detector: a pretrained backbone of any known form, a whole detector, or none."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from momentum_transfer.backbones.containers import is_constant
 from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.backbones.read import detectron2_names, load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError
@@ -58,50 +57,29 @@ class InitialWeights:
     detector: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
-def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
-    """Read what ``--weights`` names.
+def read_initial(
+    weights: str, cfg: CfgNode | None = None, source: InitialWeights | SourceBackbone | None = None
+) -> InitialWeights:
+    """The tensors of ``--weights`` as they stand in the detector of a config.
 
     Args:
-        weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
-            detector of either engine, either of them by its name on the Hub (``hf:org/name``), ``timm:NAME`` for the
-            weights that timm publishes, ``random-of:`` and any of these for a backbone of that architecture at random,
-            or ``none``.
-        cfg: whose MODEL.BACKBONE.ARCH names the network that the weights are to be of; None for a ResNet.
+        weights: see `read_source`. source: what it has read of them already.
+        cfg: its MODEL.BACKBONE.ARCH names the network that the weights must be of; None for a ResNet.
 
     Raises:
         InputError: there is no such file, it is damaged, holds no whole backbone or that of another network.
     """
-    if weights.lower() == NONE:
-        return InitialWeights(NONE)
-    if weights.startswith(_MODULE):
-        raise InputError(
-            f"expected a ResNet's weights or those of a network of timm under a detector, found {weights}; a module of "
-            "your own goes through the probes: momentum-transfer lowshot, or mt.evaluate"
-        )
-    if weights.startswith((_TIMM, RANDOM_OF)):
-        return _backbone(weights, cfg)
-    path = hub.local_file(weights) if is_hub_name(weights) else Path(weights)
-    if not path.exists():
-        raise InputError(
-            f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
-            "detector whose backbone too starts at random"
-        )
-    detector = detector_in(path)
-    if detector is not None:
-        return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
-    return _backbone(weights, cfg)
-
-
-def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
-    """A backbone's tensors, as they stand in the detector of a config."""
     asked = any_backbone.asked_architecture(cfg) if cfg is not None and cfg.MODEL.BACKBONE.ARCH else None
-    source = load_backbone(weights, architecture=asked)
-    found: Any = source.architecture
-    named = weights_name(weights), source.sha256, source.network
+    source = source or read_source(weights, asked)
+    if isinstance(source, InitialWeights):
+        return source
+    found = source.architecture
+    fields: Any = {"name": weights_name(weights), "sha256": source.sha256, "network": source.network}
+    fields["checkpoint"] = source.checkpoint
     if asked is None and isinstance(found, Architecture):
         names = detectron2_names(found)
         state = {names[name]: tensor for name, tensor in source.state.items()}
-        return InitialWeights(*named, checkpoint=source.checkpoint, backbone=state)
+        return InitialWeights(**fields, backbone=state)
     if asked is None or cfg is None:
         raise InputError(
             f"expected a ResNet's weights, found those of {found} in {weights}; set MODEL.BACKBONE.ARCH {found}"
@@ -111,10 +89,44 @@ def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
             f"expected the weights of {asked}, found those of {found} in {weights}; let both be one network"
         )
     state = any_backbone.detector_state(cfg, source.state)
-    return InitialWeights(*named, str(asked), checkpoint=source.checkpoint, backbone=state)
+    return InitialWeights(**fields, architecture=str(asked), backbone=state)
 
 
-def detector_in(path: Path) -> dict[str, Tensor] | None:
+def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialWeights | SourceBackbone:
+    """Read what ``--weights`` names: a backbone as its file has it; a whole detector, or none, is ready to use.
+
+    Args:
+        weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
+            detector of either engine, either of them by its name on the Hub (``hf:org/name``), ``timm:NAME`` for the
+            weights that timm publishes, ``random-of:`` and any of these for a backbone of that architecture at random,
+            or ``none``.
+        asked: the network, where the file does not name it.
+
+    Raises:
+        InputError: there is no such file, it is damaged, or holds no whole backbone.
+    """
+    if weights.lower() == NONE:
+        return InitialWeights(NONE)
+    if weights.startswith(_MODULE):
+        raise InputError(
+            f"expected a ResNet's weights or those of a network of timm under a detector, found {weights}; a module of "
+            "your own goes through the probes: momentum-transfer lowshot, or mt.evaluate"
+        )
+    if weights.startswith((_TIMM, RANDOM_OF)):
+        return load_backbone(weights, architecture=asked)
+    path = hub.local_file(weights) if is_hub_name(weights) else Path(weights)
+    if not path.exists():
+        raise InputError(
+            f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
+            "detector whose backbone too starts at random"
+        )
+    detector = _detector_in(path)
+    if detector is not None:
+        return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
+    return load_backbone(weights, architecture=asked)
+
+
+def _detector_in(path: Path) -> dict[str, Tensor] | None:
     """A detector's tensors; None where the file is of another kind, of which ``load_backbone`` then knows more."""
     if path.suffix != ".pth":
         return None

@@ -1,9 +1,4 @@
-"""Backbones beside ResNets for Detectron2: timm's networks wrapped, and its own ViT under its simple pyramid.
-
-Backbones that Detectron2's configuration cannot express: other ResNets of basic blocks, pyramids on any backbone.
-"""
-
-from __future__ import annotations
+"""Backbones that Detectron2's configuration cannot express: networks of timm, its own ViT, small ResNets, pyramids."""
 
 import functools
 from typing import Any

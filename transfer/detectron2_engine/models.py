@@ -1,11 +1,8 @@
-"""Detectron2's models: what its registries lack and ours add, and the weights that models start from.
+"""Detectron2's models: what its registries lack, and the weights that models start from.
 
-C4 heads that Detectron2 lacks: res5 of a small ResNet, and res5 followed by a norm.
-
-Detectron2's FCOS from MODEL.FCOS; Detectron2 itself reaches it from Python configs only.
+Added are FCOS by MODEL.FCOS (Detectron2 reaches it from Python configs only), C4 heads on a small ResNet and with a
+norm after res5, and backbones.
 """
-
-from __future__ import annotations
 
 import functools
 import logging
@@ -110,12 +107,12 @@ def add_momentum_transfer_config(cfg: Any) -> None:
     register()
 
 
-def build_model(theirs: Any) -> nn.Module:
+def build_model(d2_cfg: Any) -> nn.Module:
     """Detectron2's model of one of its configurations, on its device."""
     from detectron2.modeling import build_model as build
 
     register()
-    return build(theirs)
+    return build(d2_cfg)
 
 
 @functools.cache

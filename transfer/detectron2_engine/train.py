@@ -1,7 +1,5 @@
 """Training by Detectron2's DefaultTrainer, with this project's scoring, stopping and naming of what went wrong."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import time
@@ -21,7 +19,7 @@ from momentum_transfer.core.samplers import signals_held
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.detectron2_engine.data import training_loader
 from momentum_transfer.transfer.detectron2_engine.models import load_initial, register
-from momentum_transfer.transfer.engine import Finetuned
+from momentum_transfer.transfer.experiment import Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights
 from momentum_transfer.transfer.torchvision_engine import solver
 from momentum_transfer.transfer.torchvision_engine.solver import GradientWatch
@@ -32,7 +30,7 @@ Evaluate = Callable[[nn.Module], float]
 _SMOOTHED = 20
 
 
-def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
+def train(d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
     """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written.
 
     ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
@@ -44,28 +42,28 @@ def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evalu
     from detectron2.engine import hooks
     from detectron2.utils.env import seed_all_rng
 
-    if resume and (last := CheckpointFolder(theirs.OUTPUT_DIR, pointer="last_checkpoint").last()) is not None:
+    if resume and (last := CheckpointFolder(d2_cfg.OUTPUT_DIR, pointer="last_checkpoint").last()) is not None:
         read_archive(last)  # Detectron2 compares no checksums
     register()
-    if theirs.MODEL.DEVICE == "cpu":
+    if d2_cfg.MODEL.DEVICE == "cpu":
         _let_processes_share_a_cpu()
-    seed_all_rng(theirs.SEED + rank())
+    seed_all_rng(d2_cfg.SEED + rank())
     with stop_signals() as stop:
-        trainer = trainer_class(evaluate)(theirs)
+        trainer = trainer_class(evaluate)(d2_cfg)
         loaded, new = load_initial(_plain(trainer.model), initial)
         trainer.resume_or_load(resume=resume)
         if evaluate is not None and is_main():
-            period = theirs.TEST.EVAL_PERIOD
+            period = d2_cfg.TEST.EVAL_PERIOD
             trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
         if is_main():
-            writer = board_writer(boards(theirs.OUTPUT_DIR, trainer.start_iter))
+            writer = board_writer(boards(d2_cfg.OUTPUT_DIR, trainer.start_iter))
             trainer.register_hooks([hooks.PeriodicWriter([writer], _SMOOTHED)])
-        trainer.register_hooks([_stop_hook(stop, torch.device(theirs.MODEL.DEVICE))])
+        trainer.register_hooks([_stop_hook(stop, torch.device(d2_cfg.MODEL.DEVICE))])
         trainer._trainer.register_hooks([_gradient_hook()])  # of the loop inside, which alone tells of its gradients
         begun, first = time.monotonic(), trainer.start_iter
         trainer.train()
     barrier()
-    seconds = (time.monotonic() - begun) / max(theirs.SOLVER.MAX_ITER - first, 1)
+    seconds = (time.monotonic() - begun) / max(d2_cfg.SOLVER.MAX_ITER - first, 1)
     return Finetuned(final, tuple(loaded), tuple(new), seconds)
 
 
@@ -81,7 +79,7 @@ class RememberedBatches:
         with signals_held():  # Detectron2's loader starts its workers with the first batch
             first = list(itertools.islice(batches, 1))
         for batch in itertools.chain(first, batches):
-            self.images = [picture["image_id"] for picture in batch]
+            self.images = [image["image_id"] for image in batch]
             yield batch
 
 

@@ -31,6 +31,8 @@ import numpy as np
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.scores.inputs import (
     AreaFrom,
+    Detections,
+    GroundTruth,
     IouType,
     check_iou_type,
     load_detections,
@@ -41,8 +43,8 @@ from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabula
 from momentum_transfer.verdicts.ap_metrics import coco_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 
-Source = str | Path | dict[str, Any]
-Results = str | Path | list[dict[str, Any]]
+Source = str | Path | dict[str, Any] | GroundTruth
+Results = str | Path | list[dict[str, Any]] | Detections
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ def evaluate(
     """Score detections as pycocotools does.
 
     Args:
-        ground_truth: annotation JSON, path or loaded object.
+        ground_truth: annotation JSON, path or loaded object; or what ``inputs`` read of it.
         results: result JSON, path or list of ``image_id``, ``category_id``, ``score``, ``bbox`` and/or
-            ``segmentation``. It is not changed.
+            ``segmentation``; or what ``inputs`` read of it. It is not changed.
         iou_type: ``bbox`` or ``segm``.
         max_dets: limits on detections per image and category. One number N stands for N and those of 1 and 10 that are
             below it; a sequence holds each limit once. AP takes the largest (pycocotools prints −1 for AP unless that

@@ -99,13 +99,16 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
     """Read a COCO-form annotation file.
 
     Args:
-        source: path, or the loaded mapping with ``images``, ``categories`` and ``annotations``.
+        source: path, or the loaded mapping with ``images``, ``categories`` and ``annotations``; what was read before
+            is returned as it is.
         iou_type: which geometry to read.
         area: whether every annotation must carry its ``area`` (COCO, LVIS); otherwise areas are 0.
 
     Raises:
         InputError: it is no such file, or an entry is wrong; the entry and the file are named.
     """
+    if isinstance(source, GroundTruth):
+        return source
     with paused_collector():
         truth = None
         if isinstance(source, (str, Path)):
@@ -197,7 +200,7 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
 
     Args:
         source: path, or the loaded list. A file in the plain form is read block by block, so that memory follows the
-            columns and not the file.
+            columns and not the file. What was read before is returned as it is.
         truth: gives the known images and categories.
         iou_type: which geometry to read.
         area_from: how a detection's size is found for ``segm``. ``file``: from ``bbox`` where the entries have one, as
@@ -207,6 +210,8 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     Raises:
         InputError: it is no such list, an entry is wrong, or it names an image or category that ``truth`` lacks.
     """
+    if isinstance(source, Detections):
+        return source
     sizes = _sizes(truth.images, truth.where) if iou_type == "segm" else None
     with paused_collector():
         found = _load_detections(source, truth, iou_type, area_from, sizes)

@@ -1,14 +1,13 @@
 """Cascade R-CNN (arXiv 1712.00726): box heads in sequence, each trained at a higher overlap on the last one's boxes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
-from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead
+from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor
 from momentum_transfer.transfer.torchvision_engine.layers import ScaleGradient
 from momentum_transfer.transfer.torchvision_engine.roi_heads import (
     ProposalSampler,
@@ -27,22 +26,14 @@ class CascadeRoIHeads(StandardRoIHeads):
 
     Args:
         box_heads, box_predictors: one a stage; the predictors are class-agnostic.
-        thresholds: overlap from which a box is foreground, for each stage.
+        thresholds: overlap from which a box is foreground, for each stage. masks: see ``StandardRoIHeads``.
     """
 
     def __init__(
-        self,
-        levels: Sequence[str],
-        sampler: ProposalSampler,
-        box_pooler: RoIPooler,
-        box_heads: Sequence[nn.Module],
-        box_predictors: Sequence[BoxPredictor],
-        thresholds: Sequence[float],
-        mask_pooler: RoIPooler | None = None,
-        mask_head: MaskHead | None = None,
-    ) -> None:
-        heads, predictors = nn.ModuleList(box_heads), nn.ModuleList(box_predictors)
-        super().__init__(levels, sampler, box_pooler, heads, predictors, mask_pooler, mask_head)
+        self, levels: Sequence[str], sampler: ProposalSampler, box_pooler: RoIPooler, box_heads: Sequence[nn.Module],
+        box_predictors: Sequence[BoxPredictor], *, thresholds: Sequence[float], **masks: Any
+    ) -> None:  # fmt: skip
+        super().__init__(levels, sampler, box_pooler, nn.ModuleList(box_heads), nn.ModuleList(box_predictors), **masks)
         self.thresholds = list(thresholds)
 
     def _predictor(self, stage: int) -> BoxPredictor:
@@ -65,10 +56,10 @@ class CascadeRoIHeads(StandardRoIHeads):
         return following
 
     def _box_losses(
-        self, maps: Sequence[Tensor], drawn: Sequence[Proposals], targets: Sequence[Target]
+        self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}
-        proposals = list(drawn)
+        proposals = list(sampled)
         for stage, threshold in enumerate(self.thresholds):
             if stage > 0:
                 classes = self.sampler.num_classes

@@ -1,19 +1,16 @@
 """Detectors as networks: images in, losses or detections out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.torchvision_engine import instance_masks
 from momentum_transfer.transfer.torchvision_engine.backbone import FPN, SimplePyramid, SingleScale
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS
 from momentum_transfer.transfer.torchvision_engine.rpn import RPN
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample, Target
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample, Target, rescale
 
 
 class Detector(nn.Module):
@@ -77,7 +74,7 @@ class Detector(nn.Module):
         if self.training:
             return losses
         return [
-            instance_masks.rescale(found, size, sample.height, sample.width)
+            rescale(found, size, sample.height, sample.width)
             for found, size, sample in zip(detections, sizes, samples, strict=True)
         ]
 

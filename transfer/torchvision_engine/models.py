@@ -1,7 +1,5 @@
 """Builders of detectors: the only file of the engine's models that reads the config."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +17,19 @@ from momentum_transfer.transfer.torchvision_engine.backbone import (
     SingleScale,
 )
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
-from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
 from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead
 from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, RoIPooler, StandardRoIHeads
+from momentum_transfer.transfer.torchvision_engine.roi_heads import (
+    ProposalSampler,
+    Res5RoIHeads,
+    RoIPooler,
+    StandardRoIHeads,
+    res5_head,
+)
 from momentum_transfer.transfer.torchvision_engine.rpn import RPN
 from momentum_transfer.transfer.torchvision_engine.vit import LAST, ViT
 
@@ -119,13 +122,9 @@ def _rpn(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale) -> RPN:
 def _sampler(cfg: CfgNode) -> ProposalSampler:
     roi = cfg.MODEL.ROI_HEADS
     return ProposalSampler(
-        roi.NUM_CLASSES,
-        roi.IOU_THRESHOLDS,
-        roi.IOU_LABELS,
-        roi.BATCH_SIZE_PER_IMAGE,
-        roi.POSITIVE_FRACTION,
+        roi.NUM_CLASSES, roi.IOU_THRESHOLDS, roi.IOU_LABELS, roi.BATCH_SIZE_PER_IMAGE, roi.POSITIVE_FRACTION,
         roi.PROPOSAL_APPEND_GT,
-    )
+    )  # fmt: skip
 
 
 def _pooler(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale, head: CfgNode) -> RoIPooler:
@@ -162,9 +161,9 @@ def _mask_head(cfg: CfgNode, channels: int) -> MaskHead | None:
     return MaskHead(channels, classes, head.NUM_CONV, head.CONV_DIM, head.NORM)
 
 
-def _mask_branch(cfg: CfgNode, backbone: FPN | SimplePyramid) -> tuple[RoIPooler | None, MaskHead | None]:
+def _mask_branch(cfg: CfgNode, backbone: FPN | SimplePyramid) -> dict[str, Any]:
     head = _mask_head(cfg, backbone.channels[cfg.MODEL.ROI_HEADS.IN_FEATURES[0]])
-    return (_pooler(cfg, backbone, cfg.MODEL.ROI_MASK_HEAD) if head is not None else None), head
+    return {"mask_head": head, "mask_pooler": _pooler(cfg, backbone, cfg.MODEL.ROI_MASK_HEAD)} if head else {}
 
 
 def _heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> StandardRoIHeads:
@@ -172,7 +171,7 @@ def _heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> StandardRoIHeads:
     box_head = _box_head(cfg, backbone.channels[levels[0]])
     predictor = _box_predictor(cfg, box_head.outputs, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS)
     pooler = _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD)
-    return StandardRoIHeads(levels, _sampler(cfg), pooler, box_head, predictor, *_mask_branch(cfg, backbone))
+    return StandardRoIHeads(levels, _sampler(cfg), pooler, box_head, predictor, **_mask_branch(cfg, backbone))
 
 
 def _cascade_heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> CascadeRoIHeads:
@@ -181,7 +180,7 @@ def _cascade_heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> CascadeRoIHea
     weights = zip(heads, cascade.BBOX_REG_WEIGHTS, strict=True)
     predictors = [_box_predictor(cfg, head.outputs, weight) for head, weight in weights]
     pooler, branch = _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD), _mask_branch(cfg, backbone)
-    return CascadeRoIHeads(levels, _sampler(cfg), pooler, heads, predictors, cascade.IOUS, *branch)
+    return CascadeRoIHeads(levels, _sampler(cfg), pooler, heads, predictors, thresholds=cascade.IOUS, **branch)
 
 
 def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:

@@ -1,13 +1,7 @@
-"""Images with one class per pixel: to samples for training, and predictions to label PNGs.
-
-Dense features of a frozen backbone, kept on disk: the first head computes them, every later one reads them.
-"""
-
-from __future__ import annotations
+"""Images with one class per pixel: samples for training, dense features kept on disk, predictions as label PNGs."""
 
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +14,12 @@ from torch.utils.data import Dataset
 
 from momentum_transfer.core.distributed import barrier, rank, world_size
 from momentum_transfer.core.files import atomic_path, sha256_of_text
-from momentum_transfer.core.log import ProgressLine, say, track
-from momentum_transfer.core.samplers import Place, ordered_loader
+from momentum_transfer.core.log import say, track
+from momentum_transfer.core.samplers import Place
 from momentum_transfer.images.reading import upright_size
 from momentum_transfer.transfer.data.semantic_datasets import IGNORE, SemanticData, label_file
-from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture, output_size, read_image, resize
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper, output_size, read_image, resize
+from momentum_transfer.transfer.torchvision_engine.detection_run import predict_each
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
 from momentum_transfer.transfer.torchvision_engine.segmentors import LinearSegmentor
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
@@ -34,27 +29,27 @@ CROP_TRIES = 10
 
 
 class SemanticMapper:
-    """A picture and its labels to a sample.
+    """An image and its labels to a sample.
 
     Args:
         mapper: sizes, channel order and flips. crop: (height, width) of training crops, None for whole images.
-        largest_class: share of a crop that one class may fill, 1 for no limit.
+        largest_class: fraction of a crop that one class may fill, 1 for no limit.
     """
 
     def __init__(self, mapper: Mapper, crop: tuple[int, int] | None, largest_class: float = 1.0) -> None:
         self.mapper, self.crop, self.largest_class = mapper, crop, largest_class
 
-    def train(self, picture: Picture, labels: np.ndarray, random: np.random.Generator) -> Sample:
+    def train(self, entry: AnnotatedImage, labels: np.ndarray, random: np.random.Generator) -> Sample:
         """Resized, cropped and flipped at random. labels: uint8 [H, W]."""
-        size = output_size(picture.height, picture.width, self.mapper.draw_edge(random), self.mapper.long_edge)
-        image = resize(read_image(picture), size, flip=False)
+        size = output_size(entry.height, entry.width, self.mapper.draw_edge(random), self.mapper.long_edge)
+        image = resize(read_image(entry), size, flip=False)
         small = np.asarray(Image.fromarray(labels).resize((size[1], size[0]), Image.Resampling.NEAREST))
         if self.crop is not None:
             window = self._window(small, random)
             image, small = image[window], small[window]
         if self.mapper.draw_flip(random):
             image, small = image[:, ::-1], small[:, ::-1]
-        sample = self.mapper.sample(picture, image, None)
+        sample = self.mapper.sample(entry, image, None)
         sample.labels = torch.from_numpy(np.array(small)).long()  # a copy: Pillow lends read-only memory
         return sample
 
@@ -73,12 +68,12 @@ class SemanticMapper:
         return window
 
 
-def pictures_of(data: SemanticData) -> list[Picture]:
+def images_of(data: SemanticData) -> list[AnnotatedImage]:
     """The images with their sizes, numbered in order."""
     found = []
     for number, (file, _) in enumerate(data.pairs):
         width, height = upright_size(file)
-        found.append(Picture(file, number, height, width, ()))
+        found.append(AnnotatedImage(file, number, height, width))
     return found
 
 
@@ -86,43 +81,32 @@ class SemanticTrainingSamples(Dataset[Sample]):
     """Samples at places, each a pure function of the seed and its position in the order."""
 
     def __init__(self, data: SemanticData, mapper: SemanticMapper, seed: int) -> None:
-        self.data, self.mapper, self.seed, self.pictures = data, mapper, seed, pictures_of(data)
+        self.data, self.mapper, self.seed, self.images = data, mapper, seed, images_of(data)
 
     def __getitem__(self, place: Place) -> Sample:
         position, index = place
         random = np.random.default_rng((self.seed, position))
-        return self.mapper.train(self.pictures[index], self.data.labels(index), random)
+        return self.mapper.train(self.images[index], self.data.labels(index), random)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
 
-class _TestSamples(Dataset[Sample]):
-    def __init__(self, pictures: list[Picture], mapper: Mapper) -> None:
-        self.pictures, self.mapper = pictures, mapper
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.mapper.test(self.pictures[index])
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-
-def predict_labels(model: Detector, data: SemanticData, mapper: Mapper, folder: Path, workers: int) -> float:
+def predict_labels(model: Detector, data: SemanticData, cfg: CfgNode, folder: Path) -> float:
     """Write one label PNG an image to ``folder``; seconds per image. Several processes share the images."""
-    model.eval()
-    mine = pictures_of(data)[rank() :: world_size()]
-    loader = ordered_loader(_TestSamples(mine, mapper), 1, workers=workers, collate=list)
-    begun = time.monotonic()
-    with torch.no_grad(), ProgressLine("predict", len(mine)) as progress:
-        for samples in loader:
-            for sample, labels in zip(samples, model(samples), strict=True):
-                with atomic_path(label_file(folder, sample.image_id)) as temporary:
-                    Image.fromarray(labels.cpu().numpy().astype(np.uint8)).save(temporary)
-            progress.advance(len(samples))
-    seconds = (time.monotonic() - begun) / max(len(mine), 1)
+
+    def keep(sample: Sample, labels: torch.Tensor) -> None:
+        write_labels(labels, label_file(folder, sample.image_id))
+
+    seconds = predict_each(model, images_of(data), cfg, keep)
     barrier()
     return seconds
+
+
+def write_labels(labels: torch.Tensor, path: Path) -> None:
+    """Write classes [H, W] as a label PNG."""
+    with atomic_path(path) as temporary:
+        Image.fromarray(labels.cpu().numpy().astype(np.uint8)).save(temporary)
 
 
 def repeats_itself(cfg: CfgNode) -> bool:
@@ -150,7 +134,7 @@ def key_of(cfg: CfgNode, network: LinearSegmentor, data: SemanticData) -> str:
 
 
 class CachedFeatures(Dataset[Sample]):
-    """A training set whose samples hold features and labels in the place of images."""
+    """A training set whose samples hold features and labels instead of images."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.count = folder, count
@@ -179,10 +163,10 @@ def cached_features(
     """
     settings = cfg.MODEL.SEM_SEG_HEAD
     root = Path(settings.CACHE) if settings.CACHE else Path(cfg.OUTPUT_DIR) / "dense_features"
-    pictures, network = pictures_of(data), network.eval()
-    random = np.random.default_rng(0)  # draws nothing that matters: images repeat themselves
-    first = mapper.train(pictures[0], data.labels(0), random)
-    needed = network.features(first.image).numel() * 4 * len(pictures) / 1e9
+    images, network = images_of(data), network.eval()
+    random = np.random.default_rng(0)  # decides nothing: images repeat themselves
+    first = mapper.train(images[0], data.labels(0), random)
+    needed = network.features(first.image).numel() * 4 * len(images) / 1e9
     if needed > settings.CACHE_GB:
         say(f"{data.name}: dense features would need about {needed:.1f} GB, more than MODEL.SEM_SEG_HEAD.CACHE_GB "
             f"{settings.CACHE_GB:g}; they are computed anew for every batch")  # fmt: skip
@@ -190,11 +174,11 @@ def cached_features(
         return None
     folder = root / key_of(cfg, network, data)
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [index for index in range(len(pictures)) if not file_of(folder, index).is_file()]
+    missing = [index for index in range(len(images)) if not file_of(folder, index).is_file()]
     if not missing:
-        say(f"{data.name}: dense features of {len(pictures)} images from {folder}")
+        say(f"{data.name}: dense features of {len(images)} images from {folder}")
     for index in track(missing[rank() :: world_size()], f"{data.name}: dense features"):
-        sample = mapper.train(pictures[index], data.labels(index), random)
+        sample = mapper.train(images[index], data.labels(index), random)
         if sample.labels is None:
             raise ValueError("a training sample needs labels")
         held = {"features": network.features(sample.image).float().cpu().contiguous()}
@@ -203,4 +187,4 @@ def cached_features(
             save_file(held, temporary)
     barrier()
     network.train()
-    return CachedFeatures(folder, len(pictures))
+    return CachedFeatures(folder, len(images))

@@ -1,7 +1,5 @@
 """Semantic segmentation from settings: the model, its training batches, its predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,7 +129,7 @@ def build(cfg: CfgNode) -> Segmentor | LinearSegmentor:
 
 
 class _Joined(ConcatDataset[Sample]):
-    """Several training sets as one: a draw's index runs through all of them."""
+    """Several training sets as one: an index runs through all of them."""
 
     def __getitem__(self, place: Place) -> Sample:
         position, index = place
@@ -146,7 +144,7 @@ def training_loader(
 ) -> DataLoader[Any]:
     """Endless batches of the training sets ``data`` from iteration ``start`` on.
 
-    Of a linear ``network`` whose images repeat themselves they hold features in the place of images.
+    Of a linear ``network`` whose images repeat themselves they hold features instead of images.
     """
     crop = cfg.INPUT.CROP
     size = (int(crop.SIZE[0]), int(crop.SIZE[1])) if crop.ENABLED else None
@@ -166,5 +164,4 @@ def training_loader(
 def predict(cfg: CfgNode, segmentor: Detector, data: SemanticData, out_dir: Path) -> tuple[Path, tuple[()], float]:
     """Write one label PNG an image of a test set; the folder, nothing to be scored by boxes, seconds per image."""
     folder = results_path(out_dir, data.name).with_suffix("")
-    seconds = predict_labels(segmentor, data, mapper_of(cfg, train=False), folder, cfg.DATALOADER.NUM_WORKERS)
-    return folder, (), seconds
+    return folder, (), predict_labels(segmentor, data, cfg, folder)

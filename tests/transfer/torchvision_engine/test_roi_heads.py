@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.roi_heads import (
     ProposalSampler,
     foreground,
     label_proposals,
     mask_targets,
 )
-from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Proposals, Target
 
 BACKGROUND = 3
 TARGET = Target(torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 40.0, 30.0]]), torch.tensor([2, 0]))

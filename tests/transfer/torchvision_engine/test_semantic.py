@@ -10,7 +10,7 @@ from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.torchvision_engine.backbone import dilate
-from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.segmentors import ASPP, DeepLabHead
 from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper
@@ -119,7 +119,7 @@ def picture(tmp_path):
     labels = np.random.default_rng(0).integers(0, 10, (40, 50)).astype(np.uint8)
     pixels = np.stack((labels * 20, labels, labels), axis=2).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "0.png")
-    return Picture(tmp_path / "0.png", 0, 40, 50, ()), labels
+    return AnnotatedImage(tmp_path / "0.png", 0, 40, 50, ()), labels
 
 
 def test_image_and_labels_are_cropped_and_flipped_alike(picture):
