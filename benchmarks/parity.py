@@ -27,7 +27,7 @@ from momentum_transfer.transfer.data.datasets import get_dataset
 from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
 from momentum_transfer.transfer.torchvision_engine.data import annotated_images
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
-from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper, images_of
+from momentum_transfer.transfer.torchvision_engine.semantic_run import SemanticMapper, images_of
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 DETECTORS = (

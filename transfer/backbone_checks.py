@@ -1,7 +1,5 @@
 """What keeps a network of timm from being a detector's backbone, told before anything is computed (meta tensors)."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 

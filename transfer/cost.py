@@ -23,6 +23,7 @@ from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.torchvision_engine import detection_run
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 from momentum_transfer.transfer.torchvision_engine.data import TestSamples, annotated_images
+from momentum_transfer.transfer.torchvision_engine.dense import RetinaNetHead
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
 from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise, training_loader
 from momentum_transfer.transfer.torchvision_engine.roi_heads import Res5RoIHeads
@@ -39,9 +40,9 @@ class Cost:
     """What a network is made of and needs.
 
     Attributes:
-        parameters, trained: numbers of them; trained ones take gradients.
-        flops: multiply-adds of one image (fvcore counts one for both), all regions and detections taken as there are at
-            most: RPN.POST_NMS_TOPK_TEST and TEST.DETECTIONS_PER_IMAGE.
+        parameters, trained: how many; trained ones take gradients.
+        flops: multiply-adds of one image (fvcore counts one for both) with as many regions and detections as are
+            allowed: RPN.POST_NMS_TOPK_TEST and TEST.DETECTIONS_PER_IMAGE.
         backbone_flops: those of backbone and pyramid. side: of that square image, in pixels.
     """
 
@@ -60,12 +61,8 @@ class Cost:
 
     def as_record(self) -> dict[str, Any]:
         """Details of a record."""
-        return {
-            "parameters": self.parameters,
-            "trained_parameters": self.trained,
-            "gflops": round(self.flops / 1e9, 3),
-            "gflops_side": self.side,
-        }
+        counts = {"parameters": self.parameters, "trained_parameters": self.trained}
+        return {**counts, "gflops": round(self.flops / 1e9, 3), "gflops_side": self.side}
 
 
 def cost_of(cfg: CfgNode) -> Cost:
@@ -98,7 +95,7 @@ def _heads(cfg: CfgNode, network: Detector, image: Tensor, maps: dict[str, Tenso
         yield from ((rpn.rpn_head, [maps[name]], 1) for name in rpn.levels)
         yield from _regions(cfg, network.roi_heads, maps)
     elif isinstance(network, OneStage):
-        yield _OfList(network.heads.head), [maps[name] for name in network.heads.levels], 1
+        yield network.heads.head, [maps[name] for name in network.heads.levels], 1
     elif isinstance(network, LinearSegmentor):
         yield network.sem_seg_head.predictor, [network.features(image).flatten(1).T], 1
     else:
@@ -130,26 +127,15 @@ def _region(level: Tensor, pooler: Any) -> Tensor:
     return level.new_zeros(1, level.shape[1], pooler.resolution, pooler.resolution)
 
 
-class _OfList(nn.Module):
-    """A part that takes its maps as one list."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, *maps: Tensor) -> Any:
-        return self.part(list(maps))
-
-
-class _Flat(nn.Module):
-    """A part whose results are one flat tuple, as tracing wants them."""
+class _Traceable(nn.Module):
+    """A part whose results are one flat tuple; towers of dense detectors take their maps as one list."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
         self.part = part
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_tensors(self.part(*inputs)))
+        return tuple(_tensors(self.part(list(inputs)) if isinstance(self.part, RetinaNetHead) else self.part(*inputs)))
 
 
 def _tensors(found: Any) -> list[Tensor]:
@@ -160,7 +146,7 @@ def _tensors(found: Any) -> list[Tensor]:
 
 
 def _flops(part: nn.Module, *inputs: Tensor) -> float:
-    counted = FlopCountAnalysis(_Flat(part), inputs)
+    counted = FlopCountAnalysis(_Traceable(part), inputs)
     counted.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     counted.tracer_warnings("none")
     counted.set_op_handle("aten::scaled_dot_product_attention", _attention)
@@ -230,19 +216,15 @@ def estimate(experiment: Experiment) -> Estimate | None:
         if devices:
             torch.cuda.reset_peak_memory_stats(device)
         step, image = _timed(experiment, device)
-        memory = float(torch.cuda.max_memory_allocated(device)) if devices else peak_memory()
+        # Linux counts in KiB, macOS in bytes.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        memory = float(torch.cuda.max_memory_allocated(device) if devices else peak)
     gc.collect()
     if devices:
         torch.cuda.empty_cache()
     images = sum(len(data.load()["images"]) for data in task.test)
     batches = cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0
     return Estimate(step, image, cfg.SOLVER.MAX_ITER, batches, images, memory, device.type)
-
-
-def peak_memory() -> float:
-    """Bytes that this process has held at most."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else 1024 * peak)
 
 
 def _timed(experiment: Experiment, device: torch.device) -> tuple[float, float]:
@@ -269,11 +251,7 @@ def _timed(experiment: Experiment, device: torch.device) -> tuple[float, float]:
         for samples in loader:
             before = time.monotonic()
             detector(samples)
-            _wait(device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             images.append(time.monotonic() - before)
     return statistics.median(steps[1:]), min(images)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -82,8 +82,8 @@ class Found:
     """What a detector found in one image, best score first.
 
     boxes: float64 [D, 4], x1 y1 x2 y2 in the image's pixels. scores: [D]. names, category_ids: the class of each.
-    masks: bool [D, H, W], or None where the detector makes none. labels: for semantic segmentation, where the rest is
-    empty: uint8 [H, W], the class of every pixel.
+    masks: bool [D, H, W], or None where the detector makes none. labels: uint8 [H, W], the class of every pixel, for
+    semantic segmentation, where the rest is empty.
     """
 
     boxes: np.ndarray
@@ -102,7 +102,7 @@ class DetectorRun:
     """A fine-tuned detector, ready to predict.
 
     Attributes:
-        weights: its file. cfg: its settings, with the device and engine of here. engine: who runs it.
+        weights: its file. cfg: its settings, with the device and engine of this machine. engine: which one runs it.
         classes: output k is ``classes.names[k]``.
     """
 
@@ -135,8 +135,8 @@ class DetectorRun:
         """What is in each image, in their order.
 
         Args:
-            images: one or several of: a path, a Pillow image, an array [H, W, 3] or [H, W] or a tensor [3, H, W] of
-                uint8 in RGB or grey. Sizes may differ.
+            images: one or several, of any sizes: a path, a Pillow image, an array [H, W, 3] or [H, W] or a tensor
+                [3, H, W] of uint8 in RGB or grey.
             threshold: detections of a lower score are left out; 0 keeps all that the detector gives.
             batch_size: images that go through the network together where they have one size.
 
@@ -212,9 +212,8 @@ def _weights_of(run: Path) -> Path:
         raise InputError(f"expected one run, found {len(trials)} trials in {run}; give one of them, {trials[0]}")
     why = "no run of `transfer`"
     if (run / CLAIM).is_file():
-        why = "a training that left no checkpoint; run `transfer` again"
-        if has_checkpoint(run):
-            why = "a training that has not ended; go on with `transfer --resume`"
+        unfinished = "a training that has not ended; go on with `transfer --resume`"
+        why = unfinished if has_checkpoint(run) else "a training that left no checkpoint; run `transfer` again"
     raise InputError(f"expected a finished run with {WEIGHTS} in {run}, found {why}")
 
 

@@ -22,7 +22,7 @@ from momentum_transfer.transfer.data.datasets import short_name
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file, write_truth
 from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine.data import annotated_images, with_objects
-from momentum_transfer.transfer.torchvision_engine.semantic_data import images_of
+from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
 
 #: What ENGINE says in a configuration that this project trains; else it is Detectron2's own trainer that follows it.
 ENGINE = "detectron2"

@@ -32,7 +32,7 @@ from momentum_transfer.transfer.experiment import Experiment, Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights
 from momentum_transfer.transfer.predictions import Predictions, Score, iou_types, results_path
 from momentum_transfer.transfer.torchvision_engine.detection_run import result_entries, write_entries
-from momentum_transfer.transfer.torchvision_engine.semantic_data import images_of, write_labels
+from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of, write_labels
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 

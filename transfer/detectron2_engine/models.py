@@ -28,7 +28,7 @@ from momentum_transfer.transfer.initial_weights import InitialWeights, match_bac
 from momentum_transfer.transfer.ranges import backbone_problems
 
 
-def heads() -> tuple[type[nn.Module], type[nn.Module]]:
+def _c4_heads() -> tuple[type[nn.Module], type[nn.Module]]:
     """Detectron2's Res5ROIHeads for ResNets of any depth, without and with the extra norm."""
     from detectron2.layers import get_norm
     from detectron2.modeling.roi_heads import Res5ROIHeads
@@ -57,7 +57,7 @@ def heads() -> tuple[type[nn.Module], type[nn.Module]]:
     return PlainRes5ROIHeads, ExtraNormRes5ROIHeads
 
 
-def build_fcos(cfg: Any) -> nn.Module:
+def _build_fcos(cfg: Any) -> nn.Module:
     """The model of a configuration that ``add_own_keys`` has extended, on its device."""
     from detectron2.modeling import build_backbone
     from detectron2.modeling.meta_arch.fcos import FCOS, FCOSHead
@@ -65,30 +65,20 @@ def build_fcos(cfg: Any) -> nn.Module:
     settings, backbone = cfg.MODEL.FCOS, build_backbone(cfg)
     shapes = [backbone.output_shape()[name] for name in settings.IN_FEATURES]
     head = FCOSHead(
-        input_shape=shapes,
-        num_classes=settings.NUM_CLASSES,
-        conv_dims=[shapes[0].channels] * settings.NUM_CONVS,
-        norm=settings.NORM,
-        prior_prob=settings.PRIOR_PROB,
-    )
+        input_shape=shapes, num_classes=settings.NUM_CLASSES, conv_dims=[shapes[0].channels] * settings.NUM_CONVS,
+        norm=settings.NORM, prior_prob=settings.PRIOR_PROB,
+    )  # fmt: skip
     return FCOS(
-        backbone=backbone,
-        head=head,
-        head_in_features=settings.IN_FEATURES,
-        num_classes=settings.NUM_CLASSES,
-        center_sampling_radius=settings.CENTER_SAMPLING_RADIUS,
-        focal_loss_alpha=settings.FOCAL_LOSS_ALPHA,
-        focal_loss_gamma=settings.FOCAL_LOSS_GAMMA,
-        test_score_thresh=settings.SCORE_THRESH_TEST,
-        test_topk_candidates=settings.TOPK_CANDIDATES_TEST,
-        test_nms_thresh=settings.NMS_THRESH_TEST,
-        max_detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
-        pixel_mean=cfg.MODEL.PIXEL_MEAN,
+        backbone=backbone, head=head, head_in_features=settings.IN_FEATURES, num_classes=settings.NUM_CLASSES,
+        center_sampling_radius=settings.CENTER_SAMPLING_RADIUS, focal_loss_alpha=settings.FOCAL_LOSS_ALPHA,
+        focal_loss_gamma=settings.FOCAL_LOSS_GAMMA, test_score_thresh=settings.SCORE_THRESH_TEST,
+        test_topk_candidates=settings.TOPK_CANDIDATES_TEST, test_nms_thresh=settings.NMS_THRESH_TEST,
+        max_detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE, pixel_mean=cfg.MODEL.PIXEL_MEAN,
         pixel_std=cfg.MODEL.PIXEL_STD,
-    ).to(cfg.MODEL.DEVICE)
+    ).to(cfg.MODEL.DEVICE)  # fmt: skip
 
 
-#: Said through Detectron2's logger, which its users see.
+#: Below Detectron2's logger, which its users see.
 _LOGGER = logging.getLogger("detectron2.momentum_transfer")
 
 
@@ -117,7 +107,7 @@ def build_model(d2_cfg: Any) -> nn.Module:
 
 @functools.cache
 def register() -> None:
-    """Tell Detectron2 what it lacks; once per process.
+    """Register what Detectron2 lacks; once per process.
 
     FCOS, its pyramid and C4 heads with the extra norm are new names; where another project has one of them already, its
     entry stays. Detectron2's builders of backbones keep their names: one of ours stands before each, and calls it
@@ -126,14 +116,14 @@ def register() -> None:
     import detectron2.projects.deeplab  # noqa: F401, registers its backbone and head
     from detectron2.modeling import BACKBONE_REGISTRY, META_ARCH_REGISTRY, ROI_HEADS_REGISTRY
 
-    plain, extra_norm = heads()
+    plain, extra_norm = _c4_heads()
     ROI_HEADS_REGISTRY._obj_map["Res5ROIHeads"] = plain
     ours: dict[str, Any] = {name: functools.partial(pyramid, source) for name, source in PYRAMIDS.items()}
     ours |= dict.fromkeys(("build_resnet_backbone", "build_resnet_deeplab_backbone"), single_scale)
     backbones = BACKBONE_REGISTRY._obj_map
     backbones.update({name: functools.partial(_backbone, backbones.get(name), ours[name]) for name in ours})
     for registry, name, new in (
-        (META_ARCH_REGISTRY, "FCOS", build_fcos),
+        (META_ARCH_REGISTRY, "FCOS", _build_fcos),
         (ROI_HEADS_REGISTRY, "Res5ROIHeadsExtraNorm", extra_norm),
     ):
         if name in registry:
@@ -170,7 +160,7 @@ def _backbone(own: Any, ours: Callable[[Any, Any, Any], nn.Module], cfg: Any, in
 
 
 def _ignored(cfg: Any) -> list[str]:
-    """Settings that decide numbers in our engine and that Detectron2's own trainer passes over."""
+    """Settings that decide numbers in our engine and that Detectron2's own trainer ignores."""
     solver = cfg.SOLVER
     found = [f"SOLVER.OPTIMIZER {solver.OPTIMIZER}"] * (solver.OPTIMIZER != "SGD")
     found += [f"SOLVER.LAYER_DECAY {solver.LAYER_DECAY}"] * (solver.LAYER_DECAY != 1)

@@ -26,7 +26,7 @@ from momentum_transfer.transfer.torchvision_engine.solver import GradientWatch
 
 Evaluate = Callable[[nn.Module], float]
 
-#: Iterations between figures on the boards, over which the median of each is shown, as Detectron2's writers do.
+#: Iterations between logged metrics, over which the median of each is taken, as Detectron2's writers do.
 _SMOOTHED = 20
 
 
@@ -56,10 +56,10 @@ def train(d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evalu
             period = d2_cfg.TEST.EVAL_PERIOD
             trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
         if is_main():
-            writer = board_writer(boards(d2_cfg.OUTPUT_DIR, trainer.start_iter))
+            writer = _metrics_writer(boards(d2_cfg.OUTPUT_DIR, trainer.start_iter))
             trainer.register_hooks([hooks.PeriodicWriter([writer], _SMOOTHED)])
         trainer.register_hooks([_stop_hook(stop, torch.device(d2_cfg.MODEL.DEVICE))])
-        trainer._trainer.register_hooks([_gradient_hook()])  # of the loop inside, which alone tells of its gradients
+        trainer._trainer.register_hooks([_gradient_hook()])  # of the inner loop, which alone knows its gradients
         begun, first = time.monotonic(), trainer.start_iter
         trainer.train()
     barrier()
@@ -68,7 +68,7 @@ def train(d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evalu
 
 
 class RememberedBatches:
-    """A loader that knows the images of the batch it gave last."""
+    """A loader that keeps the image ids of its last batch."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -98,7 +98,7 @@ def trainer_class(evaluate: Evaluate | None) -> Any:
             model.train()
             return {"score": value}
 
-        def build_writers(self) -> list[Any]:  # its own one of TensorBoard gives way to the boards of all loops
+        def build_writers(self) -> list[Any]:  # its TensorBoard writer gives way to this project's loggers
             return [writer for writer in super().build_writers() if not isinstance(writer, TensorboardXWriter)]
 
         @classmethod
@@ -131,19 +131,17 @@ def build_optimizer(cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Detectron2's optimizer, or AdamW and rates by layer as a config's SOLVER asks, clipped as Detectron2 clips."""
     from detectron2.solver import build
 
-    optimizer: torch.optim.Optimizer
     if cfg.SOLVER.OPTIMIZER == "SGD" and not cfg.MODEL.BACKBONE.ARCH:
-        optimizer = build.build_optimizer(cfg, model)
-    else:
-        optimizer = build.maybe_add_gradient_clipping(cfg, solver.build_optimizer(cfg, model, group_rules(cfg)))
-    return optimizer
+        optimizer: torch.optim.Optimizer = build.build_optimizer(cfg, model)
+        return optimizer
+    return build.maybe_add_gradient_clipping(cfg, solver.build_optimizer(cfg, model, group_rules(cfg)))
 
 
-def board_writer(opened: Sequence[Board]) -> Any:
-    """Passes what Detectron2's storage holds on to the boards, by the number of steps that are done."""
+def _metrics_writer(loggers: Sequence[Board]) -> Any:
+    """Passes what Detectron2's storage holds on to the loggers, by the number of steps that are done."""
     from detectron2.utils.events import EventWriter, get_event_storage
 
-    class BoardWriter(EventWriter):
+    class MetricsWriter(EventWriter):
         def __init__(self) -> None:
             self.written = -1
 
@@ -151,16 +149,16 @@ def board_writer(opened: Sequence[Board]) -> Any:
             latest = get_event_storage().latest_with_smoothing_hint(_SMOOTHED)
             steps = sorted({step for _, step in latest.values() if step > self.written})
             for step in steps:
-                figures = {name: value for name, (value, at) in latest.items() if at == step}
-                for board in opened:
-                    board.write(step + 1, figures)
+                metrics = {name: value for name, (value, at) in latest.items() if at == step}
+                for logger in loggers:
+                    logger.write(step + 1, metrics)
             self.written = max([self.written, *steps])
 
         def close(self) -> None:
-            for board in opened:
-                board.close()
+            for logger in loggers:
+                logger.close()
 
-    return BoardWriter()
+    return MetricsWriter()
 
 
 def _stop_hook(stop: StopSignal, device: torch.device) -> Any:
@@ -199,14 +197,7 @@ def _let_processes_share_a_cpu() -> None:
     """On a CPU DistributedDataParallel takes no device ids, but Detectron2 always gives it some."""
     from detectron2.engine import defaults
 
-    defaults.create_ddp_model = functools.partial(_create_ddp_model(), device_ids=None)
-
-
-@functools.cache
-def _create_ddp_model() -> Any:
-    from detectron2.engine import defaults
-
-    return defaults.create_ddp_model
+    defaults.create_ddp_model = functools.partial(defaults.create_ddp_model, device_ids=None)
 
 
 def _plain(model: nn.Module) -> nn.Module:

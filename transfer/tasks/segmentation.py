@@ -16,7 +16,7 @@ from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.scores import semantic
 from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
 from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, output_size
-from momentum_transfer.transfer.torchvision_engine.semantic_data import images_of
+from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
 
 
 class Segmentation(Task[SemanticData]):

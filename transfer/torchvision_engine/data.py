@@ -86,10 +86,8 @@ class Mapper:
     """An annotated image to a sample.
 
     Args:
-        short_edges: to choose from; with ``size_range`` the two ends of a range.
-        long_edge: limit of the longer side.
-        bgr: channel order blue, green, red.
-        mask_format: ``polygon``, ``bitmask`` or None for no masks.
+        short_edges: to choose from; with ``size_range`` the two ends of a range. long_edge: limit of the longer side.
+        bgr: channel order blue, green, red. mask_format: ``polygon``, ``bitmask`` or None for no masks.
         flip: horizontally with probability one half.
     """
 
@@ -157,11 +155,7 @@ class Mapper:
 
 
 def read_image(entry: AnnotatedImage) -> np.ndarray:
-    """uint8 [H, W, 3] in RGB, turned as its EXIF says.
-
-    Raises:
-        InputError: the file cannot be read, or has another size than the data set says; the file is named.
-    """
+    """uint8 [H, W, 3] in RGB, turned as its EXIF says; InputError if unreadable or of another size than expected."""
     image = np.asarray(read_rgb(entry.file))
     if image.shape[:2] != (entry.height, entry.width):
         raise InputError(

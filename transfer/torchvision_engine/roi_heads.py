@@ -154,11 +154,9 @@ class StandardRoIHeads(nn.Module):
     def forward(
         self, features: dict[str, Tensor], proposals: Sequence[Proposals], targets: Sequence[Target] | None
     ) -> tuple[list[Detections], dict[str, Tensor]]:
-        """Losses in training (no detections), detections otherwise (no losses)."""
+        """Losses with targets (no detections), detections without (no losses)."""
         maps = [features[name] for name in self.levels]
-        if self.training:
-            if targets is None:
-                raise ValueError("the RoI heads need targets in training")
+        if targets is not None:
             sampled = self.sampler(proposals, targets)
             return [], self._box_losses(maps, sampled, targets) | self._mask_losses(maps, sampled, targets)
         return self._with_masks(maps, self._detect(maps, proposals)), {}
@@ -228,11 +226,9 @@ class Res5RoIHeads(nn.Module):
     def forward(
         self, features: dict[str, Tensor], proposals: Sequence[Proposals], targets: Sequence[Target] | None
     ) -> tuple[list[Detections], dict[str, Tensor]]:
-        """Losses in training (no detections), detections otherwise (no losses)."""
+        """Losses with targets (no detections), detections without (no losses)."""
         maps = [features[self.level]]
-        if self.training:
-            if targets is None:
-                raise ValueError("the RoI heads need targets in training")
+        if targets is not None:
             return [], self._losses(maps, self.sampler(proposals, targets), targets)
         return self._detect(maps, proposals), {}
 

@@ -1,7 +1,5 @@
 """Data structures of detectors: samples with their targets and masks, and detections."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +21,7 @@ def polygons_to_bitmap(polygons: Sequence[np.ndarray], height: int, width: int) 
 
 
 class BitMasks:
-    """Masks as bitmaps: bool [G, H, W]."""
+    """Masks of G objects as bitmaps: bool [G, H, W]."""
 
     def __init__(self, bitmaps: Tensor) -> None:
         self.bitmaps = bitmaps.to(torch.bool)
@@ -31,7 +29,7 @@ class BitMasks:
     def __len__(self) -> int:
         return len(self.bitmaps)
 
-    def select(self, index: Tensor) -> BitMasks:
+    def select(self, index: Tensor) -> "BitMasks":
         """The masks at ``index`` (int64 [M], repeats allowed)."""
         return BitMasks(self.bitmaps[index.to(self.bitmaps.device)])
 
@@ -55,7 +53,7 @@ class PolygonMasks:
     def __len__(self) -> int:
         return len(self.polygons)
 
-    def select(self, index: Tensor) -> PolygonMasks:
+    def select(self, index: Tensor) -> "PolygonMasks":
         return PolygonMasks([self.polygons[i] for i in index.tolist()])
 
     def nonempty(self) -> Tensor:
@@ -89,7 +87,7 @@ class Target:
     classes: Tensor
     masks: BitMasks | PolygonMasks | None = None
 
-    def to(self, device: torch.device) -> Target:
+    def to(self, device: torch.device) -> "Target":
         """Boxes and classes on ``device``; masks stay where they are and are cropped there."""
         return Target(self.boxes.to(device), self.classes.to(device), self.masks)
 
@@ -127,7 +125,7 @@ class Detections:
     classes: Tensor
     masks: Tensor | None = None
 
-    def select(self, keep: Tensor) -> Detections:
+    def select(self, keep: Tensor) -> "Detections":
         masks = None if self.masks is None else self.masks[keep]
         return Detections(self.boxes[keep], self.scores[keep], self.classes[keep], masks)
 
@@ -151,10 +149,9 @@ class Proposals:
 
 
 def paste(masks: Tensor, boxes: Tensor, image_size: tuple[int, int], threshold: float = 0.5) -> Tensor:
-    """Mask probabilities [D, M, M] put into their boxes [D, 4] → bool [D, height, width].
+    """Mask probabilities [D, M, M] put into their boxes [D, 4] → bool [D, height, width], by bilinear interpolation.
 
-    Every pixel centre is looked up in the mask by bilinear interpolation. One mask at a time, and only in the window
-    its box covers: on a CPU that is the fastest, on a GPU memory stays small.
+    One mask at a time, and only in the window its box covers: fastest on a CPU, and a GPU's memory stays small.
     """
     height, width = image_size
     pasted = torch.zeros(len(masks), height, width, dtype=torch.bool, device=masks.device)

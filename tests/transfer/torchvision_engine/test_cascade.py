@@ -26,12 +26,12 @@ def predictor(weights):
 @pytest.fixture
 def heads():
     torch.manual_seed(0)
-    boxes = [BoxHead(4, 3, 0, 0, 1, 16, "") for _ in THRESHOLDS]
+    boxes = [BoxHead(4, 3, convs=0, conv_dim=0, fcs=1, fc_dim=16, norm="") for _ in THRESHOLDS]
     predictors = [
         predictor(weights) for weights in ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
     ]
     sampler = ProposalSampler(CLASSES, [THRESHOLDS[0]], [0, 1], 100, 1.0, True)
-    return CascadeRoIHeads(["p2"], sampler, RoIPooler(3, [4]), boxes, predictors, THRESHOLDS)
+    return CascadeRoIHeads(["p2"], sampler, RoIPooler(3, [4]), boxes, predictors, thresholds=THRESHOLDS)
 
 
 def inputs():

@@ -13,9 +13,8 @@ from momentum_transfer.transfer.torchvision_engine.backbone import dilate
 from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.segmentors import ASPP, DeepLabHead
-from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper
+from momentum_transfer.transfer.torchvision_engine.semantic_run import SemanticMapper, unsupported
 from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
-from momentum_transfer.transfer.torchvision_engine.semantic_run import unsupported
 from tests.transfer.torchvision_engine.tiny import SEGMENTORS, tiny_config, tiny_samples, train_tiny
 
 SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.WARMUP_ITERS", "1", "SOLVER.BASE_LR", "0.05", "TEST.VISUALS", "0"]
