@@ -26,8 +26,7 @@ _PREFIX = re.compile(r"^backbone\.(?:bottom_up\.|net\.)?")
 class DetectorBackbone(TimmBackbone):
     """A network of timm whose forward gives maps by name: "res2" … of a hierarchical one, "last_feat" of a plain one.
 
-    Args:
-        frozen: no parameter takes a gradient, and the network stays in evaluation mode (BatchNorm, drop path).
+    If ``frozen``, no parameter takes a gradient, and it stays in evaluation mode (BatchNorm, drop path).
     """
 
     def __init__(self, network: Any, architecture: TimmArchitecture, frozen: bool = False) -> None:

@@ -165,13 +165,12 @@ STEPS, SECONDS, IMAGES = 6, 20.0, 2
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training costs here.
+    """What a training costs on this machine.
 
     Attributes:
         step: seconds an iteration, the median of the timed ones. image: seconds to predict on one image.
-        steps, statistics, images: iterations, batches that recompute BN statistics, images that test.
-        memory: bytes at the peak so far, of the process (CPU) or of the GPU.
-        device: "cpu" or "cuda".
+        steps, statistics, images: iterations, batches that recompute BN statistics, test images.
+        memory: bytes at the peak so far, of the process (CPU) or of the GPU. device: "cpu" or "cuda".
     """
 
     step: float

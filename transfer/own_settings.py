@@ -158,13 +158,9 @@ def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = Fals
     """The settings with the schedule that the run in OUTPUT_DIR, or the first run of a comparison, has decided.
 
     Args:
-        place: the folder that the runs of a comparison share. resume: the run in OUTPUT_DIR keeps its own schedule.
+        place: the common folder of the runs of a comparison. resume: the run in OUTPUT_DIR keeps its own schedule.
 
-    Returns:
-        None where nothing is decided yet: see `timed_schedule`.
-
-    Raises:
-        InputError: not a length of time, or a damaged file.
+    Returns None where nothing is decided yet: see `timed_schedule`. InputError for a damaged file.
     """
     if not 0 < minutes < float("inf"):
         raise InputError(f"expected --minutes above 0, found {minutes:g}; give a length of time")
@@ -183,10 +179,8 @@ def timed_schedule(experiment: Experiment, minutes: float, place: Path) -> CfgNo
     """The settings with a schedule that ends within so many minutes, by a few timed steps.
 
     The schedule is kept in ``place``: later runs of the same settings, data and minutes take it from there, so that all
-    weights are compared under one schedule, however busy the machine is by then.
-
-    Raises:
-        InputError: a network whose steps cannot be timed beforehand.
+    weights are compared under one schedule, however busy the machine is by then. InputError for a network whose steps
+    cannot be timed beforehand.
     """
     cfg, file = experiment.cfg, _schedule_file(experiment.cfg, minutes, place)
     write_once(file, json.dumps(_shortened(experiment, minutes), indent=1))

@@ -121,10 +121,8 @@ def _refuse_to_overwrite(folder: Path) -> None:
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
     """A folder belongs to one training: the same initial weights, seed and settings, in whatever engine.
 
-    A training that diverged or was killed before its first checkpoint has left nothing to resume: any may begin.
-
-    Raises:
-        InputError: it holds another training, or the same one without ``resume``.
+    Otherwise InputError. A training that diverged or was killed before its first checkpoint left nothing to resume: any
+    may begin.
     """
     if not is_main():  # torchrun ends the others if rank 0 refuses
         return

@@ -131,7 +131,7 @@ def _our_reader() -> Iterator[None]:
 
 
 class NamingMapper:
-    """Detectron2's mapper, except that an image which it cannot read is named in an InputError.
+    """Detectron2's mapper, except that an unreadable image is named in an InputError.
 
     In a worker process it leaves signals to the loop; Detectron2's loader takes no function of ours for its workers.
     """

@@ -135,7 +135,7 @@ def _predict(d2_cfg: Any, model: nn.Module, data: Any, out_dir: Path) -> Predict
 def _predict_each(
     d2_cfg: Any, model: nn.Module, images: Sequence[dict[str, Any]], handle: Callable[[dict[str, Any], Any], None]
 ) -> float:
-    """Predict one image at a time and hand on what is found in each; seconds per image. Processes share the images."""
+    """Predict one image at a time and hand on what is found in each; seconds per image. The processes split them."""
     mapper, mine = test_mapper(d2_cfg), images[rank() :: world_size()]
     model.eval()
     begun = time.monotonic()

@@ -58,7 +58,7 @@ def _c4_heads() -> tuple[type[nn.Module], type[nn.Module]]:
 
 
 def _build_fcos(cfg: Any) -> nn.Module:
-    """The model of a configuration that ``add_own_keys`` has extended, on its device."""
+    """FCOS of a configuration that ``add_own_keys`` has extended, on its device."""
     from detectron2.modeling import build_backbone
     from detectron2.modeling.meta_arch.fcos import FCOS, FCOSHead
 
@@ -133,10 +133,9 @@ def register() -> None:
 
 
 def _backbone(own: Any, ours: Callable[[Any, Any, Any], nn.Module], cfg: Any, input_shape: Any) -> nn.Module:
-    """Detectron2's ``own`` builder, unless a config with our keys asks for what it cannot build; None: it has none.
+    """Detectron2's ``own`` builder (None: it has none), unless a config with our keys asks for what it cannot build.
 
-    Raises:
-        InputError: the config's settings of the backbone contradict each other, or its pixels are another network's.
+    InputError for settings that contradict each other, or pixels of another network.
     """
     backbone = cfg.MODEL.BACKBONE
     extended = "ARCH" in backbone  # by add_momentum_transfer_config; a registry serves other configurations too
@@ -170,10 +169,7 @@ def _ignored(cfg: Any) -> list[str]:
 def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], list[str]]:
     """Give a fresh Detectron2 model its weights; names of what was loaded and of what stays new.
 
-    Detectron2's own matching is left aside, because it takes what matches and only logs the rest.
-
-    Raises:
-        InputError: the backbone, or the whole detector, is not covered.
+    InputError unless the backbone, or the whole detector, is covered: Detectron2's own matching only logs the rest.
     """
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     found: dict[str, Tensor] = {}

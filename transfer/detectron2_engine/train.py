@@ -36,8 +36,7 @@ def train(d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evalu
     ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
 
     Raises:
-        Stopped: a signal came. InputError: the loss is not finite, an image cannot be read, or the checkpoint to go on
-            from is damaged.
+        Stopped: a signal came. InputError: the loss is not finite, or an image or the checkpoint cannot be read.
     """
     from detectron2.engine import hooks
     from detectron2.utils.env import seed_all_rng

@@ -23,11 +23,7 @@ from momentum_transfer.transfer.visuals import draw_detections
 
 
 class Detection(Task[DetectionData]):
-    """Boxes, and masks where the network has them.
-
-    Args:
-        detections: limit for an image in LVIS's scores (TEST.DETECTIONS_PER_IMAGE).
-    """
+    """Boxes, and masks where the network has them; LVIS scores at most ``detections`` of an image."""
 
     name = "detection"
 
@@ -56,7 +52,7 @@ class Detection(Task[DetectionData]):
             if not data.load()["annotations"]:
                 raise InputError(
                     f"expected annotations to score against in {data.annotation_file}, found images only; to find "
-                    "objects in new photographs use tools/predict.py --detector RUN IMAGES --out DIR"
+                    "objects in new images use tools/predict.py --detector RUN IMAGES --out DIR"
                 )
         for data in sets:
             check_count(cfg, data)

@@ -20,11 +20,7 @@ from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
 
 
 class Segmentation(Task[SemanticData]):
-    """A class per pixel.
-
-    Args:
-        ignore: the label that is left out.
-    """
+    """A class per pixel; pixels with the label ``ignore`` do not count."""
 
     name = "segmentation"
 

@@ -79,11 +79,7 @@ def freeze_norms(module: nn.Module) -> nn.Module:
 
 
 def dilate(stage: nn.Module, dilations: Sequence[int]) -> None:
-    """Trade a stage's stride for dilation, block by block (DeepLab-v3, section 3.1).
-
-    Args:
-        dilations: of each block's 3×3 convolutions; fewer than blocks are repeated in turn.
-    """
+    """Trade a stage's stride for dilation of 3×3 convolutions, block by block in turn (DeepLab-v3, section 3.1)."""
     for index, block in enumerate(stage.children()):
         dilation = dilations[index % len(dilations)]
         for conv in (module for module in block.modules() if isinstance(module, nn.Conv2d)):
@@ -130,7 +126,7 @@ class FPN(nn.Module):
     """
 
     def __init__(
-        self, bottom_up: Any, sources: Sequence[str], channels: int, norm: str, top_block: TopBlock, square: int = 0
+        self, bottom_up: Any, sources: Sequence[str], channels: int, *, norm: str, top_block: TopBlock, square: int = 0
     ) -> None:
         super().__init__()
         self.bottom_up, self.sources, self.square = bottom_up, list(sources), square
@@ -186,7 +182,7 @@ class SimplePyramid(nn.Module):
     """
 
     def __init__(
-        self, net: Any, levels: Sequence[str], channels: int, norm: str, top_block: TopBlock, square: int = 0
+        self, net: Any, levels: Sequence[str], channels: int, *, norm: str, top_block: TopBlock, square: int = 0
     ) -> None:
         super().__init__()
         self.levels = list(levels)
@@ -207,7 +203,7 @@ class SimplePyramid(nn.Module):
 
 
 def _level(stride: int, width: int, channels: int, norm: str) -> nn.Sequential:
-    """One level from a map of stride 16; Detectron2's numbering of its parts."""
+    """One level from a map of stride 16; its parts are numbered as Detectron2's."""
     make_norm = norm_layer(norm)
     if make_norm is None:
         raise ValueError("a simple feature pyramid needs a norm")

@@ -1,4 +1,4 @@
-"""RetinaNet (arXiv 1708.02002), and what dense detectors share: heads on every level, focal loss, inference."""
+"""RetinaNet (arXiv 1708.02002), and the base of dense detectors: heads on every level, focal loss, inference."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from torchvision.ops import batched_nms
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer, normal_fill
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Target
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Maps, Output, Sizes, Target
 
 
 class PerLevelNorm(nn.ModuleList):
-    """One BatchNorm for each level, taken in turn: levels share convolutions, but differ in their statistics.
+    """One BatchNorm for each level, taken in turn: levels have the same convolutions, but differ in their statistics.
 
     As in Detectron2 the affine parameters are shared, and the turn is counted by the calls, one a level.
     """
@@ -99,7 +99,7 @@ class MovingCount(nn.Module):
 
 
 class DenseHeads(nn.Module):
-    """Inference that RetinaNet and FCOS share: the best of each level, then suppression within classes.
+    """Inference of RetinaNet and FCOS: the best of each level, then suppression within classes.
 
     Boxes are suppressed before they are clipped, and empty ones drop out when they are scaled back, as in Detectron2.
     """
@@ -148,9 +148,7 @@ class RetinaNet(DenseHeads):
         self.alpha, self.gamma, self.box_loss, self.smooth_l1_beta = alpha, gamma, box_loss, smooth_l1_beta
         self.loss_normalizer = MovingCount(100.0)
 
-    def forward(
-        self, features: dict[str, Tensor], image_sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
+    def forward(self, features: Maps, image_sizes: Sizes, targets: Sequence[Target] | None) -> Output:
         """Losses ``loss_cls`` and ``loss_box_reg`` with targets, detections without."""
         maps = [features[name] for name in self.levels]
         logits, offsets = self.head(maps)

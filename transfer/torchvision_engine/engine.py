@@ -34,7 +34,7 @@ from momentum_transfer.transfer.torchvision_engine.weights import export_state, 
 class TorchvisionPredictor:
     """Images to what is found in them; see ``engines.Predictor``.
 
-    Only images that have one size after resizing share a batch: a smaller one would be padded to the larger, which its
+    Only images that have one size after resizing form a batch: a smaller one would be padded to the larger, which its
     features at the border would feel.
     """
 

@@ -12,7 +12,7 @@ from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.dense import DenseHeads, MovingCount, RetinaNetHead, flatten_cells
 from momentum_transfer.transfer.torchvision_engine.layers import normal_fill
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Target
+from momentum_transfer.transfer.torchvision_engine.structures import Maps, Output, Sizes, Target
 
 
 class FCOSHead(RetinaNetHead):
@@ -51,9 +51,7 @@ class FCOS(DenseHeads):
         self.radius, self.alpha, self.gamma = radius, alpha, gamma
         self.loss_normalizer = MovingCount(300.0)
 
-    def forward(
-        self, features: dict[str, Tensor], image_sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
+    def forward(self, features: Maps, image_sizes: Sizes, targets: Sequence[Target] | None) -> Output:
         """Losses ``loss_fcos_cls``, ``loss_fcos_loc``, ``loss_fcos_ctr`` with targets, detections without.
 
         A detection's score is the geometric mean of class probability and centre-ness (equation 4).

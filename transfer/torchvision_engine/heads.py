@@ -131,11 +131,7 @@ class MaskHead(nn.Sequential):
 
 
 def mask_loss(logits: Tensor, classes: Tensor, wanted: Tensor) -> Tensor:
-    """Binary cross-entropy on the mask of the true class.
-
-    Args:
-        logits: [R, classes or 1, M, M]. classes: int64 [R]. wanted: bool [R, M, M].
-    """
+    """Binary cross-entropy of logits [R, classes or 1, M, M] on the mask of the true class, bool [R, M, M]."""
     if not len(logits):
         return logits.sum() * 0.0
     return F.binary_cross_entropy_with_logits(_of_class(logits, classes), wanted.float(), reduction="mean")

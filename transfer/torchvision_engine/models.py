@@ -19,13 +19,13 @@ from momentum_transfer.transfer.torchvision_engine.backbone import (
     TopBlock,
 )
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
-from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead
 from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
 from momentum_transfer.transfer.torchvision_engine.roi_heads import (
+    CascadeRoIHeads,
     ProposalSampler,
     Res5RoIHeads,
     RoIPooler,
@@ -83,8 +83,8 @@ def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN | SimplePyramid:
         top = ConvP6P7(bottom_up.channels["res5"] if from_stage else channels, channels, "res5" if from_stage else "p5")
     if plain:
         levels = [f"p{name[-1]}" for name in sources]
-        return SimplePyramid(bottom_up, levels, channels, norm, top, square)
-    return FPN(bottom_up, sources, channels, norm, top, square)
+        return SimplePyramid(bottom_up, levels, channels, norm=norm, top_block=top, square=square)
+    return FPN(bottom_up, sources, channels, norm=norm, top_block=top, square=square)
 
 
 def vit(cfg: CfgNode) -> ViT:
@@ -115,8 +115,8 @@ def _rpn(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale) -> RPN:
 def _sampler(cfg: CfgNode) -> ProposalSampler:
     roi = cfg.MODEL.ROI_HEADS
     return ProposalSampler(
-        roi.NUM_CLASSES, roi.IOU_THRESHOLDS, roi.IOU_LABELS, roi.BATCH_SIZE_PER_IMAGE, roi.POSITIVE_FRACTION,
-        roi.PROPOSAL_APPEND_GT,
+        roi.NUM_CLASSES, roi.IOU_THRESHOLDS, roi.IOU_LABELS, batch_size=roi.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=roi.POSITIVE_FRACTION, append_ground_truth=roi.PROPOSAL_APPEND_GT,
     )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:
     heads = Res5RoIHeads(
         cfg.MODEL.ROI_HEADS.IN_FEATURES[0], _sampler(cfg), _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD),
         res5_head(resnet.layer4, channels, extra),
-        _box_predictor(cfg, channels, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS), _mask_head(cfg, channels),
+        _box_predictor(cfg, channels, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS), mask_head=_mask_head(cfg, channels),
     )  # fmt: skip
     return RCNN(backbone, _rpn(cfg, backbone), heads, **pixels)
 

@@ -6,6 +6,7 @@ RoIAlign on a feature pyramid (Mask R-CNN, section 3; FPN, equation 1), or on re
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from torchvision.ops import roi_align
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss, mask_probabilities
-from momentum_transfer.transfer.torchvision_engine.layers import NormLayer
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.layers import NormLayer, ScaleGradient
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Maps, Output, Proposals, Target
 
 
 def assign_levels(boxes: Tensor, min_level: int, max_level: int, size: int = 224, level: int = 4) -> Tensor:
@@ -34,8 +35,7 @@ class RoIPooler(nn.Module):
     Unlike torchvision's MultiScaleRoIAlign the strides are given and not guessed from shapes, and pixels are aligned.
 
     Args:
-        resolution: side of the output.
-        strides: of the levels, finest first, each twice the one before.
+        resolution: side of the output. strides: of the levels, finest first, each twice the one before.
         sampling_ratio: samples per output cell and side; 0 takes as many as the box covers.
         aligned: subtract half a pixel before sampling (Detectron2's ROIAlignV2); False is ROIAlign.
     """
@@ -78,7 +78,7 @@ class ProposalSampler:
     """
 
     def __init__(
-        self, num_classes: int, thresholds: Sequence[float], labels: Sequence[int], batch_size: int,
+        self, num_classes: int, thresholds: Sequence[float], labels: Sequence[int], *, batch_size: int,
         positive_fraction: float, append_ground_truth: bool
     ) -> None:  # fmt: skip
         self.num_classes, self.thresholds, self.labels = num_classes, list(thresholds), list(labels)
@@ -138,8 +138,7 @@ class StandardRoIHeads(nn.Module):
     """Box and mask branches, each with its own pooling from the pyramid.
 
     Args:
-        levels: names of the feature maps that regions are pooled from.
-        mask_head, mask_pooler: None without masks.
+        levels: names of the feature maps that regions are pooled from. mask_head, mask_pooler: None without masks.
     """
 
     def __init__(
@@ -151,9 +150,7 @@ class StandardRoIHeads(nn.Module):
         self.box_pooler, self.box_head, self.box_predictor = box_pooler, box_head, box_predictor
         self.mask_pooler, self.mask_head = mask_pooler, mask_head
 
-    def forward(
-        self, features: dict[str, Tensor], proposals: Sequence[Proposals], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
+    def forward(self, features: Maps, proposals: Sequence[Proposals], targets: Sequence[Target] | None) -> Output:
         """Losses with targets (no detections), detections without (no losses)."""
         maps = [features[name] for name in self.levels]
         if targets is not None:
@@ -200,6 +197,76 @@ def attach_masks(logits: Tensor, detections: list[Detections]) -> list[Detection
     return [Detections(d.boxes, d.scores, d.classes, m) for d, m in zip(detections, split, strict=True)]
 
 
+class CascadeRoIHeads(StandardRoIHeads):
+    """Cascade R-CNN (arXiv 1712.00726): box heads in sequence, each trained at a higher overlap on the boxes before.
+
+    Gradients into the shared features are divided by the number of stages. Scores of all stages are averaged, boxes
+    are the last stage's.
+
+    Args:
+        box_heads, box_predictors: one a stage; the predictors are class-agnostic.
+        thresholds: overlap from which a box is foreground, for each stage. masks: see ``StandardRoIHeads``.
+    """
+
+    def __init__(
+        self, levels: Sequence[str], sampler: ProposalSampler, box_pooler: RoIPooler, box_heads: Sequence[nn.Module],
+        box_predictors: Sequence[BoxPredictor], *, thresholds: Sequence[float], **masks: Any
+    ) -> None:  # fmt: skip
+        super().__init__(levels, sampler, box_pooler, nn.ModuleList(box_heads), nn.ModuleList(box_predictors), **masks)
+        self.thresholds = list(thresholds)
+
+    def _predictor(self, stage: int) -> BoxPredictor:
+        return self.box_predictor[stage]  # type: ignore[index]  # a ModuleList of predictors
+
+    def _stage(self, stage: int, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> tuple[Tensor, Tensor]:
+        pooled = self.box_pooler(maps, [p.boxes for p in proposals])
+        if self.training:
+            pooled = ScaleGradient.apply(pooled, 1.0 / len(self.thresholds))
+        return self._predictor(stage)(self.box_head[stage](pooled))  # type: ignore[index]  # a ModuleList too
+
+    def _next(self, stage: int, offsets: Tensor, proposals: Sequence[Proposals]) -> list[Proposals]:
+        """The boxes of ``stage`` as proposals of the next. At test empty ones stay, so that scores can be averaged."""
+        following = []
+        for boxes, before in zip(self._predictor(stage).decode(offsets, proposals), proposals, strict=True):
+            boxes = box_ops.clip(boxes.detach(), before.image_size)
+            if self.training:
+                boxes = boxes[box_ops.nonempty(boxes)]
+            following.append(Proposals(boxes, before.image_size))
+        return following
+
+    def _box_losses(
+        self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = {}
+        proposals = list(sampled)
+        for stage, threshold in enumerate(self.thresholds):
+            if stage > 0:
+                classes = self.sampler.num_classes
+                with torch.no_grad():
+                    proposals = [
+                        label_proposals(p, t, [threshold], [0, 1], classes)
+                        for p, t in zip(proposals, targets, strict=True)
+                    ]
+            logits, offsets = self._stage(stage, maps, proposals)
+            for name, loss in self._predictor(stage).losses(logits, offsets, proposals).items():
+                losses[f"{name}_stage{stage}"] = loss
+            proposals = self._next(stage, offsets, proposals)
+        return losses
+
+    def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
+        stages = len(self.thresholds)
+        scores: list[list[Tensor]] = []
+        boxes: list[Tensor] = []
+        for stage in range(stages):
+            logits, offsets = self._stage(stage, maps, proposals)
+            scores.append(self._predictor(stage).probabilities(logits, proposals))
+            boxes = self._predictor(stage).decode(offsets, proposals)
+            proposals = self._next(stage, offsets, proposals)
+        averaged = [torch.stack(of_image).sum(dim=0) * (1.0 / stages) for of_image in zip(*scores, strict=True)]
+        last = self._predictor(stages - 1)
+        return [last.detect(b, s, p.image_size) for b, s, p in zip(boxes, averaged, proposals, strict=True)]
+
+
 def res5_head(res5: nn.Sequential, channels: int, extra_norm: NormLayer | None) -> nn.Sequential:
     """The blocks of res5, then the norm that MoCo and the papers after it add because such features are unscaled."""
     blocks: OrderedDict[str, nn.Module] = OrderedDict((str(index), block) for index, block in enumerate(res5))
@@ -217,15 +284,13 @@ class Res5RoIHeads(nn.Module):
 
     def __init__(
         self, level: str, sampler: ProposalSampler, pooler: RoIPooler, res5: nn.Sequential,
-        box_predictor: BoxPredictor, mask_head: MaskHead | None = None
+        box_predictor: BoxPredictor, *, mask_head: MaskHead | None = None
     ) -> None:  # fmt: skip
         super().__init__()
         self.level, self.sampler, self.pooler = level, sampler, pooler
         self.res5, self.box_predictor, self.mask_head = res5, box_predictor, mask_head
 
-    def forward(
-        self, features: dict[str, Tensor], proposals: Sequence[Proposals], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
+    def forward(self, features: Maps, proposals: Sequence[Proposals], targets: Sequence[Target] | None) -> Output:
         """Losses with targets (no detections), detections without (no losses)."""
         maps = [features[self.level]]
         if targets is not None:

@@ -13,7 +13,7 @@ from torchvision.ops import batched_nms
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, normal_fill
-from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.structures import Maps, Proposals, Sizes, Target
 
 
 class RPNHead(nn.Module):
@@ -73,7 +73,7 @@ class RPN(nn.Module):
         self.loss_weight, self.box_loss_weight = loss_weight, box_loss_weight
 
     def forward(
-        self, features: dict[str, Tensor], image_sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
+        self, features: Maps, image_sizes: Sizes, targets: Sequence[Target] | None
     ) -> tuple[list[Proposals], dict[str, Tensor]]:
         """Proposals of each image, and with targets the losses ``loss_rpn_cls`` and ``loss_rpn_loc``."""
         maps = [features[name] for name in self.levels]

@@ -26,7 +26,7 @@ class ASPP(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, channels: int, dilations: Sequence[int], norm: str, pool: tuple[int, int] | None,
+        self, inputs: int, channels: int, dilations: Sequence[int], *, norm: str, pool: tuple[int, int] | None,
         dropout: float
     ) -> None:  # fmt: skip
         super().__init__()

@@ -60,7 +60,7 @@ class SemanticMapper:
         image = resize(read_image(entry), size, flip=False)
         small = np.asarray(Image.fromarray(labels).resize((size[1], size[0]), Image.Resampling.NEAREST))
         if self.crop is not None:
-            window = self._window(small, random)
+            window = self._window(small, self.crop, random)
             image, small = image[window], small[window]
         if self.mapper.draw_flip(random):
             image, small = image[:, ::-1], small[:, ::-1]
@@ -68,10 +68,8 @@ class SemanticMapper:
         sample.labels = torch.from_numpy(np.array(small)).long()  # a copy: Pillow lends read-only memory
         return sample
 
-    def _window(self, labels: np.ndarray, random: np.random.Generator) -> tuple[slice, slice]:
-        if self.crop is None:
-            return slice(None), slice(None)
-        height, width = (min(want, have) for want, have in zip(self.crop, labels.shape, strict=True))
+    def _window(self, labels: np.ndarray, crop: tuple[int, int], random: np.random.Generator) -> tuple[slice, slice]:
+        height, width = (min(want, have) for want, have in zip(crop, labels.shape, strict=True))
         for _ in range(CROP_TRIES):
             top = int(random.integers(labels.shape[0] - height + 1))
             left = int(random.integers(labels.shape[1] - width + 1))
@@ -268,7 +266,8 @@ def build(cfg: CfgNode) -> Segmentor | LinearSegmentor:
     head, backbone = cfg.MODEL.SEM_SEG_HEAD, _backbone(cfg)
     crop = cfg.INPUT.CROP
     pool = (crop.SIZE[0] // head.COMMON_STRIDE, crop.SIZE[1] // head.COMMON_STRIDE) if crop.ENABLED else None
-    aspp = ASPP(backbone.channels["res5"], head.ASPP_CHANNELS, head.ASPP_DILATIONS, head.NORM, pool, head.ASPP_DROPOUT)
+    pooling = {"norm": head.NORM, "pool": pool, "dropout": head.ASPP_DROPOUT}
+    aspp = ASPP(backbone.channels["res5"], head.ASPP_CHANNELS, head.ASPP_DILATIONS, **pooling)
     hard = head.LOSS_TYPE == "hard_pixel_mining"
     losses = {"ignore": head.IGNORE_VALUE, "hard_pixels": hard, "weight": head.LOSS_WEIGHT}
     deeplab = DeepLabHead(aspp, head.CONVS_DIM, head.NUM_CLASSES, stride=head.COMMON_STRIDE, **losses)

@@ -16,12 +16,7 @@ LARGEST_GRADIENT = 1e5
 
 
 class GroupRules(NamedTuple):
-    """What parameters take by their names within the detector.
-
-    Attributes:
-        scale: factor of the learning rate, above 0 and at most 1.
-        undecayed: whether a parameter takes no weight decay at all (position embeddings).
-    """
+    """By a parameter's name: its factor of the learning rate, in (0, 1], and whether it takes no weight decay."""
 
     scale: Callable[[str], float] = lambda name: 1.0
     undecayed: Callable[[str], bool] = lambda name: False

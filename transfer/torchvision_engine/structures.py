@@ -184,3 +184,9 @@ def rescale(detections: Detections, image_size: tuple[int, int], height: int, wi
     if kept.masks is not None:
         kept.masks = paste(kept.masks[:, 0], kept.boxes, (height, width))
     return kept
+
+
+#: Feature maps [N, C, H, W] by name; (height, width) of each image.
+Maps, Sizes = dict[str, Tensor], Sequence[tuple[int, int]]
+#: What detectors give: detections of each image (none in training), and losses by name (in training only).
+Output = tuple[list[Detections], dict[str, Tensor]]

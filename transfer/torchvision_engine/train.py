@@ -71,14 +71,14 @@ def train(
         Metrics(out_dir, first) as metrics,
         ProgressLine("train", total, start=first) as progress,
     ):
-        log = Log(metrics, position)
+        log = _Log(metrics, position)
         for step in range(first, total):
             before = time.monotonic()
             samples = next(stream)
             data_seconds = time.monotonic() - before
             losses = _step(model, samples, training, step)
-            seconds = time.monotonic() - before
-            log.add(step, losses, optimizer.param_groups[0]["lr"], seconds, data_seconds, step + 1 == total)
+            times = {"seconds": time.monotonic() - before, "data_seconds": data_seconds}
+            log.add(step, losses, optimizer.param_groups[0]["lr"], last=step + 1 == total, **times)
             position = Position(step + 1, position.loaded, position.new, log.window)
             progress.advance(note=f"loss {log.loss:.3f}")
             ending = any_rank(bool(stop), detector.device)
@@ -166,7 +166,7 @@ def _diverged(step: int, samples: Sequence[Sample], what: str) -> InputError:
     )
 
 
-class Log:
+class _Log:
     """Every ``METRICS_PERIOD`` iterations, and at the end, one line of metrics.jsonl: the means since the last one."""
 
     def __init__(self, metrics: Metrics, position: Position) -> None:
@@ -180,7 +180,7 @@ class Log:
         return tuple(self._since)
 
     def add(
-        self, step: int, losses: dict[str, float], lr: float, seconds: float, data_seconds: float, last: bool = False
+        self, step: int, losses: dict[str, float], lr: float, *, seconds: float, data_seconds: float, last: bool
     ) -> None:
         """Count one iteration; write a line when it is time."""
         self.loss = losses["loss"]

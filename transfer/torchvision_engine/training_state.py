@@ -95,11 +95,7 @@ def last(folder: Path) -> Path | None:
 
 
 def resume(path: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, cfg: CfgNode) -> Position:
-    """Restore everything as it was when ``path`` was written.
-
-    Raises:
-        InputError: the file is damaged or not this engine's, or was written with other settings (the first is named).
-    """
+    """Restore everything as it was when ``path`` was written; InputError for a damaged file or other settings."""
     content = _read(path)
     before, now = _settings_in(content["config"], path), yaml.safe_load(dump(decisive(cfg, evaluation=False)))
     for key, old, new in differences(before, now):
@@ -176,11 +172,8 @@ def read_final(path: Path) -> tuple[dict[str, Tensor], Position]:
 class BestKeeper:
     """Scores the detector and keeps ``model_best.pth`` with ``model_best.json`` (score, iteration, last one seen).
 
-    BN uses its running statistics here; exact ones are computed at the end of the training only.
-
-    Args:
-        predict: detections of the first test set in a folder.
-        score: a number from them, higher is better.
+    BN uses its running statistics here; exact ones are computed at the end of the training only. ``predict`` writes the
+    detections of the first test set into a folder.
     """
 
     def __init__(self, detector: Detector, predict: Callable[[Path], Predictions], score: Score, out_dir: Path) -> None:

@@ -75,11 +75,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Norm, attention in windows or over the whole map, norm, MLP; each branch may be dropped in training.
-
-    Args:
-        window: tokens along a side; 0 for the whole map.
-    """
+    """Norm, attention in windows of ``window``² tokens (0: over the whole map), norm, MLP; with drop path."""
 
     def __init__(self, shape: VitShape, window: int, drop_path: float, side: int) -> None:
         super().__init__()

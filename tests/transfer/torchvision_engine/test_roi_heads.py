@@ -21,7 +21,9 @@ PROPOSED = Proposals(
 
 
 def sampler(append=False, thresholds=(0.5,), labels=(0, 1), batch_size=100, fraction=1.0):
-    return ProposalSampler(BACKGROUND, thresholds, labels, batch_size, fraction, append)
+    return ProposalSampler(
+        BACKGROUND, thresholds, labels, batch_size=batch_size, positive_fraction=fraction, append_ground_truth=append
+    )
 
 
 def rows(drawn):

@@ -65,7 +65,7 @@ def test_a_dilated_stage_sees_what_the_strided_one_sees():
 
 def test_a_pooling_window_of_the_features_size_is_global_pooling():
     torch.manual_seed(0)
-    windowed, whole = (ASPP(8, 4, [1, 2, 3], "", pool, 0.0).eval() for pool in ((4, 6), None))
+    windowed, whole = (ASPP(8, 4, [1, 2, 3], norm="", pool=pool, dropout=0.0).eval() for pool in ((4, 6), None))
     whole.load_state_dict(windowed.state_dict())
     x = torch.rand(2, 8, 4, 6)
     torch.testing.assert_close(windowed(x), whole(x))
@@ -83,7 +83,7 @@ def test_the_loss_leaves_ignored_pixels_out_and_hard_mining_takes_the_worst_fift
             label = labels[0, y, x].item()
             exps = [math.exp(v) for v in logits[0, :, y, x]]
             by_pixel.append(0.0 if label == 255 else -math.log(exps[label] / sum(exps)))
-    aspp = ASPP(8, 4, [1, 2, 3], "", None, 0.0)
+    aspp = ASPP(8, 4, [1, 2, 3], norm="", pool=None, dropout=0.0)
     settings = {"stride": 8, "ignore": 255, "weight": 2.0}
     plain = DeepLabHead(aspp, 4, 3, hard_pixels=False, **settings).loss(logits, labels)
     hard = DeepLabHead(aspp, 4, 3, hard_pixels=True, **settings).loss(logits, labels)
@@ -95,7 +95,9 @@ def test_hard_mining_takes_the_worst_fifth_of_all_images_together():
     torch.manual_seed(0)
     labels = torch.randint(0, 3, (2, 10, 10))
     logits = torch.randn(2, 3, 10, 10) * torch.tensor([0.1, 4.0])[:, None, None, None]  # the second one is harder
-    head = DeepLabHead(ASPP(8, 4, [1, 2, 3], "", None, 0.0), 4, 3, stride=8, ignore=255, hard_pixels=True, weight=1.0)
+    head = DeepLabHead(
+        ASPP(8, 4, [1, 2, 3], norm="", pool=None, dropout=0.0), 4, 3, stride=8, ignore=255, hard_pixels=True, weight=1.0
+    )
     by_pixel = -logits.log_softmax(dim=1).gather(1, labels[:, None])
     worst = sorted(by_pixel.flatten().tolist())[-40:]
     assert head.loss(logits, labels).item() == pytest.approx(sum(worst) / 40, rel=1e-5)
