@@ -25,6 +25,7 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import check_settings
 from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_trained
 from momentum_transfer.transfer.tasks import open_task
 
@@ -71,9 +72,9 @@ def run(cfg: Any, folder: Path, predict: bool) -> float:
     engine, _ = choose_engine("torchvision", cfg)
     task = open_task(cfg)
     begun = time.process_time()
-    finetuned = engine.finetune(cfg, task, InitialWeights("none"), 0, folder)
+    finetuned = engine.finetune(Experiment(cfg, task, InitialWeights("none")), 0, folder)
     if predict:
-        engine.predict(cfg, task, read_trained(finetuned.weights), folder)
+        engine.predict(Experiment(cfg, task, read_trained(finetuned.weights)), folder)
     return time.process_time() - begun
 
 
@@ -103,8 +104,8 @@ def cells(name: str, steps: int, probe_steps: int) -> tuple[list[str], list[str]
 
 def differences(name: str, file: str) -> dict[str, float]:
     """Largest differences between the engines at random weights."""
+    from benchmarks import engine_parity as parity
     from benchmarks.parity import samples_of
-    from momentum_transfer.transfer.detectron2_engine import parity
 
     cfg = settings(file, name, "unused", 1, *KEEP_ALL.split())
     check_settings(cfg)

@@ -29,11 +29,10 @@ from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
-from momentum_transfer.transfer.torchvision_engine.data import read_pictures
+from momentum_transfer.transfer.torchvision_engine.data import annotated_images
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
-from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
-from momentum_transfer.transfer.torchvision_engine.structures import Sample
+from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Sample
 from momentum_transfer.transfer.torchvision_engine.weights import export_state
 
 OURS, THEIRS, STOCK = "torchvision engine", "Detectron2", "stock torchvision"
@@ -54,7 +53,7 @@ def settings(args: argparse.Namespace, depth: int, size: int) -> Any:
 
 def batch_of(cfg: Any, count: int) -> tuple[list[Sample], float]:
     """``count`` digit scenes through the config's data path, and the seconds that took."""
-    data, mapper = read_pictures(get_dataset("digit_scenes_train")), mapper_of(cfg, train=True)
+    data, mapper = annotated_images(get_dataset("digit_scenes_train")), mapper_of(cfg, train=True)
     random = np.random.default_rng(0)
     mapper.train(data.pictures[0], random)  # the first one imports and opens
     begun = time.perf_counter()
@@ -78,12 +77,14 @@ def contestant(name: str, cfg: Any, samples: list[Sample]) -> tuple[nn.Module, L
     ours = build_detector(cfg).to(device).train()
     if name == OURS:
         return ours, lambda: ours(samples)
-    from momentum_transfer.transfer import detectron2_engine as engine
+    from benchmarks.engine_parity import training_losses
+    from momentum_transfer.transfer.detectron2_engine.data import detectron2_config
+    from momentum_transfer.transfer.detectron2_engine.models import build_model
 
     with tempfile.TemporaryDirectory() as folder:
-        peer = engine.build_model(engine.detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
+        peer = build_model(detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
     peer.load_state_dict(export_state(ours))
-    return peer, lambda: engine.training_losses(peer, samples)
+    return peer, lambda: training_losses(peer, samples)
 
 
 def _stock(cfg: Any, samples: list[Sample], device: str) -> tuple[nn.Module, Losses]:

@@ -25,9 +25,9 @@ from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import task_name
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.data.semantic_datasets import get_semantic_dataset
-from momentum_transfer.transfer.torchvision_engine.data import read_pictures
+from momentum_transfer.transfer.torchvision_engine.data import annotated_images
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
-from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper, pictures_of
+from momentum_transfer.transfer.torchvision_engine.semantic_run import SemanticMapper, images_of
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
 DETECTORS = (
@@ -56,8 +56,8 @@ def samples_of(cfg: Any, size: int) -> list[Sample]:
     if task_name(cfg) == "segmentation":
         data = get_semantic_dataset("digit_scenes_sem_seg_train")
         crops = SemanticMapper(mapper, (size, size))
-        return [crops.train(p, data.labels(i), random) for i, p in enumerate(pictures_of(data)[:2])]
-    pictures = read_pictures(get_dataset("digit_scenes_train")).pictures
+        return [crops.train(p, data.labels(i), random) for i, p in enumerate(images_of(data)[:2])]
+    pictures = annotated_images(get_dataset("digit_scenes_train"))
     samples = [mapper.train(picture, random) for picture in pictures[:2]]
     mapper.short_edges = [size - 15]
     samples[1] = mapper.train(pictures[1], random)
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> None:
     """Compare and print one row a detector and depth."""
     if importlib.util.find_spec("detectron2") is None:
         raise InputError("parity needs Detectron2, which is not installed; see its own installation page")
-    from momentum_transfer.transfer.detectron2_engine import parity
+    from benchmarks import engine_parity as parity
 
     torch.use_deterministic_algorithms(True)
     for detector in args.detector:

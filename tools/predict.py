@@ -37,16 +37,6 @@ def main(args: argparse.Namespace) -> None:
         say(f"visualizations are in {args.out / 'visuals'}")
 
 
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a score from 0 to 1, found {text}")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument

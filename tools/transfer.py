@@ -26,32 +26,30 @@ from momentum_transfer.core.log import say
 def main(args: argparse.Namespace) -> None:
     say(f"reading {args.config}")  # before torch is imported, which takes seconds
     from momentum_transfer.backbones.build import parse_architecture
-    from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for, within_minutes
-
-    own = [("ENGINE", args.engine), ("TRIALS", args.trials)]
-    overrides = [part for key, value in own if value is not None for part in (key, str(value))]
-    if args.arch is not None:
-        settings = dict(one.words for one in architecture_settings(parse_architecture(args.arch)))
-        network = {"MODEL.BACKBONE.ARCH": "", **settings}  # a ResNet, too, replaces the config's other network
-        overrides += [part for setting in network.items() for part in setting]
-    source = OwnSource(args.train, args.val, args.split, args.title, args.images)
-    cfg = load_for(args.config, [*overrides, *args.overrides], source, weights=args.weights or "", resume=args.resume)
-    weights = args.weights or cfg.MODEL.WEIGHTS
-    say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
     from momentum_transfer.transfer.config import check_settings
+    from momentum_transfer.transfer.own_settings import OwnSource, architecture_settings, load_for
     from momentum_transfer.transfer.run import Request, run
     from momentum_transfer.transfer.tasks import open_task
 
+    options = [("ENGINE", args.engine), ("TRIALS", args.trials)]
+    overrides = [word for key, value in options if value is not None for word in (key, str(value))]
+    if args.arch is not None:
+        overrides += ["MODEL.BACKBONE.ARCH", ""]  # a ResNet, too, replaces the config's other network
+        overrides += [word for one in architecture_settings(parse_architecture(args.arch)) for word in one.words]
+    source = OwnSource(args.train, args.val, args.split, args.title, args.images)
+    overrides += args.overrides
+    cfg, opened = load_for(args.config, overrides, source, weights=args.weights or "", resume=args.resume)
+    weights = args.weights or cfg.MODEL.WEIGHTS
+    say(f"{cfg.MODEL.META_ARCHITECTURE} from {weights or 'no weights'}; output in {cfg.OUTPUT_DIR}")
     if args.check_data:
         check_settings(cfg)
-        open_task(cfg).check(cfg, open_images=True, overview=False, forbid_overlap=args.forbid_overlap)
+        task = opened.task or open_task(cfg)
+        task.check(cfg, open_images=True, overview=False, forbid_overlap=args.forbid_overlap)
         return
-    if weights and args.minutes is not None:
-        place = (args.results or Path(cfg.OUTPUT_DIR)).parent  # of all runs whose records are read together
-        cfg = within_minutes(cfg, weights, args.minutes, place, args.resume)
     if not weights:
         raise InputError("expected --weights FILE; convert a checkpoint with tools/convert.py, or give --weights none")
-    run(cfg, Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap))
+    request = Request(weights, args.results, args.resume, args.eval_only, args.forbid_overlap, args.minutes)
+    run(cfg, request, opened)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     add("--weights", help="backbone .pkl, detector .pth, hf:org/name, random-of:CKPT, or none (default: MODEL.WEIGHTS)")
     add("--arch", metavar="TEXT", help="network of the backbone instead of the config's: resnet50, timm:NAME")
     add("--train", metavar="FOLDER_OR_FILE", help="your own set: COCO, VOC or YOLO form")
-    add("--val", metavar="FOLDER_OR_FILE", help="what tests; or:")
+    add("--val", metavar="FOLDER_OR_FILE", help="the images that test; or:")
     add("--split", type=float, metavar="FRACTION", help="fraction of --train's images that train")
     add("--images", metavar="DIR", help="where the images of --train lie, if not beside the labels")
     add("--title", default="", metavar="NAME", help="name of the set in tables (default: the folder's)")

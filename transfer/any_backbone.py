@@ -1,7 +1,5 @@
 """Backbones of detectors beside ResNets: a network of timm as both engines build, freeze, check and decay it."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -16,21 +14,19 @@ from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.timm_network import TimmArchitecture, TimmBackbone
 from momentum_transfer.backbones.vitdet import VitShape, describe, resample_patches, to_vitdet
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.torchvision_engine.backbone import LAST
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
 from momentum_transfer.transfer.torchvision_engine.solver import GroupRules
 
 #: Stride of a plain network's map, from which the simple feature pyramid goes up and down; other patches are resampled.
 PATCH = 16
-#: Name of that map, as Detectron2 calls it.
-LAST = "last_feat"
 _PREFIX = re.compile(r"^backbone\.(?:bottom_up\.|net\.)?")
 
 
 class DetectorBackbone(TimmBackbone):
     """A network of timm whose forward gives maps by name: "res2" … of a hierarchical one, "last_feat" of a plain one.
 
-    Args:
-        frozen: no parameter takes a gradient, and the network stays in evaluation mode (BatchNorm, drop path).
+    If ``frozen``, no parameter takes a gradient, and it stays in evaluation mode (BatchNorm, drop path).
     """
 
     def __init__(self, network: Any, architecture: TimmArchitecture, frozen: bool = False) -> None:
@@ -46,7 +42,7 @@ class DetectorBackbone(TimmBackbone):
             self.requires_grad_(False)
             self.train(False)
 
-    def train(self, mode: bool = True) -> DetectorBackbone:
+    def train(self, mode: bool = True) -> "DetectorBackbone":
         """A frozen network stays in evaluation mode."""
         super().train(mode and not self.frozen)
         return self
@@ -113,11 +109,7 @@ def on_meta(architecture: TimmArchitecture) -> TimmBackbone:
 
 
 def build_network(cfg: CfgNode, kind: Callable[..., DetectorBackbone] = DetectorBackbone) -> DetectorBackbone:
-    """The freshly initialised network of a config.
-
-    Args:
-        kind: a class derived from ``DetectorBackbone``.
-    """
+    """The freshly initialised network of a config, of class ``kind``."""
     built = build_backbone(detector_architecture(cfg), norm_layer(cfg.MODEL.BACKBONE.NORM))
     network = kind(built.network, built.architecture, cfg.MODEL.BACKBONE.FROZEN)
     unused = _unused(built.architecture)
@@ -146,19 +138,14 @@ def is_plain(cfg: CfgNode) -> bool:
 def vit_settings(cfg: CfgNode) -> tuple[VitShape, dict[str, Any]]:
     """ViTDet's network of a config: its shape, and window, global blocks, drop path and side of relative positions.
 
-    Raises:
-        InputError: the network is none that ViTDet's form is made from.
+    InputError for a network that has no such form.
     """
     shape = describe(on_meta(asked_architecture(cfg)))
     vit = cfg.MODEL.VIT
     drop_path = 0.0 if cfg.MODEL.BACKBONE.FROZEN else float(cfg.MODEL.BACKBONE.DROP_PATH)
     side = (cfg.MODEL.BACKBONE.SQUARE or cfg.INPUT.MIN_SIZE_TEST) // PATCH if vit.RELATIVE_POSITIONS else 0
-    return shape, {
-        "window": vit.WINDOW,
-        "global_at": global_blocks(shape.depth, vit.GLOBAL_BLOCKS) if vit.WINDOW else (),
-        "drop_path": drop_path,
-        "side": side,
-    }
+    global_at = global_blocks(shape.depth, vit.GLOBAL_BLOCKS) if vit.WINDOW else ()
+    return shape, {"window": vit.WINDOW, "global_at": global_at, "drop_path": drop_path, "side": side}
 
 
 def global_blocks(depth: int, count: int) -> list[int]:
@@ -167,7 +154,7 @@ def global_blocks(depth: int, count: int) -> list[int]:
 
 
 def changes(cfg: CfgNode) -> list[str]:
-    """What a config's detector makes of the network that checkpoints are of; nothing for a ResNet or as it is."""
+    """How a config's detector differs from the network of the checkpoints; nothing for a ResNet."""
     if not cfg.MODEL.BACKBONE.ARCH:
         return []
     network = on_meta(asked_architecture(cfg))
@@ -186,11 +173,7 @@ def changes(cfg: CfgNode) -> list[str]:
 
 
 def detector_state(cfg: CfgNode, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A network's tensors as they stand in the detector (see ``changes``).
-
-    Args:
-        state: timm's names, as ``backbones.read`` gives them.
-    """
+    """A network's tensors, timm's names, as they stand in the detector (see ``changes``)."""
     network = on_meta(asked_architecture(cfg))
     if not network.plain or segments(cfg):
         return dict(state)
@@ -207,17 +190,19 @@ def group_rules(cfg: CfgNode) -> GroupRules | None:
     if not cfg.MODEL.BACKBONE.ARCH:
         return None
     network = on_meta(asked_architecture(cfg))
-    undecayed, decay = undecayed_in(network), cfg.SOLVER.LAYER_DECAY
-    layers = layers_of(network) if decay != 1.0 else {}
+    # No weight decay as the network's authors have it: position embeddings mostly.
+    undecayed: set[str] = set(getattr(network.network, "no_weight_decay", set)())
+    decay = cfg.SOLVER.LAYER_DECAY
+    layers = _layers_of(network) if decay != 1.0 else {}
     above = max(layers.values(), default=0) + 1  # neck and heads
 
     def scale(name: str) -> float:
-        inner = inner_name(name)
+        inner = _inner_name(name)
         if ".rel_pos_" in inner:  # ViTDet's own, in the layer of their block
             inner = re.sub(r"rel_pos_[hw]$", "qkv.weight", inner)
         return float(decay ** (above - layers.get(inner, above)))
 
-    return GroupRules(scale, lambda name: inner_name(name) in undecayed)
+    return GroupRules(scale, lambda name: _inner_name(name) in undecayed)
 
 
 def network_pixels(cfg: CfgNode) -> tuple[list[float], list[float]]:
@@ -231,25 +216,19 @@ def segments(cfg: CfgNode) -> bool:
     return bool(cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor")
 
 
-def layers_of(network: TimmBackbone) -> dict[str, int]:
+def _layers_of(network: TimmBackbone) -> dict[str, int]:
     """Tensor name → its layer as timm groups them, 0 for the stem; for rates by layer (BEiT, arXiv 2106.08254)."""
     from timm.models import group_parameters
 
     inner = network.network
     if not hasattr(inner, "group_matcher"):
         raise InputError(
-            f"expected layers that timm tells of for SOLVER.LAYER_DECAY, found none in {network.architecture}; set it 1"
+            f"expected layers that timm knows for SOLVER.LAYER_DECAY, found none in {network.architecture}; set it 1"
         )
     found: dict[str, int] = group_parameters(inner, inner.group_matcher(coarse=False), reverse=True)
     return found
 
 
-def undecayed_in(network: TimmBackbone) -> set[str]:
-    """Names of tensors that take no weight decay, as the network's authors have it: position embeddings mostly."""
-    found: Callable[[], set[str]] = getattr(network.network, "no_weight_decay", set)
-    return set(found())
-
-
-def inner_name(name: str) -> str:
+def _inner_name(name: str) -> str:
     """``backbone.bottom_up.stem.weight`` → ``stem.weight``: a name within the network."""
     return _PREFIX.sub("", name) if name.startswith("backbone.") else ""

@@ -1,6 +1,4 @@
-"""What keeps a network of timm from being a detector's backbone, told before anything is computed (meta tensors)."""
-
-from __future__ import annotations
+"""What keeps a network of timm from being a detector's backbone, found on meta tensors before any compute."""
 
 import textwrap
 from collections.abc import Iterator
@@ -24,11 +22,7 @@ from momentum_transfer.transfer.any_backbone import (
 
 
 def problems(cfg: CfgNode) -> Iterator[str]:
-    """What keeps a network of timm from being a detector's backbone; nothing is computed (meta tensors).
-
-    Raises:
-        InputError: no such network or option.
-    """
+    """What keeps a network of timm from being a detector's backbone; InputError: no such network or option."""
     backbone, name = cfg.MODEL.BACKBONE, cfg.MODEL.BACKBONE.ARCH
     if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and backbone.NAME == "build_resnet_backbone":
         yield f"expected a ResNet for a C4 detector, whose head is the backbone's res5, found {name}; use an FPN config"
@@ -54,7 +48,7 @@ def problems(cfg: CfgNode) -> Iterator[str]:
 
 
 def _not_adapted(cfg: CfgNode, asked: TimmBackbone, reason: str) -> str:
-    """What a detector asks of a network beyond its own form, and this one cannot be built with."""
+    """Which of the detector's changes to a network timm cannot build."""
     if cfg.MODEL.BACKBONE.DROP_PATH and _builds_without_drop_path(cfg):
         return reason
     if (stride := output_stride(cfg)) != 32:
@@ -119,7 +113,7 @@ def _plain_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
 
 
 def _size_problems(cfg: CfgNode, network: TimmBackbone) -> Iterator[str]:
-    """Whether the network takes the sizes that images are padded to, and gives maps of the strides it tells of."""
+    """Whether the network takes the sizes that images are padded to, and gives maps of its declared strides."""
     square = cfg.MODEL.BACKBONE.SQUARE
     largest = max(cfg.INPUT.MAX_SIZE_TEST, cfg.INPUT.MAX_SIZE_TRAIN)
     if square and largest > square:
@@ -146,8 +140,8 @@ def _refuses(network: TimmBackbone, height: int, width: int) -> str:
             x = torch.empty(1, 3, height, width)
             maps = {LAST: network.tokens(x)[0][1]} if network.plain else network.maps(x)
     except (InputError, RuntimeError, AssertionError, ValueError) as error:
-        told = (str(error).splitlines() or [""])[0].partition(";")[0]
-        return textwrap.shorten(told, 160, placeholder=" …") or type(error).__name__
+        reason = (str(error).splitlines() or [""])[0].partition(";")[0]
+        return textwrap.shorten(reason, 160, placeholder=" …") or type(error).__name__
     strides = {LAST: network.patch_size} if network.plain else network.strides
     odd = [key for key, found in maps.items() if found.shape[-2:] != (height // strides[key], width // strides[key])]
     return f"its {odd[0]} is {tuple(maps[odd[0]].shape[-2:])}" if odd else ""

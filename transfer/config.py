@@ -326,7 +326,7 @@ def decisive(cfg: CfgNode, evaluation: bool = True) -> CfgNode:
 
     A set of images from `open_own` is named by its content, wherever its file is.
     """
-    from momentum_transfer.transfer.data.datasets import content_name
+    from momentum_transfer.transfer.data.detection_datasets import content_name
 
     kept = cfg.clone()
     kept.defrost()

@@ -1,9 +1,4 @@
-"""Cost of a network: parameters and floating-point operations, by fvcore's counters.
-
-How long a training will take and how much memory, from a few timed steps before it starts.
-"""
-
-from __future__ import annotations
+"""Cost of a network by fvcore's counters, and of its training by a few steps that are timed before it starts."""
 
 import gc
 import math
@@ -24,18 +19,17 @@ from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import counted
 from momentum_transfer.core.log import duration, speaking
 from momentum_transfer.core.samplers import ordered_loader
-from momentum_transfer.transfer.initial_weights import InitialWeights
-from momentum_transfer.transfer.tasks import Task
+from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.torchvision_engine import detection_run
-from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
-from momentum_transfer.transfer.torchvision_engine.data import TestSamples, read_pictures
+from momentum_transfer.transfer.torchvision_engine.data import TestSamples, annotated_images
+from momentum_transfer.transfer.torchvision_engine.dense import RetinaNetHead
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
-from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, training_loader
+from momentum_transfer.transfer.torchvision_engine.engine import build, build_training, initialise, training_loader
+from momentum_transfer.transfer.torchvision_engine.roi_heads import Res5RoIHeads
 from momentum_transfer.transfer.torchvision_engine.segmentors import LinearSegmentor
 from momentum_transfer.transfer.torchvision_engine.train import timed_step
 from momentum_transfer.transfer.torchvision_engine.training_state import Position
-from momentum_transfer.transfer.torchvision_engine.weights import load_backbone, load_detector
 
 #: Sides of the image that operations are counted for are multiples of this.
 _STEP = 32
@@ -46,9 +40,9 @@ class Cost:
     """What a network is made of and needs.
 
     Attributes:
-        parameters, trained: numbers of them; trained ones take gradients.
-        flops: multiply-adds of one image (fvcore counts one for both), all regions and detections taken as there are at
-            most: RPN.POST_NMS_TOPK_TEST and TEST.DETECTIONS_PER_IMAGE.
+        parameters, trained: how many; trained ones take gradients.
+        flops: multiply-adds of one image (fvcore counts one for both) with as many regions and detections as are
+            allowed: RPN.POST_NMS_TOPK_TEST and TEST.DETECTIONS_PER_IMAGE.
         backbone_flops: those of backbone and pyramid. side: of that square image, in pixels.
     """
 
@@ -67,12 +61,8 @@ class Cost:
 
     def as_record(self) -> dict[str, Any]:
         """Details of a record."""
-        return {
-            "parameters": self.parameters,
-            "trained_parameters": self.trained,
-            "gflops": round(self.flops / 1e9, 3),
-            "gflops_side": self.side,
-        }
+        counts = {"parameters": self.parameters, "trained_parameters": self.trained}
+        return {**counts, "gflops": round(self.flops / 1e9, 3), "gflops_side": self.side}
 
 
 def cost_of(cfg: CfgNode) -> Cost:
@@ -105,7 +95,7 @@ def _heads(cfg: CfgNode, network: Detector, image: Tensor, maps: dict[str, Tenso
         yield from ((rpn.rpn_head, [maps[name]], 1) for name in rpn.levels)
         yield from _regions(cfg, network.roi_heads, maps)
     elif isinstance(network, OneStage):
-        yield _OfList(network.heads.head), [maps[name] for name in network.heads.levels], 1
+        yield network.heads.head, [maps[name] for name in network.heads.levels], 1
     elif isinstance(network, LinearSegmentor):
         yield network.sem_seg_head.predictor, [network.features(image).flatten(1).T], 1
     else:
@@ -137,26 +127,15 @@ def _region(level: Tensor, pooler: Any) -> Tensor:
     return level.new_zeros(1, level.shape[1], pooler.resolution, pooler.resolution)
 
 
-class _OfList(nn.Module):
-    """A part that takes its maps as one list."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, *maps: Tensor) -> Any:
-        return self.part(list(maps))
-
-
-class _Flat(nn.Module):
-    """A part whose results are one flat tuple, as tracing wants them."""
+class _Traceable(nn.Module):
+    """A part whose results are one flat tuple; towers of dense detectors take their maps as one list."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
         self.part = part
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_tensors(self.part(*inputs)))
+        return tuple(_tensors(self.part(list(inputs)) if isinstance(self.part, RetinaNetHead) else self.part(*inputs)))
 
 
 def _tensors(found: Any) -> list[Tensor]:
@@ -167,7 +146,7 @@ def _tensors(found: Any) -> list[Tensor]:
 
 
 def _flops(part: nn.Module, *inputs: Tensor) -> float:
-    counted = FlopCountAnalysis(_Flat(part), inputs)
+    counted = FlopCountAnalysis(_Traceable(part), inputs)
     counted.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     counted.tracer_warnings("none")
     counted.set_op_handle("aten::scaled_dot_product_attention", _attention)
@@ -186,13 +165,12 @@ STEPS, SECONDS, IMAGES = 6, 20.0, 2
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training costs here.
+    """What a training costs on this machine.
 
     Attributes:
         step: seconds an iteration, the median of the timed ones. image: seconds to predict on one image.
-        steps, statistics, images: iterations, batches that recompute BN statistics, images that test.
-        memory: bytes at the peak so far, of the process (CPU) or of the GPU.
-        device: "cpu" or "cuda".
+        steps, statistics, images: iterations, batches that recompute BN statistics, test images.
+        memory: bytes at the peak so far, of the process (CPU) or of the GPU. device: "cpu" or "cuda".
     """
 
     step: float
@@ -223,11 +201,12 @@ class Estimate:
         return max(1, int(rest / self.step))
 
 
-def estimate(cfg: CfgNode, task: Task[Any], initial: InitialWeights) -> Estimate | None:
+def estimate(experiment: Experiment) -> Estimate | None:
     """Time a few steps and images of a detector's training, by the torchvision engine; None for other tasks.
 
     Nothing is left behind: no file, and no change to the generators of random numbers.
     """
+    cfg, task = experiment.cfg, experiment.task
     if task.name != "detection" or unsupported(cfg) is not None:
         return None
     device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
@@ -235,8 +214,10 @@ def estimate(cfg: CfgNode, task: Task[Any], initial: InitialWeights) -> Estimate
     with speaking(quiet=True), torch.random.fork_rng(devices=devices):
         if devices:
             torch.cuda.reset_peak_memory_stats(device)
-        step, image = _timed(cfg, task, initial, device)
-        memory = float(torch.cuda.max_memory_allocated(device)) if devices else peak_memory()
+        step, image = _timed(experiment, device)
+        # Linux counts in KiB, macOS in bytes.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        memory = float(torch.cuda.max_memory_allocated(device) if devices else peak)
     gc.collect()
     if devices:
         torch.cuda.empty_cache()
@@ -245,19 +226,11 @@ def estimate(cfg: CfgNode, task: Task[Any], initial: InitialWeights) -> Estimate
     return Estimate(step, image, cfg.SOLVER.MAX_ITER, batches, images, memory, device.type)
 
 
-def peak_memory() -> float:
-    """Bytes that this process has held at most."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else 1024 * peak)
-
-
-def _timed(cfg: CfgNode, task: Task[Any], initial: InitialWeights, device: torch.device) -> tuple[float, float]:
+def _timed(experiment: Experiment, device: torch.device) -> tuple[float, float]:
     """Median seconds of a step, and of an image."""
+    cfg, task = experiment.cfg, experiment.task
     detector = build(cfg)
-    if initial.detector:
-        load_detector(detector, initial.detector, initial.name)
-    elif initial.backbone:
-        load_backbone(detector, initial.backbone, initial.name, initial.architecture)
+    initialise(detector, experiment.initial)
     training = build_training(cfg, detector.to(device), Position(0, (), ()))
     detector.train()
     batches = iter(training_loader(cfg, task, cfg.SEED, 0))
@@ -269,20 +242,15 @@ def _timed(cfg: CfgNode, task: Task[Any], initial: InitialWeights, device: torch
             break
     del batches
     detector.eval()
-    pictures = read_pictures(task.test[0]).pictures[:IMAGES]
-    loader = ordered_loader(
-        TestSamples(pictures, detection_run.mapper_of(cfg, train=False)), 1, workers=0, collate=list
-    )
+    shown = annotated_images(task.test[0])[:IMAGES]
+    samples_of = TestSamples(shown, detection_run.mapper_of(cfg, train=False))
+    loader = ordered_loader(samples_of, 1, workers=0, collate=list)
     images = []
     with torch.no_grad():
         for samples in loader:
             before = time.monotonic()
             detector(samples)
-            _wait(device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             images.append(time.monotonic() - before)
     return statistics.median(steps[1:]), min(images)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

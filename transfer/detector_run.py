@@ -1,9 +1,4 @@
-"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory.
-
-``classes.json`` of a run: what a trained network's outputs are called, so that it can be used without its data.
-"""
-
-from __future__ import annotations
+"""A finished run as a detector: its settings, weights and class names, and predictions on images in memory."""
 
 import functools
 import json
@@ -17,28 +12,25 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import sha256_of, write_text
-from momentum_transfer.core.log import say, warn
+from momentum_transfer.core.log import say
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.data.detection_datasets import get_dataset
-from momentum_transfer.transfer.data.semantic_datasets import SemanticData, get_semantic_dataset
-from momentum_transfer.transfer.engine import Engine, Predictor
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.data.semantic_datasets import SemanticData
+from momentum_transfer.transfer.engines import Engine, Predictor, choose_engine
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
-FILE = "classes.json"
-#: Tells of which training a folder is.
-CLAIM = "training.json"
+#: Files of a run: its weights, its settings, the names of its classes, and what its training began with.
+WEIGHTS, CONFIG, CLASSES, CLAIM = "model_final.pth", "config.yaml", "classes.json", "training.json"
 
 
 @dataclass(frozen=True)
 class RunClasses:
     """Output k of a network is the class ``names[k]``, whose id in result files is ``ids[k]``.
 
-    title: of the data that it was trained on. engine: which engine trained it; "" where that is not known.
+    title: of the data that it was trained on. engine: which one trained it.
     """
 
     names: tuple[str, ...]
@@ -61,18 +53,12 @@ def write_classes(folder: Path, classes: RunClasses) -> None:
         "engine": classes.engine,
         "classes": [{"id": identity, "name": name} for identity, name in pairs],
     }
-    write_text(folder / FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / CLASSES, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def read_classes(folder: Path) -> RunClasses | None:
-    """What ``write_classes`` wrote; None where the folder has no such file (a run from before 2026-11-22).
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    file = folder / FILE
-    if not file.is_file():
-        return None
+def read_classes(folder: Path) -> RunClasses:
+    """What ``write_classes`` wrote; InputError where the file is damaged."""
+    file = folder / CLASSES
     try:
         content = read_json(file, "the classes of a run")
         names = tuple(str(entry["name"]) for entry in content["classes"])
@@ -86,13 +72,9 @@ def read_classes(folder: Path) -> RunClasses | None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to go on with: a checkpoint of either engine, or the final weights."""
+    """Whether there is something to resume: a checkpoint of either engine, or the final weights."""
     single = any((folder / name).is_file() for name in ("model_final.pth", "last_checkpoint"))
     return single or any(folder.glob("checkpoints/step_*.pth"))
-
-
-WEIGHTS = "model_final.pth"
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -100,8 +82,8 @@ class Found:
     """What a detector found in one image, best score first.
 
     boxes: float64 [D, 4], x1 y1 x2 y2 in the image's pixels. scores: [D]. names, category_ids: the class of each.
-    masks: bool [D, H, W], or None where the detector makes none. labels: for semantic segmentation, where the rest is
-    empty: uint8 [H, W], the class of every pixel.
+    masks: bool [D, H, W], or None where the detector makes none. labels: uint8 [H, W], the class of every pixel, for
+    semantic segmentation, where the rest is empty.
     """
 
     boxes: np.ndarray
@@ -120,7 +102,7 @@ class DetectorRun:
     """A fine-tuned detector, ready to predict.
 
     Attributes:
-        weights: its file. cfg: its settings, with the device and engine of here. engine: who runs it.
+        weights: its file. cfg: its settings, with the device and engine of this machine. engine: which one runs it.
         classes: output k is ``classes.names[k]``.
     """
 
@@ -153,8 +135,8 @@ class DetectorRun:
         """What is in each image, in their order.
 
         Args:
-            images: one or several of: a path, a Pillow image, an array [H, W, 3] or [H, W] or a tensor [3, H, W] of
-                uint8 in RGB or grey. Sizes may differ.
+            images: one or several, of any sizes: a path, a Pillow image, an array [H, W, 3] or [H, W] or a tensor
+                [3, H, W] of uint8 in RGB or grey.
             threshold: detections of a lower score are left out; 0 keeps all that the detector gives.
             batch_size: images that go through the network together where they have one size.
 
@@ -204,11 +186,11 @@ def load_run(run: str | Path, *, engine: str = "", device: str = "auto") -> Dete
         InputError: there is no such run, it is not finished or damaged, or the engine or device is not there.
     """
     weights = _weights_of(Path(run))
-    file = weights.with_name(CONFIG)
-    if not file.is_file():
-        raise InputError(f"expected {CONFIG} beside {weights}, found none; give the folder that `transfer` wrote")
-    cfg = config.load(file, ["MODEL.DEVICE", device, "SOLVER.AMP.ENABLED", "False"])
-    classes = read_classes(weights.parent) or _classes_of_old(cfg)
+    for name in (CONFIG, CLASSES):
+        if not weights.with_name(name).is_file():
+            raise InputError(f"expected {name} beside {weights}, found none; give the folder that `transfer` wrote")
+    cfg = config.load(weights.with_name(CONFIG), ["MODEL.DEVICE", device, "SOLVER.AMP.ENABLED", "False"])
+    classes = read_classes(weights.parent)
     key, count = config.num_classes(cfg)
     if len(classes.names) != count:
         found = len(classes.names)
@@ -230,9 +212,8 @@ def _weights_of(run: Path) -> Path:
         raise InputError(f"expected one run, found {len(trials)} trials in {run}; give one of them, {trials[0]}")
     why = "no run of `transfer`"
     if (run / CLAIM).is_file():
-        why = "a training that left no checkpoint; run `transfer` again"
-        if has_checkpoint(run):
-            why = "a training that has not ended; go on with `transfer --resume`"
+        unfinished = "a training that has not ended; go on with `transfer --resume`"
+        why = unfinished if has_checkpoint(run) else "a training that left no checkpoint; run `transfer` again"
     raise InputError(f"expected a finished run with {WEIGHTS} in {run}, found {why}")
 
 
@@ -245,20 +226,6 @@ def _engine(cfg: CfgNode, asked: str, trained: str) -> Engine:
         except InputError as error:
             say(f"{error}; the other engine computes the same")
     return choose_engine("auto", cfg)[0]
-
-
-def _classes_of_old(cfg: CfgNode) -> RunClasses:
-    """Of a run from before classes were kept: of its data where that is still there, else numbered."""
-    opened = get_semantic_dataset if config.task_name(cfg) == "segmentation" else get_dataset
-    for name in (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN):
-        try:
-            return classes_of(opened(name, cfg.DATASETS.ROOT or None))
-        except InputError:
-            continue
-    count = config.num_classes(cfg)[1]
-    warn(f"the run keeps no class names and its data is not here: its classes are called 1 … {count}")
-    numbers = range(count) if config.task_name(cfg) == "segmentation" else range(1, count + 1)
-    return RunClasses(tuple(str(number) for number in range(1, count + 1)), tuple(numbers))
 
 
 def _several(images: Any) -> Iterable[Any]:

@@ -1,11 +1,7 @@
-"""Settings that follow from the data, the machine and the weights, for sets of one's own; each with its reason.
+"""Settings that follow from custom data and the machine, each with its reason: class count, sizes, batch, schedule.
 
-`settings_of_data` is for any config: class count, masks. `fit` is for configs with FIT_TO_DATA (``own_small``): sizes
-by the boxes' sizes, anchors, batch by the memory, schedule by the number of images; `fit_segmenter` has sizes by the
-images' own. These are rules of thumb of this project, made for 20 to 5000 images; no paper has them.
+These are rules of thumb of this project, made for 20 to 5000 images; no paper has them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,31 +10,30 @@ from typing import Any
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.core.machine import available_cores, available_memory
+from momentum_transfer.core.machine import available_memory
 from momentum_transfer.images.reading import upright_size
 from momentum_transfer.transfer.config import NETWORKS
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
 
-#: Shorter side in pixels: a small box (the tenth percentile) is to have this side, within what the device bears.
+#: Shorter side in pixels: small boxes (the tenth percentile) get this side, within the limits of the device.
 SMALL_BOX = 24
 LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
-#: Views of images in all: so many, and so many more an image, up to the last; a GPU sees four times as many.
+#: Training images seen in all: so many, and so many more for each image, up to the last; four times as many on a GPU.
 VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1000, 8, 12_000
 GPU_VIEWS = 4
 BATCH = {"cpu": 4, "cuda": 8}
-#: Rate per image of a batch as a share of the highest, and the highest of detectors. Detectron2's .02 is for 16
-#: images and 90,000 iterations; a few hundred iterations of 4 images at a quarter of that rate hardly learn
-#: (docs/tutorial.md has the figures).
+#: Rate per image of a batch as a fraction of the highest, and the highest of detectors: Detectron2's .02 for 16 images.
+#: A few hundred iterations of 4 images at a quarter of it hardly learn (docs/tutorial.md has the figures).
 RATE, HIGHEST_RATE = 1 / 4, 0.02
-#: Share of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
-SHARE_OF_MEMORY = 0.7
+#: Fraction of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
+FRACTION_OF_MEMORY = 0.7
 FIXED_BYTES, BYTES_A_PIXEL = 1.5e9, 7000
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that follows from something, and from what."""
+    """A setting and the reason for its value."""
 
     key: str
     value: Any
@@ -52,29 +47,26 @@ class Setting:
 
 @dataclass(frozen=True)
 class Machine:
-    """device: "cpu" or "cuda". free: bytes of memory. cores: of the CPU that this process may use."""
+    """device: "cpu" or "cuda". free: bytes of memory."""
 
     device: str
     free: float
-    cores: int
 
 
 def this_machine(device_name: str) -> Machine:
-    """The device of MODEL.DEVICE and its free memory."""
+    """The device of MODEL.DEVICE and its free memory; 4 GB on a system that does not say."""
     import torch
 
     from momentum_transfer.core.devices import choose_device
 
-    cores = available_cores()
     device = choose_device(device_name, "MODEL.DEVICE")
     if device.type == "cuda":
-        return Machine("cuda", float(torch.cuda.mem_get_info(device)[0]), cores)
-    free = available_memory()
-    return Machine("cpu", 4e9 if free is None else float(free), cores)  # a system may not say
+        return Machine("cuda", float(torch.cuda.mem_get_info(device)[0]))
+    return Machine("cpu", float(available_memory() or 4e9))
 
 
 def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Setting]:
-    """Class count and masks, which no config can know of a set of one's own."""
+    """Class count and masks, which no config can know of a custom set."""
     classes, name = len(sets[0].classes), NETWORKS[cfg.MODEL.META_ARCHITECTURE][1]
     found = [Setting(f"MODEL.{name}.NUM_CLASSES", classes, "classes of the set")]
     if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] != "detection":
@@ -91,8 +83,8 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Co
     """Sizes, anchors, batch and schedule of a config with FIT_TO_DATA.
 
     Args:
-        sets: what trains. given: keys that were set by hand, whose values in ``cfg`` stay; rate and schedule follow
-            from a given SOLVER.IMS_PER_BATCH, the warm-up from a given SOLVER.MAX_ITER.
+        sets: the training sets. given: keys that were set by hand, whose values in ``cfg`` stay; rate and schedule
+            follow from a given SOLVER.IMS_PER_BATCH, the warm-up from a given SOLVER.MAX_ITER.
     """
     images = [image for data in sets for image in data.load()["images"]]
     count = len({(data.name, entry["image_id"]) for data in sets for entry in data.load()["annotations"]})
@@ -117,11 +109,11 @@ def fit_segmenter(
 ) -> list[Setting]:
     """Sizes, crop, batch and schedule of a segmenter, from the images' own sizes and their number.
 
-    The rate is a quarter of the config's an image of a batch, at most the config's, as `fit` has it. Batches have two
+    As in `fit` the rate is a quarter of the config's for each image of a batch, at most the config's. Batches have two
     images or more, and images are seen whole: no window of one size fits into images of many shapes.
 
     Args:
-        sets: what trains. given: see `fit`; a crop that was set by hand stays.
+        sets: the training sets. given: see `fit`; a crop that was set by hand stays.
     """
     shapes = [upright_size(image) for data in sets for image, _ in data.pairs]
     native, most = int(np.median([min(shape) for shape in shapes])), MOST_SIDE[machine.device]
@@ -150,7 +142,7 @@ def _sizes(sizes: list[int], side: int, aspect: float, why: str) -> list[Setting
 
 
 def _aspect(shapes: Sequence[tuple[int, int]]) -> float:
-    """How many times as long as wide images may be, by all but the longest twentieth."""
+    """Largest aspect ratio of images, without the longest twentieth."""
     return float(np.clip(np.quantile([max(shape) / min(shape) for shape in shapes], 0.95), 5 / 3, 4))
 
 
@@ -162,7 +154,7 @@ def _given(cfg: CfgNode, given: Collection[str], name: str) -> int | None:
 def _schedule(
     cfg: CfgNode, count: int, batch: int, machine: Machine, given: Collection[str], highest: float
 ) -> list[Setting]:
-    """Rate, iterations and what hangs on them, for the batch that is used and so many images that teach something."""
+    """Learning rate, iterations and warm-up from the batch size and the number of annotated images."""
     views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
     steps = max(views // batch, 1)
     run = _given(cfg, given, "MAX_ITER") or steps
@@ -183,23 +175,23 @@ def _schedule(
 def _side(
     sets: Sequence[DetectionData], images: Sequence[dict[str, Any]], machine: Machine
 ) -> tuple[int, float, float, str]:
-    """Shorter side, longest aspect, a small box as a share of the shorter side, and the reason."""
+    """Shorter side, longest aspect, a small box as a fraction of the shorter side, and the reason."""
     shapes = {
         (data.name, image["id"]): (image["width"], image["height"]) for data in sets for image in data.load()["images"]
     }
-    shares = [
+    fractions = [
         (entry["bbox"][2] * entry["bbox"][3]) ** 0.5 / min(shapes[data.name, entry["image_id"]])
         for data in sets
         for entry in data.load()["annotations"]
         if entry["bbox"][2] > 0 and entry["bbox"][3] > 0
     ]
-    small = float(np.quantile(shares, 0.1)) if shares else 0.1
+    small = float(np.quantile(fractions, 0.1)) if fractions else 0.1
     most = MOST_SIDE[machine.device]
     side = int(np.clip(SMALL_BOX / small, LEAST_SIDE, most)) // 32 * 32
     aspect = _aspect([(image["width"], image["height"]) for image in images])
     native = int(np.median([min(image["width"], image["height"]) for image in images]))
     why = (
-        f"small boxes are {100 * small:.0f} % of the shorter side ({native} px in the files) and are to have "
+        f"small boxes are {100 * small:.0f} % of the shorter side ({native} px in the files) and get "
         f"{SMALL_BOX} px; {LEAST_SIDE} to {most} on {machine.device}"
     )
     return side, aspect, small, why
@@ -212,7 +204,7 @@ def _batch(
 
     A given batch stays.
     """
-    batch, room = given or BATCH[machine.device], SHARE_OF_MEMORY * machine.free
+    batch, room = given or BATCH[machine.device], FRACTION_OF_MEMORY * machine.free
     least = given or least
     while batch > max(count, least):
         batch //= 2

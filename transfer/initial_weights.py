@@ -1,7 +1,5 @@
 """Initial weights of a detector: a pretrained backbone of any known form, a whole detector, or none."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from momentum_transfer.backbones.build import detectron2_names
 from momentum_transfer.backbones.hub import is_hub_name
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.backbones.source import is_constant
+from momentum_transfer.backbones.source import SourceBackbone, is_constant
 from momentum_transfer.backbones.timm_network import TimmArchitecture
 from momentum_transfer.core.checkpoints import read_archive
 from momentum_transfer.core.errors import InputError
@@ -28,14 +26,14 @@ _RESNET = re.compile(r"^(?:backbone\.bottom_up\.|backbone\.|roi_heads\.)((?:stem
 _COUNTER = "num_batches_tracked"
 #: Settings that older versions of Detectron2 keep among the weights.
 _SETTING = re.compile(r"anchor_generator|^pixel_(mean|std)$")
-#: What only a detector has, beside its backbone.
+#: What only a detector has, besides its backbone.
 _HEADS = ("proposal_generator.", "head.", "sem_seg_head.")
-#: A network of timm within a detector: under a pyramid, or by itself; and what ViTDet's network has beside a ViT.
+#: A network of timm within a detector: under a pyramid (without ViTDet's own relative positions), or by itself.
 _UNDER_PYRAMID = re.compile(r"^backbone\.(?:bottom_up|net)\.(?!.*\.rel_pos_[hw]$)(.*)$")
 _ALONE = re.compile(r"^backbone\.(.*)$")
 #: How weights that are no files begin.
 _TIMM, _MODULE = "timm:", "module:"
-#: Stands for random initialisation, so that it never happens by a forgotten option.
+#: Random initialisation, so that it never happens by a forgotten option.
 NONE = "none"
 #: A tensor's largest weight after a training over that at its start, or over 1 where it started smaller: far beyond
 #: every training that ends well (docs/backbones.md).
@@ -47,7 +45,7 @@ class InitialWeights:
     """Tensors by Detectron2's names. backbone: ``stem.conv1.weight`` …; detector: ``backbone.…``.
 
     architecture: of a backbone that is no ResNet, whose tensors have timm's names.
-    checkpoint: what records say of the weights beside name and SHA-256, see ``SourceBackbone.checkpoint``.
+    checkpoint: the fields of ``SourceBackbone.checkpoint`` for records.
     """
 
     name: str
@@ -59,50 +57,29 @@ class InitialWeights:
     detector: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
-def read_initial(weights: str, cfg: CfgNode | None = None) -> InitialWeights:
-    """Read what ``--weights`` names.
+def read_initial(
+    weights: str, cfg: CfgNode | None = None, source: InitialWeights | SourceBackbone | None = None
+) -> InitialWeights:
+    """The tensors of ``--weights`` as they stand in the detector of a config.
 
     Args:
-        weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
-            detector of either engine, either of them by its name on the Hub (``hf:org/name``), ``timm:NAME`` for the
-            weights that timm publishes, ``random-of:`` and any of these for a backbone of that architecture at random,
-            or ``none``.
-        cfg: whose MODEL.BACKBONE.ARCH names the network that the weights are to be of; None for a ResNet.
+        weights: see `read_source`. source: what it has read of them already.
+        cfg: its MODEL.BACKBONE.ARCH names the network that the weights must be of; None for a ResNet.
 
     Raises:
         InputError: there is no such file, it is damaged, holds no whole backbone or that of another network.
     """
-    if weights.lower() == NONE:
-        return InitialWeights(NONE)
-    if weights.startswith(_MODULE):
-        raise InputError(
-            f"expected a ResNet's weights or those of a network of timm under a detector, found {weights}; a module of "
-            "your own goes through the probes: momentum-transfer lowshot, or mt.evaluate"
-        )
-    if weights.startswith((_TIMM, RANDOM_OF)):
-        return _backbone(weights, cfg)
-    path = hub.local_file(weights) if is_hub_name(weights) else Path(weights)
-    if not path.exists():
-        raise InputError(
-            f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
-            "detector whose backbone too starts at random"
-        )
-    detector = detector_in(path)
-    if detector is not None:
-        return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
-    return _backbone(weights, cfg)
-
-
-def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
-    """A backbone's tensors, as they stand in the detector of a config."""
     asked = any_backbone.asked_architecture(cfg) if cfg is not None and cfg.MODEL.BACKBONE.ARCH else None
-    source = load_backbone(weights, architecture=asked)
-    found: Any = source.architecture
-    named = weights_name(weights), source.sha256, source.network
+    source = source or read_source(weights, asked)
+    if isinstance(source, InitialWeights):
+        return source
+    found = source.architecture
+    fields: Any = {"name": weights_name(weights), "sha256": source.sha256, "network": source.network}
+    fields["checkpoint"] = source.checkpoint
     if asked is None and isinstance(found, Architecture):
         names = detectron2_names(found)
         state = {names[name]: tensor for name, tensor in source.state.items()}
-        return InitialWeights(*named, checkpoint=source.checkpoint, backbone=state)
+        return InitialWeights(**fields, backbone=state)
     if asked is None or cfg is None:
         raise InputError(
             f"expected a ResNet's weights, found those of {found} in {weights}; set MODEL.BACKBONE.ARCH {found}"
@@ -112,11 +89,45 @@ def _backbone(weights: str, cfg: CfgNode | None) -> InitialWeights:
             f"expected the weights of {asked}, found those of {found} in {weights}; let both be one network"
         )
     state = any_backbone.detector_state(cfg, source.state)
-    return InitialWeights(*named, str(asked), checkpoint=source.checkpoint, backbone=state)
+    return InitialWeights(**fields, architecture=str(asked), backbone=state)
 
 
-def detector_in(path: Path) -> dict[str, Tensor] | None:
-    """A detector's tensors; None where the file is of another kind, of which ``load_backbone`` then knows more."""
+def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialWeights | SourceBackbone:
+    """Read what ``--weights`` names: a backbone as its file has it; a whole detector, or none, is ready to use.
+
+    Args:
+        weights: a ``.pkl`` of tools/convert.py or any checkpoint that ``backbones.read`` reads, a ``.pth`` of a
+            detector of either engine, either of them by its name on the Hub (``hf:org/name``), ``timm:NAME`` for the
+            weights that timm publishes, ``random-of:`` and any of these for a backbone of that architecture at random,
+            or ``none``.
+        asked: the network, where the file does not name it.
+
+    Raises:
+        InputError: there is no such file, it is damaged, or holds no whole backbone.
+    """
+    if weights.lower() == NONE:
+        return InitialWeights(NONE)
+    if weights.startswith(_MODULE):
+        raise InputError(
+            f"expected a ResNet's weights or those of a network of timm under a detector, found {weights}; a module of "
+            "your own goes through the probes: momentum-transfer lowshot, or mt.evaluate"
+        )
+    if weights.startswith((_TIMM, RANDOM_OF)):
+        return load_backbone(weights, architecture=asked)
+    path = hub.local_file(weights) if is_hub_name(weights) else Path(weights)
+    if not path.exists():
+        raise InputError(
+            f"weights not found: {path}; convert a checkpoint with tools/convert.py, or give --weights none for a "
+            "detector whose backbone too starts at random"
+        )
+    detector = _detector_in(path)
+    if detector is not None:
+        return InitialWeights(weights_name(weights), sha256_of(path), detector=detector)
+    return load_backbone(weights, architecture=asked)
+
+
+def _detector_in(path: Path) -> dict[str, Tensor] | None:
+    """A detector's tensors; None where the file is of another kind, which ``load_backbone`` reads."""
     if path.suffix != ".pth":
         return None
     try:
@@ -128,11 +139,7 @@ def detector_in(path: Path) -> dict[str, Tensor] | None:
 
 
 def read_detector(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a detector's ``.pth`` of either engine (``{"model": …}`` or a bare mapping).
-
-    Raises:
-        InputError: the file is missing or no such checkpoint.
-    """
+    """The tensors of a detector's ``.pth`` of either engine (``{"model": …}`` or a bare mapping); else InputError."""
     if not Path(path).is_file():
         raise InputError(f"detector weights not found: {path}")
     try:
@@ -146,7 +153,7 @@ def read_detector(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_trained(path: Path) -> InitialWeights:
-    """A detector that a training has just left, to predict with; not hashed, since records name what it began with."""
+    """A detector that was just trained, to predict with; not hashed, since records name what it began with."""
     return InitialWeights(str(path), detector=read_detector(path))
 
 
@@ -157,8 +164,7 @@ def match_backbone(
 
     Args:
         shapes: shape of every tensor of the detector, by Detectron2's names.
-        backbone: ``stem.conv1.weight`` …. source: what errors call it.
-        architecture: of a network that is no ResNet.
+        backbone: ``stem.conv1.weight`` …. source: its name in errors. architecture: of a network that is no ResNet.
 
     Returns:
         Tensors to load by the detector's names, and the names of those that stay new.
@@ -173,8 +179,10 @@ def match_backbone(
     if architecture:
         pattern = _UNDER_PYRAMID if any(_UNDER_PYRAMID.match(name) for name in shapes) else _ALONE
         advice = "let MODEL.BACKBONE.ARCH be the checkpoint's"
+    matches = {name: pattern.match(name) for name in shapes}
+    inner = {name: match[1] for name, match in matches.items() if match is not None}  # keys of the backbone's own file
     for name in shapes:
-        inside = _inside(name, pattern)
+        inside = inner.get(name)
         if inside is None:
             new.append(name)
         elif inside in backbone:
@@ -187,7 +195,7 @@ def match_backbone(
             f"{_some('missing', missing)}; {advice}"
         )
     _check_shapes(shapes, found, source)
-    used = {_inside(name, pattern) for name in found}
+    used = {inner[name] for name in found}
     unused = [name for name in backbone if name not in used and not name.endswith(_COUNTER)]
     if unused:
         raise InputError(
@@ -197,18 +205,8 @@ def match_backbone(
     return found, new
 
 
-def _inside(name: str, pattern: re.Pattern[str]) -> str | None:
-    """The key within a backbone's own file; None where the tensor is the detector's own."""
-    found = pattern.match(name)
-    return found[1] if found else None
-
-
 def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """All tensors of a detector, by Detectron2's names.
-
-    Raises:
-        InputError: one is missing, left over or of another shape.
-    """
+    """All tensors of a detector, by Detectron2's names; InputError if one is missing, left over or of another shape."""
     missing = [name for name in shapes if name not in state and not name.endswith(_COUNTER)]
     extra = [name for name in state if name not in shapes and not name.endswith(_COUNTER) and not _SETTING.search(name)]
     if missing or extra:
@@ -228,15 +226,10 @@ def match_detector(shapes: Mapping[str, Sequence[int]], state: Mapping[str, Tens
 
 
 def check_trained(trained: InitialWeights, initial: InitialWeights) -> None:
-    """Refuse a trained detector with a weight that is ``LARGEST_GROWTH`` times what its tensor began with, 1 at least.
+    """InputError for a diverged training: a weight grew beyond ``LARGEST_GROWTH`` times its tensor's start, 1 at least.
 
-    BN statistics do not count; tensors that are not finite are left to ``match_detector``.
-
-    Args:
-        initial: without tensors where the start is not known: the limit is ``LARGEST_GROWTH`` itself.
-
-    Raises:
-        InputError: the training has diverged; the tensor that grew most is named.
+    BN statistics do not count; tensors that are not finite are left to ``match_detector``. Where the start is not known
+    (``initial`` without tensors) the limit is ``LARGEST_GROWTH`` itself.
     """
     start: Mapping[str, Tensor] = initial.detector
     if initial.backbone:

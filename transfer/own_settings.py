@@ -1,21 +1,19 @@
-"""A detector's settings for its data: a set of one's own is opened, and what follows from it filled in."""
-
-from __future__ import annotations
+"""A detector's settings for its data: a custom set is opened, and what follows from it filled in."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import AnyArchitecture
-from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
+from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of_text, write_once
-from momentum_transfer.core.log import say, speaking, warn
+from momentum_transfer.core.log import say, warn
 from momentum_transfer.core.settings import value_of
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
@@ -23,21 +21,19 @@ from momentum_transfer.transfer.config import identity, task_name
 from momentum_transfer.transfer.cost import estimate
 from momentum_transfer.transfer.data.own.open import open_own
 from momentum_transfer.transfer.data.semantic_datasets import label_specs
+from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.fit import Setting, fit, fit_segmenter, settings_of_data, this_machine
-from momentum_transfer.transfer.initial_weights import NONE, detector_in, read_initial
-from momentum_transfer.transfer.tasks import open_task
+from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, read_source
+from momentum_transfer.transfer.tasks import Detection, Segmentation, Task, open_task
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 
 #: Settings of SOLVER that --minutes decides.
 _SCHEDULE = ("MAX_ITER", "STEPS", "WARMUP_ITERS")
 
-if TYPE_CHECKING:
-    from momentum_transfer.transfer.tasks.segmentation import Segmentation
-
 
 @dataclass(frozen=True)
 class OwnSource:
-    """What --train, --val, --split, --title and --images say; see `open_own`."""
+    """The options --train, --val, --split, --title and --images; see `open_own`."""
 
     train: str | None = None
     val: str | None = None
@@ -52,6 +48,14 @@ class OwnSource:
             )
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What was opened to find the settings, so that a run need not open it again."""
+
+    task: Task[Any] | None = field(default=None, repr=False)
+    weights: InitialWeights | SourceBackbone | None = field(default=None, repr=False)
+
+
 def load_for(
     file: str | Path | None,
     overrides: Sequence[str] = (),
@@ -59,30 +63,31 @@ def load_for(
     *,
     weights: str = "",
     resume: bool = False,
-) -> CfgNode:
-    """Settings of a config file with what follows from the data, the machine and the weights; all of it is said.
+) -> tuple[CfgNode, Opened]:
+    """Settings of a config file with what follows from the data, the machine and the weights; each is logged.
 
     Args:
-        file: a config. overrides: KEY VALUE words, which win over what follows from the data.
-        source: a set of one's own, in the place of DATASETS.TRAIN and TEST.
-        weights: what --weights names; with FIT_TO_DATA the ResNet's depth is theirs.
+        file: a config. overrides: KEY VALUE pairs, which win over what follows from the data.
+        source: a custom set, instead of DATASETS.TRAIN and TEST.
+        weights: value of --weights; with FIT_TO_DATA the ResNet's depth is that of the weights.
         resume: the fitted settings are those of the run in OUTPUT_DIR, where there is one.
 
-    A segmenter's settings follow from label PNGs of one's own where the config's crops do not fit into them, too.
+    A segmenter's settings also follow from custom label PNGs where the config's crops do not fit into them.
 
     Raises:
         InputError: wrong settings or data.
     """
     cfg = config.load(file, overrides)
+    given = set(overrides[::2])
     found: list[Setting] = []
-    sets: list[Any] = []
+    task: Task[Any] | None = None
     crops_fail = False
     if source is not None and source.train is not None and task_name(cfg) == "segmentation":
         found = _of_labels(source.train, source)
-        named = config.load(file, [*(word for one in found for word in one.words), *overrides])
-        labelled = cast("Segmentation", open_task(named))
-        own_crop = any(key.startswith("INPUT.CROP.") for key in overrides[::2])
-        sets, crops_fail = list(labelled.train), not own_crop and not labelled.holds_crops(named)
+        named = config.load(file, [*_pairs(found), *overrides])
+        task = open_task(named)
+        own_crop = any(key.startswith("INPUT.CROP.") for key in given)
+        crops_fail = isinstance(task, Segmentation) and not own_crop and not task.holds_crops(named)
         if crops_fail and not cfg.FIT_TO_DATA:
             say(f"  crops of {list(cfg.INPUT.CROP.SIZE)} do not fit these images; what follows from them instead:")
     elif source is not None and source.train is not None:
@@ -90,19 +95,27 @@ def load_for(
         for line in own.lines():
             say(line)
         names = [Setting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)]
-        found, sets = [*names, *settings_of_data(cfg, [own.train, own.val])], [own.train]
+        found = [*names, *settings_of_data(cfg, [own.train, own.val])]
+        task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE)
     elif cfg.FIT_TO_DATA:
         task = open_task(cfg)
-        found, sets = settings_of_data(cfg, task.sets()), list(task.train)
-    if cfg.FIT_TO_DATA or crops_fail:
-        found += _fitted(cfg, sets, overrides[::2], resume)
-    given = set(overrides[::2])
-    if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given:
-        found += _of_weights(weights)
+        found = settings_of_data(cfg, task.sets())
+    if task is not None and (cfg.FIT_TO_DATA or crops_fail):
+        found += _fitted(cfg, task.train, overrides[::2], resume)
+    read: InitialWeights | SourceBackbone | None = None
+    if cfg.FIT_TO_DATA and "MODEL.BACKBONE.ARCH" not in given and weights and weights.lower() != NONE:
+        read = read_source(weights)
+        if isinstance(read, SourceBackbone):  # a detector's file does not name its network
+            found += architecture_settings(read.architecture)
     for one in found:
         if one.why and one.key not in given:
             say(f"  {one.key} {one.words[1]}: {one.why}")
-    return config.load(file, [*(word for one in found for word in one.words), *overrides])
+    renamed = bool({"DATASETS.TRAIN", "DATASETS.TEST"} & given) and source is not None
+    return config.load(file, [*_pairs(found), *overrides]), Opened(None if renamed else task, read)
+
+
+def _pairs(settings: Sequence[Setting]) -> list[str]:
+    return [word for one in settings for word in one.words]
 
 
 def _of_labels(train: str, source: OwnSource) -> list[Setting]:
@@ -116,7 +129,7 @@ def _of_labels(train: str, source: OwnSource) -> list[Setting]:
 
 
 def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: bool) -> list[Setting]:
-    """What follows from the data that trains and the machine, or what the run in OUTPUT_DIR began with."""
+    """What follows from the training data and the machine, or what the run in OUTPUT_DIR began with."""
     before, machine = Path(cfg.OUTPUT_DIR) / "config.yaml", this_machine(cfg.MODEL.DEVICE)
     segments = task_name(cfg) == "segmentation"
     fitted = fit_segmenter(cfg, sets, machine, given) if segments else fit(cfg, sets, machine, given)
@@ -126,30 +139,59 @@ def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: boo
     return fitted
 
 
-def within_minutes(cfg: CfgNode, weights: str, minutes: float, place: Path, resume: bool = False) -> CfgNode:
-    """The settings with a schedule that ends within so many minutes, one for all weights that are compared.
+def architecture_settings(architecture: AnyArchitecture, why: str = "the weights' own") -> list[Setting]:
+    """Depth and widths of a ResNet, or another network's name; InputError for a stem that detectors do not build."""
+    if not isinstance(architecture, Architecture):
+        return [Setting("MODEL.BACKBONE.ARCH", str(architecture), why)]
+    if architecture.stem != "imagenet":
+        raise InputError(f"expected a ResNet with the stem imagenet under a detector, found {architecture.stem}")
+    depth = int(architecture.name.removeprefix("resnet"))
+    width = architecture.width
+    channels = {"STEM_OUT_CHANNELS": width, "RES2_OUT_CHANNELS": width * (4 if depth >= 50 else 1)}
+    if depth >= 50:
+        channels["WIDTH_PER_GROUP"] = width
+    return [Setting(f"MODEL.RESNETS.{key}", value, why) for key, value in {"DEPTH": depth, **channels}.items()]
 
-    The first run times a few steps and keeps the schedule in ``place``; later runs of the same settings, data and
-    minutes take it from there, however busy the machine is by then.
+
+def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = False) -> CfgNode | None:
+    """The settings with the schedule that the run in OUTPUT_DIR, or the first run of a comparison, has decided.
 
     Args:
-        place: the folder that the runs of a comparison have in common. resume: the run in OUTPUT_DIR keeps its own.
+        place: the common folder of the runs of a comparison. resume: the run in OUTPUT_DIR keeps its own schedule.
 
-    Raises:
-        InputError: not a length of time, or a network whose steps cannot be timed beforehand.
+    Returns None where nothing is decided yet: see `timed_schedule`. InputError for a damaged file.
     """
     if not 0 < minutes < float("inf"):
         raise InputError(f"expected --minutes above 0, found {minutes:g}; give a length of time")
-    file = place / f"schedule_{sha256_of_text(f'{identity(cfg, evaluation=False)} {minutes:g}')[:12]}.json"
-    begun = Path(cfg.OUTPUT_DIR) / "config.yaml"
+    file, begun = _schedule_file(cfg, minutes, place), Path(cfg.OUTPUT_DIR) / "config.yaml"
     if resume and begun.is_file():
         earlier = config.load(begun).SOLVER
-        schedule, why = {key: earlier[key] for key in _SCHEDULE}, "as the run began"
-    elif file.is_file():
-        schedule, why = _read_schedule(file), f"decided by the first run of this comparison, {file}"
-    else:
-        write_once(file, json.dumps(_timed_schedule(cfg, weights, minutes), indent=1))
-        schedule, why = _read_schedule(file), f"kept in {file} for the runs that are compared with this one"
+        return _with_schedule(cfg, {key: earlier[key] for key in _SCHEDULE}, minutes, "as the run began")
+    if file.is_file():
+        return _with_schedule(
+            cfg, _read_schedule(file), minutes, f"decided by the first run of this comparison, {file}"
+        )
+    return None
+
+
+def timed_schedule(experiment: Experiment, minutes: float, place: Path) -> CfgNode:
+    """The settings with a schedule that ends within so many minutes, by a few timed steps.
+
+    The schedule is kept in ``place``: later runs of the same settings, data and minutes take it from there, so that all
+    weights are compared under one schedule, however busy the machine is by then. InputError for a network whose steps
+    cannot be timed beforehand.
+    """
+    cfg, file = experiment.cfg, _schedule_file(experiment.cfg, minutes, place)
+    write_once(file, json.dumps(_shortened(experiment, minutes), indent=1))
+    why = f"kept in {file} for the runs that are compared with this one"
+    return _with_schedule(cfg, _read_schedule(file), minutes, why)
+
+
+def _schedule_file(cfg: CfgNode, minutes: float, place: Path) -> Path:
+    return place / f"schedule_{sha256_of_text(f'{identity(cfg, evaluation=False)} {minutes:g}')[:12]}.json"
+
+
+def _with_schedule(cfg: CfgNode, schedule: dict[str, Any], minutes: float, why: str) -> CfgNode:
     say(f"  SOLVER.MAX_ITER {schedule['MAX_ITER']} for --minutes {minutes:g}: {why}")
     shorter = cfg.clone()
     shorter.defrost()
@@ -159,15 +201,15 @@ def within_minutes(cfg: CfgNode, weights: str, minutes: float, place: Path, resu
     return shorter
 
 
-def _timed_schedule(cfg: CfgNode, weights: str, minutes: float) -> dict[str, Any]:
+def _shortened(experiment: Experiment, minutes: float) -> dict[str, Any]:
     """The settings of `_SCHEDULE` by a few timed steps: the recipe's, or shorter ones."""
-    task = open_task(cfg)
-    found = estimate(cfg, task, read_initial(weights, cfg))
+    cfg, found = experiment.cfg, estimate(experiment)
     if found is None:
-        reason = unsupported(cfg) if task.name == "detection" else "a segmenter, whose steps are not timed beforehand"
+        detects = experiment.task.name == "detection"
+        reason = unsupported(cfg) if detects else "a segmenter, whose steps are not timed beforehand"
         raise InputError(
             f"expected a detector that the torchvision engine builds with --minutes, found another: {reason}; correct "
-            "that, or give SOLVER.MAX_ITER in the place of --minutes"
+            "that, or give SOLVER.MAX_ITER instead of --minutes"
         )
     whole, solver = cfg.SOLVER.MAX_ITER, cfg.SOLVER
     steps = min(found.steps_within(60 * minutes), whole)
@@ -181,7 +223,7 @@ def _timed_schedule(cfg: CfgNode, weights: str, minutes: float) -> dict[str, Any
 
 
 def _read_schedule(file: Path) -> dict[str, Any]:
-    """What `_timed_schedule` gave an earlier run."""
+    """What `timed_schedule` kept."""
     found = read_json(file, "a schedule")
     try:
         numbers = [found["MAX_ITER"] - 1, found["WARMUP_ITERS"], *found["STEPS"]]
@@ -191,30 +233,3 @@ def _read_schedule(file: Path) -> dict[str, Any]:
     if not whole:
         raise InputError(f"expected {file} as a run with --minutes wrote it, found something else; remove it")
     return dict(found)
-
-
-def _of_weights(weights: str) -> list[Setting]:
-    """Depth and widths of a backbone's ResNet, or another network's name; a detector's file does not tell."""
-    if not weights or weights.lower() == NONE or (Path(weights).exists() and detector_in(Path(weights)) is not None):
-        return []
-    with speaking(quiet=True):  # they are read again, and told, when the run begins
-        found = load_backbone(weights).architecture
-    return architecture_settings(found)
-
-
-def architecture_settings(architecture: AnyArchitecture, why: str = "the weights' own") -> list[Setting]:
-    """Depth and widths of a ResNet, or another network's name.
-
-    Raises:
-        InputError: a ResNet's stem that detectors do not build.
-    """
-    if not isinstance(architecture, Architecture):
-        return [Setting("MODEL.BACKBONE.ARCH", str(architecture), why)]
-    if architecture.stem != "imagenet":
-        raise InputError(f"expected a ResNet with the stem imagenet under a detector, found {architecture.stem}")
-    depth = int(architecture.name.removeprefix("resnet"))
-    width = architecture.width
-    channels = {"STEM_OUT_CHANNELS": width, "RES2_OUT_CHANNELS": width * (4 if depth >= 50 else 1)}
-    if depth >= 50:
-        channels["WIDTH_PER_GROUP"] = width
-    return [Setting(f"MODEL.RESNETS.{key}", value, why) for key, value in {"DEPTH": depth, **channels}.items()]

@@ -1,9 +1,7 @@
 """Predictions: a file of detections, or a folder of label PNGs, as engines write it and tasks score it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +11,18 @@ from momentum_transfer.transfer.data.annotations import file_stem
 IouType = Literal["bbox", "segm"]
 
 
+def iou_types(masks: bool) -> tuple[IouType, ...]:
+    """What of a detector's predictions can be scored: boxes, and masks where it has them."""
+    return ("bbox", "segm") if masks else ("bbox",)
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Detections of a data set, as a file.
 
     results: a COCO result JSON (image_id, category_id, bbox, score, segmentation as RLE), or a folder of label PNGs
     for semantic segmentation. dataset: its name. iou_types: what can be scored of boxes, none in label PNGs. engine:
-    who predicted.
+    which one predicted.
     """
 
     results: Path
@@ -27,7 +30,6 @@ class Predictions:
     iou_types: tuple[IouType, ...]
     engine: str
     seconds_per_image: float = float("nan")
-    notes: tuple[str, ...] = field(default=())
 
 
 #: A number from predictions, higher is better: what "best" means. Given from outside, because engines do not score.

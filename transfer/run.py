@@ -1,18 +1,14 @@
 """One transfer experiment: check the data, fine-tune and predict in an engine, score outside it, keep records."""
 
-from __future__ import annotations
-
 import functools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from momentum_transfer.core import records as items
-from momentum_transfer.core import records as results
+from momentum_transfer.core import records
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.distributed import any_rank, barrier, is_main, process_group, world_size
 from momentum_transfer.core.errors import InputError, counted
@@ -23,13 +19,15 @@ from momentum_transfer.core.settings import dump, keep
 from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.config import check_settings, decisive, identity
 from momentum_transfer.transfer.cost import cost_of, estimate
+from momentum_transfer.transfer.data.annotations import file_stem
 from momentum_transfer.transfer.detector_run import CLAIM, classes_of, has_checkpoint, write_classes
-from momentum_transfer.transfer.engine import Engine
-from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.engines import Engine, choose_engine
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
+from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
+from momentum_transfer.transfer.own_settings import Opened, kept_schedule, timed_schedule
 from momentum_transfer.transfer.predictions import Predictions
-from momentum_transfer.transfer.tasks import Task, open_task
+from momentum_transfer.transfer.tasks import open_task
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 
 #: Iterations from which on a few timed steps are a small part of the run.
@@ -39,55 +37,79 @@ NO_ESTIMATE = "how long this takes shows in the progress: only detectors of the 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for. results: where records go (None: OUTPUT_DIR/results.jsonl)."""
+    """What the command line asks for.
+
+    results: where records go (None: OUTPUT_DIR/results.jsonl). minutes: of training, None for the config's schedule.
+    """
 
     weights: str
     results: Path | None = None
     resume: bool = False
     eval_only: bool = False
     forbid_overlap: bool = False
+    minutes: float | None = None
 
 
-def run(cfg: CfgNode, request: Request) -> None:
-    """All trials of a config. What a results file holds already is not done again."""
+def run(cfg: CfgNode, request: Request, opened: Opened | None = None) -> None:
+    """All trials of a config. What a results file holds already is not done again.
+
+    Args:
+        opened: data and weights that were opened to find the settings; they are not read again.
+    """
     check_settings(cfg)
     engine, why = choose_engine(cfg.ENGINE, cfg)
     say(why)
-    if request.eval_only and request.weights.lower() == "none":
-        raise InputError("expected a trained detector (model_final.pth) with --eval-only, found --weights none")
     for change in any_backbone.changes(cfg):
         say(f"{cfg.MODEL.BACKBONE.ARCH}: {change}")
-    initial = read_initial(request.weights, cfg)  # before the data: a wrong file is refused at once
+    command = _resolve(cfg, request, engine, opened or Opened())
+    cfg, task = command.experiment.cfg, command.experiment.task
+    with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
+        task.check(cfg, forbid_overlap=request.forbid_overlap)  # under the lock: it writes images to OUTPUT_DIR
+        for trial in range(cfg.TRIALS):
+            command.run_trial(trial)
+            barrier()
+
+
+def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> "_Command":
+    """Read the weights, then open the data, which may take minutes; what can be refused is refused before."""
+    if request.eval_only and request.weights.lower() == NONE:
+        raise InputError("expected a trained detector (model_final.pth) with --eval-only, found --weights none")
+    place = (request.results or Path(cfg.OUTPUT_DIR)).parent  # of all runs whose records are read together
+    kept = None
+    if request.minutes is not None and (kept := kept_schedule(cfg, request.minutes, place, request.resume)) is not None:
+        cfg = kept
+    to_time = request.minutes is not None and kept is None
+    initial = read_initial(request.weights, cfg, opened.weights)
     if request.eval_only and not initial.detector:
         raise InputError(
             f"expected a trained detector (model_final.pth) with --eval-only, found the backbone {initial.name}; give "
             "what a fine-tuning left"
         )
-    if not (request.eval_only or request.resume):  # before the data, which may take minutes
+    if not (request.eval_only or request.resume):
         for trial in range(cfg.TRIALS):
-            if not _is_done(cfg, request, engine, initial, trial):
+            if to_time or not _is_done(cfg, request, engine, initial, trial):
                 _refuse_to_overwrite(_folder(cfg, trial))
-    task = open_task(cfg, training=not request.eval_only)
-    network = functools.cache(lambda: _network(cfg))  # counted once for all trials, and only if one is left to do
-    with process_group(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), alone_in(cfg.OUTPUT_DIR):
-        task.check(cfg, forbid_overlap=request.forbid_overlap)  # its pictures belong to the run that holds the folder
-        for trial in range(cfg.TRIALS):
-            _trial(cfg, request, engine, task, initial, trial, _folder(cfg, trial), network)
-            barrier()
+    task = opened.task or open_task(cfg, training=not request.eval_only)
+    if request.eval_only:
+        task.train = ()
+    experiment = Experiment(cfg, task, initial)
+    if to_time and request.minutes is not None:
+        experiment = replace(experiment, cfg=timed_schedule(experiment, request.minutes, place))
+    return _Command(experiment, engine, request)
 
 
 def _folder(cfg: CfgNode, trial: int) -> Path:
     return Path(cfg.OUTPUT_DIR) / f"trial_{trial}" if cfg.TRIALS > 1 else Path(cfg.OUTPUT_DIR)
 
 
-def _is_done(cfg: CfgNode, request: Request, engine: Engine, initial: InitialWeights, trial: int) -> bool:
-    """Whether the results hold a trial's records."""
-    wanted = {"trial": trial, "config": identity(cfg), "sha256": initial.sha256, "engine": engine.name}
-    return results.done(_results(cfg, request), **wanted, finetuned=not request.eval_only)
-
-
 def _results(cfg: CfgNode, request: Request) -> Path:
     return request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl"
+
+
+def _is_done(cfg: CfgNode, request: Request, engine: Engine, initial: InitialWeights, trial: int) -> bool:
+    """Whether the results hold a trial's records."""
+    fields = {"trial": trial, "config": identity(cfg), "sha256": initial.sha256, "engine": engine.name}
+    return records.done(_results(cfg, request), **fields, finetuned=not request.eval_only)
 
 
 def _refuse_to_overwrite(folder: Path) -> None:
@@ -98,17 +120,15 @@ def _refuse_to_overwrite(folder: Path) -> None:
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
     """A folder belongs to one training: the same initial weights, seed and settings, in whatever engine.
 
-    A training that diverged or was killed before its first checkpoint has left nothing to go on with: any may begin.
-
-    Raises:
-        InputError: it holds another training, or the same one and nothing was said of going on.
+    Otherwise InputError. A training that diverged or was killed before its first checkpoint left nothing to resume: any
+    may begin.
     """
-    file = folder / CLAIM
-    now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False)}
-    if not is_main():  # torchrun ends the others if the first process refuses
+    if not is_main():  # torchrun ends the others if rank 0 refuses
         return
     if not resume:
         _refuse_to_overwrite(folder)
+    file = folder / CLAIM
+    now = {"initial weights": weights, "seed": seed, "training settings": identity(cfg, evaluation=False)}
     if not file.is_file() or not has_checkpoint(folder):
         if file.is_file():  # a best detector that the new training might not reach, and lines of Detectron2
             for name in ("model_best.pth", "model_best.json", "metrics.json"):
@@ -129,99 +149,98 @@ def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) ->
             )
 
 
-def _trial(
-    cfg: CfgNode,
-    request: Request,
-    engine: Engine,
-    task: Task[Any],
-    initial: InitialWeights,
-    trial: int,
-    folder: Path,
-    network: Callable[[], dict[str, Any]],
-) -> None:
-    file = _results(cfg, request)
-    # The first process decides for all: it appends the records, and the others may read earlier or later.
-    is_done = is_main() and _is_done(cfg, request, engine, initial, trial)
-    if any_rank(is_done, choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
-        say(f"trial {trial}: its records are in {file} already")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    seed = cfg.SEED + trial
-    if not request.eval_only:
-        _claim(folder, cfg, initial.sha256, seed, request.resume)
-    if is_main():
-        write_text(folder / "config.yaml", dump(cfg))
+@dataclass(frozen=True)
+class _Command:
+    """An experiment with the engine that runs it and what the command line asks for."""
+
+    experiment: Experiment
+    engine: Engine
+    request: Request
+
+    @functools.cached_property
+    def network(self) -> dict[str, Any]:
+        """What the network is made of and needs, for ``network.json`` and the records; counted once for all trials."""
+        cfg = self.experiment.cfg
+        found: dict[str, Any] = {}
+        if cfg.MODEL.BACKBONE.ARCH:
+            found["architecture"] = str(any_backbone.detector_architecture(cfg))
+            found["changes"] = any_backbone.changes(cfg)
+        if unsupported(cfg) is None:  # what Detectron2 alone builds is not counted
+            cost = cost_of(cfg)
+            say(f"network: {cost}")
+            found |= cost.as_record()
+        return found
+
+    def run_trial(self, trial: int) -> None:
+        """Fine-tune unless only to evaluate, predict, and append the records; nothing if they are there already."""
+        cfg, request, initial = self.experiment.cfg, self.request, self.experiment.initial
+        # Rank 0 decides for all: it appends the records, and the others may read earlier or later.
+        is_done = is_main() and _is_done(cfg, request, self.engine, initial, trial)
+        if any_rank(is_done, choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")):
+            say(f"trial {trial}: its records are in {_results(cfg, request)} already")
+            return
+        folder = _folder(cfg, trial)
+        folder.mkdir(parents=True, exist_ok=True)
         if not request.eval_only:
-            write_classes(folder, classes_of(task.train[0], engine.name))
-    if is_main():
-        write_text(folder / "network.json", json.dumps(network(), indent=1))
-    detector = initial
-    if request.eval_only:
-        check_trained(detector, InitialWeights(NONE))
-    else:
+            _claim(folder, cfg, initial.sha256, cfg.SEED + trial, request.resume)
+        if is_main():
+            write_text(folder / "config.yaml", dump(cfg))
+            if not request.eval_only:
+                write_classes(folder, classes_of(self.experiment.task.train[0], self.engine.name))
+            write_text(folder / "network.json", json.dumps(self.network, indent=1))
+        if request.eval_only:
+            detector = initial
+            check_trained(detector, InitialWeights(NONE))
+        else:
+            detector = self._finetune(trial, folder)
+        for predictions in self.engine.predict(replace(self.experiment, initial=detector), folder):
+            if is_main():
+                self._record(predictions, trial, folder)
+
+    def _finetune(self, trial: int, folder: Path) -> InitialWeights:
+        experiment, resume = self.experiment, self.request.resume
+        cfg, task = experiment.cfg, experiment.task
 
         def main_score(predictions: Predictions) -> float:
-            _, metrics, _ = next(task.scores(predictions))
-            return next(iter(metrics.values()))
+            return next(iter(next(task.evaluate(predictions)).metrics.values()))
 
-        if not request.resume and world_size() == 1 and cfg.SOLVER.MAX_ITER >= WORTH_AN_ESTIMATE:
-            found = estimate(cfg, task, initial)
+        if not resume and world_size() == 1 and cfg.SOLVER.MAX_ITER >= WORTH_AN_ESTIMATE:
+            found = estimate(experiment)
             say(f"{found.line()}" + f"; trial {trial + 1} of {cfg.TRIALS}" * (cfg.TRIALS > 1) if found else NO_ESTIMATE)
-        finetuned = engine.finetune(cfg, task, initial, seed, folder, resume=request.resume, score=main_score)
+        finetuned = self.engine.finetune(experiment, cfg.SEED + trial, folder, resume=resume, score=main_score)
         detector = read_trained(finetuned.weights)
-        check_trained(detector, initial)
+        check_trained(detector, experiment.initial)
         if finetuned.seconds_per_step == finetuned.seconds_per_step:
             say(f"{finetuned.seconds_per_step:.3f} s per iteration")
-    for predictions in engine.predict(cfg, task, detector, folder):
-        if is_main():
-            details = {**network(), "finetuned": not request.eval_only}
-            if predictions.dataset in task.overlap:
-                details["overlap"] = task.overlap[predictions.dataset]
-            _record(cfg, task, predictions, initial, trial, seed, file, folder, details)
+        return detector
 
-
-def _network(cfg: CfgNode) -> dict[str, Any]:
-    """What the network is made of and needs: said, and returned for ``network.json`` and the records."""
-    found: dict[str, Any] = {}
-    if cfg.MODEL.BACKBONE.ARCH:
-        found["architecture"] = str(any_backbone.detector_architecture(cfg))
-        found["changes"] = any_backbone.changes(cfg)
-    if unsupported(cfg) is None:  # what Detectron2 alone builds is not counted
-        cost = cost_of(cfg)
-        say(f"network: {cost}")
-        found |= cost.as_record()
-    return found
-
-
-def _record(
-    cfg: CfgNode,
-    task: Task[Any],
-    predictions: Predictions,
-    initial: InitialWeights,
-    trial: int,
-    seed: int,
-    file: Path,
-    folder: Path,
-    details: dict[str, Any],
-) -> None:
-    say(f"{predictions.dataset}: {predictions.seconds_per_image:.3f} s per image")
-    records = []
-    checkpoint = {**initial.checkpoint, "name": weights_name(initial.name), "sha256": initial.sha256}
-    for name, metrics, outcomes in task.scores(predictions):
-        kept = items.write_items(file.parent, f"{name}-{predictions.dataset}-{checkpoint['name']}-t{trial}", outcomes)
-        table(f"{predictions.dataset}, {name}", list(metrics), [[f"{value:.2f}" for value in metrics.values()]])
-        for metric, value in metrics.items():
-            records.append(
-                results.make_record(
-                    name, metric, value, checkpoint=checkpoint, network=initial.network, trial=trial, seed=seed,
-                    protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine, dataset=predictions.dataset,
-                    items=kept, data=task.size(predictions.dataset), **details,
-                )
-            )  # fmt: skip
-    for name, found in task.analyses(predictions):
-        write_analysis(folder / f"errors_{name}.json", found)
-    for path in task.draw(predictions, folder / "visuals", cfg.TEST.VISUALS):
-        say(f"wrote {path}")
-    keep(file.parent, identity(cfg), decisive(cfg))
-    results.append(file, records)
-    say(f"{counted(len(records), 'record')} appended to {file}")
+    def _record(self, predictions: Predictions, trial: int, folder: Path) -> None:
+        """Score predictions; keep the records, the outcomes of every image, the errors and some drawn images."""
+        cfg, task, initial = self.experiment.cfg, self.experiment.task, self.experiment.initial
+        dataset, file = predictions.dataset, _results(cfg, self.request)
+        say(f"{dataset}: {predictions.seconds_per_image:.3f} s per image")
+        checkpoint = {**initial.checkpoint, "name": weights_name(initial.name), "sha256": initial.sha256}
+        details = {**self.network, "finetuned": not self.request.eval_only}
+        if dataset in task.overlap:
+            details["overlap"] = task.overlap[dataset]
+        entries = []
+        for found in task.evaluate(predictions):
+            stem = f"{found.task}-{dataset}-{checkpoint['name']}-t{trial}"
+            items = records.write_items(file.parent, stem, found.outcomes)
+            table(f"{dataset}, {found.task}", list(found.metrics), [[f"{v:.2f}" for v in found.metrics.values()]])
+            for metric, value in found.metrics.items():
+                entries.append(
+                    records.make_record(
+                        found.task, metric, value, checkpoint=checkpoint, network=initial.network, trial=trial,
+                        seed=cfg.SEED + trial, protocol=cfg.PROTOCOL, config=identity(cfg), engine=predictions.engine,
+                        dataset=dataset, items=items, data=task.size(dataset), **details,
+                    )
+                )  # fmt: skip
+            if found.errors is not None:
+                kind = found.task.rpartition("/")[2]
+                write_analysis(folder / f"errors_{file_stem(dataset)}_{kind}.json", found.errors())
+        for path in task.draw(predictions, folder / "visuals", cfg.TEST.VISUALS):
+            say(f"wrote {path}")
+        keep(file.parent, identity(cfg), decisive(cfg))
+        records.append(file, entries)
+        say(f"{counted(len(entries), 'record')} appended to {file}")

@@ -17,7 +17,7 @@ from momentum_transfer.report import examples
 from momentum_transfer.transfer.data.semantic_datasets import _IMAGE_SUFFIXES
 from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.scores import semantic
-from momentum_transfer.transfer.torchvision_engine.data import Picture, read_image
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, read_image
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ def test_a_turned_photograph_is_upright_in_training_evaluation_and_prediction(or
     height, width = wanted.shape[:2]
     assert upright_size(path) == (width, height)
     assert np.array_equal(read_rgb(path), wanted)
-    assert np.array_equal(read_image(Picture(path, 1, height, width, ())), wanted)
+    assert np.array_equal(read_image(AnnotatedImage(path, 1, height, width, ())), wanted)
     assert np.array_equal(as_pixels(path), wanted)
     assert np.array_equal(FileImages([path], [0], ["a"])[0][0], wanted)
 

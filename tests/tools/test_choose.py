@@ -148,7 +148,7 @@ def test_detectors_get_words_that_their_settings_take(weights, tmp_path, started
 
     for step in seen:
         words = step.command
-        cfg = load_for(
+        cfg, _ = load_for(
             words[words.index("--config") + 1], words[words.index("DATASETS.TRAIN") :], weights=str(weights[0])
         )
         assert (cfg.SOLVER.MAX_ITER, cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.MASK_ON) == (5, 10, False)

@@ -19,20 +19,19 @@ pytest.importorskip("detectron2")
 from detectron2.config import get_cfg
 from tensorboard.backend.event_processing import event_accumulator
 
+from benchmarks import engine_parity as parity
+from benchmarks.engine_parity import training_losses
 from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import add_own_keys
-from momentum_transfer.transfer.detectron2_engine import (
-    Detectron2Engine,
-    build_model,
-    detectron2_config,
-    load_initial,
-    parity,
-    training_losses,
-)
+from momentum_transfer.transfer.detectron2_engine import load_initial
+from momentum_transfer.transfer.detectron2_engine.data import detectron2_config
+from momentum_transfer.transfer.detectron2_engine.engine import Detectron2Engine
+from momentum_transfer.transfer.detectron2_engine.models import build_model
 from momentum_transfer.transfer.detectron2_engine.train import trainer_class
+from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.tasks import open_task
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
@@ -419,7 +418,7 @@ def test_a_gradient_beyond_reason_is_said_as_it_was_before_clipping(engine, tmp_
         "False",
     ]
     cfg = shapes_config("retinanet", tmp_path, *SHORT, *settings)
-    finetuned = engine.finetune(cfg, open_task(cfg), initial, 0, tmp_path / "out")
+    finetuned = engine.finetune(Experiment(cfg, open_task(cfg), initial), 0, tmp_path / "out")
     said = [text for text in caplog.messages if "expected gradients" in text]
     assert len(said) == 1
     assert re.search(r"up to 100000, found \d\S*e\+\d+ at iteration 1: the training diverges", said[0])

@@ -6,14 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from momentum_transfer.backbones import read as backbone_reading
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import value_of
 from momentum_transfer.transfer import fit
 from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.cost import Estimate
+from momentum_transfer.transfer.data import annotations
 from momentum_transfer.transfer.data.own.open import open_own
-from momentum_transfer.transfer.own_settings import OwnSource, load_for, within_minutes
+from momentum_transfer.transfer.experiment import Experiment
+from momentum_transfer.transfer.initial_weights import read_initial
+from momentum_transfer.transfer.own_settings import OwnSource, kept_schedule, load_for, timed_schedule
+from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.tasks import open_task
 from tests.tools.in_process import run_tool
 from tests.transfer import own_set
@@ -62,18 +67,18 @@ def test_three_exports_of_one_set_train_and_score_alike_to_the_last_bit(forms: P
 
 def test_settings_follow_from_data_and_weights_and_given_words_win(forms: Path, weights: Path, capsys):
     source = OwnSource(str(forms / "coco"), split=0.7)
-    cfg = load_for("transfer/own_small", ["SOLVER.BASE_LR", "0.1"], source, weights=str(weights))
+    cfg = load_for("transfer/own_small", ["SOLVER.BASE_LR", "0.1"], source, weights=str(weights))[0]
     assert (cfg.MODEL.ROI_HEADS.NUM_CLASSES, cfg.MODEL.MASK_ON, cfg.SOLVER.BASE_LR) == (3, True, 0.1)
     assert (cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.STEM_OUT_CHANNELS) == (10, 8)
     assert "SOLVER.BASE_LR" not in capsys.readouterr().out
-    boxes = load_for("transfer/mask_rcnn_fpn_1x", (), OwnSource(str(forms / "voc")))
+    boxes = load_for("transfer/mask_rcnn_fpn_1x", (), OwnSource(str(forms / "voc")))[0]
     assert (boxes.MODEL.ROI_HEADS.NUM_CLASSES, boxes.MODEL.MASK_ON, boxes.SOLVER.MAX_ITER) == (3, False, 90000)
     with pytest.raises(InputError, match="expected --train FOLDER_OR_FILE with --val"):
         OwnSource(split=0.5)
 
 
 def test_label_pngs_train_a_segmenter(forms: Path):
-    cfg = load_for("smoke/deeplab_v3_digits", ("TEST.VISUALS", "0"), OwnSource(str(forms / "labels")))
+    cfg = load_for("smoke/deeplab_v3_digits", ("TEST.VISUALS", "0"), OwnSource(str(forms / "labels")))[0]
     task = open_task(cfg)
     assert (cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES, [data.name for data in task.sets()]) == (
         4,
@@ -88,12 +93,12 @@ def test_label_pngs_train_a_segmenter(forms: Path):
 
 def test_sizes_batch_and_schedule_scale_with_boxes_memory_and_images(forms: Path):
     data = open_own(forms / "voc").train
-    cfg = load_for("transfer/own_small", (), OwnSource(str(forms / "voc")))
+    cfg = load_for("transfer/own_small", (), OwnSource(str(forms / "voc")))[0]
 
     def fitted(machine: fit.Machine) -> dict[str, object]:
         return {one.key: one.value for one in fit.fit(cfg, [data], machine)}
 
-    cpu, gpu, poor = (fitted(fit.Machine(*m)) for m in (("cpu", 30e9, 4), ("cuda", 80e9, 4), ("cpu", 2.6e9, 4)))
+    cpu, gpu, poor = (fitted(fit.Machine(*m)) for m in (("cpu", 30e9), ("cuda", 80e9), ("cpu", 2.6e9)))
     assert cpu["SOLVER.IMS_PER_BATCH"] == 4
     assert gpu["SOLVER.IMS_PER_BATCH"] == 8
     assert poor["SOLVER.IMS_PER_BATCH"] == 1
@@ -105,21 +110,21 @@ def test_sizes_batch_and_schedule_scale_with_boxes_memory_and_images(forms: Path
 
 def test_rate_and_schedule_follow_a_given_batch(forms: Path, capsys):
     source = OwnSource(str(forms / "voc"))
-    cfg = load_for("transfer/own_small", ["SOLVER.IMS_PER_BATCH", "2"], source)
+    cfg = load_for("transfer/own_small", ["SOLVER.IMS_PER_BATCH", "2"], source)[0]
     views = fit.VIEWS + 8 * fit.VIEWS_PER_IMAGE
     assert (2, 0.01, views // 2) == (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.MAX_ITER)
     said = capsys.readouterr().out
     assert "SOLVER.BASE_LR 0.01: 0.005 an image of a batch of 2" in said
     assert "SOLVER.IMS_PER_BATCH" not in said
     words = ["SOLVER.IMS_PER_BATCH", "2", "SOLVER.BASE_LR", "0.3", "SOLVER.MAX_ITER", "40"]
-    solver = load_for("transfer/own_small", words, source).SOLVER
+    solver = load_for("transfer/own_small", words, source)[0].SOLVER
     assert (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER, solver.WARMUP_ITERS) == (2, 0.3, 40, 4)
 
 
 def test_a_segmenters_sizes_crop_and_schedule_follow_from_label_pngs(forms: Path, weights: Path, capsys):
     labels = OwnSource(str(forms / "labels"))
     views = fit.VIEWS + 8 * fit.VIEWS_PER_IMAGE
-    cfg = load_for("transfer/own_small_segmentation", ("MODEL.DEVICE", "cpu"), labels, weights=str(weights))
+    cfg = load_for("transfer/own_small_segmentation", ("MODEL.DEVICE", "cpu"), labels, weights=str(weights))[0]
     assert (list(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MIN_SIZE_TEST) == ([192, 224, 256], 256)  # files of 320 × 240 px
     assert (cfg.INPUT.CROP.ENABLED, cfg.MODEL.RESNETS.DEPTH) == (False, 10)
     assert (4, views // 4, 0.01) == (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR)
@@ -128,20 +133,26 @@ def test_a_segmenters_sizes_crop_and_schedule_follow_from_label_pngs(forms: Path
     task.check(cfg, overview=False)
 
     words = ["SOLVER.IMS_PER_BATCH", "2", "INPUT.MIN_SIZE_TEST", "96"]
-    published = load_for("transfer/deeplab_v3_stride16", words, labels)
+    published = load_for("transfer/deeplab_v3_stride16", words, labels)[0]
     assert (published.INPUT.MIN_SIZE_TEST, published.INPUT.CROP.ENABLED) == (96, False)
     assert (0.005, views // 2) == (published.SOLVER.BASE_LR, published.SOLVER.MAX_ITER)
     assert "crops of [512, 1024] do not fit these images" in capsys.readouterr().out
 
-    linear = load_for("transfer/linear_segmentation_cityscapes", ("FIT_TO_DATA", "True"), labels)
+    linear = load_for("transfer/linear_segmentation_cityscapes", ("FIT_TO_DATA", "True"), labels)[0]
     assert (list(linear.INPUT.MIN_SIZE_TRAIN), linear.SOLVER.BASE_LR) == ([256], 0.001)  # one size: features are kept
     whole = ("INPUT.CROP.ENABLED", "False")
-    assert load_for("transfer/deeplab_v3_stride16", whole, labels).SOLVER.MAX_ITER == 90000
+    assert load_for("transfer/deeplab_v3_stride16", whole, labels)[0].SOLVER.MAX_ITER == 90000
     with pytest.raises(InputError, match=r"INPUT\.CROP\.SIZE"):  # a crop that was given stays, and is refused
-        refused = load_for("transfer/deeplab_v3_stride16", ("INPUT.CROP.SIZE", "[640, 640]"), labels)
+        refused = load_for("transfer/deeplab_v3_stride16", ("INPUT.CROP.SIZE", "[640, 640]"), labels)[0]
         open_task(refused).check(refused, overview=False)
     own_crop = ["INPUT.CROP.SIZE", "[96, 96]", "INPUT.CROP.ENABLED", "True"]
-    assert load_for("transfer/own_small_segmentation", own_crop, labels).INPUT.CROP.ENABLED
+    assert load_for("transfer/own_small_segmentation", own_crop, labels)[0].INPUT.CROP.ENABLED
+
+
+def within_minutes(cfg, weights, minutes, place, resume=False):
+    """The settings with a schedule that was kept, or else with a timed one."""
+    kept = kept_schedule(cfg, minutes, place, resume)
+    return kept or timed_schedule(Experiment(cfg, open_task(cfg), read_initial(weights, cfg)), minutes, place)
 
 
 @pytest.fixture
@@ -149,8 +160,8 @@ def seconds_a_step(monkeypatch) -> list[float]:
     """What the next timings find."""
     waiting: list[float] = []
 
-    def timed(cfg, *_):
-        return Estimate(waiting.pop(0), 0.0, cfg.SOLVER.MAX_ITER, 0, 0, 0.0, "cpu")
+    def timed(experiment):
+        return Estimate(waiting.pop(0), 0.0, experiment.cfg.SOLVER.MAX_ITER, 0, 0, 0.0, "cpu")
 
     monkeypatch.setattr("momentum_transfer.transfer.own_settings.estimate", timed)
     return waiting
@@ -161,7 +172,7 @@ def test_the_first_run_decides_the_schedule_of_a_comparison(forms, weights, tmp_
     found, place = [], tmp_path / "outputs"
     for name in (str(weights), f"random-of:{weights}"):
         words = [*SMALL, "SOLVER.MAX_ITER", "300", "OUTPUT_DIR", str(place / str(len(found)))]
-        cfg = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=name)
+        cfg = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=name)[0]
         found.append(within_minutes(cfg, name, 1.0, place))
     assert [cfg.SOLVER.MAX_ITER for cfg in found] == [60, 60]
     assert identity(found[0]) == identity(found[1])
@@ -180,7 +191,7 @@ def test_the_first_run_decides_the_schedule_of_a_comparison(forms, weights, tmp_
 def test_a_resumed_run_keeps_the_schedule_that_it_began_with(forms, weights, tmp_path, seconds_a_step):
     seconds_a_step.append(1.0)
     words = [*SMALL, "SOLVER.MAX_ITER", "300", "SOLVER.STEPS", "[100, 200]", "OUTPUT_DIR", str(tmp_path / "run")]
-    cfg = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=str(weights))
+    cfg = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=str(weights))[0]
     begun = within_minutes(cfg, str(weights), 1.0, tmp_path)
     assert (begun.SOLVER.MAX_ITER, list(begun.SOLVER.STEPS)) == (60, [20, 40])
     (tmp_path / "run").mkdir()
@@ -193,17 +204,37 @@ def test_a_resumed_run_keeps_the_schedule_that_it_began_with(forms, weights, tmp
 def test_what_cannot_be_timed_says_why(forms, weights, tmp_path):
     source = OwnSource(str(forms / "voc"), split=0.7)
     words = ["MODEL.RESNETS.DEPTH", "10", "MODEL.DEVICE", "cpu", "MODEL.RESNETS.RES2_OUT_CHANNELS", "256"]
-    cfg = load_for("transfer/own_small", words, source, weights="none")
+    cfg = load_for("transfer/own_small", words, source, weights="none")[0]
     with pytest.raises(InputError, match=r"with --minutes, found another: .*STEM_OUT_CHANNELS"):
         within_minutes(cfg, "none", 1.0, tmp_path)
-    labels = load_for("transfer/own_small_segmentation", ("MODEL.DEVICE", "cpu"), OwnSource(str(forms / "labels")))
+    labels = load_for("transfer/own_small_segmentation", ("MODEL.DEVICE", "cpu"), OwnSource(str(forms / "labels")))[0]
     with pytest.raises(InputError, match="a segmenter, whose steps are not timed beforehand"):
         within_minutes(labels, "none", 1.0, tmp_path)
 
 
 def test_the_network_at_random_of_a_checkpoint_gets_its_depth_and_widths(forms, weights):
     source = OwnSource(str(forms / "voc"), split=0.7)
-    given, random = (load_for("transfer/own_small", SMALL, source, weights=f"{before}{weights}")
+    given, random = (load_for("transfer/own_small", SMALL, source, weights=f"{before}{weights}")[0]
                      for before in ("", "random-of:"))  # fmt: skip
     assert (random.MODEL.RESNETS.DEPTH, random.MODEL.RESNETS.STEM_OUT_CHANNELS) == (10, 8)
     assert identity(random) == identity(given)
+
+
+def test_data_and_weights_are_opened_once_with_minutes_and_a_begun_training_is_refused_before_a_step_is_timed(
+    forms, weights, tmp_path, seconds_a_step, monkeypatch
+):
+    read, seconds_a_step[:] = [], [1e9, 1e9]
+    for module, name in ((backbone_reading, "sha256_of_checkpoint"), (annotations, "read_annotations")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda file, original=original: read.append(file) or original(file))
+    words = [*SMALL, "OUTPUT_DIR", str(tmp_path / "run/one")]
+    cfg, opened = load_for("transfer/own_small", words, OwnSource(str(forms / "voc"), split=0.7), weights=str(weights))
+    run(cfg, Request(str(weights), minutes=1.0), opened)
+    assert len(seconds_a_step) == 1
+    assert (read.count(weights), len(read)) == (1, 3)  # the part that trains, and the part that tests
+    for file in tmp_path.glob("run/one/*.json*"):
+        if file.name.startswith(("schedule", "results")):
+            file.unlink()
+    with pytest.raises(InputError, match="holds a training already"):
+        run(cfg, Request(str(weights), minutes=1.0), opened)
+    assert len(seconds_a_step) == 1

@@ -34,7 +34,9 @@ import momentum_transfer as mt
 from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer import config
-from momentum_transfer.transfer.detectron2_engine import Detectron2Engine, build_optimizer, load_initial, models
+from momentum_transfer.transfer.detectron2_engine import build_optimizer, load_initial, models
+from momentum_transfer.transfer.detectron2_engine.engine import Detectron2Engine
+from momentum_transfer.transfer.experiment import Experiment
 from momentum_transfer.transfer.initial_weights import read_initial
 from momentum_transfer.transfer.scores import coco as our_scores
 from momentum_transfer.transfer.scores import lvis as our_lvis
@@ -333,7 +335,7 @@ def test_the_default_trainer_trains_the_same_weights_as_our_engine(shapes, resne
     given = ["DATASETS.TRAIN", data, "DATASETS.TEST", data, "OUTPUT_DIR", str(tmp_path / "ours")]
     ours = config.load(CONFIGS / "mask_rcnn_fpn_1x_R18.yaml", [*TINY, *given])
     initial = read_initial(str(weights), ours)
-    written = Detectron2Engine().finetune(ours, open_task(ours), initial, 3, tmp_path / "ours").weights
+    written = Detectron2Engine().finetune(Experiment(ours, open_task(ours), initial), 3, tmp_path / "ours").weights
     states = [torch.load(path)["model"] for path in (tmp_path / "out/model_final.pth", written)]
     assert set(states[0]) == set(states[1])
     assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []

@@ -16,6 +16,7 @@ from momentum_transfer.transfer.config import identity
 from momentum_transfer.transfer.data import annotations
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.transfer.scores import typed
 from momentum_transfer.transfer.torchvision_engine.engine import build
 from momentum_transfer.transfer.torchvision_engine.weights import export_state
 from tests.transfer.torchvision_engine.tiny import check_data, shapes_config, write_shapes
@@ -95,6 +96,18 @@ def test_weights_and_data_are_read_once_for_all_trials(tmp_path, monkeypatch):
     run(cfg, Request(str(backbone)))
     assert {r["trial"] for r in results.read(tmp_path / "out/results.jsonl")[0]} == {0, 1}
     assert read == [backbone, tmp_path / "data/shapes.json"]
+
+
+def test_ground_truth_is_parsed_once_and_every_result_file_once(tmp_path, monkeypatch):
+    parsed = []
+    for name in ("ground_truth", "detections"):
+        original = getattr(typed, name)
+        monkeypatch.setattr(
+            typed, name, lambda file, *rest, original=original: parsed.append(file.parent.name) or original(file, *rest)
+        )
+    run(shapes_config("retinanet", tmp_path, *SHORT, "TRIALS", "2", "TEST.EVAL_PERIOD", "2"), Request("none"))
+    assert parsed == ["data", *("validation", "trial_0", "validation", "trial_1")]
+    assert len(list(tmp_path.glob("out/trial_*/errors_*.json"))) == 2
 
 
 def test_a_class_count_that_differs_from_the_datas_is_refused(tmp_path):
@@ -196,8 +209,8 @@ def test_the_long_tailed_scenes_are_scored_as_lvis_scores_them(tmp_path):
     found = [{"score": 0.9, **{key: annotation[key] for key in keys}} for annotation in truth]
     (tmp_path / "results.json").write_text(json.dumps(found))
     predictions = Predictions(tmp_path / "results.json", data.name, ("bbox", "segm"), "torchvision")
-    found = Detection([], [data], detections=300).scores(predictions)
-    scores = {task: metrics for task, metrics, _ in found}
+    found = Detection([], [data], detections=300).evaluate(predictions)
+    scores = {one.task: one.metrics for one in found}
     assert set(scores) == {"lvis/bbox", "lvis/segm"}
     assert scores["lvis/segm"]["AP"] == pytest.approx(100.0)
     assert {"APr", "APc", "APf"} <= set(scores["lvis/bbox"])
@@ -211,7 +224,7 @@ def test_training_and_test_classes_have_to_be_the_same(tmp_path):
         category["id"] = 10 * (place + 1)
     (tmp_path / "data/other.json").write_text(json.dumps(content))
     other = repr((f"{tmp_path}/data/images:{tmp_path}/data/other.json",))
-    with pytest.raises(InputError, match="found 'triangle' in the place of 'square'"):
+    with pytest.raises(InputError, match="found 'triangle' instead of 'square'"):
         check_data(shapes_config("retinanet", tmp_path, *SHORT, "DATASETS.TEST", other))
     check_data(cfg)
 
@@ -244,7 +257,7 @@ def test_a_masks_size_is_its_pixels_though_the_file_holds_boxes_too(box_side, ap
     (tmp_path / "found.json").write_text(json.dumps([wrong, entry(5, 12, score=0.8)]))
     predictions = Predictions(tmp_path / "found.json", "squares", ("bbox", "segm"), "torchvision")
     squares = open_dataset("squares", tmp_path, tmp_path / "truth.json")
-    scores = {task: metrics for task, metrics, _ in Detection([], [squares]).scores(predictions)}
+    scores = {one.task: one.metrics for one in Detection([], [squares]).evaluate(predictions)}
     assert scores["coco/bbox"]["APs"] == pytest.approx(ap_small_boxes)
     assert scores["coco/segm"]["APs"] == pytest.approx(50.0)
 

@@ -1,9 +1,4 @@
-"""Backbones beside ResNets for Detectron2: timm's networks wrapped, and its own ViT under its simple pyramid.
-
-Backbones that Detectron2's configuration cannot express: other ResNets of basic blocks, pyramids on any backbone.
-"""
-
-from __future__ import annotations
+"""Backbones that Detectron2's configuration cannot express: networks of timm, its own ViT, small ResNets, pyramids."""
 
 import functools
 from typing import Any
@@ -42,7 +37,7 @@ def _wrapped_class() -> Any:
     return WrappedBackbone
 
 
-def wrapped(cfg: Any) -> Any:
+def _wrapped(cfg: Any) -> Any:
     """The timm network of a configuration, with the padding that segmentation without a pyramid needs."""
     network: Any = build_network(cfg, _wrapped_class())
     network.divisibility, network.square = max(network.strides.values()), cfg.MODEL.BACKBONE.SQUARE
@@ -67,22 +62,16 @@ def _pyramid_class() -> Any:
     return PaddedPyramid
 
 
-def plain_pyramid(cfg: Any, top_block: Any) -> nn.Module:
+def _plain_pyramid(cfg: Any, top_block: Any) -> nn.Module:
     """Detectron2's simple feature pyramid, on its own ViT (MODEL.VIT.FORM vitdet) or on timm's network."""
-    network = own_vit(cfg) if cfg.MODEL.VIT.FORM == "vitdet" else wrapped(cfg)
-    pyramid: nn.Module = _pyramid_class()(
-        network,
-        LAST,
-        cfg.MODEL.FPN.OUT_CHANNELS,
-        [PATCH / 2 ** int(name[-1]) for name in cfg.MODEL.FPN.IN_FEATURES],
-        top_block=top_block,
-        norm=cfg.MODEL.FPN.NORM,
-        square_pad=cfg.MODEL.BACKBONE.SQUARE,
-    )
+    network = _own_vit(cfg) if cfg.MODEL.VIT.FORM == "vitdet" else _wrapped(cfg)
+    scales = [PATCH / 2 ** int(name[-1]) for name in cfg.MODEL.FPN.IN_FEATURES]
+    options = {"top_block": top_block, "norm": cfg.MODEL.FPN.NORM, "square_pad": cfg.MODEL.BACKBONE.SQUARE}
+    pyramid: nn.Module = _pyramid_class()(network, LAST, cfg.MODEL.FPN.OUT_CHANNELS, scales, **options)
     return pyramid
 
 
-def own_vit(cfg: Any) -> Any:
+def _own_vit(cfg: Any) -> Any:
     """Detectron2's own ViT, of the shape of a config's network."""
     from detectron2.modeling.backbone.vit import ViT
 
@@ -90,22 +79,13 @@ def own_vit(cfg: Any) -> Any:
     windows = [index for index in range(shape.depth) if index not in settings["global_at"]]
     side = settings["side"]
     network: Any = ViT(
-        img_size=side * PATCH or PATCH,
-        patch_size=PATCH,
-        embed_dim=shape.width,
-        depth=shape.depth,
-        num_heads=shape.heads,
-        mlp_ratio=shape.hidden / shape.width,
-        qkv_bias=shape.qkv_bias,
-        drop_path_rate=settings["drop_path"],
-        norm_layer=functools.partial(nn.LayerNorm, eps=shape.eps),
-        use_rel_pos=side > 0,
-        window_size=settings["window"],
-        window_block_indexes=windows if settings["window"] else (),
-        pretrain_img_size=shape.grid * PATCH,
-        pretrain_use_cls_token=False,
-        out_feature=LAST,
-    )
+        img_size=side * PATCH or PATCH, patch_size=PATCH, embed_dim=shape.width, depth=shape.depth,
+        num_heads=shape.heads, mlp_ratio=shape.hidden / shape.width, qkv_bias=shape.qkv_bias,
+        drop_path_rate=settings["drop_path"], norm_layer=functools.partial(nn.LayerNorm, eps=shape.eps),
+        use_rel_pos=side > 0, window_size=settings["window"],
+        window_block_indexes=windows if settings["window"] else (), pretrain_img_size=shape.grid * PATCH,
+        pretrain_use_cls_token=False, out_feature=LAST,
+    )  # fmt: skip
     return network.requires_grad_(False) if cfg.MODEL.BACKBONE.FROZEN else network
 
 
@@ -172,23 +152,16 @@ def pyramid(source: str, own: Any, cfg: Any, input_shape: Any) -> nn.Module:
     settings, channels = cfg.MODEL.FPN, cfg.MODEL.FPN.OUT_CHANNELS
     if cfg.MODEL.BACKBONE.ARCH and any_backbone.is_plain(cfg):
         top = LastLevelP6P7(channels, channels, "p5") if source else LastLevelMaxPool()
-        return plain_pyramid(cfg, top)
+        return _plain_pyramid(cfg, top)
     bottom_up = single_scale(build_resnet_backbone, cfg, input_shape)
     top = LastLevelMaxPool()
     if source:
         inputs = bottom_up.output_shape()["res5"].channels if source == "res5" else channels
         top = LastLevelP6P7(inputs, channels, source)
-    return FPN(
-        bottom_up,
-        settings.IN_FEATURES,
-        channels,
-        norm=settings.NORM,
-        top_block=top,
-        fuse_type=settings.FUSE_TYPE,
-        square_pad=cfg.MODEL.BACKBONE.SQUARE,
-    )
+    options = {"norm": settings.NORM, "fuse_type": settings.FUSE_TYPE, "square_pad": cfg.MODEL.BACKBONE.SQUARE}
+    return FPN(bottom_up, settings.IN_FEATURES, channels, top_block=top, **options)
 
 
 def single_scale(own: Any, cfg: Any, input_shape: Any) -> Any:
     """A backbone without a pyramid: a network of timm, or a ResNet by Detectron2's builder ``own``."""
-    return wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else resnet(own, cfg, input_shape)
+    return _wrapped(cfg) if cfg.MODEL.BACKBONE.ARCH else resnet(own, cfg, input_shape)

@@ -1,9 +1,4 @@
-"""Our data sets in Detectron2's catalogue, and its data paths for training and test.
-
-Detectron2's own configuration from ours.
-"""
-
-from __future__ import annotations
+"""Our settings and data sets in Detectron2's form, and its data paths for training and test."""
 
 import contextlib
 import functools
@@ -26,8 +21,8 @@ from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.detection_datasets import short_name
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, label_file, write_truth
 from momentum_transfer.transfer.tasks.task import Task
-from momentum_transfer.transfer.torchvision_engine.data import read_pictures, with_objects
-from momentum_transfer.transfer.torchvision_engine.semantic_data import pictures_of
+from momentum_transfer.transfer.torchvision_engine.data import annotated_images, with_objects
+from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
 
 #: What ENGINE says in a configuration that this project trains; else it is Detectron2's own trainer that follows it.
 ENGINE = "detectron2"
@@ -37,15 +32,15 @@ def detectron2_config(cfg: CfgNode, seed: int, out_dir: Path) -> Any:
     """Detectron2's configuration with our settings merged into it."""
     from detectron2.config import get_cfg
 
-    theirs = add_own_keys(get_cfg())
-    theirs.merge_from_other_cfg(cfg)
-    theirs.ENGINE = ENGINE
-    theirs.OUTPUT_DIR, theirs.SEED = str(out_dir), seed
-    theirs.MODEL.WEIGHTS = ""
-    theirs.DATASETS.TRAIN = tuple(data_name(short_name(name)) for name in cfg.DATASETS.TRAIN)
-    theirs.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
-    theirs.freeze()
-    return theirs
+    d2_cfg = add_own_keys(get_cfg())
+    d2_cfg.merge_from_other_cfg(cfg)
+    d2_cfg.ENGINE = ENGINE
+    d2_cfg.OUTPUT_DIR, d2_cfg.SEED = str(out_dir), seed
+    d2_cfg.MODEL.WEIGHTS = ""
+    d2_cfg.DATASETS.TRAIN = tuple(data_name(short_name(name)) for name in cfg.DATASETS.TRAIN)
+    d2_cfg.MODEL.DEVICE = str(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
+    d2_cfg.freeze()
+    return d2_cfg
 
 
 def data_name(dataset: str) -> str:
@@ -56,23 +51,23 @@ def data_name(dataset: str) -> str:
 def register_data(cfg: CfgNode, task: Task[Any], out_dir: Path) -> None:
     """Make a task's training sets known to Detectron2, under the names that ``data_name`` gives them.
 
-    Label images are written to ``out_dir`` as Detectron2 wants them: classes as pixel values. Call it within the
-    process group: the other processes wait for the first one's files.
+    Label images are written to ``out_dir`` in Detectron2's form: classes as pixel values. Call it within the process
+    group: the other processes wait for the files of rank 0.
     """
     from detectron2.data import DatasetCatalog, MetadataCatalog
 
     for data in {data.name: data for data in task.train}.values():
-        theirs = data_name(data.name)
-        if theirs in DatasetCatalog:  # an earlier run's, perhaps of files that have changed
-            DatasetCatalog.remove(theirs)
-            MetadataCatalog.pop(theirs, None)
-        DatasetCatalog.register(theirs, _DICTS[task.name](cfg, data, out_dir))
-        MetadataCatalog.get(theirs).set(**{_CLASSES[task.name]: list(data.classes)})
+        name = data_name(data.name)
+        if name in DatasetCatalog:  # an earlier run's, perhaps of files that have changed
+            DatasetCatalog.remove(name)
+            MetadataCatalog.pop(name, None)
+        DatasetCatalog.register(name, _DICTS[task.name](cfg, data, out_dir))
+        MetadataCatalog.get(name).set(**{_CLASSES[task.name]: list(data.classes)})
     barrier()
 
 
 def _detection(cfg: CfgNode, data: DetectionData, out_dir: Path) -> Callable[[], list[dict[str, Any]]]:
-    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS and not with_objects(read_pictures(data).pictures):
+    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS and not with_objects(annotated_images(data)):
         raise InputError(f"no image with objects in {data.name}; nothing can be trained")
     return functools.partial(dataset_dicts, data)
 
@@ -89,22 +84,22 @@ def dataset_dicts(data: DetectionData) -> list[dict[str, Any]]:
     from detectron2.structures import BoxMode
 
     found = []
-    for picture in read_pictures(data).pictures:
+    for image in annotated_images(data):
         annotations = [
             {"bbox": list(a.box), "bbox_mode": BoxMode.XYXY_ABS, "category_id": a.category, "iscrowd": int(a.crowd)}
             | ({"segmentation": _compressed(a.segmentation)} if a.segmentation is not None else {})
-            for a in picture.annotations
+            for a in image.annotations
         ]
-        size = {"height": picture.height, "width": picture.width}
-        found.append({"file_name": str(picture.file), "image_id": picture.image_id, "annotations": annotations, **size})
+        size = {"height": image.height, "width": image.width}
+        found.append({"file_name": str(image.file), "image_id": image.image_id, "annotations": annotations, **size})
     return found
 
 
 def _label_dicts(data: SemanticData, folder: Path) -> list[dict[str, Any]]:
     return [
-        {"file_name": str(picture.file), "image_id": picture.image_id, "height": picture.height,
-         "width": picture.width, "sem_seg_file_name": str(label_file(folder, picture.image_id))}
-        for picture in pictures_of(data)
+        {"file_name": str(image.file), "image_id": image.image_id, "height": image.height,
+         "width": image.width, "sem_seg_file_name": str(label_file(folder, image.image_id))}
+        for image in images_of(data)
     ]  # fmt: skip
 
 
@@ -120,7 +115,7 @@ def _our_reader() -> Iterator[None]:
     """Images by the project's one reader: Detectron2's knows no 16 bits, no transparency, and names no file."""
     from detectron2.data import detection_utils
 
-    theirs = detection_utils.read_image
+    original = detection_utils.read_image
 
     def read(file_name: str, format: str | None = None) -> Any:
         if format not in ("RGB", "BGR"):  # label images
@@ -132,11 +127,11 @@ def _our_reader() -> Iterator[None]:
     try:
         yield
     finally:
-        detection_utils.read_image = theirs
+        detection_utils.read_image = original
 
 
 class NamingMapper:
-    """Detectron2's mapper, except that an image which it cannot read is named in an InputError.
+    """Detectron2's mapper, except that an unreadable image is named in an InputError.
 
     In a worker process it leaves signals to the loop; Detectron2's loader takes no function of ours for its workers.
     """
@@ -145,7 +140,7 @@ class NamingMapper:
         self.mapper = mapper
         self.settled = False
 
-    def __call__(self, picture: dict[str, Any]) -> dict[str, Any] | None:
+    def __call__(self, image: dict[str, Any]) -> dict[str, Any] | None:
         from detectron2.data.detection_utils import SizeMismatchError
 
         if not self.settled and torch.utils.data.get_worker_info() is not None:
@@ -153,26 +148,26 @@ class NamingMapper:
         self.settled = True
         try:
             with _our_reader():
-                return self.mapper(picture)
+                return self.mapper(image)
         except (OSError, SizeMismatchError) as error:
-            raise InputError(f"cannot read the image {picture['file_name']}: {error}; repair or remove it") from error
+            raise InputError(f"cannot read the image {image['file_name']}: {error}; repair or remove it") from error
 
 
-def training_loader(theirs: Any) -> Any:
+def training_loader(d2_cfg: Any) -> Any:
     """Endless batches: Detectron2's own path, or that of its DeepLab project (resize, crop, flip)."""
     from detectron2.data import DatasetMapper, build_detection_train_loader
 
-    mapper = NamingMapper(DatasetMapper(theirs, is_train=True, **_OPTIONS[task_name(theirs)](theirs)))
-    return build_detection_train_loader(theirs, mapper=mapper)
+    mapper = NamingMapper(DatasetMapper(d2_cfg, is_train=True, **_OPTIONS[task_name(d2_cfg)](d2_cfg)))
+    return build_detection_train_loader(d2_cfg, mapper=mapper)
 
 
-def _crops(theirs: Any) -> list[Any]:
+def _crops(d2_cfg: Any) -> list[Any]:
     from detectron2.data import transforms as T
 
-    i = theirs.INPUT
+    i = d2_cfg.INPUT
     steps: list[Any] = [T.ResizeShortestEdge(i.MIN_SIZE_TRAIN, i.MAX_SIZE_TRAIN, i.MIN_SIZE_TRAIN_SAMPLING)]
     if i.CROP.ENABLED:
-        ignore = theirs.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
+        ignore = d2_cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
         steps.append(
             T.RandomCrop_CategoryAreaConstraint(i.CROP.TYPE, i.CROP.SIZE, i.CROP.SINGLE_CATEGORY_MAX_AREA, ignore)
         )
@@ -188,16 +183,16 @@ _DICTS: dict[str, Callable[[CfgNode, Any, Path], Callable[[], list[dict[str, Any
 }
 _CLASSES = {"detection": "thing_classes", "segmentation": "stuff_classes"}
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "detection": lambda theirs: {},
-    "segmentation": lambda theirs: {"augmentations": _crops(theirs)},
+    "detection": lambda _: {},
+    "segmentation": lambda d2_cfg: {"augmentations": _crops(d2_cfg)},
 }
 
 
-def test_mapper(theirs: Any) -> NamingMapper:
+def test_mapper(d2_cfg: Any) -> NamingMapper:
     """Detectron2's data path at test."""
     from detectron2.data import DatasetMapper
 
-    theirs = theirs.clone()
-    theirs.defrost()
-    theirs.INPUT.CROP.ENABLED = False  # Detectron2's mapper warns of it at test
-    return NamingMapper(DatasetMapper(theirs, is_train=False))
+    d2_cfg = d2_cfg.clone()
+    d2_cfg.defrost()
+    d2_cfg.INPUT.CROP.ENABLED = False  # Detectron2's mapper warns of it at test
+    return NamingMapper(DatasetMapper(d2_cfg, is_train=False))

@@ -1,11 +1,8 @@
-"""Detectron2's models: what its registries lack and ours add, and the weights that models start from.
+"""Detectron2's models: what its registries lack, and the weights that models start from.
 
-C4 heads that Detectron2 lacks: res5 of a small ResNet, and res5 followed by a norm.
-
-Detectron2's FCOS from MODEL.FCOS; Detectron2 itself reaches it from Python configs only.
+Added are FCOS by MODEL.FCOS (Detectron2 reaches it from Python configs only), C4 heads on a small ResNet and with a
+norm after res5, and backbones.
 """
-
-from __future__ import annotations
 
 import functools
 import logging
@@ -30,7 +27,7 @@ from momentum_transfer.transfer.detectron2_engine.data import ENGINE
 from momentum_transfer.transfer.initial_weights import InitialWeights, match_backbone, match_detector
 
 
-def heads() -> tuple[type[nn.Module], type[nn.Module]]:
+def _c4_heads() -> tuple[type[nn.Module], type[nn.Module]]:
     """Detectron2's Res5ROIHeads for ResNets of any depth, without and with the extra norm."""
     from detectron2.layers import get_norm
     from detectron2.modeling.roi_heads import Res5ROIHeads
@@ -59,38 +56,28 @@ def heads() -> tuple[type[nn.Module], type[nn.Module]]:
     return PlainRes5ROIHeads, ExtraNormRes5ROIHeads
 
 
-def build_fcos(cfg: Any) -> nn.Module:
-    """The model of a configuration that ``add_own_keys`` has extended, on its device."""
+def _build_fcos(cfg: Any) -> nn.Module:
+    """FCOS of a configuration that ``add_own_keys`` has extended, on its device."""
     from detectron2.modeling import build_backbone
     from detectron2.modeling.meta_arch.fcos import FCOS, FCOSHead
 
     settings, backbone = cfg.MODEL.FCOS, build_backbone(cfg)
     shapes = [backbone.output_shape()[name] for name in settings.IN_FEATURES]
     head = FCOSHead(
-        input_shape=shapes,
-        num_classes=settings.NUM_CLASSES,
-        conv_dims=[shapes[0].channels] * settings.NUM_CONVS,
-        norm=settings.NORM,
-        prior_prob=settings.PRIOR_PROB,
-    )
+        input_shape=shapes, num_classes=settings.NUM_CLASSES, conv_dims=[shapes[0].channels] * settings.NUM_CONVS,
+        norm=settings.NORM, prior_prob=settings.PRIOR_PROB,
+    )  # fmt: skip
     return FCOS(
-        backbone=backbone,
-        head=head,
-        head_in_features=settings.IN_FEATURES,
-        num_classes=settings.NUM_CLASSES,
-        center_sampling_radius=settings.CENTER_SAMPLING_RADIUS,
-        focal_loss_alpha=settings.FOCAL_LOSS_ALPHA,
-        focal_loss_gamma=settings.FOCAL_LOSS_GAMMA,
-        test_score_thresh=settings.SCORE_THRESH_TEST,
-        test_topk_candidates=settings.TOPK_CANDIDATES_TEST,
-        test_nms_thresh=settings.NMS_THRESH_TEST,
-        max_detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
-        pixel_mean=cfg.MODEL.PIXEL_MEAN,
+        backbone=backbone, head=head, head_in_features=settings.IN_FEATURES, num_classes=settings.NUM_CLASSES,
+        center_sampling_radius=settings.CENTER_SAMPLING_RADIUS, focal_loss_alpha=settings.FOCAL_LOSS_ALPHA,
+        focal_loss_gamma=settings.FOCAL_LOSS_GAMMA, test_score_thresh=settings.SCORE_THRESH_TEST,
+        test_topk_candidates=settings.TOPK_CANDIDATES_TEST, test_nms_thresh=settings.NMS_THRESH_TEST,
+        max_detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE, pixel_mean=cfg.MODEL.PIXEL_MEAN,
         pixel_std=cfg.MODEL.PIXEL_STD,
-    ).to(cfg.MODEL.DEVICE)
+    ).to(cfg.MODEL.DEVICE)  # fmt: skip
 
 
-#: Said through Detectron2's logger, which its users see.
+#: Below Detectron2's logger, which its users see.
 _LOGGER = logging.getLogger("detectron2.momentum_transfer")
 
 
@@ -109,17 +96,17 @@ def add_momentum_transfer_config(cfg: Any) -> None:
     register()
 
 
-def build_model(theirs: Any) -> nn.Module:
+def build_model(d2_cfg: Any) -> nn.Module:
     """Detectron2's model of one of its configurations, on its device."""
     from detectron2.modeling import build_model as build
 
     register()
-    return build(theirs)
+    return build(d2_cfg)
 
 
 @functools.cache
 def register() -> None:
-    """Tell Detectron2 what it lacks; once per process.
+    """Register what Detectron2 lacks; once per process.
 
     FCOS, its pyramid and C4 heads with the extra norm are new names; where another project has one of them already, its
     entry stays. Detectron2's builders of backbones keep their names: one of ours stands before each, and calls it
@@ -128,14 +115,14 @@ def register() -> None:
     import detectron2.projects.deeplab  # noqa: F401, registers its backbone and head
     from detectron2.modeling import BACKBONE_REGISTRY, META_ARCH_REGISTRY, ROI_HEADS_REGISTRY
 
-    plain, extra_norm = heads()
+    plain, extra_norm = _c4_heads()
     ROI_HEADS_REGISTRY._obj_map["Res5ROIHeads"] = plain
     ours: dict[str, Any] = {name: functools.partial(pyramid, source) for name, source in PYRAMIDS.items()}
     ours |= dict.fromkeys(("build_resnet_backbone", "build_resnet_deeplab_backbone"), single_scale)
     backbones = BACKBONE_REGISTRY._obj_map
     backbones.update({name: functools.partial(_backbone, backbones.get(name), ours[name]) for name in ours})
     for registry, name, new in (
-        (META_ARCH_REGISTRY, "FCOS", build_fcos),
+        (META_ARCH_REGISTRY, "FCOS", _build_fcos),
         (ROI_HEADS_REGISTRY, "Res5ROIHeadsExtraNorm", extra_norm),
     ):
         if name in registry:
@@ -145,10 +132,9 @@ def register() -> None:
 
 
 def _backbone(own: Any, ours: Callable[[Any, Any, Any], nn.Module], cfg: Any, input_shape: Any) -> nn.Module:
-    """Detectron2's ``own`` builder, unless a config with our keys asks for what it cannot build; None: it has none.
+    """Detectron2's ``own`` builder (None: it has none), unless a config with our keys asks for what it cannot build.
 
-    Raises:
-        InputError: the config's settings of the backbone contradict each other, or its pixels are another network's.
+    InputError for settings that contradict each other, or pixels of another network.
     """
     backbone = cfg.MODEL.BACKBONE
     extended = "ARCH" in backbone  # by add_momentum_transfer_config; a registry serves other configurations too
@@ -172,7 +158,7 @@ def _backbone(own: Any, ours: Callable[[Any, Any, Any], nn.Module], cfg: Any, in
 
 
 def _ignored(cfg: Any) -> list[str]:
-    """Settings that decide numbers in our engine and that Detectron2's own trainer passes over."""
+    """Settings that decide numbers in our engine and that Detectron2's own trainer ignores."""
     solver = cfg.SOLVER
     found = [f"SOLVER.OPTIMIZER {solver.OPTIMIZER}"] * (solver.OPTIMIZER != "SGD")
     found += [f"SOLVER.LAYER_DECAY {solver.LAYER_DECAY}"] * (solver.LAYER_DECAY != 1)
@@ -182,10 +168,7 @@ def _ignored(cfg: Any) -> list[str]:
 def load_initial(model: nn.Module, initial: InitialWeights) -> tuple[list[str], list[str]]:
     """Give a fresh Detectron2 model its weights; names of what was loaded and of what stays new.
 
-    Detectron2's own matching is left aside, because it takes what matches and only logs the rest.
-
-    Raises:
-        InputError: the backbone, or the whole detector, is not covered.
+    InputError unless the backbone, or the whole detector, is covered: Detectron2's own matching only logs the rest.
     """
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     found: dict[str, Tensor] = {}

@@ -1,7 +1,5 @@
 """Training by Detectron2's DefaultTrainer, with this project's scoring, stopping and naming of what went wrong."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import time
@@ -21,7 +19,7 @@ from momentum_transfer.core.samplers import signals_held
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.detectron2_engine.data import training_loader
 from momentum_transfer.transfer.detectron2_engine.models import load_initial, register
-from momentum_transfer.transfer.engine import Finetuned
+from momentum_transfer.transfer.experiment import Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights
 from momentum_transfer.transfer.torchvision_engine import solver
 from momentum_transfer.transfer.torchvision_engine.solver import GradientWatch
@@ -32,45 +30,44 @@ Evaluate = Callable[[nn.Module], float]
 _SMOOTHED = 20
 
 
-def train(theirs: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
+def train(d2_cfg: Any, initial: InitialWeights, final: Path, resume: bool, evaluate: Evaluate | None) -> Finetuned:
     """Train by DefaultTrainer from ``initial``; stop at a signal with a checkpoint written.
 
     ``evaluate`` scores the model every TEST.EVAL_PERIOD iterations; the best one is kept as ``model_best.pth``.
 
     Raises:
-        Stopped: a signal came. InputError: the loss is not finite, an image cannot be read, or the checkpoint to go on
-            from is damaged.
+        Stopped: a signal came. InputError: the loss is not finite, or an image or the checkpoint cannot be read.
     """
     from detectron2.engine import hooks
     from detectron2.utils.env import seed_all_rng
 
-    if resume and (last := CheckpointFolder(theirs.OUTPUT_DIR, pointer="last_checkpoint").last()) is not None:
+    if resume and (last := CheckpointFolder(d2_cfg.OUTPUT_DIR, pointer="last_checkpoint").last()) is not None:
         read_archive(last)  # Detectron2 compares no checksums
     register()
-    if theirs.MODEL.DEVICE == "cpu":
+    if d2_cfg.MODEL.DEVICE == "cpu":
         _let_processes_share_a_cpu()
-    seed_all_rng(theirs.SEED + rank())
+    seed_all_rng(d2_cfg.SEED + rank())
     with stop_signals() as stop:
-        trainer = trainer_class(evaluate)(theirs)
+        trainer = trainer_class(evaluate)(d2_cfg)
         loaded, new = load_initial(_plain(trainer.model), initial)
         trainer.resume_or_load(resume=resume)
         if evaluate is not None and is_main():
-            period = theirs.TEST.EVAL_PERIOD
+            period = d2_cfg.TEST.EVAL_PERIOD
             trainer.register_hooks([hooks.BestCheckpointer(period, trainer.checkpointer, "score", "max", "model_best")])
         if is_main():
-            writer = _logger_writer(open_loggers(theirs.OUTPUT_DIR, trainer.start_iter))
+            writer = _logger_writer(open_loggers(d2_cfg.OUTPUT_DIR, trainer.start_iter))
             trainer.register_hooks([hooks.PeriodicWriter([writer], _SMOOTHED)])
-        trainer.register_hooks([_stop_hook(stop, torch.device(theirs.MODEL.DEVICE))])
-        trainer._trainer.register_hooks([_gradient_hook()])  # of the loop inside, which alone tells of its gradients
+        trainer.register_hooks([_stop_hook(stop, torch.device(d2_cfg.MODEL.DEVICE))])
+        trainer._trainer.register_hooks([_gradient_hook()])  # of the inner loop, which alone knows its gradients
         begun, first = time.monotonic(), trainer.start_iter
         trainer.train()
     barrier()
-    seconds = (time.monotonic() - begun) / max(theirs.SOLVER.MAX_ITER - first, 1)
+    seconds = (time.monotonic() - begun) / max(d2_cfg.SOLVER.MAX_ITER - first, 1)
     return Finetuned(final, tuple(loaded), tuple(new), seconds)
 
 
 class RememberedBatches:
-    """A loader that knows the images of the batch it gave last."""
+    """A loader that keeps the image ids of its last batch."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -81,7 +78,7 @@ class RememberedBatches:
         with signals_held():  # Detectron2's loader starts its workers with the first batch
             first = list(itertools.islice(batches, 1))
         for batch in itertools.chain(first, batches):
-            self.images = [picture["image_id"] for picture in batch]
+            self.images = [image["image_id"] for image in batch]
             yield batch
 
 
@@ -133,12 +130,10 @@ def build_optimizer(cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Detectron2's optimizer, or AdamW and rates by layer as a config's SOLVER asks, clipped as Detectron2 clips."""
     from detectron2.solver import build
 
-    optimizer: torch.optim.Optimizer
     if cfg.SOLVER.OPTIMIZER == "SGD" and not cfg.MODEL.BACKBONE.ARCH:
-        optimizer = build.build_optimizer(cfg, model)
-    else:
-        optimizer = build.maybe_add_gradient_clipping(cfg, solver.build_optimizer(cfg, model, group_rules(cfg)))
-    return optimizer
+        optimizer: torch.optim.Optimizer = build.build_optimizer(cfg, model)
+        return optimizer
+    return build.maybe_add_gradient_clipping(cfg, solver.build_optimizer(cfg, model, group_rules(cfg)))
 
 
 def _logger_writer(loggers: Sequence[Logger]) -> Any:
@@ -201,14 +196,7 @@ def _let_processes_share_a_cpu() -> None:
     """On a CPU DistributedDataParallel takes no device ids, but Detectron2 always gives it some."""
     from detectron2.engine import defaults
 
-    defaults.create_ddp_model = functools.partial(_create_ddp_model(), device_ids=None)
-
-
-@functools.cache
-def _create_ddp_model() -> Any:
-    from detectron2.engine import defaults
-
-    return defaults.create_ddp_model
+    defaults.create_ddp_model = functools.partial(defaults.create_ddp_model, device_ids=None)
 
 
 def _plain(model: nn.Module) -> nn.Module:

@@ -24,14 +24,21 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.scores.coco_files import AreaFrom, IouType, load_detections, load_ground_truth
+from momentum_transfer.transfer.scores.coco_files import (
+    AreaFrom,
+    Detections,
+    GroundTruth,
+    IouType,
+    load_detections,
+    load_ground_truth,
+)
 from momentum_transfer.transfer.scores.greedy_matching import AREA_NAMES, AREAS, THRESHOLDS
 from momentum_transfer.transfer.scores.precision import Inputs, Outcomes, tabulate
 from momentum_transfer.verdicts.ap_metrics import coco_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 
-Source = str | Path | dict[str, Any]
-Results = str | Path | list[dict[str, Any]]
+Source = str | Path | dict[str, Any] | GroundTruth
+Results = str | Path | list[dict[str, Any]] | Detections
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,9 @@ def evaluate(
     """Score detections as pycocotools does.
 
     Args:
-        ground_truth: annotation JSON, path or loaded object.
+        ground_truth: annotation JSON, path or loaded object; or what ``inputs`` read of it.
         results: result JSON, path or list of ``image_id``, ``category_id``, ``score``, ``bbox`` and/or
-            ``segmentation``. It is not changed.
+            ``segmentation``; or what ``inputs`` read of it. It is not changed.
         iou_type: ``bbox`` or ``segm``.
         max_dets: limits on detections per image and category. One number N means N and those of 1 and 10 below it; a
             sequence holds each limit once. AP takes the largest (pycocotools prints −1 for AP unless that is 100; its

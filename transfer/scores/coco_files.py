@@ -95,15 +95,18 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
     """Read a COCO-form annotation file.
 
     Args:
-        source: path, or the loaded mapping with ``images``, ``categories`` and ``annotations``.
-        iou_type: which geometry to read: ``bbox`` or ``segm``.
-        area: whether every annotation must have its ``area`` (COCO, LVIS); otherwise areas are 0.
+        source: path, or the loaded mapping with ``images``, ``categories`` and ``annotations``; what was read before
+            is returned as it is.
+        iou_type: which geometry to read.
+        area: whether every annotation must carry its ``area`` (COCO, LVIS); otherwise areas are 0.
 
     Raises:
         InputError: it is no such file, or an entry is wrong; the entry and the file are named.
     """
     if iou_type not in ("bbox", "segm"):
         raise InputError(f"expected iou_type bbox or segm, found {iou_type!r}")
+    if isinstance(source, GroundTruth):
+        return source
     with paused_collector():
         truth = None
         if isinstance(source, (str, Path)):
@@ -187,14 +190,19 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
     """Read a COCO-form result file: a list of ``{image_id, category_id, score, bbox and/or segmentation}``.
 
     Args:
-        source: path, or the loaded list. A file in the plain form is read in blocks, so that memory follows the columns
-            and not the file.
-        area_from: a detection's size for ``segm``. ``file``: from ``bbox`` if the entries have one, as in pycocotools
-            and lvis; ``mask``: from the mask, as in Detectron2. Without boxes in the file both are the same.
+        source: path, or the loaded list. A file in the plain form is read block by block, so that memory follows the
+            columns and not the file. What was read before is returned as it is.
+        truth: gives the known images and categories.
+        iou_type: which geometry to read.
+        area_from: how a detection's size is found for ``segm``. ``file``: from ``bbox`` where the entries have one, as
+            pycocotools and lvis do; ``mask``: from the mask, as Detectron2 does (it strips the boxes first). Without
+            boxes in the file both are the same.
 
     Raises:
         InputError: it is no such list, an entry is wrong, or it names an image or category that ``truth`` lacks.
     """
+    if isinstance(source, Detections):
+        return source
     sizes = _sizes(truth.images, truth.where) if iou_type == "segm" else None
     with paused_collector():
         found = _load_detections(source, truth, iou_type, area_from, sizes)

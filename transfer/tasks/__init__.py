@@ -1,7 +1,5 @@
 """The task of a config, with its data sets opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fvcore.common.config import CfgNode

@@ -1,8 +1,7 @@
 """Detection and instance segmentation: COCO-form data sets, scored by their own rules (COCO, LVIS or VOC)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,26 @@ from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.log import say, track, warn
 from momentum_transfer.images.reading import UnreadableImage, verified_size
-from momentum_transfer.transfer.data.annotations import DetectionData, file_stem
+from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.check_annotations import NAMED, check
 from momentum_transfer.transfer.data.overview import write_overview
 from momentum_transfer.transfer.error_analysis.analysis import analyse
-from momentum_transfer.transfer.predictions import IouType, Predictions
+from momentum_transfer.transfer.predictions import IouType, Predictions, iou_types
 from momentum_transfer.transfer.scores import coco, lvis, voc
-from momentum_transfer.transfer.tasks.task import Task, check_count
+from momentum_transfer.transfer.scores.coco_files import Detections, GroundTruth, load_detections, load_ground_truth
+from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
 from momentum_transfer.transfer.visuals import draw_detections
-from momentum_transfer.verdicts.outcomes import Outcomes
 
 
 class Detection(Task[DetectionData]):
-    """Boxes, and masks where the network has them.
-
-    Args:
-        detections: how many an image may have, as LVIS scores them (TEST.DETECTIONS_PER_IMAGE).
-    """
+    """Boxes, and masks where the network has them; LVIS scores at most ``detections`` of an image."""
 
     name = "detection"
 
     def __init__(self, train: Sequence[DetectionData], test: Sequence[DetectionData], *, detections: int = 100) -> None:
         super().__init__(train, test)
         self.detections = detections
+        self._truths: dict[tuple[str, IouType], GroundTruth] = {}
 
     def size(self, name: str) -> dict[str, int]:
         """See ``Task.size``; also the ``objects``."""
@@ -63,7 +59,8 @@ class Detection(Task[DetectionData]):
             for problem in check(data, masks=cfg.MODEL.MASK_ON, scored=data.name in scored):
                 warn(f"{data.name}: {problem}")
             if data.name in scored:
-                self._check_scorable(data, ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",))
+                for iou_type in iou_types(cfg.MODEL.MASK_ON):  # what would be refused after the training is refused now
+                    self._score(data, [], iou_type)
             if open_images:
                 _open_images(data)
             images = counted(len(data.load()["images"]), "image")
@@ -74,43 +71,34 @@ class Detection(Task[DetectionData]):
             for path in write_overview(data, Path(cfg.OUTPUT_DIR) / "data", examples=cfg.TEST.VISUALS):
                 say(f"overview: {path}")
 
-    def _check_scorable(self, data: DetectionData, iou_types: Sequence[IouType]) -> None:
-        """Score no detections at all: what scoring would refuse after the training, it refuses before it."""
-        truth = str(data.annotation_file)
-        for iou_type in iou_types:
-            if data.kind == "lvis":
-                lvis.evaluate(truth, [], iou_type, self.detections)
-            elif data.kind == "voc":
-                voc.evaluate(truth, [])
-            else:
-                coco.evaluate(truth, [], iou_type)
+    def _truth(self, data: DetectionData, iou_type: IouType) -> GroundTruth:
+        """The parsed ground truth of a test set."""
+        key = data.name, iou_type
+        if key not in self._truths:
+            self._truths[key] = load_ground_truth(data.annotation_file, iou_type, area=data.kind != "voc")
+        return self._truths[key]
 
-    def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
-        """See ``Task.scores``."""
-        data = self.tested(predictions.dataset)
-        for iou_type in predictions.iou_types:
-            scores = self._evaluate(data, predictions, iou_type)
-            yield f"{data.kind}/{iou_type}", scores.metrics, scores.items
-
-    def analyses(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See ``Task.analyses``; each class has its AP beside what IoU 0.5 tells."""
-        data = self.tested(predictions.dataset)
-        for iou_type in predictions.iou_types:
-            per_class = self._evaluate(data, predictions, iou_type).per_class
-            found = analyse(data.kind, data.annotation_file, predictions.results, iou_type, self.detections, per_class)
-            yield f"{file_stem(data.name)}_{iou_type}", found
-
-    def _evaluate(
-        self, data: DetectionData, predictions: Predictions, iou_type: IouType
+    def _score(
+        self, data: DetectionData, detections: Detections | list[Any], iou_type: IouType
     ) -> coco.CocoScores | lvis.LvisScores | voc.VocScores:
-        """By the rules of the data set. A mask's size is its pixels, though the file holds boxes too: Detectron2's
-        definition of APs, APm and APl."""
-        truth, found = str(data.annotation_file), str(predictions.results)
+        """By the rules of the data set."""
+        truth = self._truth(data, iou_type)
         if data.kind == "lvis":
-            return lvis.evaluate(truth, found, iou_type, self.detections, area_from="mask")
+            return lvis.evaluate(truth, detections, iou_type, self.detections)
         if data.kind == "voc":
-            return voc.evaluate(truth, found, interpolation="area" if "2012" in data.name else "11-point")
-        return coco.evaluate(truth, found, iou_type, area_from="mask")
+            return voc.evaluate(truth, detections, interpolation="area" if "2012" in data.name else "11-point")
+        return coco.evaluate(truth, detections, iou_type)
+
+    def evaluate(self, predictions: Predictions) -> Iterator[Evaluation]:
+        """See ``Task.evaluate``. A mask's size is its pixels, though the file holds boxes too: Detectron2's definition
+        of APs, APm and APl."""
+        data = self.tested(predictions.dataset)
+        for iou_type in predictions.iou_types:
+            truth = self._truth(data, iou_type)
+            found = load_detections(predictions.results, truth, iou_type, "mask" if iou_type == "segm" else "file")
+            scores = self._score(data, found, iou_type)
+            errors = partial(analyse, data.kind, truth, found, iou_type, self.detections, scores.per_class)
+            yield Evaluation(f"{data.kind}/{iou_type}", scores.metrics, scores.items, scores.per_class, errors)
 
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
         """See ``Task.draw``."""
@@ -125,13 +113,13 @@ def _check_same_classes(sets: Sequence[DetectionData]) -> None:
             pairs = enumerate(zip(first.classes, data.classes, strict=True))
             place = next(k for k, pair in pairs if pair[0] != pair[1])
             raise InputError(
-                f"expected the classes of {first.name} in {data.name} too, found {data.classes[place]!r} in the place "
+                f"expected the classes of {first.name} in {data.name} too, found {data.classes[place]!r} instead "
                 f"of {first.classes[place]!r}; give both the same categories"
             )
 
 
 def _open_images(data: DetectionData) -> None:
-    """InputError with the first images that cannot be opened or have another size than the annotations say."""
+    """InputError naming the first images that cannot be opened or differ in size from their annotations."""
     bad = []
     for image in track(data.load()["images"], f"{data.name}: images"):
         path = data.image_path(image)
@@ -140,7 +128,7 @@ def _open_images(data: DetectionData) -> None:
         except UnreadableImage as error:
             bad.append(str(error))
             continue
-        # An image may be stored turned, with an EXIF note; both orders are one size here.
+        # EXIF may turn an image: both orders are one size here.
         if sorted((width, height)) != sorted((image["width"], image["height"])):
             bad.append(f"{path} is {width}×{height}, not {image['width']}×{image['height']}")
     if bad:

@@ -1,7 +1,5 @@
 """Semantic segmentation: images with a class per pixel, scored by mIoU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,18 +14,13 @@ from momentum_transfer.transfer.data.overview import draw_label_predictions, wri
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData, write_truth
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.scores import semantic
-from momentum_transfer.transfer.tasks.task import Task, check_count
-from momentum_transfer.transfer.torchvision_engine.data import Picture, output_size
-from momentum_transfer.transfer.torchvision_engine.semantic_data import pictures_of
-from momentum_transfer.verdicts.outcomes import Outcomes
+from momentum_transfer.transfer.tasks.task import Evaluation, Task, check_count
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, output_size
+from momentum_transfer.transfer.torchvision_engine.semantic_run import images_of
 
 
 class Segmentation(Task[SemanticData]):
-    """A class per pixel.
-
-    Args:
-        ignore: the label that is left out.
-    """
+    """A class per pixel; pixels with the label ``ignore`` do not count."""
 
     name = "segmentation"
 
@@ -67,8 +60,8 @@ class Segmentation(Task[SemanticData]):
             return True
         try:
             for data, trained, tested in ((data, *self._roles(data)) for data in self.sets()):
-                for picture in pictures_of(data):
-                    _check_crop(cfg, picture, trained, tested)
+                for image in images_of(data):
+                    _check_crop(cfg, image, trained, tested)
         except InputError:
             return False
         return True
@@ -82,45 +75,45 @@ class Segmentation(Task[SemanticData]):
         """Pixels of each value in each image, [images, 256]; InputError names a bad label file."""
         counts = np.zeros((len(data.pairs), 256), dtype=np.int64)
         trained, tested = self._roles(data)
-        for index, picture in enumerate(pictures_of(data)):
+        for index, image in enumerate(images_of(data)):
             labels = data.labels(index)
-            if labels.shape != (picture.height, picture.width):
+            if labels.shape != (image.height, image.width):
                 raise InputError(
-                    f"expected labels of {picture.width}×{picture.height} pixels as {picture.file} has, found "
+                    f"expected labels of {image.width}×{image.height} pixels as {image.file} has, found "
                     f"{labels.shape[1]}×{labels.shape[0]} in {data.pairs[index][1]}"
                 )
             counts[index] = np.bincount(labels.ravel(), minlength=256)
             if cfg.INPUT.CROP.ENABLED:
-                _check_crop(cfg, picture, trained, tested)
+                _check_crop(cfg, image, trained, tested)
         return counts
 
-    def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
-        """See ``Task.scores``."""
+    def evaluate(self, predictions: Predictions) -> Iterator[Evaluation]:
+        """See ``Task.evaluate``."""
         data = self.tested(predictions.dataset)
         truth = predictions.results.with_name(predictions.results.name.replace("results_", "truth_", 1))
         write_truth(data, truth)
         found = semantic.evaluate(truth, predictions.results, data.classes, self.ignore)
-        yield "semantic", found.metrics, found.items
+        yield Evaluation("semantic", found.metrics, found.items, found.per_class)
 
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
         """See ``Task.draw``."""
         return draw_label_predictions(self.tested(predictions.dataset), predictions.results, folder, count)
 
 
-def _check_crop(cfg: CfgNode, picture: Picture, trained: bool, tested: bool) -> None:
+def _check_crop(cfg: CfgNode, image: AnnotatedImage, trained: bool, tested: bool) -> None:
     """DeepLab pools over windows of a crop's size: crops must fit into images, and test images hold whole ones."""
     i, stride = cfg.INPUT, cfg.MODEL.SEM_SEG_HEAD.COMMON_STRIDE
     if trained:
-        size = output_size(picture.height, picture.width, min(i.MIN_SIZE_TRAIN), i.MAX_SIZE_TRAIN)
+        size = output_size(image.height, image.width, min(i.MIN_SIZE_TRAIN), i.MAX_SIZE_TRAIN)
         if any(side < crop for side, crop in zip(size, i.CROP.SIZE, strict=True)):
             raise InputError(
-                f"INPUT.CROP.SIZE {list(i.CROP.SIZE)} does not fit into {picture.file} resized to {list(size)}; raise "
+                f"INPUT.CROP.SIZE {list(i.CROP.SIZE)} does not fit into {image.file} resized to {list(size)}; raise "
                 "INPUT.MIN_SIZE_TRAIN, or lower the crop"
             )
     if tested and cfg.MODEL.SEM_SEG_HEAD.NAME == "DeepLabV3Head":
-        size = output_size(picture.height, picture.width, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
+        size = output_size(image.height, image.width, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
         if any(-(-side // stride) % (crop // stride) for side, crop in zip(size, i.CROP.SIZE, strict=True)):
             raise InputError(
-                f"{picture.file} resized to {list(size)} is no multiple of INPUT.CROP.SIZE {list(i.CROP.SIZE)}, over "
+                f"{image.file} resized to {list(size)} is no multiple of INPUT.CROP.SIZE {list(i.CROP.SIZE)}, over "
                 "which DeepLab pools; choose INPUT.MIN_SIZE_TEST so, or set INPUT.CROP.ENABLED False"
             )

@@ -1,9 +1,8 @@
 """Task: what a network is trained and scored for, with its opened data sets."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,8 +20,25 @@ from momentum_transfer.verdicts.outcomes import Outcomes
 Data = TypeVar("Data", bound=DetectionData | SemanticData)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What predictions of one kind (boxes, masks, label maps) are worth.
+
+    Attributes:
+        task: what records call it, ``coco/bbox``.
+        metrics: in percent. outcomes: of every image. per_class: class name → AP (or IoU) in percent.
+        errors: the error analysis of the inputs that were parsed for the scores; None of label maps.
+    """
+
+    task: str
+    metrics: Mapping[str, float]
+    outcomes: Outcomes
+    per_class: Mapping[str, float]
+    errors: Callable[[], dict[str, Any]] | None = None
+
+
 class Task(ABC, Generic[Data]):
-    """A task: its data, looked through, scored and drawn.
+    """A task: its data, checked, scored and drawn.
 
     Attributes:
         name: "detection" or "segmentation"; engines choose their parts by it.
@@ -54,11 +70,7 @@ class Task(ABC, Generic[Data]):
         """Image files of a data set."""
 
     def check_overlap(self, *, forbid: bool = False) -> None:
-        """Count the test images that are byte for byte training images, and say so.
-
-        Raises:
-            InputError: there are some, and ``forbid``.
-        """
+        """Count and report the test images that are byte for byte training images; InputError with ``forbid``."""
         train = [file for data in self.train for file in self.images(data)]
         for data in self.test if train and is_main() else ():
             found = shared_files(train, self.images(data))
@@ -68,7 +80,7 @@ class Task(ABC, Generic[Data]):
     def check(
         self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True, forbid_overlap: bool = False
     ) -> None:
-        """Look through every data set; what is wrong but bearable is said, what is not raises InputError.
+        """Check every data set: warn of what a training can bear, InputError for the rest.
 
         Args:
             open_images: also open every image and compare its size with the annotations'; takes some milliseconds an
@@ -78,12 +90,8 @@ class Task(ABC, Generic[Data]):
         """
 
     @abstractmethod
-    def scores(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, float], Outcomes]]:
-        """What records call the task, metrics in percent and outcomes per image, for each kind of overlap there is."""
-
-    def analyses(self, predictions: Predictions) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Which errors were made, as a name for the file and its content for the report; nothing where none is made."""
-        yield from ()
+    def evaluate(self, predictions: Predictions) -> Iterator[Evaluation]:
+        """Score predictions, one kind after another. Ground truth is parsed once, each kind's predictions once."""
 
     @abstractmethod
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:

@@ -1,9 +1,7 @@
-"""Feature maps: a ResNet's stages, and the feature pyramid on top of them (FPN, arXiv 1612.03144).
+"""Feature maps: a ResNet's stages, and a feature pyramid on top of them (FPN, arXiv 1612.03144).
 
-The simple feature pyramid of ViTDet (Li et al., arXiv 2203.16527, section 3): all levels from one map.
+Or the simple feature pyramid of ViTDet (Li et al., arXiv 2203.16527, section 3): all levels from one map.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +13,8 @@ from momentum_transfer.backbones.resnet import ResNet
 from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, FrozenBatchNorm2d, norm_layer, xavier_fill
 
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}
+#: The one map of a plain ViT.
+LAST = "last_feat"
 
 
 class BottomUp(nn.Module):
@@ -23,8 +23,7 @@ class BottomUp(nn.Module):
     Parameter names are torchvision's; ``weights.py`` renames them for Detectron2's files.
 
     Args:
-        resnet: gives its modules away.
-        last: the last stage to keep, ``res4`` for C4 detectors.
+        resnet: its modules are taken over. last: the last stage to keep, ``res4`` for C4 detectors.
         freeze_at: 0 freezes nothing, 1 the stem, 2 the stem and res2, and so on. A frozen part takes no gradient, and
             its BatchNorms become FrozenBN, as in Detectron2.
     """
@@ -80,11 +79,7 @@ def freeze_norms(module: nn.Module) -> nn.Module:
 
 
 def dilate(stage: nn.Module, dilations: Sequence[int]) -> None:
-    """Trade a stage's stride for dilation, block by block (DeepLab-v3, section 3.1).
-
-    Args:
-        dilations: of each block's 3×3 convolutions; fewer than blocks are repeated in turn.
-    """
+    """Trade a stage's stride for dilation of 3×3 convolutions, block by block in turn (DeepLab-v3, section 3.1)."""
     for index, block in enumerate(stage.children()):
         dilation = dilations[index % len(dilations)]
         for conv in (module for module in block.modules() if isinstance(module, nn.Conv2d)):
@@ -120,21 +115,18 @@ class ConvP6P7(nn.Module):
         return [p6, self.p7(F.relu(p6))]
 
 
+TopBlock = MaxPoolP6 | ConvP6P7
+
+
 class FPN(nn.Module):
     """Feature pyramid: lateral 1×1 convolutions, top-down sum, 3×3 output convolutions, extra levels on top.
 
-    ``size_divisibility``: images are padded to multiples of it, so that doubling a level meets the one below; or to a
+    Images are padded to multiples of ``size_divisibility``, so that doubling a level meets the one below, or to a
     ``square`` of so many pixels where that is not 0.
     """
 
     def __init__(
-        self,
-        bottom_up: Any,
-        sources: Sequence[str],
-        channels: int,
-        norm: str,
-        top_block: MaxPoolP6 | ConvP6P7,
-        square: int = 0,
+        self, bottom_up: Any, sources: Sequence[str], channels: int, *, norm: str, top_block: TopBlock, square: int = 0
     ) -> None:
         super().__init__()
         self.bottom_up, self.sources, self.square = bottom_up, list(sources), square
@@ -168,11 +160,7 @@ class FPN(nn.Module):
 
 
 class SingleScale(nn.Module):
-    """The backbone of C4 detectors and of segmentation: stages and no pyramid. Named as a bare network in files.
-
-    Args:
-        size_divisibility, square: what images are padded to, as for ``FPN``.
-    """
+    """The backbone of C4 detectors and of segmentation: stages and no pyramid; images are padded as for ``FPN``."""
 
     def __init__(self, bottom_up: Any, size_divisibility: int = 1, square: int = 0) -> None:
         super().__init__()
@@ -188,27 +176,18 @@ class SimplePyramid(nn.Module):
     """Levels of strides 4, 8, 16 and 32: transposed convolutions up, max-pooling down, then 1×1 and 3×3 convolutions.
 
     Args:
-        net: gives one map of stride 16, its width in ``channels``.
-        levels: of "p2" to "p5", those wanted.
-        norm: after every convolution; Detectron2's pyramid needs one.
-        top_block: P6 (and P7) from P5.
+        net: gives one map, ``LAST``, of stride 16, and its width in ``channels``.
+        levels: some of "p2" to "p5". norm: after every convolution. top_block: P6 (and P7) from P5.
         square: pad images to a square of so many pixels; 0: to the next multiple of the last stride.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        width: int,
-        levels: Sequence[str],
-        channels: int,
-        norm: str,
-        top_block: MaxPoolP6 | ConvP6P7,
-        square: int = 0,
+        self, net: Any, levels: Sequence[str], channels: int, *, norm: str, top_block: TopBlock, square: int = 0
     ) -> None:
         super().__init__()
         self.levels = list(levels)
         for name in self.levels:
-            self.add_module(f"simfp_{name[-1]}", _level(2 ** int(name[-1]), width, channels, norm))
+            self.add_module(f"simfp_{name[-1]}", _level(2 ** int(name[-1]), net.channels[LAST], channels, norm))
         self.net, self.top_block, self.square = net, top_block, square
         names = [*self.levels, *top_block.levels]
         self.strides = {name: 2 ** int(name[-1]) for name in names}
@@ -224,7 +203,7 @@ class SimplePyramid(nn.Module):
 
 
 def _level(stride: int, width: int, channels: int, norm: str) -> nn.Sequential:
-    """One level from a map of stride 16; Detectron2's numbering of its parts."""
+    """One level from a map of stride 16; its parts are numbered as Detectron2's."""
     make_norm = norm_layer(norm)
     if make_norm is None:
         raise ValueError("a simple feature pyramid needs a norm")

@@ -1,16 +1,8 @@
-"""Boxes: clipping, overlap, matching with ground truth, sampling of a training batch, coding of offsets.
+"""Boxes: clipping, overlap, matching with ground truth, sampling of a training batch, coding of offsets, anchors.
 
 Boxes are float32 [N, 4], x1 y1 x2 y2 in pixels. Every function orders its arithmetic so that its results carry the
 same bits as Detectron2's.
-
-Anchors: boxes of fixed sizes and shapes around every cell of a feature map (Faster R-CNN, section 3.1.1).
-
-They are Detectron2's: unrounded, all shapes of the first size before the second size, on strides that are fixed by
-the network. torchvision's own generator rounds them and derives the strides from the image's size, which is wrong
-where that is no multiple of the stride.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -78,20 +70,20 @@ def match(
 
 
 def sample(labels: Tensor, count: int, positive_fraction: float, background: int) -> tuple[Tensor, Tensor]:
-    """Draw up to ``count`` candidates, at most ``positive_fraction`` of them foreground, the rest background.
+    """Sample up to ``count`` candidates, at most ``positive_fraction`` of them foreground, the rest background.
 
     Args:
-        labels: [N]; −1 is never drawn, ``background`` is background, all else is foreground.
+        labels: [N]; −1 is never sampled, ``background`` is background, all else is foreground.
 
     Returns:
-        Indices of the drawn foreground and background candidates, in random order.
+        Indices of the sampled foreground and background candidates, in random order.
     """
     positive = torch.nonzero((labels != -1) & (labels != background)).squeeze(1)
     negative = torch.nonzero(labels == background).squeeze(1)
     positives = min(positive.numel(), int(count * positive_fraction))
     negatives = min(negative.numel(), count - positives)
-    drawn = positive[torch.randperm(positive.numel(), device=labels.device)[:positives]]
-    return drawn, negative[torch.randperm(negative.numel(), device=labels.device)[:negatives]]
+    sampled = positive[torch.randperm(positive.numel(), device=labels.device)[:positives]]
+    return sampled, negative[torch.randperm(negative.numel(), device=labels.device)[:negatives]]
 
 
 class OffsetCoder:
@@ -142,13 +134,8 @@ def _centres(references: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, torch.stack((width, height, width, height), dim=1)
 
 
-def cell_anchors(sizes: Sequence[float], aspect_ratios: Sequence[float]) -> Tensor:
-    """Boxes around the origin, [len(sizes)·len(aspect_ratios), 4].
-
-    Args:
-        sizes: square roots of the anchors' areas, in pixels.
-        aspect_ratios: height ÷ width.
-    """
+def _cell_anchors(sizes: Sequence[float], aspect_ratios: Sequence[float]) -> Tensor:
+    """Boxes around the origin, [len(sizes)·len(aspect_ratios), 4]: roots of their areas in pixels, height ÷ width."""
     anchors = []
     for size in sizes:
         for ratio in aspect_ratios:
@@ -158,7 +145,7 @@ def cell_anchors(sizes: Sequence[float], aspect_ratios: Sequence[float]) -> Tens
     return torch.tensor(anchors)
 
 
-def per_level(values: Sequence[Sequence[float]] | Sequence[float], levels: int) -> list[list[float]]:
+def _per_level(values: Sequence[Sequence[float]] | Sequence[float], levels: int) -> list[list[float]]:
     """One list a level; a single list serves all levels, as in Detectron2's configs."""
     given: list[Any] = list(values)
     nested = [list(v) for v in given] if isinstance(given[0], (list, tuple)) else [[float(v) for v in given]]
@@ -170,7 +157,11 @@ def per_level(values: Sequence[Sequence[float]] | Sequence[float], levels: int) 
 
 
 class AnchorGenerator(nn.Module):
-    """Anchors of all feature levels.
+    """Anchors of all feature levels: boxes around every cell (Faster R-CNN, section 3.1.1), as Detectron2's.
+
+    They are unrounded, all shapes of the first size before the second size, on strides that are fixed by the network.
+    torchvision's own generator rounds them and derives the strides from the image's size, which is wrong where that is
+    no multiple of the stride.
 
     Args:
         sizes, aspect_ratios: one list a level, or one for all.
@@ -179,18 +170,15 @@ class AnchorGenerator(nn.Module):
     """
 
     def __init__(
-        self,
-        sizes: Sequence[Sequence[float]],
-        aspect_ratios: Sequence[Sequence[float]],
-        strides: Sequence[int],
-        offset: float = 0.0,
-    ) -> None:
+        self, sizes: Sequence[Sequence[float]], aspect_ratios: Sequence[Sequence[float]], strides: Sequence[int],
+        offset: float = 0.0
+    ) -> None:  # fmt: skip
         super().__init__()
         self.strides, self.offset = list(strides), offset
-        levels = zip(per_level(sizes, len(strides)), per_level(aspect_ratios, len(strides)), strict=True)
+        levels = zip(_per_level(sizes, len(strides)), _per_level(aspect_ratios, len(strides)), strict=True)
         for index, (level_sizes, level_ratios) in enumerate(levels):
             # Not persistent: anchors are settings, not weights, and are absent from Detectron2's files too.
-            self.register_buffer(f"cell_{index}", cell_anchors(level_sizes, level_ratios), persistent=False)
+            self.register_buffer(f"cell_{index}", _cell_anchors(level_sizes, level_ratios), persistent=False)
 
     @property
     def per_location(self) -> list[int]:

@@ -1,7 +1,5 @@
 """Config key → values that the torchvision engine implements; others are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fvcore.common.config import CfgNode
@@ -16,7 +14,7 @@ C4_HEADS = ("Res5ROIHeads", "Res5ROIHeadsExtraNorm")
 _BOX_LOSSES = ("smooth_l1", "giou")
 _POOLERS = ("ROIAlign", "ROIAlignV2")
 
-#: Key → the words of Detectron2's that this engine knows.
+#: Key → the values of Detectron2's that this engine knows.
 WORDS: dict[str, tuple[object, ...]] = {
     "VERSION": (2,),
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", "RetinaNet", "FCOS", "SemanticSegmentor"),
@@ -54,9 +52,10 @@ def unsupported(cfg: CfgNode) -> str | None:
     for key, known in WORDS.items():
         if value_of(cfg, key) not in known:
             return f"{key} is none of {', '.join(str(word) or 'the empty name' for word in known)}"
-    of_task = {"detection": lambda: next(_detector_problems(cfg), None),
-               "segmentation": lambda: semantic_run.unsupported(cfg)}  # fmt: skip
-    return next(_problems(cfg), None) or of_task[task_name(cfg)]()
+    if reason := next(_problems(cfg), None):
+        return reason
+    detects = task_name(cfg) == "detection"
+    return next(_detector_problems(cfg), None) if detects else semantic_run.unsupported(cfg)
 
 
 def _problems(cfg: CfgNode) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Training and test samples from COCO-form files as Detectron2 makes them: resizing, flips, crowds, empty images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,13 @@ from momentum_transfer.core.samplers import Place
 from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
 from momentum_transfer.transfer.torchvision_engine.boxes import nonempty
-from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks, PolygonMasks, polygons_to_bitmap
-from momentum_transfer.transfer.torchvision_engine.structures import Sample, Target
+from momentum_transfer.transfer.torchvision_engine.structures import (
+    BitMasks,
+    PolygonMasks,
+    Sample,
+    Target,
+    polygons_to_bitmap,
+)
 
 
 @dataclass(frozen=True)
@@ -32,25 +35,17 @@ class Annotation:
 
 
 @dataclass(frozen=True)
-class Picture:
+class AnnotatedImage:
     """One image of a data set with its objects."""
 
     file: Path
     image_id: int
     height: int
     width: int
-    annotations: tuple[Annotation, ...]
+    annotations: tuple[Annotation, ...] = ()
 
 
-@dataclass(frozen=True)
-class PictureList:
-    """A data set in memory. category_ids: the file's id of each class from 0."""
-
-    pictures: tuple[Picture, ...]
-    category_ids: tuple[int, ...]
-
-
-def read_pictures(data: DetectionData) -> PictureList:
+def annotated_images(data: DetectionData) -> list[AnnotatedImage]:
     """The images and objects of a data set. Classes are numbered in the order of the file's ids, as Detectron2 does."""
     content = data.load()
     number = {category: index for index, category in enumerate(data.category_ids)}
@@ -66,16 +61,15 @@ def read_pictures(data: DetectionData) -> PictureList:
         category = number[entry["category_id"]]
         found = Annotation(box, category, segmentation or None, bool(entry.get("iscrowd", 0)))
         objects.setdefault(entry["image_id"], []).append(found)
-    pictures = [
-        Picture(data.image_path(i), i["id"], i["height"], i["width"], tuple(objects.get(i["id"], ())))
+    return [
+        AnnotatedImage(data.image_path(i), i["id"], i["height"], i["width"], tuple(objects.get(i["id"], ())))
         for i in sorted(content["images"], key=lambda image: image["id"])
     ]
-    return PictureList(tuple(pictures), data.category_ids)
 
 
-def with_objects(pictures: Sequence[Picture]) -> list[Picture]:
+def with_objects(images: Sequence[AnnotatedImage]) -> list[AnnotatedImage]:
     """Only the images with at least one object that is no crowd (FILTER_EMPTY_ANNOTATIONS)."""
-    return [p for p in pictures if any(not a.crowd for a in p.annotations)]
+    return [image for image in images if any(not a.crowd for a in image.annotations)]
 
 
 def output_size(height: int, width: int, short_edge: int, long_edge: int) -> tuple[int, int]:
@@ -89,36 +83,27 @@ def output_size(height: int, width: int, short_edge: int, long_edge: int) -> tup
 
 
 class Mapper:
-    """A picture to a sample.
+    """An annotated image to a sample.
 
     Args:
-        short_edges: to choose from; with ``size_range`` the two ends of a range.
-        long_edge: limit of the longer side.
-        bgr: channel order blue, green, red.
-        mask_format: ``polygon``, ``bitmask`` or None for no masks.
+        short_edges: to choose from; with ``size_range`` the two ends of a range. long_edge: limit of the longer side.
+        bgr: channel order blue, green, red. mask_format: ``polygon``, ``bitmask`` or None for no masks.
         flip: horizontally with probability one half.
     """
 
     def __init__(
-        self,
-        short_edges: Sequence[int],
-        long_edge: int,
-        *,
-        bgr: bool,
-        mask_format: str | None,
-        flip: bool,
-        size_range: bool = False,
-    ) -> None:
+        self, short_edges: Sequence[int], long_edge: int, *, bgr: bool, mask_format: str | None, flip: bool,
+        size_range: bool = False
+    ) -> None:  # fmt: skip
         self.short_edges, self.long_edge, self.bgr = list(short_edges), long_edge, bgr
         self.mask_format, self.flip, self.size_range = mask_format, flip, size_range
 
-    def train(self, picture: Picture, random: np.random.Generator) -> Sample:
+    def train(self, entry: AnnotatedImage, random: np.random.Generator) -> Sample:
         """Resized and flipped at random, with its target."""
         short, flip = self.draw_edge(random), self.draw_flip(random)
-        image = read_image(picture)
-        size = output_size(picture.height, picture.width, short, self.long_edge)
-        target = self._target(picture, size, flip)
-        return self.sample(picture, resize(image, size, flip), target)
+        image = read_image(entry)
+        size = output_size(entry.height, entry.width, short, self.long_edge)
+        return self.sample(entry, resize(image, size, flip), self._target(entry, size, flip))
 
     def draw_edge(self, random: np.random.Generator) -> int:
         """A length of the shorter side."""
@@ -130,38 +115,37 @@ class Mapper:
         """Whether to mirror."""
         return self.flip and bool(random.random() < 0.5)
 
-    def test(self, picture: Picture) -> Sample:
+    def test(self, entry: AnnotatedImage) -> Sample:
         """Resized to the first short edge; no target."""
-        size = output_size(picture.height, picture.width, self.short_edges[0], self.long_edge)
-        return self.sample(picture, resize(read_image(picture), size, flip=False), None)
+        size = output_size(entry.height, entry.width, self.short_edges[0], self.long_edge)
+        return self.sample(entry, resize(read_image(entry), size, flip=False), None)
 
-    def sample(self, picture: Picture, image: np.ndarray, target: Target | None) -> Sample:
+    def sample(self, entry: AnnotatedImage, image: np.ndarray, target: Target | None) -> Sample:
         """A resized image uint8 [H, W, 3] in RGB as a sample."""
         pixels = image[:, :, ::-1] if self.bgr else image
         tensor = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-        return Sample(tensor, picture.image_id, picture.height, picture.width, str(picture.file), target)
+        return Sample(tensor, entry.image_id, entry.height, entry.width, str(entry.file), target)
 
-    def _target(self, picture: Picture, size: tuple[int, int], flip: bool) -> Target:
-        objects = [a for a in picture.annotations if not a.crowd]
-        scale = np.array([size[1] * 1.0 / picture.width, size[0] * 1.0 / picture.height])
-        boxes = [_move_box(a.box, scale, size, flip) for a in objects]
+    def _target(self, entry: AnnotatedImage, size: tuple[int, int], flip: bool) -> Target:
+        objects = [a for a in entry.annotations if not a.crowd]
+        boxes = [_move_box(a.box, _scale(entry, size), size, flip) for a in objects]
         tensor = torch.as_tensor(np.array(boxes, dtype=np.float64).reshape(-1, 4), dtype=torch.float32)
         target = Target(tensor, torch.tensor([a.category for a in objects], dtype=torch.int64))
         keep = nonempty(tensor, 1e-5)
         if self.mask_format is not None:
-            masks = self._masks([a.segmentation for a in objects], picture, scale, size, flip)
+            masks = self._masks(objects, entry, size, flip)
             keep &= masks.nonempty()
             target.masks = masks.select(torch.nonzero(keep).squeeze(1))
         return Target(target.boxes[keep], target.classes[keep], target.masks)
 
     def _masks(
-        self, segmentations: Sequence[Any], picture: Picture, scale: np.ndarray, size: tuple[int, int], flip: bool
+        self, objects: Sequence[Annotation], entry: AnnotatedImage, size: tuple[int, int], flip: bool
     ) -> BitMasks | PolygonMasks:
-        moved = [_move_segmentation(s, picture, scale, size, flip) for s in segmentations]
+        moved = [_move_segmentation(a.segmentation, entry, size, flip) for a in objects]
         if self.mask_format == "polygon":
             if any(isinstance(m, np.ndarray) for m in moved):
                 raise InputError(
-                    f"expected polygons as masks of {picture.file}, found a run-length encoding; "
+                    f"expected polygons as masks of {entry.file}, found a run-length encoding; "
                     "set INPUT.MASK_FORMAT bitmask"
                 )
             return PolygonMasks(moved)
@@ -170,16 +154,12 @@ class Mapper:
         return BitMasks(torch.from_numpy(stacked))
 
 
-def read_image(picture: Picture) -> np.ndarray:
-    """uint8 [H, W, 3] in RGB, turned as its EXIF says.
-
-    Raises:
-        InputError: the file cannot be read, or has another size than the data set says; the file is named.
-    """
-    image = np.asarray(read_rgb(picture.file))
-    if image.shape[:2] != (picture.height, picture.width):
+def read_image(entry: AnnotatedImage) -> np.ndarray:
+    """uint8 [H, W, 3] in RGB, turned as its EXIF says; InputError if unreadable or of another size than expected."""
+    image = np.asarray(read_rgb(entry.file))
+    if image.shape[:2] != (entry.height, entry.width):
         raise InputError(
-            f"expected {picture.width}×{picture.height} pixels in {picture.file} as its data set says, found "
+            f"expected {entry.width}×{entry.height} pixels in {entry.file} as its data set says, found "
             f"{image.shape[1]}×{image.shape[0]}; correct the data set's file"
         )
     return image
@@ -191,6 +171,10 @@ def resize(image: np.ndarray, size: tuple[int, int], flip: bool) -> np.ndarray:
     return resized[:, ::-1] if flip else resized
 
 
+def _scale(entry: AnnotatedImage, size: tuple[int, int]) -> np.ndarray:
+    return np.array([size[1] * 1.0 / entry.width, size[0] * 1.0 / entry.height])
+
+
 def _move_box(box: Sequence[float], scale: np.ndarray, size: tuple[int, int], flip: bool) -> np.ndarray:
     corners = np.array(box, dtype=np.float64).reshape(2, 2) * scale
     if flip:
@@ -198,11 +182,10 @@ def _move_box(box: Sequence[float], scale: np.ndarray, size: tuple[int, int], fl
     return np.minimum(corners.reshape(4).clip(min=0), [size[1], size[0], size[1], size[0]])
 
 
-def _move_segmentation(
-    segmentation: Any, picture: Picture, scale: np.ndarray, size: tuple[int, int], flip: bool
-) -> Any:
+def _move_segmentation(segmentation: Any, entry: AnnotatedImage, size: tuple[int, int], flip: bool) -> Any:
     """Polygons stay polygons; a run-length encoding becomes a bitmap [H, W] of the new size."""
     if isinstance(segmentation, list):
+        scale = _scale(entry, size)
         polygons = [np.asarray(p, dtype=np.float64).reshape(-1, 2) * scale for p in segmentation]
         if flip:
             for polygon in polygons:
@@ -210,7 +193,7 @@ def _move_segmentation(
         return [p.reshape(-1) for p in polygons]
     if not isinstance(segmentation, dict):
         raise InputError(
-            f"expected a mask for every object of {picture.file}, found one without; "
+            f"expected a mask for every object of {entry.file}, found one without; "
             "set MODEL.MASK_ON False to train boxes only"
         )
     bitmap = decode_mask(segmentation, *segmentation["size"]).astype(np.uint8)
@@ -221,25 +204,25 @@ def _move_segmentation(
 class TrainingSamples(Dataset[Sample]):
     """Samples at places. Each is a pure function of the seed and its position in the order, whoever makes it."""
 
-    def __init__(self, pictures: Sequence[Picture], mapper: Mapper, seed: int) -> None:
-        self.pictures, self.mapper, self.seed = pictures, mapper, seed
+    def __init__(self, images: Sequence[AnnotatedImage], mapper: Mapper, seed: int) -> None:
+        self.images, self.mapper, self.seed = images, mapper, seed
 
     def __getitem__(self, place: Place) -> Sample:
         position, index = place
-        return self.mapper.train(self.pictures[index], np.random.default_rng((self.seed, position)))
+        return self.mapper.train(self.images[index], np.random.default_rng((self.seed, position)))
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
 
 class TestSamples(Dataset[Sample]):
     """Every image once, in order."""
 
-    def __init__(self, pictures: Sequence[Picture], mapper: Mapper) -> None:
-        self.pictures, self.mapper = pictures, mapper
+    def __init__(self, images: Sequence[AnnotatedImage], mapper: Mapper) -> None:
+        self.images, self.mapper = images, mapper
 
     def __getitem__(self, index: int) -> Sample:
-        return self.mapper.test(self.pictures[index])
+        return self.mapper.test(self.images[index])
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)

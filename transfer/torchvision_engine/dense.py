@@ -1,6 +1,4 @@
-"""RetinaNet (arXiv 1708.02002), and what dense detectors share: heads on every level, focal loss, inference."""
-
-from __future__ import annotations
+"""RetinaNet (arXiv 1708.02002), and the base of dense detectors: heads on every level, focal loss, inference."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +12,11 @@ from torchvision.ops import batched_nms
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer, normal_fill
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Target
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Maps, Output, Sizes, Target
 
 
 class PerLevelNorm(nn.ModuleList):
-    """One BatchNorm for each level, taken in turn: levels share convolutions, but differ in their statistics.
+    """One BatchNorm for each level, taken in turn: levels have the same convolutions, but differ in their statistics.
 
     As in Detectron2 the affine parameters are shared, and the turn is counted by the calls, one a level.
     """
@@ -58,7 +56,7 @@ class RetinaNetHead(nn.Module):
     """
 
     def __init__(
-        self, channels: int, num_classes: int, anchors: int, convs: int, norm: str, prior: float, levels: int
+        self, channels: int, num_classes: int, anchors: int, *, convs: int, norm: str, prior: float, levels: int
     ) -> None:
         super().__init__()
         self.num_classes = num_classes
@@ -85,14 +83,13 @@ class MovingCount(nn.Module):
     """Moving average of the foreground count, by which dense losses are divided: one batch's own count varies too much.
 
     A buffer, so that a resumed training goes on with it; Detectron2 keeps it outside its files and starts anew.
-
-    Args:
-        momentum: weight of the new count (Detectron2 writes 1 - m = .9; the difference is exact, so its bits are ours).
     """
 
-    def __init__(self, start: float, momentum: float = 1 - 0.9) -> None:
+    #: Weight of the new count (Detectron2 writes 1 - m = .9; the difference is exact, so its bits are ours).
+    momentum = 1 - 0.9
+
+    def __init__(self, start: float) -> None:
         super().__init__()
-        self.momentum = momentum
         self.value: Tensor
         self.register_buffer("value", torch.tensor(start, dtype=torch.float64))
 
@@ -102,7 +99,7 @@ class MovingCount(nn.Module):
 
 
 class DenseHeads(nn.Module):
-    """Inference that RetinaNet and FCOS share: the best of each level, then suppression within classes.
+    """Inference of RetinaNet and FCOS: the best of each level, then suppression within classes.
 
     Boxes are suppressed before they are clipped, and empty ones drop out when they are scaled back, as in Detectron2.
     """
@@ -151,16 +148,12 @@ class RetinaNet(DenseHeads):
         self.alpha, self.gamma, self.box_loss, self.smooth_l1_beta = alpha, gamma, box_loss, smooth_l1_beta
         self.loss_normalizer = MovingCount(100.0)
 
-    def forward(
-        self, features: dict[str, Tensor], image_sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
-        """Losses ``loss_cls`` and ``loss_box_reg`` in training, detections otherwise."""
+    def forward(self, features: Maps, image_sizes: Sizes, targets: Sequence[Target] | None) -> Output:
+        """Losses ``loss_cls`` and ``loss_box_reg`` with targets, detections without."""
         maps = [features[name] for name in self.levels]
         logits, offsets = self.head(maps)
         anchors = self.anchors(maps)
-        if self.training:
-            if targets is None:
-                raise ValueError("RetinaNet needs targets in training")
+        if targets is not None:
             return [], self._losses(torch.cat(anchors), torch.cat(logits, 1), torch.cat(offsets, 1), targets)
         scores = [x.sigmoid() for x in logits]
         return [

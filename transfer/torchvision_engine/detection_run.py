@@ -1,17 +1,10 @@
-"""Detection from settings: the model, its training batches, its predictions.
-
-Detections of a data set as a COCO result file.
-
-How often an image comes in a pass over a long-tailed data set.
-"""
-
-from __future__ import annotations
+"""Detection from settings: the model, its training batches, its predictions as a COCO result file."""
 
 import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +20,37 @@ from momentum_transfer.core.files import write_text
 from momentum_transfer.core.log import ProgressLine, say
 from momentum_transfer.core.samplers import Batches, RepeatedPasses, ordered_loader
 from momentum_transfer.transfer.data.annotations import DetectionData, encode_mask
-from momentum_transfer.transfer.predictions import IouType, results_path
+from momentum_transfer.transfer.predictions import IouType, iou_types, results_path
 from momentum_transfer.transfer.torchvision_engine.data import (
+    AnnotatedImage,
     Mapper,
-    PictureList,
     TestSamples,
     TrainingSamples,
-    read_pictures,
+    annotated_images,
     with_objects,
 )
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
-from momentum_transfer.transfer.torchvision_engine.models import build_detector
-from momentum_transfer.transfer.torchvision_engine.structures import Detections
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 
 
-def predict_to_file(detector: Detector, data: PictureList, mapper: Mapper, path: Path, workers: int) -> float:
-    """Write the detections of every image, one image at a time as Detectron2 does; seconds per image.
+def predict_each(
+    network: Detector, images: Sequence[AnnotatedImage], cfg: CfgNode, handle: Callable[[Sample, Any], None]
+) -> float:
+    """Predict one image at a time, as Detectron2 does, and hand on what is found in each; seconds per image.
 
-    With several processes each takes every n-th image, and the first one merges what they wrote.
+    Of several processes each takes every n-th image.
     """
-    detector.eval()
-    mine = data.pictures[rank() :: world_size()]
-    loader = ordered_loader(TestSamples(mine, mapper), 1, workers=workers, collate=list)
-    entries: list[dict[str, Any]] = []
+    network.eval()
+    mine = images[rank() :: world_size()]
+    samples = TestSamples(mine, mapper_of(cfg, train=False))
+    loader = ordered_loader(samples, 1, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
     begun = time.monotonic()
     with torch.no_grad(), ProgressLine("predict", len(mine)) as progress:
-        for samples in loader:
-            for sample, found in zip(samples, detector(samples), strict=True):
-                entries += result_entries(sample.image_id, found, data.category_ids)
-            progress.advance(len(samples))
-    seconds = (time.monotonic() - begun) / max(len(mine), 1)
-    write_entries(entries, path)
-    return seconds
+        for batch in loader:
+            for sample, found in zip(batch, network(batch), strict=True):
+                handle(sample, found)
+            progress.advance(len(batch))
+    return (time.monotonic() - begun) / max(len(mine), 1)
 
 
 def result_entries(image_id: int, found: Detections, category_ids: Sequence[int]) -> list[dict[str, Any]]:
@@ -109,11 +101,6 @@ def repeat_factors(classes_of_images: Sequence[set[int]], threshold: float, sqrt
     return torch.tensor(factors, dtype=torch.float32)
 
 
-def build(cfg: CfgNode) -> Detector:
-    """The freshly initialised detector of a config."""
-    return build_detector(cfg)
-
-
 def mapper_of(cfg: CfgNode, train: bool) -> Mapper:
     """The data path of a config, for training or for test."""
     return Mapper(
@@ -130,22 +117,22 @@ def training_loader(
     cfg: CfgNode, data: Sequence[DetectionData], seed: int, start: int, network: Any = None
 ) -> DataLoader[Any]:
     """Endless batches of the training sets ``data`` from iteration ``start`` on."""
-    pictures = [picture for one in data for picture in read_pictures(one).pictures]
+    images = [image for one in data for image in annotated_images(one)]
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
-        before = len(pictures)
-        pictures = with_objects(pictures)
-        say(f"training images: {len(pictures)} ({before - len(pictures)} without objects left out)")
-    if not pictures:
+        before = len(images)
+        images = with_objects(images)
+        say(f"training images: {len(images)} ({before - len(images)} without objects left out)")
+    if not images:
         names = ", ".join(one.name for one in data)
         raise InputError(f"no image with objects in {names}; nothing can be trained")
-    factors = torch.ones(len(pictures))
+    factors = torch.ones(len(images))
     if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
-        classes = [{a.category for a in p.annotations} for p in pictures]
+        classes = [{a.category for a in image.annotations} for image in images]
         factors = repeat_factors(classes, cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATALOADER.REPEAT_SQRT)
-    wide = [p.width > p.height for p in pictures] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
+    wide = [image.width > image.height for image in images] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
     order, size = RepeatedPasses(factors, seed), cfg.SOLVER.IMS_PER_BATCH // world_size()
     batches = Batches(order, size, rank=rank(), world_size=world_size(), start=start, groups=wide)
-    samples = TrainingSamples(pictures, mapper_of(cfg, train=True), seed)
+    samples = TrainingSamples(images, mapper_of(cfg, train=True), seed)
     return samplers.training_loader(samples, batches, workers=cfg.DATALOADER.NUM_WORKERS, collate=list)
 
 
@@ -153,12 +140,11 @@ def predict(
     cfg: CfgNode, detector: Detector, data: DetectionData, out_dir: Path
 ) -> tuple[Path, tuple[IouType, ...], float]:
     """Write the detections of one test set; the file, what can be scored in it, seconds per image."""
-    path, types = results_path(out_dir, data.name), iou_types(cfg)
-    mapper = mapper_of(cfg, train=False)
-    seconds = predict_to_file(detector, read_pictures(data), mapper, path, cfg.DATALOADER.NUM_WORKERS)
-    return path, types, seconds
+    path, entries = results_path(out_dir, data.name), []
 
+    def keep(sample: Sample, found: Detections) -> None:
+        entries.extend(result_entries(sample.image_id, found, data.category_ids))
 
-def iou_types(cfg: CfgNode) -> tuple[IouType, ...]:
-    """What of a detector's predictions can be scored: boxes, and masks where it has them."""
-    return ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+    seconds = predict_each(detector, annotated_images(data), cfg, keep)
+    write_entries(entries, path)
+    return path, iou_types(cfg.MODEL.MASK_ON), seconds

@@ -1,19 +1,24 @@
 """Detectors as networks: images in, losses or detections out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.transfer.torchvision_engine import instance_masks
 from momentum_transfer.transfer.torchvision_engine.backbone import FPN, SimplePyramid, SingleScale
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS
 from momentum_transfer.transfer.torchvision_engine.rpn import RPN
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample, Target
+from momentum_transfer.transfer.torchvision_engine.structures import (
+    Detections,
+    Maps,
+    Output,
+    Sample,
+    Sizes,
+    Target,
+    rescale,
+)
 
 
 class Detector(nn.Module):
@@ -38,11 +43,7 @@ class Detector(nn.Module):
         return self.pixel_mean.device
 
     def batch(self, images: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width).
-
-        Raises:
-            InputError: one is larger than the square that all are padded to.
-        """
+        """Images normalised, padded with zeros at the right and bottom and stacked; and their own (height, width)."""
         normalised = [(x.to(self.device) - self.pixel_mean) / self.pixel_std for x in images]
         sizes = [(x.shape[-2], x.shape[-1]) for x in normalised]
         step = self.backbone.size_divisibility
@@ -59,9 +60,7 @@ class Detector(nn.Module):
             stacked[index, :, :h, :w] = x
         return stacked, sizes
 
-    def run(
-        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
+    def run(self, features: Maps, sizes: Sizes, targets: Sequence[Target] | None) -> Output:
         """Everything behind the backbone."""
         raise NotImplementedError
 
@@ -77,7 +76,7 @@ class Detector(nn.Module):
         if self.training:
             return losses
         return [
-            instance_masks.rescale(found, size, sample.height, sample.width)
+            rescale(found, size, sample.height, sample.width)
             for found, size, sample in zip(detections, sizes, samples, strict=True)
         ]
 
@@ -91,9 +90,7 @@ class RCNN(Detector):
         super().__init__(backbone, **pixels)
         self.proposal_generator, self.roi_heads = rpn, roi_heads
 
-    def run(
-        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
+    def run(self, features: Maps, sizes: Sizes, targets: Sequence[Target] | None) -> Output:
         proposals, proposal_losses = self.proposal_generator(features, sizes, targets)
         detections, losses = self.roi_heads(features, proposals, targets)
         return detections, losses | proposal_losses
@@ -106,7 +103,5 @@ class OneStage(Detector):
         super().__init__(backbone, **pixels)
         self.heads = heads
 
-    def run(
-        self, features: dict[str, Tensor], sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
+    def run(self, features: Maps, sizes: Sizes, targets: Sequence[Target] | None) -> Output:
         return self.heads(features, sizes, targets)

@@ -1,13 +1,8 @@
-"""The torchvision engine: Detectron2's computation from torchvision's parts, without Detectron2.
-
-A trained network of this engine on images in memory.
-"""
-
-from __future__ import annotations
+"""The torchvision engine: Detectron2's computation from torchvision's parts, without Detectron2."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,57 +16,52 @@ from momentum_transfer.core.log import say
 from momentum_transfer.core.optimization import Schedule, cosine, multi_step, polynomial, times_warmup, with_warmup
 from momentum_transfer.transfer.any_backbone import group_rules
 from momentum_transfer.transfer.config import task_name
-from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.data.semantic_datasets import SemanticData
-from momentum_transfer.transfer.engine import Finetuned
+from momentum_transfer.transfer.experiment import Experiment, Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights
-from momentum_transfer.transfer.predictions import IouType, Predictions, Score
+from momentum_transfer.transfer.predictions import Predictions, Score
 from momentum_transfer.transfer.tasks.task import Task
 from momentum_transfer.transfer.torchvision_engine import detection_run, semantic_run, solver, training_state
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
-from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture, output_size, resize
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper, output_size, resize
 from momentum_transfer.transfer.torchvision_engine.detectors import Detector
+from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Sample
 from momentum_transfer.transfer.torchvision_engine.train import Training, train
 from momentum_transfer.transfer.torchvision_engine.training_state import BestKeeper, Position
 from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_backbone, load_detector
 
-_UNNAMED = Path()
-
 
 class TorchvisionPredictor:
-    """Images to what is found in them; see ``engine.Predictor``.
+    """Images to what is found in them; see ``engines.Predictor``.
 
-    Images that have one size after resizing go through the network together. Those of other sizes do not share a batch,
-    because a smaller one would be padded to the larger, which its features at the border would feel.
+    Only images that have one size after resizing form a batch: a smaller one would be padded to the larger, which its
+    features at the border would feel.
     """
 
     def __init__(self, network: Detector, mapper: Mapper) -> None:
         self.network, self.mapper = network.eval(), mapper
 
     def __call__(self, images: Sequence[np.ndarray]) -> list[Detections] | list[np.ndarray]:
-        samples = [self._sample(number, image) for number, image in enumerate(images)]
-        alike: dict[tuple[int, ...], list[Sample]] = {}
-        for sample in samples:
-            alike.setdefault(tuple(sample.image.shape), []).append(sample)
-        found: dict[int, Detections | np.ndarray] = {}
+        batches: dict[tuple[int, ...], list[Sample]] = {}
+        for number, image in enumerate(images):
+            sample = self._sample(number, image)
+            batches.setdefault(tuple(sample.image.shape), []).append(sample)
+        found: dict[int, Any] = {}
         with torch.no_grad():
-            for batch in alike.values():
+            for batch in batches.values():
                 for sample, one in zip(batch, self.network(batch), strict=True):
-                    found[sample.image_id] = (
-                        one.cpu().numpy().astype(np.uint8) if isinstance(one, torch.Tensor) else one
-                    )
-        return [found[number] for number in range(len(images))]  # type: ignore[return-value]  # all of one kind
+                    labels = isinstance(one, torch.Tensor)
+                    found[sample.image_id] = one.cpu().numpy().astype(np.uint8) if labels else one
+        return [found[number] for number in range(len(images))]
 
     def _sample(self, number: int, image: np.ndarray) -> Sample:
         height, width = image.shape[:2]
-        picture = Picture(_UNNAMED, number, height, width, ())
         size = output_size(height, width, self.mapper.short_edges[0], self.mapper.long_edge)
-        return self.mapper.sample(picture, resize(image, size, flip=False), None)
+        return self.mapper.sample(AnnotatedImage(Path(), number, height, width), resize(image, size, flip=False), None)
 
 
 class TorchvisionEngine:
-    """Fine-tuning and prediction by this project's own detectors."""
+    """Fine-tuning and prediction by this project's own detectors; see ``engines.Engine``."""
 
     name = "torchvision"
 
@@ -80,59 +70,37 @@ class TorchvisionEngine:
         return unsupported(cfg)
 
     def finetune(
-        self,
-        cfg: CfgNode,
-        task: Task[Any],
-        initial: InitialWeights,
-        seed: int,
-        out_dir: Path,
-        *,
-        resume: bool = False,
-        score: Score | None = None,
+        self, experiment: Experiment, seed: int, out_dir: Path, *, resume: bool = False, score: Score | None = None
     ) -> Finetuned:
-        """Train; see ``engine.Engine``. Leaves ``model_final.pth``, ``metrics.jsonl`` and ``checkpoints/``."""
-        device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
-        with process_group(device):
-            return _finetune(cfg, task, initial, seed, Path(out_dir), resume, device, score)
+        """Train. Leaves ``model_final.pth``, ``metrics.jsonl`` and ``checkpoints/``."""
+        with process_group(choose_device(experiment.cfg.MODEL.DEVICE, "MODEL.DEVICE")):
+            return _finetune(experiment, seed, Path(out_dir), resume, score)
 
-    def predict(self, cfg: CfgNode, task: Task[Any], detector: InitialWeights, out_dir: Path) -> list[Predictions]:
-        """Predict; see ``engine.Engine``. Leaves ``results_<dataset>.json``."""
-        device = choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")
-        network = build(cfg)
-        load_detector(network, detector.detector, detector.name)
-        network.to(device)
-        with process_group(device):
-            return [_predict(cfg, network, data, Path(out_dir)) for data in task.test]
+    def predict(self, experiment: Experiment, out_dir: Path) -> list[Predictions]:
+        """Predict. Leaves ``results_<dataset>.json``."""
+        cfg = experiment.cfg
+        network = _trained(cfg, experiment.initial)
+        with process_group(network.device):
+            return [_predict(cfg, network, data, Path(out_dir)) for data in experiment.task.test]
 
     def predictor(self, cfg: CfgNode, detector: InitialWeights) -> TorchvisionPredictor:
-        """A detector for images in memory; see ``engine.Engine``."""
-        network = build(cfg)
-        load_detector(network, detector.detector, detector.name)
-        network.to(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
-        return TorchvisionPredictor(network, detection_run.mapper_of(cfg, train=False))
+        """A detector for images in memory."""
+        return TorchvisionPredictor(_trained(cfg, detector), detection_run.mapper_of(cfg, train=False))
 
 
-class _TaskRun(Protocol):
-    """A task's part of this engine: a module such as ``detection_run``."""
-
-    def build(self, cfg: CfgNode) -> Detector: ...
-
-    def training_loader(
-        self, cfg: CfgNode, data: Any, seed: int, start: int, network: Any = None
-    ) -> DataLoader[Any]: ...
-
-    def predict(
-        self, cfg: CfgNode, detector: Any, data: Any, out_dir: Path
-    ) -> tuple[Path, tuple[IouType, ...], float]: ...
-
-
-#: Task.name -> its part.
-_RUNS: dict[str, _TaskRun] = {"detection": detection_run, "segmentation": semantic_run}
+#: Task.name -> its part of this engine: training_loader, predict.
+_RUNS: dict[str, Any] = {"detection": detection_run, "segmentation": semantic_run}
 
 
 def build(cfg: CfgNode) -> Detector:
     """The freshly initialised model of a config."""
-    return _RUNS[task_name(cfg)].build(cfg)
+    return build_detector(cfg) if task_name(cfg) == "detection" else semantic_run.build(cfg)
+
+
+def _trained(cfg: CfgNode, detector: InitialWeights) -> Detector:
+    network = build(cfg)
+    load_detector(network, detector.detector, detector.name)
+    return network.to(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE"))
 
 
 def training_loader(
@@ -141,17 +109,18 @@ def training_loader(
     """Endless batches of ``task.train`` from iteration ``start`` on; of features for a linear probe's ``network``."""
     if cfg.SOLVER.IMS_PER_BATCH % world_size():
         raise InputError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} does not divide by {world_size()} processes")
-    return _RUNS[task.name].training_loader(cfg, task.train, seed, start, network)
+    loader: DataLoader[Any] = _RUNS[task.name].training_loader(cfg, task.train, seed, start, network)
+    return loader
 
 
-def _predict(cfg: CfgNode, network: Detector, data: DetectionData | SemanticData, out_dir: Path) -> Predictions:
+def _predict(cfg: CfgNode, network: Detector, data: Any, out_dir: Path) -> Predictions:
     """Detections (or label PNGs) of one data set."""
     path, types, seconds = _RUNS[task_name(cfg)].predict(cfg, network, data, out_dir)
     return Predictions(path, data.name, types, TorchvisionEngine.name, seconds)
 
 
 def initialise(detector: Detector, initial: InitialWeights) -> Position:
-    """Give a fresh detector its weights; what was loaded and what stays new is returned."""
+    """Give a fresh detector its weights."""
     if initial.detector:
         load_detector(detector, initial.detector, initial.name)
         say(f"weights: the whole detector from {initial.name}")
@@ -165,7 +134,7 @@ def initialise(detector: Detector, initial: InitialWeights) -> Position:
 
 
 def build_training(cfg: CfgNode, detector: Detector, position: Position) -> Training:
-    """Optimiser, schedule, clipping and precision of a config."""
+    """Optimizer, schedule, clipping and precision of a config."""
     s = cfg.SOLVER
     optimizer = solver.build_optimizer(cfg, detector, group_rules(cfg))
     schedule = schedule_of(cfg)
@@ -191,16 +160,8 @@ def schedule_of(cfg: CfgNode) -> Schedule:
     raise ValueError(f"unknown SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}")
 
 
-def _finetune(
-    cfg: CfgNode,
-    task: Task[Any],
-    initial: InitialWeights,
-    seed: int,
-    out_dir: Path,
-    resume: bool,
-    device: torch.device,
-    score: Score | None,
-) -> Finetuned:
+def _finetune(experiment: Experiment, seed: int, out_dir: Path, resume: bool, score: Score | None) -> Finetuned:
+    cfg, task = experiment.cfg, experiment.task
     out_dir.mkdir(parents=True, exist_ok=True)
     final, last = out_dir / "model_final.pth", training_state.last(out_dir)
     if resume and final.is_file():
@@ -211,11 +172,11 @@ def _finetune(
         raise InputError(f"{out_dir} holds a training already; go on with --resume, or choose another OUTPUT_DIR")
     torch.manual_seed(seed)
     detector = build(cfg)
-    position = initialise(detector, initial) if last is None else Position(0, (), ())
-    training = build_training(cfg, detector.to(device), position)
-    torch.manual_seed(seed + rank())  # every process draws its own proposals
+    position = initialise(detector, experiment.initial) if last is None else Position(0, (), ())
+    training = build_training(cfg, detector.to(choose_device(cfg.MODEL.DEVICE, "MODEL.DEVICE")), position)
+    torch.manual_seed(seed + rank())  # every process samples its own proposals
     if last is not None:
-        training.position = training_state.resume(last, detector, training.optimizer, training.scaler, cfg, device)
+        training.position = training_state.resume(last, detector, training.optimizer, training.scaler, cfg)
         say(f"going on after iteration {training.position.step} of {last}")
     loader = training_loader(cfg, task, seed, training.position.step, detector)
     evaluate = None

@@ -1,8 +1,7 @@
 """FCOS (arXiv 2006.09214, the journal version): one point a cell, distances to the four sides, centre-ness."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +12,14 @@ from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.dense import DenseHeads, MovingCount, RetinaNetHead, flatten_cells
 from momentum_transfer.transfer.torchvision_engine.layers import normal_fill
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Target
+from momentum_transfer.transfer.torchvision_engine.structures import Maps, Output, Sizes, Target
 
 
 class FCOSHead(RetinaNetHead):
     """The towers of RetinaNet with one point a cell, and centre-ness on the box tower (section 3.1.3)."""
 
-    def __init__(self, channels: int, num_classes: int, convs: int, norm: str, prior: float, levels: int) -> None:
-        super().__init__(channels, num_classes, 1, convs, norm, prior, levels)
+    def __init__(self, channels: int, num_classes: int, **towers: Any) -> None:
+        super().__init__(channels, num_classes, 1, **towers)
         self.ctrness = nn.Conv2d(channels, 1, 3, padding=1)
         normal_fill(self.ctrness, std=0.01)
 
@@ -52,19 +51,15 @@ class FCOS(DenseHeads):
         self.radius, self.alpha, self.gamma = radius, alpha, gamma
         self.loss_normalizer = MovingCount(300.0)
 
-    def forward(
-        self, features: dict[str, Tensor], image_sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
-        """Losses ``loss_fcos_cls``, ``loss_fcos_loc``, ``loss_fcos_ctr`` in training, detections otherwise.
+    def forward(self, features: Maps, image_sizes: Sizes, targets: Sequence[Target] | None) -> Output:
+        """Losses ``loss_fcos_cls``, ``loss_fcos_loc``, ``loss_fcos_ctr`` with targets, detections without.
 
         A detection's score is the geometric mean of class probability and centre-ness (equation 4).
         """
         maps = [features[name] for name in self.levels]
         logits, distances, centreness = self.head(maps)
         points = self.points(maps)
-        if self.training:
-            if targets is None:
-                raise ValueError("FCOS needs targets in training")
+        if targets is not None:
             return [], self._losses(
                 points, torch.cat(logits, 1), torch.cat(distances, 1), torch.cat(centreness, 1), targets
             )

@@ -1,7 +1,5 @@
 """Region heads: box head, box predictor with losses and inference, mask head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -15,19 +13,25 @@ from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, msra_
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals
 
 
+def _add_convs(to: nn.Sequential, name: str, channels: int, count: int, width: int, norm: str) -> int:
+    """Append 3×3 convolutions with ReLU; the channels behind them."""
+    for index in range(count):
+        conv = ConvNorm(channels, width, 3, padding=1, norm=norm, relu=True)
+        msra_fill(conv)
+        to.add_module(f"{name}{index + 1}", conv)
+        channels = width
+    return channels
+
+
 class BoxHead(nn.Sequential):
     """``convs`` 3×3 convolutions, then ``fcs`` fully connected layers, each followed by ReLU.
 
     2 fcs and no convolution are the head of FPN; 4 normalised convolutions and 1 fc the papers' second preset.
     """
 
-    def __init__(self, channels: int, resolution: int, convs: int, conv_dim: int, fcs: int, fc_dim: int, norm: str):
+    def __init__(self, channels: int, resolution: int, *, convs: int, conv_dim: int, fcs: int, fc_dim: int, norm: str):
         super().__init__()
-        for index in range(convs):
-            conv = ConvNorm(channels, conv_dim, 3, padding=1, norm=norm, relu=True)
-            msra_fill(conv)
-            self.add_module(f"conv{index + 1}", conv)
-            channels = conv_dim
+        channels = _add_convs(self, "conv", channels, convs, conv_dim, norm)
         self.flatten = nn.Flatten()
         self.outputs = channels * resolution * resolution
         for index in range(fcs):
@@ -42,27 +46,16 @@ class BoxPredictor(nn.Module):
     """Scores and offsets of each region (Fast R-CNN, arXiv 1504.08083); the last class is background.
 
     Args:
-        inputs: length of a region's feature vector.
-        coder_weights: scale of the four offsets.
+        inputs: length of a region's feature vector. coder_weights: scale of the four offsets.
         class_agnostic: one set of offsets for all classes.
         box_loss: ``smooth_l1`` (``smooth_l1_beta`` 0: L1) or ``giou``.
         score_threshold, nms_threshold, detections: of inference; ``detections`` per image.
     """
 
     def __init__(
-        self,
-        inputs: int,
-        num_classes: int,
-        *,
-        coder_weights: Sequence[float],
-        class_agnostic: bool,
-        box_loss: str,
-        smooth_l1_beta: float,
-        box_loss_weight: float,
-        score_threshold: float,
-        nms_threshold: float,
-        detections: int,
-    ) -> None:
+        self, inputs: int, num_classes: int, *, coder_weights: Sequence[float], class_agnostic: bool, box_loss: str,
+        smooth_l1_beta: float, box_loss_weight: float, score_threshold: float, nms_threshold: float, detections: int
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_classes, self.class_agnostic = num_classes, class_agnostic
         self.cls_score = nn.Linear(inputs, num_classes + 1)
@@ -129,11 +122,7 @@ class MaskHead(nn.Sequential):
 
     def __init__(self, channels: int, num_classes: int, convs: int, conv_dim: int, norm: str) -> None:
         super().__init__()
-        for index in range(convs):
-            conv = ConvNorm(channels, conv_dim, 3, padding=1, norm=norm, relu=True)
-            msra_fill(conv)
-            self.add_module(f"mask_fcn{index + 1}", conv)
-            channels = conv_dim
+        channels = _add_convs(self, "mask_fcn", channels, convs, conv_dim, norm)
         self.deconv = nn.ConvTranspose2d(channels, conv_dim, 2, stride=2)
         msra_fill(self.deconv)
         self.deconv_relu = nn.ReLU(inplace=True)
@@ -142,11 +131,7 @@ class MaskHead(nn.Sequential):
 
 
 def mask_loss(logits: Tensor, classes: Tensor, wanted: Tensor) -> Tensor:
-    """Binary cross-entropy on the mask of the true class.
-
-    Args:
-        logits: [R, classes or 1, M, M]. classes: int64 [R]. wanted: bool [R, M, M].
-    """
+    """Binary cross-entropy of logits [R, classes or 1, M, M] on the mask of the true class, bool [R, M, M]."""
     if not len(logits):
         return logits.sum() * 0.0
     return F.binary_cross_entropy_with_logits(_of_class(logits, classes), wanted.float(), reduction="mean")

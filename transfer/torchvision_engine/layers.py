@@ -1,7 +1,5 @@
 """Normalisation by Detectron2's names, and convolution with an optional norm and activation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -48,11 +46,7 @@ class ChannelNorm(nn.Module):
 
 
 class GroupNorm32(nn.GroupNorm):
-    """GroupNorm of 32 groups, as Detectron2's GN.
-
-    Raises:
-        InputError: a group of one value, which has no variance: 32 channels on a map of one pixel.
-    """
+    """GroupNorm of 32 groups, as Detectron2's GN; InputError for a group of one value, which has no variance."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(32, channels)
@@ -79,11 +73,7 @@ NORM_TYPES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.GroupNorm, nn
 
 
 def norm_layer(name: str) -> NormLayer | None:
-    """The constructor of a norm by Detectron2's name; None for the empty name.
-
-    Raises:
-        InputError: the name is none of BN, SyncBN, FrozenBN, GN, LN and the empty one.
-    """
+    """The constructor of a norm by Detectron2's name; None for the empty name, InputError for an unknown one."""
     if name == "":
         return None
     if name not in _NORMS:

@@ -1,7 +1,5 @@
 """Builders of detectors: the only file of the engine's models that reads the config."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,23 +10,30 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.transfer import any_backbone
 from momentum_transfer.transfer.torchvision_engine.backbone import (
     FPN,
+    LAST,
     BottomUp,
     ConvP6P7,
     MaxPoolP6,
     SimplePyramid,
     SingleScale,
+    TopBlock,
 )
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
-from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
-from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead
 from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, RoIPooler, StandardRoIHeads
+from momentum_transfer.transfer.torchvision_engine.roi_heads import (
+    CascadeRoIHeads,
+    ProposalSampler,
+    Res5RoIHeads,
+    RoIPooler,
+    StandardRoIHeads,
+    res5_head,
+)
 from momentum_transfer.transfer.torchvision_engine.rpn import RPN
-from momentum_transfer.transfer.torchvision_engine.vit import LAST, ViT
+from momentum_transfer.transfer.torchvision_engine.vit import ViT
 
 
 def architecture_of(cfg: CfgNode) -> Architecture:
@@ -72,14 +77,14 @@ def _pyramid(cfg: CfgNode, convolved_from: str = "") -> FPN | SimplePyramid:
         bottom_up = BottomUp(_resnet(cfg), freeze_at=freeze_at(cfg))
     plain = LAST in bottom_up.channels
     channels, norm = cfg.MODEL.FPN.OUT_CHANNELS, cfg.MODEL.FPN.NORM
-    top: MaxPoolP6 | ConvP6P7 = MaxPoolP6()
+    top: TopBlock = MaxPoolP6()
     if convolved_from:  # a plain network has no res5
         from_stage = convolved_from == "res5" and not plain
         top = ConvP6P7(bottom_up.channels["res5"] if from_stage else channels, channels, "res5" if from_stage else "p5")
     if plain:
         levels = [f"p{name[-1]}" for name in sources]
-        return SimplePyramid(bottom_up, bottom_up.channels[LAST], levels, channels, norm, top, square)
-    return FPN(bottom_up, sources, channels, norm, top, square)
+        return SimplePyramid(bottom_up, levels, channels, norm=norm, top_block=top, square=square)
+    return FPN(bottom_up, sources, channels, norm=norm, top_block=top, square=square)
 
 
 def vit(cfg: CfgNode) -> ViT:
@@ -96,36 +101,23 @@ def _anchors(cfg: CfgNode, strides: Sequence[int]) -> AnchorGenerator:
 
 def _rpn(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale) -> RPN:
     rpn = cfg.MODEL.RPN
+    anchors = _anchors(cfg, [backbone.strides[name] for name in rpn.IN_FEATURES])
     return RPN(
-        rpn.IN_FEATURES,
-        _anchors(cfg, [backbone.strides[name] for name in rpn.IN_FEATURES]),
-        backbone.channels[rpn.IN_FEATURES[0]],
-        coder_weights=rpn.BBOX_REG_WEIGHTS,
-        thresholds=rpn.IOU_THRESHOLDS,
-        labels=rpn.IOU_LABELS,
-        batch_size=rpn.BATCH_SIZE_PER_IMAGE,
-        positive_fraction=rpn.POSITIVE_FRACTION,
-        pre_nms=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
-        post_nms=(rpn.POST_NMS_TOPK_TRAIN, rpn.POST_NMS_TOPK_TEST),
-        nms_threshold=rpn.NMS_THRESH,
-        min_size=cfg.MODEL.PROPOSAL_GENERATOR.MIN_SIZE,
-        smooth_l1_beta=rpn.SMOOTH_L1_BETA,
-        loss_weight=rpn.LOSS_WEIGHT,
-        box_loss_weight=rpn.BBOX_REG_LOSS_WEIGHT,
-        convs=rpn.CONV_DIMS,
-    )
+        rpn.IN_FEATURES, anchors, backbone.channels[rpn.IN_FEATURES[0]], coder_weights=rpn.BBOX_REG_WEIGHTS,
+        thresholds=rpn.IOU_THRESHOLDS, labels=rpn.IOU_LABELS, batch_size=rpn.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=rpn.POSITIVE_FRACTION, pre_nms=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
+        post_nms=(rpn.POST_NMS_TOPK_TRAIN, rpn.POST_NMS_TOPK_TEST), nms_threshold=rpn.NMS_THRESH,
+        min_size=cfg.MODEL.PROPOSAL_GENERATOR.MIN_SIZE, smooth_l1_beta=rpn.SMOOTH_L1_BETA,
+        loss_weight=rpn.LOSS_WEIGHT, box_loss_weight=rpn.BBOX_REG_LOSS_WEIGHT, convs=rpn.CONV_DIMS,
+    )  # fmt: skip
 
 
 def _sampler(cfg: CfgNode) -> ProposalSampler:
     roi = cfg.MODEL.ROI_HEADS
     return ProposalSampler(
-        roi.NUM_CLASSES,
-        roi.IOU_THRESHOLDS,
-        roi.IOU_LABELS,
-        roi.BATCH_SIZE_PER_IMAGE,
-        roi.POSITIVE_FRACTION,
-        roi.PROPOSAL_APPEND_GT,
-    )
+        roi.NUM_CLASSES, roi.IOU_THRESHOLDS, roi.IOU_LABELS, batch_size=roi.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=roi.POSITIVE_FRACTION, append_ground_truth=roi.PROPOSAL_APPEND_GT,
+    )  # fmt: skip
 
 
 def _pooler(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale, head: CfgNode) -> RoIPooler:
@@ -135,23 +127,19 @@ def _pooler(cfg: CfgNode, backbone: FPN | SimplePyramid | SingleScale, head: Cfg
 
 def _box_head(cfg: CfgNode, channels: int) -> BoxHead:
     head = cfg.MODEL.ROI_BOX_HEAD
-    return BoxHead(channels, head.POOLER_RESOLUTION, head.NUM_CONV, head.CONV_DIM, head.NUM_FC, head.FC_DIM, head.NORM)
+    convs = {"convs": head.NUM_CONV, "conv_dim": head.CONV_DIM, "norm": head.NORM}
+    return BoxHead(channels, head.POOLER_RESOLUTION, fcs=head.NUM_FC, fc_dim=head.FC_DIM, **convs)
 
 
 def _box_predictor(cfg: CfgNode, inputs: int, coder_weights: Sequence[float]) -> BoxPredictor:
     head = cfg.MODEL.ROI_BOX_HEAD
+    roi = cfg.MODEL.ROI_HEADS
     return BoxPredictor(
-        inputs,
-        cfg.MODEL.ROI_HEADS.NUM_CLASSES,
-        coder_weights=coder_weights,
-        class_agnostic=head.CLS_AGNOSTIC_BBOX_REG,
-        box_loss=head.BBOX_REG_LOSS_TYPE,
-        smooth_l1_beta=head.SMOOTH_L1_BETA,
-        box_loss_weight=head.BBOX_REG_LOSS_WEIGHT,
-        score_threshold=cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST,
-        nms_threshold=cfg.MODEL.ROI_HEADS.NMS_THRESH_TEST,
-        detections=cfg.TEST.DETECTIONS_PER_IMAGE,
-    )
+        inputs, roi.NUM_CLASSES, coder_weights=coder_weights, class_agnostic=head.CLS_AGNOSTIC_BBOX_REG,
+        box_loss=head.BBOX_REG_LOSS_TYPE, smooth_l1_beta=head.SMOOTH_L1_BETA,
+        box_loss_weight=head.BBOX_REG_LOSS_WEIGHT, score_threshold=roi.SCORE_THRESH_TEST,
+        nms_threshold=roi.NMS_THRESH_TEST, detections=cfg.TEST.DETECTIONS_PER_IMAGE,
+    )  # fmt: skip
 
 
 def _mask_head(cfg: CfgNode, channels: int) -> MaskHead | None:
@@ -162,9 +150,9 @@ def _mask_head(cfg: CfgNode, channels: int) -> MaskHead | None:
     return MaskHead(channels, classes, head.NUM_CONV, head.CONV_DIM, head.NORM)
 
 
-def _mask_branch(cfg: CfgNode, backbone: FPN | SimplePyramid) -> tuple[RoIPooler | None, MaskHead | None]:
+def _mask_branch(cfg: CfgNode, backbone: FPN | SimplePyramid) -> dict[str, Any]:
     head = _mask_head(cfg, backbone.channels[cfg.MODEL.ROI_HEADS.IN_FEATURES[0]])
-    return (_pooler(cfg, backbone, cfg.MODEL.ROI_MASK_HEAD) if head is not None else None), head
+    return {"mask_head": head, "mask_pooler": _pooler(cfg, backbone, cfg.MODEL.ROI_MASK_HEAD)} if head else {}
 
 
 def _heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> StandardRoIHeads:
@@ -172,7 +160,7 @@ def _heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> StandardRoIHeads:
     box_head = _box_head(cfg, backbone.channels[levels[0]])
     predictor = _box_predictor(cfg, box_head.outputs, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS)
     pooler = _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD)
-    return StandardRoIHeads(levels, _sampler(cfg), pooler, box_head, predictor, *_mask_branch(cfg, backbone))
+    return StandardRoIHeads(levels, _sampler(cfg), pooler, box_head, predictor, **_mask_branch(cfg, backbone))
 
 
 def _cascade_heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> CascadeRoIHeads:
@@ -181,7 +169,7 @@ def _cascade_heads(cfg: CfgNode, backbone: FPN | SimplePyramid) -> CascadeRoIHea
     weights = zip(heads, cascade.BBOX_REG_WEIGHTS, strict=True)
     predictors = [_box_predictor(cfg, head.outputs, weight) for head, weight in weights]
     pooler, branch = _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD), _mask_branch(cfg, backbone)
-    return CascadeRoIHeads(levels, _sampler(cfg), pooler, heads, predictors, cascade.IOUS, *branch)
+    return CascadeRoIHeads(levels, _sampler(cfg), pooler, heads, predictors, thresholds=cascade.IOUS, **branch)
 
 
 def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:
@@ -190,13 +178,10 @@ def _c4(cfg: CfgNode, pixels: dict[str, Any]) -> RCNN:
     channels = resnet.num_features
     extra = norm_layer(cfg.MODEL.RESNETS.NORM) if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm" else None
     heads = Res5RoIHeads(
-        cfg.MODEL.ROI_HEADS.IN_FEATURES[0],
-        _sampler(cfg),
-        _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD),
+        cfg.MODEL.ROI_HEADS.IN_FEATURES[0], _sampler(cfg), _pooler(cfg, backbone, cfg.MODEL.ROI_BOX_HEAD),
         res5_head(resnet.layer4, channels, extra),
-        _box_predictor(cfg, channels, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS),
-        _mask_head(cfg, channels),
-    )
+        _box_predictor(cfg, channels, cfg.MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS), mask_head=_mask_head(cfg, channels),
+    )  # fmt: skip
     return RCNN(backbone, _rpn(cfg, backbone), heads, **pixels)
 
 
@@ -204,41 +189,26 @@ def _retinanet(cfg: CfgNode, backbone: FPN | SimplePyramid) -> RetinaNet:
     settings = cfg.MODEL.RETINANET
     anchors = _anchors(cfg, [backbone.strides[name] for name in settings.IN_FEATURES])
     channels, levels = cfg.MODEL.FPN.OUT_CHANNELS, len(settings.IN_FEATURES)
-    head = RetinaNetHead(
-        channels, settings.NUM_CLASSES, anchors.per_location[0], settings.NUM_CONVS, settings.NORM,
-        settings.PRIOR_PROB, levels,
-    )  # fmt: skip
+    towers = {"convs": settings.NUM_CONVS, "norm": settings.NORM, "prior": settings.PRIOR_PROB, "levels": levels}
+    head = RetinaNetHead(channels, settings.NUM_CLASSES, anchors.per_location[0], **towers)
     return RetinaNet(
-        settings.IN_FEATURES,
-        head,
-        anchors,
-        coder_weights=settings.BBOX_REG_WEIGHTS,
-        thresholds=settings.IOU_THRESHOLDS,
-        labels=settings.IOU_LABELS,
-        alpha=settings.FOCAL_LOSS_ALPHA,
-        gamma=settings.FOCAL_LOSS_GAMMA,
-        box_loss=settings.BBOX_REG_LOSS_TYPE,
-        smooth_l1_beta=settings.SMOOTH_L1_LOSS_BETA,
-        **_dense_inference(cfg, settings),
-    )
+        settings.IN_FEATURES, head, anchors, coder_weights=settings.BBOX_REG_WEIGHTS,
+        thresholds=settings.IOU_THRESHOLDS, labels=settings.IOU_LABELS, alpha=settings.FOCAL_LOSS_ALPHA,
+        gamma=settings.FOCAL_LOSS_GAMMA, box_loss=settings.BBOX_REG_LOSS_TYPE,
+        smooth_l1_beta=settings.SMOOTH_L1_LOSS_BETA, **_dense_inference(cfg, settings),
+    )  # fmt: skip
 
 
 def _fcos(cfg: CfgNode, backbone: FPN | SimplePyramid) -> FCOS:
     settings = cfg.MODEL.FCOS
     strides = [backbone.strides[name] for name in settings.IN_FEATURES]
-    head = FCOSHead(
-        cfg.MODEL.FPN.OUT_CHANNELS, settings.NUM_CLASSES, settings.NUM_CONVS, settings.NORM, settings.PRIOR_PROB,
-        len(strides),
-    )  # fmt: skip
+    towers = {"convs": settings.NUM_CONVS, "norm": settings.NORM, "prior": settings.PRIOR_PROB, "levels": len(strides)}
+    head = FCOSHead(cfg.MODEL.FPN.OUT_CHANNELS, settings.NUM_CLASSES, **towers)
+    points = AnchorGenerator([[stride] for stride in strides], [[1.0]], strides, offset=0.5)
     return FCOS(
-        settings.IN_FEATURES,
-        head,
-        AnchorGenerator([[stride] for stride in strides], [[1.0]], strides, offset=0.5),
-        radius=settings.CENTER_SAMPLING_RADIUS,
-        alpha=settings.FOCAL_LOSS_ALPHA,
-        gamma=settings.FOCAL_LOSS_GAMMA,
-        **_dense_inference(cfg, settings),
-    )
+        settings.IN_FEATURES, head, points, radius=settings.CENTER_SAMPLING_RADIUS, alpha=settings.FOCAL_LOSS_ALPHA,
+        gamma=settings.FOCAL_LOSS_GAMMA, **_dense_inference(cfg, settings),
+    )  # fmt: skip
 
 
 def _dense_inference(cfg: CfgNode, settings: CfgNode) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The second stage of R-CNN detectors: regions from proposals, then boxes and masks (Mask R-CNN, arXiv 1703.06870).
 
-RoIAlign on a feature pyramid (Mask R-CNN, section 3; FPN, equation 1).
+RoIAlign on a feature pyramid (Mask R-CNN, section 3; FPN, equation 1), or on res4 alone (C4 detectors).
 """
 
-from __future__ import annotations
-
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from torchvision.ops import roi_align
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss, mask_probabilities
-from momentum_transfer.transfer.torchvision_engine.structures import Detections, Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.layers import NormLayer, ScaleGradient
+from momentum_transfer.transfer.torchvision_engine.structures import Detections, Maps, Output, Proposals, Target
 
 
 def assign_levels(boxes: Tensor, min_level: int, max_level: int, size: int = 224, level: int = 4) -> Tensor:
@@ -34,8 +35,7 @@ class RoIPooler(nn.Module):
     Unlike torchvision's MultiScaleRoIAlign the strides are given and not guessed from shapes, and pixels are aligned.
 
     Args:
-        resolution: side of the output.
-        strides: of the levels, finest first, each twice the one before.
+        resolution: side of the output. strides: of the levels, finest first, each twice the one before.
         sampling_ratio: samples per output cell and side; 0 takes as many as the box covers.
         aligned: subtract half a pixel before sampling (Detectron2's ROIAlignV2); False is ROIAlign.
     """
@@ -70,22 +70,17 @@ class RoIPooler(nn.Module):
 
 
 class ProposalSampler:
-    """Draws the proposals that train the heads, labelled by overlap with ground truth (Fast R-CNN, section 2.3).
+    """Samples the proposals that train the heads, labelled by overlap with ground truth (Fast R-CNN, section 2.3).
 
     Args:
-        thresholds, labels: overlap borders and the labels of the intervals (``boxes.match``); −1 is never drawn.
+        thresholds, labels: overlap borders and the labels of the intervals (``boxes.match``); −1 is never sampled.
         append_ground_truth: the true boxes join the proposals, so that early training sees foreground.
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        thresholds: Sequence[float],
-        labels: Sequence[int],
-        batch_size: int,
-        positive_fraction: float,
-        append_ground_truth: bool,
-    ) -> None:
+        self, num_classes: int, thresholds: Sequence[float], labels: Sequence[int], *, batch_size: int,
+        positive_fraction: float, append_ground_truth: bool
+    ) -> None:  # fmt: skip
         self.num_classes, self.thresholds, self.labels = num_classes, list(thresholds), list(labels)
         self.batch_size, self.positive_fraction = batch_size, positive_fraction
         self.append_ground_truth = append_ground_truth
@@ -98,10 +93,10 @@ class ProposalSampler:
         boxes = torch.cat((proposals.boxes, target.boxes)) if self.append_ground_truth else proposals.boxes
         proposals = Proposals(boxes, proposals.image_size)
         labelled = label_proposals(proposals, target, self.thresholds, self.labels, self.num_classes)
-        drawn = torch.cat(
+        sampled = torch.cat(
             box_ops.sample(labelled.classes, self.batch_size, self.positive_fraction, background=self.num_classes)
         )
-        return _index(labelled, drawn)
+        return _index(labelled, sampled)
 
 
 def label_proposals(
@@ -143,45 +138,34 @@ class StandardRoIHeads(nn.Module):
     """Box and mask branches, each with its own pooling from the pyramid.
 
     Args:
-        levels: names of the feature maps that regions are pooled from.
-        mask_head, mask_pooler: None without masks.
+        levels: names of the feature maps that regions are pooled from. mask_head, mask_pooler: None without masks.
     """
 
     def __init__(
-        self,
-        levels: Sequence[str],
-        sampler: ProposalSampler,
-        box_pooler: RoIPooler,
-        box_head: nn.Module,
-        box_predictor: nn.Module,
-        mask_pooler: RoIPooler | None = None,
-        mask_head: MaskHead | None = None,
-    ) -> None:
+        self, levels: Sequence[str], sampler: ProposalSampler, box_pooler: RoIPooler, box_head: nn.Module,
+        box_predictor: nn.Module, *, mask_pooler: RoIPooler | None = None, mask_head: MaskHead | None = None
+    ) -> None:  # fmt: skip
         super().__init__()
         self.levels, self.sampler = list(levels), sampler
         self.box_pooler, self.box_head, self.box_predictor = box_pooler, box_head, box_predictor
         self.mask_pooler, self.mask_head = mask_pooler, mask_head
 
-    def forward(
-        self, features: dict[str, Tensor], proposals: Sequence[Proposals], targets: Sequence[Target] | None
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
-        """Losses in training (no detections), detections otherwise (no losses)."""
+    def forward(self, features: Maps, proposals: Sequence[Proposals], targets: Sequence[Target] | None) -> Output:
+        """Losses with targets (no detections), detections without (no losses)."""
         maps = [features[name] for name in self.levels]
-        if self.training:
-            if targets is None:
-                raise ValueError("the RoI heads need targets in training")
-            drawn = self.sampler(proposals, targets)
-            return [], self._box_losses(maps, drawn, targets) | self._mask_losses(maps, drawn, targets)
+        if targets is not None:
+            sampled = self.sampler(proposals, targets)
+            return [], self._box_losses(maps, sampled, targets) | self._mask_losses(maps, sampled, targets)
         return self._with_masks(maps, self._detect(maps, proposals)), {}
 
     def _predict(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> tuple[Tensor, Tensor]:
         return self.box_predictor(self.box_head(self.box_pooler(maps, [p.boxes for p in proposals])))
 
     def _box_losses(
-        self, maps: Sequence[Tensor], drawn: Sequence[Proposals], targets: Sequence[Target]
+        self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this
-        return predictor.losses(*self._predict(maps, drawn), drawn)
+        return predictor.losses(*self._predict(maps, sampled), sampled)
 
     def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
         predictor: BoxPredictor = self.box_predictor  # type: ignore[assignment]  # a cascade overrides this
@@ -190,11 +174,11 @@ class StandardRoIHeads(nn.Module):
         return [predictor.detect(b, s, p.image_size) for b, s, p in zip(boxes, scores, proposals, strict=True)]
 
     def _mask_losses(
-        self, maps: Sequence[Tensor], drawn: Sequence[Proposals], targets: Sequence[Target]
+        self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         if self.mask_head is None or self.mask_pooler is None:
             return {}
-        chosen = foreground(drawn, self.sampler.num_classes)
+        chosen = foreground(sampled, self.sampler.num_classes)
         logits = self.mask_head(self.mask_pooler(maps, [p.boxes for p in chosen]))
         wanted = mask_targets(chosen, targets, logits.shape[-1])
         return {"loss_mask": mask_loss(logits, torch.cat([p.classes for p in chosen]), wanted)}
@@ -211,3 +195,130 @@ def attach_masks(logits: Tensor, detections: list[Detections]) -> list[Detection
     masks = mask_probabilities(logits, torch.cat([d.classes for d in detections]))
     split = masks.split([len(d) for d in detections])
     return [Detections(d.boxes, d.scores, d.classes, m) for d, m in zip(detections, split, strict=True)]
+
+
+class CascadeRoIHeads(StandardRoIHeads):
+    """Cascade R-CNN (arXiv 1712.00726): box heads in sequence, each trained at a higher overlap on the boxes before.
+
+    Gradients into the shared features are divided by the number of stages. Scores of all stages are averaged, boxes
+    are the last stage's.
+
+    Args:
+        box_heads, box_predictors: one a stage; the predictors are class-agnostic.
+        thresholds: overlap from which a box is foreground, for each stage. masks: see ``StandardRoIHeads``.
+    """
+
+    def __init__(
+        self, levels: Sequence[str], sampler: ProposalSampler, box_pooler: RoIPooler, box_heads: Sequence[nn.Module],
+        box_predictors: Sequence[BoxPredictor], *, thresholds: Sequence[float], **masks: Any
+    ) -> None:  # fmt: skip
+        super().__init__(levels, sampler, box_pooler, nn.ModuleList(box_heads), nn.ModuleList(box_predictors), **masks)
+        self.thresholds = list(thresholds)
+
+    def _predictor(self, stage: int) -> BoxPredictor:
+        return self.box_predictor[stage]  # type: ignore[index]  # a ModuleList of predictors
+
+    def _stage(self, stage: int, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> tuple[Tensor, Tensor]:
+        pooled = self.box_pooler(maps, [p.boxes for p in proposals])
+        if self.training:
+            pooled = ScaleGradient.apply(pooled, 1.0 / len(self.thresholds))
+        return self._predictor(stage)(self.box_head[stage](pooled))  # type: ignore[index]  # a ModuleList too
+
+    def _next(self, stage: int, offsets: Tensor, proposals: Sequence[Proposals]) -> list[Proposals]:
+        """The boxes of ``stage`` as proposals of the next. At test empty ones stay, so that scores can be averaged."""
+        following = []
+        for boxes, before in zip(self._predictor(stage).decode(offsets, proposals), proposals, strict=True):
+            boxes = box_ops.clip(boxes.detach(), before.image_size)
+            if self.training:
+                boxes = boxes[box_ops.nonempty(boxes)]
+            following.append(Proposals(boxes, before.image_size))
+        return following
+
+    def _box_losses(
+        self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = {}
+        proposals = list(sampled)
+        for stage, threshold in enumerate(self.thresholds):
+            if stage > 0:
+                classes = self.sampler.num_classes
+                with torch.no_grad():
+                    proposals = [
+                        label_proposals(p, t, [threshold], [0, 1], classes)
+                        for p, t in zip(proposals, targets, strict=True)
+                    ]
+            logits, offsets = self._stage(stage, maps, proposals)
+            for name, loss in self._predictor(stage).losses(logits, offsets, proposals).items():
+                losses[f"{name}_stage{stage}"] = loss
+            proposals = self._next(stage, offsets, proposals)
+        return losses
+
+    def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
+        stages = len(self.thresholds)
+        scores: list[list[Tensor]] = []
+        boxes: list[Tensor] = []
+        for stage in range(stages):
+            logits, offsets = self._stage(stage, maps, proposals)
+            scores.append(self._predictor(stage).probabilities(logits, proposals))
+            boxes = self._predictor(stage).decode(offsets, proposals)
+            proposals = self._next(stage, offsets, proposals)
+        averaged = [torch.stack(of_image).sum(dim=0) * (1.0 / stages) for of_image in zip(*scores, strict=True)]
+        last = self._predictor(stages - 1)
+        return [last.detect(b, s, p.image_size) for b, s, p in zip(boxes, averaged, proposals, strict=True)]
+
+
+def res5_head(res5: nn.Sequential, channels: int, extra_norm: NormLayer | None) -> nn.Sequential:
+    """The blocks of res5, then the norm that MoCo and the papers after it add because such features are unscaled."""
+    blocks: OrderedDict[str, nn.Module] = OrderedDict((str(index), block) for index, block in enumerate(res5))
+    if extra_norm is not None:
+        blocks["norm"] = extra_norm(channels)
+    return nn.Sequential(blocks)
+
+
+class Res5RoIHeads(nn.Module):
+    """Regions pooled from res4, through res5; their mean predicts boxes, their map predicts masks.
+
+    Args:
+        level: name of the map to pool from. res5: from ``res5_head``.
+    """
+
+    def __init__(
+        self, level: str, sampler: ProposalSampler, pooler: RoIPooler, res5: nn.Sequential,
+        box_predictor: BoxPredictor, *, mask_head: MaskHead | None = None
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.level, self.sampler, self.pooler = level, sampler, pooler
+        self.res5, self.box_predictor, self.mask_head = res5, box_predictor, mask_head
+
+    def forward(self, features: Maps, proposals: Sequence[Proposals], targets: Sequence[Target] | None) -> Output:
+        """Losses with targets (no detections), detections without (no losses)."""
+        maps = [features[self.level]]
+        if targets is not None:
+            return [], self._losses(maps, self.sampler(proposals, targets), targets)
+        return self._detect(maps, proposals), {}
+
+    def _region(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+        return self.res5(self.pooler(maps, boxes))
+
+    def _losses(
+        self, maps: Sequence[Tensor], sampled: Sequence[Proposals], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        regions = self._region(maps, [p.boxes for p in sampled])
+        logits, offsets = self.box_predictor(regions.mean(dim=[2, 3]))
+        losses = self.box_predictor.losses(logits, offsets, sampled)
+        if self.mask_head is not None:
+            classes = torch.cat([p.classes for p in sampled])
+            chosen = (classes >= 0) & (classes < self.sampler.num_classes)
+            # The sampled foreground stands first in each image, so the selection keeps the images' order.
+            proposals, logits = foreground(sampled, self.sampler.num_classes), self.mask_head(regions[chosen])
+            losses["loss_mask"] = mask_loss(logits, classes[chosen], mask_targets(proposals, targets, logits.shape[-1]))
+        return losses
+
+    def _detect(self, maps: Sequence[Tensor], proposals: Sequence[Proposals]) -> list[Detections]:
+        predictor = self.box_predictor
+        logits, offsets = predictor(self._region(maps, [p.boxes for p in proposals]).mean(dim=[2, 3]))
+        boxes, scores = predictor.decode(offsets, proposals), predictor.probabilities(logits, proposals)
+        found = [predictor.detect(b, s, p.image_size) for b, s, p in zip(boxes, scores, proposals, strict=True)]
+        if self.mask_head is None:
+            return found
+        return attach_masks(self.mask_head(self._region(maps, [d.boxes for d in found])), found)

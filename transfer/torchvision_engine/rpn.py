@@ -1,7 +1,5 @@
 """Region proposal network (Faster R-CNN, arXiv 1506.01497, section 3.1), on one level or on a pyramid."""
 
-from __future__ import annotations
-
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from torchvision.ops import batched_nms
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, normal_fill
-from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.structures import Maps, Proposals, Sizes, Target
 
 
 class RPNHead(nn.Module):
@@ -51,35 +49,19 @@ class RPN(nn.Module):
     """Proposals from anchors, and the losses of objectness and offsets.
 
     Args:
-        levels: names of the feature maps to use.
-        anchors: the generator.
-        channels: of every level.
+        levels: names of the feature maps to use, each of so many ``channels``.
         thresholds, labels: overlap borders and the labels of the intervals (``boxes.match``).
-        batch_size, positive_fraction: anchors drawn per image for the losses.
+        batch_size, positive_fraction: anchors sampled per image for the losses.
         pre_nms, post_nms: (training, test) proposals kept per level before and per image after suppression.
         smooth_l1_beta: 0 means L1.
     """
 
     def __init__(
-        self,
-        levels: Sequence[str],
-        anchors: AnchorGenerator,
-        channels: int,
-        *,
-        coder_weights: Sequence[float],
-        thresholds: Sequence[float],
-        labels: Sequence[int],
-        batch_size: int,
-        positive_fraction: float,
-        pre_nms: tuple[int, int],
-        post_nms: tuple[int, int],
-        nms_threshold: float,
-        min_size: float,
-        smooth_l1_beta: float,
-        loss_weight: float,
-        box_loss_weight: float,
-        convs: Sequence[int] = (-1,),
-    ) -> None:
+        self, levels: Sequence[str], anchors: AnchorGenerator, channels: int, *, coder_weights: Sequence[float],
+        thresholds: Sequence[float], labels: Sequence[int], batch_size: int, positive_fraction: float,
+        pre_nms: tuple[int, int], post_nms: tuple[int, int], nms_threshold: float, min_size: float,
+        smooth_l1_beta: float, loss_weight: float, box_loss_weight: float, convs: Sequence[int] = (-1,)
+    ) -> None:  # fmt: skip
         super().__init__()
         self.levels, self.anchors = list(levels), anchors
         self.rpn_head = RPNHead(channels, anchors.per_location[0], convs)
@@ -91,16 +73,14 @@ class RPN(nn.Module):
         self.loss_weight, self.box_loss_weight = loss_weight, box_loss_weight
 
     def forward(
-        self, features: dict[str, Tensor], image_sizes: Sequence[tuple[int, int]], targets: Sequence[Target] | None
+        self, features: Maps, image_sizes: Sizes, targets: Sequence[Target] | None
     ) -> tuple[list[Proposals], dict[str, Tensor]]:
-        """Proposals of each image, and in training the losses ``loss_rpn_cls`` and ``loss_rpn_loc``."""
+        """Proposals of each image, and with targets the losses ``loss_rpn_cls`` and ``loss_rpn_loc``."""
         maps = [features[name] for name in self.levels]
         anchors = self.anchors(maps)
         logits, offsets = zip(*(self.rpn_head(x) for x in maps), strict=True)
         losses = {}
-        if self.training:
-            if targets is None:
-                raise ValueError("the RPN needs targets in training")
+        if targets is not None:
             losses = self._losses(torch.cat(anchors), torch.cat(logits, dim=1), torch.cat(offsets, dim=1), targets)
         with torch.no_grad():
             proposals = self._propose(anchors, logits, offsets, image_sizes)
@@ -133,12 +113,9 @@ class RPN(nn.Module):
         }
 
     def _propose(
-        self,
-        anchors: Sequence[Tensor],
-        logits: Sequence[Tensor],
-        offsets: Sequence[Tensor],
-        image_sizes: Sequence[tuple[int, int]],
-    ) -> list[Proposals]:
+        self, anchors: Sequence[Tensor], logits: Sequence[Tensor], offsets: Sequence[Tensor],
+        image_sizes: Sequence[tuple[int, int]]
+    ) -> list[Proposals]:  # fmt: skip
         """The best of each level, decoded; then suppression within levels, clipping, the best of all levels."""
         pre, post = (self.pre_nms[0], self.post_nms[0]) if self.training else (self.pre_nms[1], self.post_nms[1])
         all_boxes, all_scores, all_levels = [], [], []

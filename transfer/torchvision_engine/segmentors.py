@@ -1,12 +1,4 @@
-"""DeepLab-v3 (arXiv 1706.05587): a dilated ResNet, atrous pyramid pooling, per-pixel classes.
-
-Linear segmentation probe: BatchNorm and one linear layer on each patch of a frozen backbone.
-
-The protocol of DINOv2 (arXiv 2304.07193, section 7.4, "linear"): logits of the patches are upsampled to the image.
-Every image is seen by itself at its own size, so that its features are the same in any batch and are computed once.
-"""
-
-from __future__ import annotations
+"""Networks for semantic segmentation: DeepLab-v3 (arXiv 1706.05587) and a linear probe of a frozen backbone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +13,7 @@ from momentum_transfer.transfer.torchvision_engine.detectors import Detector
 from momentum_transfer.transfer.torchvision_engine.layers import ConvNorm, normal_fill, xavier_fill
 from momentum_transfer.transfer.torchvision_engine.structures import Sample
 
-#: Share of the pixels, the hardest ones, that hard pixel mining trains on.
+#: Fraction of the pixels, the hardest ones, that hard pixel mining trains on.
 HARD_PIXELS = 0.2
 
 
@@ -34,14 +26,9 @@ class ASPP(nn.Module):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        channels: int,
-        dilations: Sequence[int],
-        norm: str,
-        pool: tuple[int, int] | None,
-        dropout: float,
-    ) -> None:
+        self, inputs: int, channels: int, dilations: Sequence[int], *, norm: str, pool: tuple[int, int] | None,
+        dropout: float
+    ) -> None:  # fmt: skip
         super().__init__()
         self.pool, self.dropout = pool, dropout
         convs: list[nn.Module] = [ConvNorm(inputs, channels, 1, norm=norm, relu=True)]
@@ -139,11 +126,7 @@ LAST_MAP = "last"
 
 
 class LinearHead(nn.Module):
-    """BatchNorm over all patches of a batch, then classes by one linear layer (a 1×1 convolution).
-
-    Args:
-        norm: "BN", "SyncBN" or "" for none. weight: of the loss.
-    """
+    """BatchNorm (``norm`` "BN", "SyncBN" or "") over all patches of a batch, then one linear layer to classes."""
 
     def __init__(self, channels: int, num_classes: int, norm: str, ignore: int, weight: float) -> None:
         super().__init__()
@@ -172,9 +155,12 @@ class LinearHead(nn.Module):
 class LinearSegmentor(Detector):
     """Images (or their features) in; the loss out in training, one class per pixel of the original images otherwise.
 
+    The protocol of DINOv2 (arXiv 2304.07193, section 7.4, "linear"): logits of the patches are upsampled to the image.
+    Every image is seen by itself at its own size, so that its features are the same in any batch and computed once.
+
     Args:
-        levels: names of the maps that are put together, all resized to the first's size.
-        blocks: of a plain network, how many last blocks are put together.
+        levels: names of the maps that are concatenated, all resized to the first's size.
+        blocks: of a plain network, how many last blocks are concatenated.
     """
 
     backbone: SingleScale

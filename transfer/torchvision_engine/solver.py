@@ -1,6 +1,4 @@
-"""Optimizers of both engines: SGD and AdamW decay by kind, rates by layer, clipping, a watch over gradients."""
-
-from __future__ import annotations
+"""Optimizers of both engines: SGD and AdamW, weight decay by kind, rates by layer, clipping, a gradient watch."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +16,7 @@ LARGEST_GRADIENT = 1e5
 
 
 class GroupRules(NamedTuple):
-    """What parameters take by their names within the detector.
-
-    Attributes:
-        scale: factor of the learning rate, above 0 and at most 1.
-        undecayed: whether a parameter takes no weight decay at all (position embeddings).
-    """
+    """By a parameter's name: its factor of the learning rate, in (0, 1], and whether it takes no weight decay."""
 
     scale: Callable[[str], float] = lambda name: 1.0
     undecayed: Callable[[str], bool] = lambda name: False
@@ -68,11 +61,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module, rules: GroupRules | None = N
 
 
 class GradientClipper:
-    """Detectron2's clipping, each parameter by itself.
-
-    Args:
-        kind: ``value`` clamps every element to ±``limit``; ``norm`` scales a parameter's gradient to that norm at most.
-    """
+    """Detectron2's clipping, each parameter by itself: ``value`` clamps every element to ±``limit``; ``norm`` scales a
+    parameter's gradient to that norm at most."""
 
     def __init__(self, kind: str, limit: float, norm_type: float) -> None:
         self.kind, self.limit, self.norm_type = kind, limit, norm_type
@@ -89,7 +79,7 @@ class GradientWatch:
     """Warns of the first step whose largest gradient is above ``LARGEST_GRADIENT``; the training goes on.
 
     Args:
-        scaled: by a gradient scaler, which skips the steps whose gradients are not finite: nothing is said of these.
+        scaled: a gradient scaler skips the steps whose gradients are not finite; no warning of these.
     """
 
     def __init__(self, scaled: bool = False) -> None:
@@ -107,10 +97,9 @@ class GradientWatch:
             self._last = step, largest.max()
 
     def read(self, scale: float = 1.0) -> None:
-        """Warn if the step measured last was beyond reason. To be called where the device is waited for anyway.
+        """Warn if the step measured last, its gradients still multiplied by ``scale``, was beyond reason.
 
-        Args:
-            scale: by which its gradients are still multiplied.
+        To be called where the device is waited for anyway.
         """
         if self._last is None:
             return

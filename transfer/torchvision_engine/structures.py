@@ -1,26 +1,78 @@
-"""Data structures of detectors: samples with their targets, and detections."""
+"""Data structures of detectors: samples with their targets and masks, and detections."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torchvision.ops import roi_align
+
+from momentum_transfer.transfer.data.annotations import decode_mask
+from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
 
 
-class InstanceMasks(Protocol):
-    """Ground-truth masks of one image, either bitmaps or polygons (``masks.py``)."""
+def polygons_to_bitmap(polygons: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:
+    """Union of polygons (each x0 y0 x1 y1 …) as bool [height, width], by pycocotools."""
+    if not polygons:
+        return np.zeros((height, width), dtype=bool)
+    return decode_mask([p.tolist() for p in polygons], height, width)
 
-    def __len__(self) -> int: ...
 
-    def select(self, index: Tensor) -> InstanceMasks:
+class BitMasks:
+    """Masks of G objects as bitmaps: bool [G, H, W]."""
+
+    def __init__(self, bitmaps: Tensor) -> None:
+        self.bitmaps = bitmaps.to(torch.bool)
+
+    def __len__(self) -> int:
+        return len(self.bitmaps)
+
+    def select(self, index: Tensor) -> "BitMasks":
         """The masks at ``index`` (int64 [M], repeats allowed)."""
-        ...
+        return BitMasks(self.bitmaps[index.to(self.bitmaps.device)])
+
+    def nonempty(self) -> Tensor:
+        """Bool [G]: at least one pixel is set."""
+        return self.bitmaps.flatten(1).any(dim=1)
 
     def crop_and_resize(self, boxes: Tensor, size: int) -> Tensor:
-        """Each mask within its own box: ``boxes`` [M, 4] → bool [M, size, size]."""
-        ...
+        """Aligned RoIAlign of each bitmap within its own box, set from one half on; on the boxes' device."""
+        bitmaps = self.bitmaps.to(device=boxes.device, dtype=torch.float32)[:, None]
+        rois = torch.cat((torch.arange(len(boxes), device=boxes.device, dtype=boxes.dtype)[:, None], boxes), dim=1)
+        return roi_align(bitmaps, rois.float(), (size, size), 1.0, 0, True).squeeze(1) >= 0.5
+
+
+class PolygonMasks:
+    """Masks as polygons: for each object a list of float64 arrays x0 y0 x1 y1 …."""
+
+    def __init__(self, polygons: Sequence[Sequence[np.ndarray]]) -> None:
+        self.polygons = [[np.asarray(p, dtype=np.float64) for p in instance] for instance in polygons]
+
+    def __len__(self) -> int:
+        return len(self.polygons)
+
+    def select(self, index: Tensor) -> "PolygonMasks":
+        return PolygonMasks([self.polygons[i] for i in index.tolist()])
+
+    def nonempty(self) -> Tensor:
+        """Bool [G]: there is at least one polygon."""
+        return torch.tensor([len(instance) > 0 for instance in self.polygons], dtype=torch.bool)
+
+    def crop_and_resize(self, boxes: Tensor, size: int) -> Tensor:
+        """The polygons of each object, shifted and scaled so that its own box fills the target, then rasterised."""
+        crops = [_rasterize(p, b, size) for p, b in zip(self.polygons, boxes.cpu().numpy(), strict=True)]
+        if not crops:
+            return torch.zeros(0, size, size, dtype=torch.bool, device=boxes.device)
+        return torch.from_numpy(np.stack(crops)).to(boxes.device)
+
+
+def _rasterize(polygons: Sequence[np.ndarray], box: np.ndarray, size: int) -> np.ndarray:
+    width, height = box[2] - box[0], box[3] - box[1]
+    scale = np.array([size / max(width, 0.1), size / max(height, 0.1)])  # a box may be very thin
+    moved = [((p.reshape(-1, 2) - box[:2]) * scale).reshape(-1) for p in polygons]
+    return polygons_to_bitmap(moved, size, size)
 
 
 @dataclass
@@ -33,9 +85,9 @@ class Target:
 
     boxes: Tensor
     classes: Tensor
-    masks: InstanceMasks | None = None
+    masks: BitMasks | PolygonMasks | None = None
 
-    def to(self, device: torch.device) -> Target:
+    def to(self, device: torch.device) -> "Target":
         """Boxes and classes on ``device``; masks stay where they are and are cropped there."""
         return Target(self.boxes.to(device), self.classes.to(device), self.masks)
 
@@ -47,7 +99,7 @@ class Sample:
     image: uint8 or float [3, H, W] in the channel order of INPUT.FORMAT, resized, not normalised.
     height, width: size of the original image, to which predictions are scaled back.
     labels: int64 [H, W], for semantic segmentation.
-    features: float [C, h, w] of a frozen backbone, in the place of the image, whose size is then that of the labels.
+    features: float [C, h, w] of a frozen backbone, instead of the image, whose size is then that of the labels.
     """
 
     image: Tensor
@@ -65,7 +117,7 @@ class Detections:
     """Detections of one image, best score first.
 
     boxes: float32 [D, 4]. scores: float32 [D]. classes: int64 [D].
-    masks: probabilities [D, 1, M, M] inside the detector, bool [D, H, W] after ``masks.rescale``, None without masks.
+    masks: probabilities [D, 1, M, M] inside the detector, bool [D, H, W] after ``rescale``, None without masks.
     """
 
     boxes: Tensor
@@ -73,7 +125,7 @@ class Detections:
     classes: Tensor
     masks: Tensor | None = None
 
-    def select(self, keep: Tensor) -> Detections:
+    def select(self, keep: Tensor) -> "Detections":
         masks = None if self.masks is None else self.masks[keep]
         return Detections(self.boxes[keep], self.scores[keep], self.classes[keep], masks)
 
@@ -94,3 +146,48 @@ class Proposals:
     classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     matched: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     matched_boxes: Tensor = field(default_factory=lambda: torch.empty(0, 4))
+
+
+def paste(masks: Tensor, boxes: Tensor, image_size: tuple[int, int], threshold: float = 0.5) -> Tensor:
+    """Mask probabilities [D, M, M] put into their boxes [D, 4] → bool [D, height, width], by bilinear interpolation.
+
+    One mask at a time, and only in the window its box covers: fastest on a CPU, and a GPU's memory stays small.
+    """
+    height, width = image_size
+    pasted = torch.zeros(len(masks), height, width, dtype=torch.bool, device=masks.device)
+    for index, (mask, box) in enumerate(zip(masks, boxes, strict=True)):
+        x0, y0 = (int(v) for v in (box[:2].floor() - 1).clamp(min=0))
+        x1, y1 = min(int(box[2].ceil()) + 1, width), min(int(box[3].ceil()) + 1, height)
+        if x1 <= x0 or y1 <= y0:
+            continue
+        x = torch.arange(x0, x1, device=masks.device, dtype=torch.float32) + 0.5
+        y = torch.arange(y0, y1, device=masks.device, dtype=torch.float32) + 0.5
+        x = (x - box[0]) / (box[2] - box[0]) * 2 - 1
+        y = (y - box[1]) / (box[3] - box[1]) * 2 - 1
+        grid = torch.stack((x[None, :].expand(len(y), -1), y[:, None].expand(-1, len(x))), dim=2)
+        window = F.grid_sample(mask[None, None], grid[None].to(mask.dtype), align_corners=False)[0, 0]
+        pasted[index, y0:y1, x0:x1] = window >= threshold
+    return pasted
+
+
+def rescale(detections: Detections, image_size: tuple[int, int], height: int, width: int) -> Detections:
+    """Detections in an image of ``image_size`` (height, width) carried over to the original of ``height`` × ``width``.
+
+    Boxes are scaled, clipped and dropped where empty; mask probabilities become bool [D, height, width].
+    """
+    scale_x, scale_y = width / image_size[1], height / image_size[0]
+    boxes = detections.boxes.clone()
+    boxes[:, 0::2] *= scale_x
+    boxes[:, 1::2] *= scale_y
+    boxes = box_ops.clip(boxes, (height, width))
+    kept = Detections(boxes, detections.scores, detections.classes, detections.masks).select(box_ops.nonempty(boxes))
+    if kept.masks is not None:
+        kept.masks = paste(kept.masks[:, 0], kept.boxes, (height, width))
+    return kept
+
+
+#: Feature maps [N, C, H, W] by name; (height, width) of each image.
+Maps = dict[str, Tensor]
+Sizes = Sequence[tuple[int, int]]
+#: What detectors give: detections of each image (none in training), and losses by name (in training only).
+Output = tuple[list[Detections], dict[str, Tensor]]

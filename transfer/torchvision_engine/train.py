@@ -1,7 +1,5 @@
 """The training loop of the torchvision engine, top to bottom."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
@@ -49,18 +47,13 @@ class Training:
 
 
 def train(
-    training: Training,
-    batches: Iterable[Sequence[Sample]],
-    cfg: CfgNode,
-    out_dir: Path,
-    evaluate: Callable[[Position], None] | None = None,
-) -> tuple[Position, float]:
+    training: Training, batches: Iterable[Sequence[Sample]], cfg: CfgNode, out_dir: Path,
+    evaluate: Callable[[Position], None] | None = None
+) -> tuple[Position, float]:  # fmt: skip
     """Train to SOLVER.MAX_ITER, then recompute BN statistics if TEST.PRECISE_BN asks for it.
 
-    ``evaluate`` is called every TEST.EVAL_PERIOD iterations.
-
-    Returns:
-        The final position, and the mean seconds per iteration.
+    ``evaluate`` is called every TEST.EVAL_PERIOD iterations. Returns the final position, and the mean seconds per
+    iteration.
 
     Raises:
         Stopped: a signal came; the state is saved. InputError: the loss is not finite.
@@ -78,16 +71,14 @@ def train(
         Metrics(out_dir, first) as metrics,
         ProgressLine("train", total, start=first) as progress,
     ):
-        log = Log(metrics, position)
+        log = _Log(metrics, position)
         for step in range(first, total):
             before = time.monotonic()
             samples = next(stream)
             data_seconds = time.monotonic() - before
-            for group in optimizer.param_groups:
-                group["lr"] = training.schedule(step) * group.get("lr_scale", 1.0)
             losses = _step(model, samples, training, step)
-            seconds = time.monotonic() - before
-            log.add(step, losses, optimizer.param_groups[0]["lr"], seconds, data_seconds, step + 1 == total)
+            times = {"seconds": time.monotonic() - before, "data_seconds": data_seconds}
+            log.add(step, losses, optimizer.param_groups[0]["lr"], last=step + 1 == total, **times)
             position = Position(step + 1, position.loaded, position.new, log.window)
             progress.advance(note=f"loss {log.loss:.3f}")
             ending = any_rank(bool(stop), detector.device)
@@ -129,8 +120,6 @@ def timed_step(training: Training, batches: Iterator[Sequence[Sample]], step: in
     """One iteration with its batch, as ``train`` makes it; seconds."""
     before = time.monotonic()
     samples = next(batches)
-    for group in training.optimizer.param_groups:
-        group["lr"] = training.schedule(step) * group.get("lr_scale", 1.0)
     _step(training.detector, samples, training, step)  # its losses are read, which waits for the device
     return time.monotonic() - before
 
@@ -138,6 +127,8 @@ def timed_step(training: Training, batches: Iterator[Sequence[Sample]], step: in
 def _step(model: nn.Module, samples: Sequence[Sample], training: Training, step: int) -> dict[str, float]:
     """One iteration: losses, gradients, parameters. The losses as numbers, their sum as ``loss``."""
     optimizer, scaler = training.optimizer, training.scaler
+    for group in optimizer.param_groups:
+        group["lr"] = training.schedule(step) * group.get("lr_scale", 1.0)
     with _autocast(training):
         try:
             losses: dict[str, Tensor] = model(samples)
@@ -175,7 +166,7 @@ def _diverged(step: int, samples: Sequence[Sample], what: str) -> InputError:
     )
 
 
-class Log:
+class _Log:
     """Every ``METRICS_PERIOD`` iterations, and at the end, one line of metrics.jsonl: the means since the last one."""
 
     def __init__(self, metrics: Metrics, position: Position) -> None:
@@ -189,7 +180,7 @@ class Log:
         return tuple(self._since)
 
     def add(
-        self, step: int, losses: dict[str, float], lr: float, seconds: float, data_seconds: float, last: bool = False
+        self, step: int, losses: dict[str, float], lr: float, *, seconds: float, data_seconds: float, last: bool
     ) -> None:
         """Count one iteration; write a line when it is time."""
         self.loss = losses["loss"]

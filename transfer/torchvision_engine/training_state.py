@@ -1,11 +1,4 @@
-"""Training state of a detector: captured and restored bit-exact, in one process or several.
-
-Keeps the best detector of a training by its score on the first test set, every TEST.EVAL_PERIOD iterations.
-
-BN uses its running statistics here; exact ones are computed at the end of the training only.
-"""
-
-from __future__ import annotations
+"""Training state of a detector: saved and restored bit-exact, in one process or several; and the best one so far."""
 
 import json
 from collections.abc import Callable
@@ -60,7 +53,7 @@ def save(
 ) -> None:
     """Write ``checkpoints/step_<step>.pth`` of a run's folder and point ``last`` to it; then remove the one before.
 
-    Every process has to call this: each has its own generators and moving averages. The first one writes.
+    Every process has to call this: each has its own generators and moving averages. Rank 0 writes.
     """
     content = {
         "model": export_state(detector),
@@ -91,28 +84,18 @@ def _checkpoints(folder: Path) -> CheckpointFolder:
 
 
 def last(folder: Path) -> Path | None:
-    """The newest checkpoint of a run's folder, or None.
-
-    Raises:
-        InputError: the folder holds a training that this engine cannot go on with.
-    """
+    """The newest checkpoint of a run's folder, or None; InputError for a training of Detectron2."""
     newest = _checkpoints(folder).last()
     if newest is None and (folder / "last_checkpoint").is_file():
         raise InputError(
-            f"expected no training or one of the torchvision engine in {folder}, found a last_checkpoint of Detectron2 "
-            "(or of a version before 2026-11-22); resume with the engine that wrote it, or choose another OUTPUT_DIR"
+            f"expected no training or one of the torchvision engine in {folder}, found a last_checkpoint of "
+            "Detectron2; resume with the engine that wrote it, or choose another OUTPUT_DIR"
         )
     return newest
 
 
-def resume(
-    path: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, cfg: CfgNode, device: torch.device
-) -> Position:
-    """Put everything back as it was when ``path`` was written.
-
-    Raises:
-        InputError: the file is damaged or not this engine's, or was written with other settings (the first is named).
-    """
+def resume(path: Path, detector: Detector, optimizer: torch.optim.Optimizer, scaler: Any, cfg: CfgNode) -> Position:
+    """Restore everything as it was when ``path`` was written; InputError for a damaged file or other settings."""
     content = _read(path)
     before, now = _settings_in(content["config"], path), yaml.safe_load(dump(decisive(cfg, evaluation=False)))
     for key, old, new in differences(before, now):
@@ -132,8 +115,8 @@ def resume(
         say(f"{path} was written by {processes} processes, now there are {world_size()}: random numbers begin anew")
     else:
         torch.set_rng_state(content["random"][mine].clone())  # torch ignores where in its storage a state begins
-        if device.type == "cuda" and "random_cuda" in content:
-            torch.cuda.set_rng_state(content["random_cuda"][mine].clone(), device)
+        if detector.device.type == "cuda" and "random_cuda" in content:
+            torch.cuda.set_rng_state(content["random_cuda"][mine].clone(), detector.device)
     loaded, new = tuple(content["loaded"]), tuple(content["new"])
     return Position(content["iteration"] + 1, loaded, new, tuple(content["window"]))
 
@@ -186,20 +169,16 @@ def read_final(path: Path) -> tuple[dict[str, Tensor], Position]:
     return content["model"], Position(content["iteration"] + 1, tuple(content["loaded"]), tuple(content["new"]))
 
 
-NAME = "model_best.pth"
-
-
 class BestKeeper:
     """Scores the detector and keeps ``model_best.pth`` with ``model_best.json`` (score, iteration, last one seen).
 
-    Args:
-        predict: detections of the first test set in a folder.
-        score: a number from them, higher is better.
+    BN uses its running statistics here; exact ones are computed at the end of the training only. ``predict`` writes the
+    detections of the first test set into a folder.
     """
 
     def __init__(self, detector: Detector, predict: Callable[[Path], Predictions], score: Score, out_dir: Path) -> None:
         self.detector, self.predict, self.score, self.out_dir = detector, predict, score, out_dir
-        self.note = out_dir / NAME.replace(".pth", ".json")
+        self.note = out_dir / "model_best.json"
         known: dict[str, float] = {}
         try:
             known = json.loads(self.note.read_text(encoding="utf-8")) if self.note.is_file() else {}
@@ -208,8 +187,8 @@ class BestKeeper:
             self.seen = int(known.get("seen", 0))
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(
-                f"expected {self.note} as a training wrote it, found it damaged; delete it, and the best detector is "
-                "sought anew from here"
+                f"expected {self.note} as a training wrote it, found it damaged; delete it to look for the best "
+                "detector from here on"
             ) from error
 
     def __call__(self, position: Position) -> None:
@@ -221,7 +200,7 @@ class BestKeeper:
             say(f"iteration {position.step}: {predictions.dataset} {value:.2f} (best {max(value, self.best):.2f})")
             if value > self.best:
                 self.best, self.iteration = value, position.step
-                save_weights(self.out_dir / NAME, self.detector, position)
+                save_weights(self.out_dir / "model_best.pth", self.detector, position)
             note = {"score": self.best, "iteration": self.iteration, "seen": position.step}
             write_text(self.note, json.dumps(note))
         self.seen = position.step

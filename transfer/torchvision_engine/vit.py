@@ -3,8 +3,6 @@
 Computed as Detectron2's own ViT does, tensor by tensor and under its names.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Collection
 
@@ -13,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum_transfer.backbones.vitdet import VitShape
+from momentum_transfer.transfer.torchvision_engine.backbone import LAST
 
-#: Name of the one map, and its stride.
-LAST, STRIDE = "last_feat", 16
+#: Of the one map.
+STRIDE = 16
 
 
 class Attention(nn.Module):
@@ -76,11 +75,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Norm, attention in windows or over the whole map, norm, MLP; each branch may be dropped in training.
-
-    Args:
-        window: tokens along a side; 0 for the whole map.
-    """
+    """Norm, attention in windows of ``window``² tokens (0: over the whole map), norm, MLP; with drop path."""
 
     def __init__(self, shape: VitShape, window: int, drop_path: float, side: int) -> None:
         super().__init__()
@@ -123,14 +118,9 @@ class ViT(nn.Module):
     plain = True
 
     def __init__(
-        self,
-        shape: VitShape,
-        *,
-        window: int = 0,
-        global_at: Collection[int] = (),
-        drop_path: float = 0.0,
-        side: int = 0,
-    ) -> None:
+        self, shape: VitShape, *, window: int = 0, global_at: Collection[int] = (), drop_path: float = 0.0,
+        side: int = 0
+    ) -> None:  # fmt: skip
         super().__init__()
         self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(3, shape.width, STRIDE, stride=STRIDE)))
         self.pos_embed = nn.Parameter(torch.zeros(1, shape.grid**2, shape.width))

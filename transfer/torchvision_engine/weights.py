@@ -4,8 +4,6 @@ The engine's modules carry Detectron2's names already, except inside a ResNet, w
 other network they are timm's in both engines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -23,40 +21,30 @@ _OWN = ("loss_normalizer.value",)
 
 def names(detector: Detector) -> dict[str, str]:
     """Own name → Detectron2's name, for every tensor that its files hold."""
-    bottom_up = getattr(detector.backbone, "bottom_up", None)
-    if not isinstance(bottom_up, BottomUp):
-        return _of_any_backbone(detector)
-    table = detectron2_names(bottom_up.architecture)
-    # The backbone of C4 detectors is a bare ResNet, which is not called ``bottom_up`` there; its res5 is a head's.
-    outside_it = "backbone.bottom_up." if hasattr(detector.backbone, "top_block") else "backbone."
+    bottom_up, pyramid = getattr(detector.backbone, "bottom_up", None), hasattr(detector.backbone, "top_block")
+    resnet = detectron2_names(bottom_up.architecture) if isinstance(bottom_up, BottomUp) else None
+    # Without a pyramid the network is Detectron2's backbone itself, not its ``bottom_up``; res5 of C4 is a head's.
+    outside_it = "backbone.bottom_up." if pyramid else "backbone."
     prefixes = {"backbone.bottom_up.": ("", outside_it), "roi_heads.res5.": ("layer4.", "roi_heads.")}
     found = {}
     for name in detector.state_dict():
-        theirs = re.sub(r"^heads\.head\.", "head.", name)
+        if name.endswith(_OWN):
+            continue
+        found[name] = re.sub(r"^heads\.head\.", "head.", name)
+        if resnet is None:
+            found[name] = found[name] if pyramid else found[name].replace(".bottom_up.", ".", 1)
+            continue
         for prefix, (inside, outside) in prefixes.items():
-            if name.startswith(prefix):
-                key = inside + name[len(prefix) :]
-                # The table lacks the extra norm of C4 heads, which keeps its name.
-                theirs = outside + table[key] if key in table else theirs
-        if not name.endswith(_OWN):
-            found[name] = theirs
-    return found
-
-
-def _of_any_backbone(detector: Detector) -> dict[str, str]:
-    """Names of timm inside; without a pyramid the network is Detectron2's backbone itself."""
-    found = {}
-    for name in detector.state_dict():
-        if not name.endswith(_OWN):
-            theirs = re.sub(r"^heads\.head\.", "head.", name)
-            found[name] = theirs if hasattr(detector.backbone, "top_block") else theirs.replace(".bottom_up.", ".", 1)
+            # The table lacks the extra norm of C4 heads, which keeps its name.
+            if name.startswith(prefix) and (key := inside + name[len(prefix) :]) in resnet:
+                found[name] = outside + resnet[key]
     return found
 
 
 def export_state(detector: Detector) -> dict[str, Tensor]:
     """The detector's tensors under Detectron2's names."""
     state = detector.state_dict()
-    return {theirs: state[own].detach().cpu() for own, theirs in names(detector).items()}
+    return {d2_name: state[own].detach().cpu() for own, d2_name in names(detector).items()}
 
 
 def own_state(detector: Detector) -> dict[str, Tensor]:
@@ -74,8 +62,7 @@ def load_backbone(
 ) -> tuple[list[str], list[str]]:
     """Load a pretrained backbone into a fresh detector; InputError unless it is covered wholly (``match_backbone``).
 
-    Returns:
-        Detectron2 names of the detector's tensors that were loaded, and of those that stay new.
+    Returns the Detectron2 names of the detector's tensors that were loaded, and of those that stay new.
     """
     found, new = match_backbone(_shapes(detector), state, source, architecture)
     _load(detector, found)
@@ -84,9 +71,9 @@ def load_backbone(
 
 def _shapes(detector: Detector) -> dict[str, torch.Size]:
     state = detector.state_dict()
-    return {theirs: state[own].shape for own, theirs in names(detector).items()}
+    return {d2_name: state[own].shape for own, d2_name in names(detector).items()}
 
 
 def _load(detector: Detector, found: Mapping[str, Tensor]) -> None:
-    own = {theirs: name for name, theirs in names(detector).items()}
+    own = {d2_name: name for name, d2_name in names(detector).items()}
     detector.load_state_dict({own[name]: value for name, value in found.items()}, strict=False)

@@ -3,11 +3,11 @@ import torch
 from torchvision.models.detection.anchor_utils import AnchorGenerator as TorchvisionAnchors
 from torchvision.models.detection.image_list import ImageList
 
-from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator, cell_anchors, per_level
+from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator, _cell_anchors, _per_level
 
 
 def test_cell_anchors_have_the_area_and_shape_asked_for_sizes_outermost():
-    cells = cell_anchors([32, 64], [0.5, 1.0, 2.0])
+    cells = _cell_anchors([32, 64], [0.5, 1.0, 2.0])
     width, height = cells[:, 2] - cells[:, 0], cells[:, 3] - cells[:, 1]
     torch.testing.assert_close(width * height, torch.tensor([32.0] * 3 + [64.0] * 3) ** 2)
     torch.testing.assert_close(height / width, torch.tensor([0.5, 1.0, 2.0] * 2))
@@ -42,6 +42,6 @@ def test_strides_stay_fixed_where_the_image_is_no_multiple():
 
 
 def test_one_list_serves_every_level_and_a_wrong_count_is_refused():
-    assert per_level([[1.0, 2.0]], 3) == [[1.0, 2.0]] * 3
+    assert _per_level([[1.0, 2.0]], 3) == [[1.0, 2.0]] * 3
     with pytest.raises(ValueError, match="1 or 3 levels, found 2"):
-        per_level([[1.0], [2.0]], 3)
+        _per_level([[1.0], [2.0]], 3)

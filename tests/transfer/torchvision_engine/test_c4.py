@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.transfer.torchvision_engine.c4 import Res5RoIHeads, res5_head
 from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss
-from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, RoIPooler
-from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, Res5RoIHeads, RoIPooler, res5_head
+from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Proposals, Target
 from tests.transfer.torchvision_engine.tiny import tiny_config
 
 
@@ -38,7 +36,9 @@ def test_boxes_see_the_mean_and_masks_see_the_map_of_the_foreground():
     )  # fmt: skip
     res5 = res5_head(nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1)), 6, None)
     pooler, masks = RoIPooler(6, [16]), MaskHead(6, 2, 0, 5, "")
-    heads = Res5RoIHeads("res4", ProposalSampler(2, [0.5], [0, 1], 100, 1.0, False), pooler, res5, predictor, masks)
+    sampled = {"batch_size": 100, "positive_fraction": 1.0, "append_ground_truth": False}
+    sampler = ProposalSampler(2, [0.5], [0, 1], **sampled)
+    heads = Res5RoIHeads("res4", sampler, pooler, res5, predictor, mask_head=masks)
     features = torch.randn(1, 4, 4, 4)
     boxes = torch.tensor([[0.0, 0.0, 30.0, 30.0], [30.0, 30.0, 64.0, 64.0]])  # one object, one piece of background
     bitmap = torch.zeros(1, 64, 64, dtype=torch.bool)

@@ -5,9 +5,13 @@ import torch
 from torch import nn
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
-from momentum_transfer.transfer.torchvision_engine.cascade import CascadeRoIHeads
 from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor
-from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, RoIPooler, label_proposals
+from momentum_transfer.transfer.torchvision_engine.roi_heads import (
+    CascadeRoIHeads,
+    ProposalSampler,
+    RoIPooler,
+    label_proposals,
+)
 from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
 
 CLASSES, SIZE, THRESHOLDS = 2, (64, 64), [0.5, 0.6, 0.7]
@@ -26,12 +30,13 @@ def predictor(weights):
 @pytest.fixture
 def heads():
     torch.manual_seed(0)
-    boxes = [BoxHead(4, 3, 0, 0, 1, 16, "") for _ in THRESHOLDS]
+    boxes = [BoxHead(4, 3, convs=0, conv_dim=0, fcs=1, fc_dim=16, norm="") for _ in THRESHOLDS]
     predictors = [
         predictor(weights) for weights in ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
     ]
-    sampler = ProposalSampler(CLASSES, [THRESHOLDS[0]], [0, 1], 100, 1.0, True)
-    return CascadeRoIHeads(["p2"], sampler, RoIPooler(3, [4]), boxes, predictors, THRESHOLDS)
+    sampled = {"batch_size": 100, "positive_fraction": 1.0, "append_ground_truth": True}
+    sampler = ProposalSampler(CLASSES, [THRESHOLDS[0]], [0, 1], **sampled)
+    return CascadeRoIHeads(["p2"], sampler, RoIPooler(3, [4]), boxes, predictors, thresholds=THRESHOLDS)
 
 
 def inputs():

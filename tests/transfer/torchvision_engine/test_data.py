@@ -9,13 +9,13 @@ from PIL import Image
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
 from momentum_transfer.transfer.torchvision_engine.data import (
+    AnnotatedImage,
     Annotation,
     Mapper,
-    Picture,
     TrainingSamples,
+    annotated_images,
     output_size,
     read_image,
-    read_pictures,
     with_objects,
 )
 from tests.transfer.torchvision_engine.tiny import write_shapes
@@ -28,7 +28,7 @@ def mapper(**changes):
 
 @pytest.fixture
 def pictures(tmp_path):
-    return read_pictures(get_dataset(write_shapes(tmp_path / "data", images=3))).pictures
+    return annotated_images(get_dataset(write_shapes(tmp_path / "data", images=3)))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_flip_mirrors_image_boxes_and_masks_alike(pictures):
 
 def test_a_run_length_mask_is_mirrored_with_its_box(pictures):
     runs = {"size": [64, 64], "counts": [64 * 8, 64 * 16, 64 * 40]}  # columns 8 to 23
-    picture = Picture(pictures[0].file, 1, 64, 64, (Annotation((8.0, 0.0, 24.0, 64.0), 0, runs, crowd=False),))
+    picture = AnnotatedImage(pictures[0].file, 1, 64, 64, (Annotation((8.0, 0.0, 24.0, 64.0), 0, runs, crowd=False),))
     whole = Mapper([64], 1333, bgr=False, mask_format="bitmask", flip=True)
     seen = set()
     for seed in range(12):
@@ -100,13 +100,13 @@ def test_a_photograph_is_turned_as_its_exif_says(orientation, tmp_path):
     exif[0x0112] = orientation
     Image.fromarray(stored).save(tmp_path / "a.png", exif=exif)
     upright = TURNS[orientation](stored)
-    picture = Picture(tmp_path / "a.png", 1, *upright.shape[:2], ())
+    picture = AnnotatedImage(tmp_path / "a.png", 1, *upright.shape[:2], ())
     assert np.array_equal(read_image(picture), upright)
 
 
 def test_channels_are_in_the_order_of_the_settings(tmp_path):
     Image.new("RGB", (32, 32), (200, 100, 50)).save(tmp_path / "a.png")
-    picture = Picture(tmp_path / "a.png", 1, 32, 32, ())
+    picture = AnnotatedImage(tmp_path / "a.png", 1, 32, 32, ())
     assert mapper().test(picture).image[:, 0, 0].tolist() == [200, 100, 50]
     assert mapper(bgr=True).test(picture).image[:, 0, 0].tolist() == [50, 100, 200]
 
@@ -118,7 +118,7 @@ def test_polygons_without_three_corners_are_dropped_and_objects_without_others_t
     content["annotations"][0]["segmentation"] = [whole, [1.0, 1.0, 5.0, 5.0], [*whole, 3.0]]
     content["annotations"][1]["segmentation"] = [[1.0, 1.0, 5.0, 5.0]]
     data.annotation_file.write_text(json.dumps(content))
-    found = read_pictures(get_dataset(f"{data.images_dir}:{data.annotation_file}")).pictures[0].annotations
+    found = annotated_images(get_dataset(f"{data.images_dir}:{data.annotation_file}"))[0].annotations
     assert [a.segmentation for a in found] == [[whole]]
 
 
@@ -147,11 +147,11 @@ def test_crowds_and_empty_boxes_are_no_targets(pictures):
     square = pictures[0].annotations[0]
     crowd = Annotation(square.box, 1, square.segmentation, crowd=True)
     empty = Annotation((5.0, 5.0, 5.0, 9.0), 1, square.segmentation, crowd=False)
-    picture = Picture(pictures[0].file, 1, 64, 64, (crowd, square, empty))
+    picture = AnnotatedImage(pictures[0].file, 1, 64, 64, (crowd, square, empty))
     target = mapper().train(picture, np.random.default_rng(0)).target
     assert target.classes.tolist() == [square.category]
     assert len(target.masks) == 1
-    only_crowd = Picture(pictures[0].file, 2, 64, 64, (crowd,))
+    only_crowd = AnnotatedImage(pictures[0].file, 2, 64, 64, (crowd,))
     assert with_objects([picture, only_crowd]) == [picture]
 
 
@@ -169,7 +169,7 @@ def test_an_image_of_another_size_than_its_data_set_says_is_named(pictures):
 
 def test_run_length_masks_need_the_bitmap_format(pictures):
     coded = Annotation((0.0, 0.0, 8.0, 8.0), 0, {"size": [64, 64], "counts": [0, 128, 64 * 62]}, crowd=False)
-    picture = Picture(pictures[0].file, 1, 64, 64, (coded,))
+    picture = AnnotatedImage(pictures[0].file, 1, 64, 64, (coded,))
     target = mapper().train(picture, np.random.default_rng(0)).target
     assert target.masks.bitmaps[0].sum() == 32  # two of 64 columns become one of 32
     with pytest.raises(InputError, match=r"INPUT.MASK_FORMAT bitmask"):

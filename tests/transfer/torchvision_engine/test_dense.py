@@ -15,12 +15,13 @@ from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead, c
 from momentum_transfer.transfer.torchvision_engine.structures import Target
 
 INFERENCE = {"score_threshold": 0.05, "candidates": 20, "nms_threshold": 0.5, "detections": 5}
+TOWERS = {"convs": 1, "norm": "", "prior": 0.01, "levels": 2}
 LEVELS = ["p3", "p4"]
 
 
 def retinanet():
     return RetinaNet(
-        LEVELS, RetinaNetHead(8, 2, 1, 1, "", 0.01, 2), AnchorGenerator([[16.0], [32.0]], [[1.0]], [8, 16]),
+        LEVELS, RetinaNetHead(8, 2, 1, **TOWERS), AnchorGenerator([[16.0], [32.0]], [[1.0]], [8, 16]),
         coder_weights=(1.0, 1.0, 1.0, 1.0), thresholds=[0.4, 0.5], labels=[0, -1, 1], alpha=0.25, gamma=2.0,
         box_loss="smooth_l1", smooth_l1_beta=0.0, **INFERENCE,
     )  # fmt: skip
@@ -28,7 +29,7 @@ def retinanet():
 
 def fcos():
     points = AnchorGenerator([[8.0], [16.0]], [[1.0]], [8, 16], offset=0.5)
-    return FCOS(LEVELS, FCOSHead(8, 2, 1, "", 0.01, 2), points, radius=1.5, alpha=0.25, gamma=2.0, **INFERENCE)
+    return FCOS(LEVELS, FCOSHead(8, 2, **TOWERS), points, radius=1.5, alpha=0.25, gamma=2.0, **INFERENCE)
 
 
 def maps():
@@ -136,7 +137,7 @@ def test_the_moving_count_starts_where_it_is_told_and_is_part_of_the_state():
 
 
 def test_initial_foreground_probability_is_the_prior():
-    head = RetinaNetHead(8, 3, 2, 1, "", 0.01, 1)
+    head = RetinaNetHead(8, 3, 2, **{**TOWERS, "levels": 1})
     assert torch.sigmoid(head.cls_score.bias).mean().item() == pytest.approx(0.01)
 
 

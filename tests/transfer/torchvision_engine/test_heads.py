@@ -127,8 +127,8 @@ def test_class_agnostic_masks_serve_every_class():
 
 
 def test_box_heads_of_both_presets_have_the_right_size():
-    assert BoxHead(32, 7, 0, 0, 2, 64, "")(torch.rand(2, 32, 7, 7)).shape == (2, 64)
-    head = BoxHead(32, 7, 4, 32, 1, 64, "BN")
+    assert BoxHead(32, 7, convs=0, conv_dim=0, fcs=2, fc_dim=64, norm="")(torch.rand(2, 32, 7, 7)).shape == (2, 64)
+    head = BoxHead(32, 7, convs=4, conv_dim=32, fcs=1, fc_dim=64, norm="BN")
     assert head(torch.rand(2, 32, 7, 7)).shape == (2, 64)
     assert [n for n, _ in head.named_parameters() if n.endswith("bias") and "conv" in n and "norm" not in n] == []
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from momentum_transfer.transfer.torchvision_engine import semantic_data
+from momentum_transfer.transfer.torchvision_engine import semantic_run
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine, build
 from momentum_transfer.transfer.torchvision_engine.segmentors import LinearHead, LinearSegmentor
@@ -76,11 +76,11 @@ def test_features_are_another_entry_where_backbone_or_size_differ(tmp_path):
 
     cfg = labels_config("stride16", tmp_path, *LINEAR)
     data, network = open_task(cfg).train[0], build(cfg)
-    key = semantic_data.key_of(cfg, network, data)
-    assert key == semantic_data.key_of(cfg, network, data)
+    key = semantic_run._key_of(cfg, network, data)
+    assert key == semantic_run._key_of(cfg, network, data)
     larger = labels_config("stride16", tmp_path, *LINEAR, "INPUT.MIN_SIZE_TRAIN", "[96]")
     next(network.backbone.parameters()).data.add_(1.0)
-    assert len({key, semantic_data.key_of(cfg, network, data), semantic_data.key_of(larger, network, data)}) == 3
+    assert len({key, semantic_run._key_of(cfg, network, data), semantic_run._key_of(larger, network, data)}) == 3
 
 
 @pytest.mark.parametrize(

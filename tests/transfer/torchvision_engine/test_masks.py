@@ -3,14 +3,14 @@ import pytest
 import torch
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.torchvision_engine.instance_masks import (
+from momentum_transfer.transfer.torchvision_engine.structures import (
     BitMasks,
+    Detections,
     PolygonMasks,
     paste,
     polygons_to_bitmap,
     rescale,
 )
-from momentum_transfer.transfer.torchvision_engine.structures import Detections
 
 # pycocotools' own decode is the reference here; under NumPy 2 it makes its array by a protocol that NumPy will drop.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

@@ -9,7 +9,7 @@ from fvcore.nn import update_bn_stats
 from torch import nn
 
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
-from momentum_transfer.transfer.torchvision_engine.data import read_image, read_pictures
+from momentum_transfer.transfer.torchvision_engine.data import annotated_images, read_image
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.train import _normalising
@@ -32,7 +32,7 @@ def trained(folder, enabled):
 def test_exact_statistics_are_those_of_the_training_images_under_the_last_weights(tmp_path):
     cfg, detector = trained(tmp_path, True)
     norm: nn.BatchNorm2d = detector.backbone.bottom_up.bn1
-    pictures = read_pictures(get_dataset(cfg.DATASETS.TRAIN[0])).pictures
+    pictures = annotated_images(get_dataset(cfg.DATASETS.TRAIN[0]))
     images = np.stack([read_image(p) for p in pictures]).astype(np.float64)  # 64 px: no resizing, no padding
     scaled = (images - np.array(cfg.MODEL.PIXEL_MEAN)) / np.array(cfg.MODEL.PIXEL_STD)
     with torch.no_grad():

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.roi_heads import (
     ProposalSampler,
     foreground,
     label_proposals,
     mask_targets,
 )
-from momentum_transfer.transfer.torchvision_engine.structures import Proposals, Target
+from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Proposals, Target
 
 BACKGROUND = 3
 TARGET = Target(torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 40.0, 30.0]]), torch.tensor([2, 0]))
@@ -22,7 +21,9 @@ PROPOSED = Proposals(
 
 
 def sampler(append=False, thresholds=(0.5,), labels=(0, 1), batch_size=100, fraction=1.0):
-    return ProposalSampler(BACKGROUND, thresholds, labels, batch_size, fraction, append)
+    return ProposalSampler(
+        BACKGROUND, thresholds, labels, batch_size=batch_size, positive_fraction=fraction, append_ground_truth=append
+    )
 
 
 def rows(drawn):

@@ -10,12 +10,11 @@ from momentum_transfer.core import records as results
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.transfer.torchvision_engine.backbone import dilate
-from momentum_transfer.transfer.torchvision_engine.data import Mapper, Picture
+from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.segmentors import ASPP, DeepLabHead
-from momentum_transfer.transfer.torchvision_engine.semantic_data import SemanticMapper
+from momentum_transfer.transfer.torchvision_engine.semantic_run import SemanticMapper, unsupported
 from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
-from momentum_transfer.transfer.torchvision_engine.semantic_run import unsupported
 from tests.transfer.torchvision_engine.tiny import SEGMENTORS, tiny_config, tiny_samples, train_tiny
 
 SHORT = ["SOLVER.MAX_ITER", "4", "SOLVER.WARMUP_ITERS", "1", "SOLVER.BASE_LR", "0.05", "TEST.VISUALS", "0"]
@@ -66,7 +65,7 @@ def test_a_dilated_stage_sees_what_the_strided_one_sees():
 
 def test_a_pooling_window_of_the_features_size_is_global_pooling():
     torch.manual_seed(0)
-    windowed, whole = (ASPP(8, 4, [1, 2, 3], "", pool, 0.0).eval() for pool in ((4, 6), None))
+    windowed, whole = (ASPP(8, 4, [1, 2, 3], norm="", pool=pool, dropout=0.0).eval() for pool in ((4, 6), None))
     whole.load_state_dict(windowed.state_dict())
     x = torch.rand(2, 8, 4, 6)
     torch.testing.assert_close(windowed(x), whole(x))
@@ -84,7 +83,7 @@ def test_the_loss_leaves_ignored_pixels_out_and_hard_mining_takes_the_worst_fift
             label = labels[0, y, x].item()
             exps = [math.exp(v) for v in logits[0, :, y, x]]
             by_pixel.append(0.0 if label == 255 else -math.log(exps[label] / sum(exps)))
-    aspp = ASPP(8, 4, [1, 2, 3], "", None, 0.0)
+    aspp = ASPP(8, 4, [1, 2, 3], norm="", pool=None, dropout=0.0)
     settings = {"stride": 8, "ignore": 255, "weight": 2.0}
     plain = DeepLabHead(aspp, 4, 3, hard_pixels=False, **settings).loss(logits, labels)
     hard = DeepLabHead(aspp, 4, 3, hard_pixels=True, **settings).loss(logits, labels)
@@ -96,7 +95,9 @@ def test_hard_mining_takes_the_worst_fifth_of_all_images_together():
     torch.manual_seed(0)
     labels = torch.randint(0, 3, (2, 10, 10))
     logits = torch.randn(2, 3, 10, 10) * torch.tensor([0.1, 4.0])[:, None, None, None]  # the second one is harder
-    head = DeepLabHead(ASPP(8, 4, [1, 2, 3], "", None, 0.0), 4, 3, stride=8, ignore=255, hard_pixels=True, weight=1.0)
+    head = DeepLabHead(
+        ASPP(8, 4, [1, 2, 3], norm="", pool=None, dropout=0.0), 4, 3, stride=8, ignore=255, hard_pixels=True, weight=1.0
+    )
     by_pixel = -logits.log_softmax(dim=1).gather(1, labels[:, None])
     worst = sorted(by_pixel.flatten().tolist())[-40:]
     assert head.loss(logits, labels).item() == pytest.approx(sum(worst) / 40, rel=1e-5)
@@ -119,7 +120,7 @@ def picture(tmp_path):
     labels = np.random.default_rng(0).integers(0, 10, (40, 50)).astype(np.uint8)
     pixels = np.stack((labels * 20, labels, labels), axis=2).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "0.png")
-    return Picture(tmp_path / "0.png", 0, 40, 50, ()), labels
+    return AnnotatedImage(tmp_path / "0.png", 0, 40, 50, ()), labels
 
 
 def test_image_and_labels_are_cropped_and_flipped_alike(picture):

@@ -10,7 +10,7 @@ import torch
 from momentum_transfer.core import records as results
 from momentum_transfer.core.samplers import RepeatedPasses
 from momentum_transfer.transfer.data.detection_datasets import get_dataset
-from momentum_transfer.transfer.torchvision_engine.data import read_pictures
+from momentum_transfer.transfer.torchvision_engine.data import annotated_images
 from momentum_transfer.transfer.torchvision_engine.detection_run import mapper_of
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
@@ -38,7 +38,7 @@ def model(file):
 @pytest.mark.parametrize("name", ["mask_rcnn", "retinanet"])
 def test_each_process_trains_on_its_share_and_gradients_are_averaged(name, folder):
     cfg = shapes_config(name, folder, *RESUMED)
-    pictures, mapper = read_pictures(get_dataset(cfg.DATASETS.TRAIN[0])).pictures, mapper_of(cfg, train=True)
+    pictures, mapper = annotated_images(get_dataset(cfg.DATASETS.TRAIN[0])), mapper_of(cfg, train=True)
     order = [index for _, index in itertools.islice(RepeatedPasses(torch.ones(len(pictures)), 3).places(0), 8)]
     detectors, generators = [], []
     for process in range(2):

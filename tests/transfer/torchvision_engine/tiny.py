@@ -13,12 +13,12 @@ from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
 from momentum_transfer.transfer import config
-from momentum_transfer.transfer.engine import Engine, Finetuned
+from momentum_transfer.transfer.engines import Engine
+from momentum_transfer.transfer.experiment import Experiment, Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_trained
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.tasks import open_task
-from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
-from momentum_transfer.transfer.torchvision_engine.structures import Sample, Target
+from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Sample, Target
 
 CLASSES = 3
 
@@ -139,12 +139,12 @@ def shapes_config(detector: str, folder: Path, *overrides: str) -> CfgNode:
 
 def train_tiny(engine: Engine, cfg: CfgNode, seed: int, folder: Path, **options: Any) -> Finetuned:
     """Train from a random start on the data of a config."""
-    return engine.finetune(cfg, open_task(cfg), InitialWeights("none"), seed, folder, **options)
+    return engine.finetune(Experiment(cfg, open_task(cfg), InitialWeights("none")), seed, folder, **options)
 
 
 def predict_tiny(engine: Engine, cfg: CfgNode, weights: Path, folder: Path) -> list[Predictions]:
     """Predict for the test sets of a config with a trained network."""
-    return engine.predict(cfg, open_task(cfg, training=False), read_trained(weights), folder)
+    return engine.predict(Experiment(cfg, open_task(cfg, training=False), read_trained(weights)), folder)
 
 
 def check_data(cfg: CfgNode, **options: Any) -> None:

@@ -1,9 +1,4 @@
-"""Parity of the engines: largest differences between torchvision's and Detectron2's on equal weights and images.
-
-Losses of a Detectron2 model on the torchvision engine's samples: for comparisons and benchmarks.
-"""
-
-from __future__ import annotations
+"""Agreement of the engines: largest differences between torchvision's and Detectron2's on equal weights and images."""
 
 import tempfile
 from collections.abc import Sequence
@@ -20,19 +15,18 @@ from momentum_transfer.transfer.detectron2_engine.data import detectron2_config
 from momentum_transfer.transfer.detectron2_engine.models import build_model
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector
 from momentum_transfer.transfer.torchvision_engine.engine import build
-from momentum_transfer.transfer.torchvision_engine.instance_masks import BitMasks
 from momentum_transfer.transfer.torchvision_engine.segmentors import Segmentor
-from momentum_transfer.transfer.torchvision_engine.structures import Sample
+from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Sample
 from momentum_transfer.transfer.torchvision_engine.weights import load_detector, names
 
 
-def their_inputs(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def d2_inputs(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Samples in Detectron2's form, with what they have of targets or labels."""
     return [_input(sample) for sample in samples]
 
 
 def _input(sample: Sample) -> dict[str, Any]:
-    from detectron2.structures import BitMasks as TheirBitMasks
+    from detectron2.structures import BitMasks as D2BitMasks
     from detectron2.structures import Boxes, Instances
 
     given: dict[str, Any] = {"image": sample.image, "height": sample.height, "width": sample.width}
@@ -43,7 +37,7 @@ def _input(sample: Sample) -> dict[str, Any]:
         instances.gt_boxes = Boxes(sample.target.boxes.clone())
         instances.gt_classes = sample.target.classes.clone()
         if isinstance(sample.target.masks, BitMasks):
-            instances.gt_masks = TheirBitMasks(sample.target.masks.bitmaps)
+            instances.gt_masks = D2BitMasks(sample.target.masks.bitmaps)
     return given
 
 
@@ -54,7 +48,7 @@ def training_losses(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Te
     if any(sample.target is None and sample.labels is None for sample in samples):
         raise ValueError("every sample needs a target")
     with EventStorage():
-        losses: dict[str, Tensor] = model(their_inputs(samples))
+        losses: dict[str, Tensor] = model(d2_inputs(samples))
     return losses
 
 
@@ -66,38 +60,38 @@ def random_pair(cfg: CfgNode, samples: Sequence[Sample], seed: int = 3) -> tuple
     """
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
-        theirs = build_model(detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
-    for parameter in theirs.parameters():
+        d2_model = build_model(detectron2_config(cfg, seed=0, out_dir=Path(folder))).train()
+    for parameter in d2_model.parameters():
         if parameter.dim() > 1:
             parameter.data.add_(torch.randn_like(parameter) * 0.02)
-    norms = get_bn_modules(theirs)
+    norms = get_bn_modules(d2_model)
     usual = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 1.0
     with torch.no_grad():
-        training_losses(theirs, samples)
+        training_losses(d2_model, samples)
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
-    if hasattr(theirs, "loss_normalizer"):
-        del theirs.loss_normalizer  # the moving average begins anew
+    if hasattr(d2_model, "loss_normalizer"):
+        del d2_model.loss_normalizer  # the moving average begins anew
     ours = build(cfg)
-    load_detector(ours, theirs.state_dict(), "Detectron2")
-    return ours, theirs
+    load_detector(ours, d2_model.state_dict(), "Detectron2")
+    return ours, d2_model
 
 
-def loss_differences(ours: Detector, theirs: nn.Module, samples: Sequence[Sample], seed: int = 0) -> dict[str, float]:
+def loss_differences(ours: Detector, d2_model: nn.Module, samples: Sequence[Sample], seed: int = 0) -> dict[str, float]:
     """Largest difference of each loss, and of all ``gradients`` in units of the largest one of their tensor."""
     torch.manual_seed(seed)
     mine: dict[str, Tensor] = ours.train()(samples)
     torch.manual_seed(seed)
-    other = training_losses(theirs.train(), samples)
+    other = training_losses(d2_model.train(), samples)
     if set(mine) != set(other):
         raise ValueError(f"the losses have other names: {sorted(mine)}, {sorted(other)}")
     found = {name: abs(mine[name].item() - value.item()) for name, value in other.items()}
-    for model, losses in ((ours, mine), (theirs, other)):
+    for model, losses in ((ours, mine), (d2_model, other)):
         model.zero_grad()
         torch.stack(list(losses.values())).sum().backward()
-    table, others = names(ours), dict(theirs.named_parameters())
+    table, others = names(ours), dict(d2_model.named_parameters())
     found["gradients"] = 0.0
     for name, parameter in ours.named_parameters():
         mine_here, other_here = parameter.grad, others[table[name]].grad
@@ -110,39 +104,39 @@ def loss_differences(ours: Detector, theirs: nn.Module, samples: Sequence[Sample
 
 
 @torch.no_grad()
-def prediction_differences(ours: Detector, theirs: nn.Module, samples: Sequence[Sample]) -> dict[str, float]:
-    """Largest differences of ``proposals`` (two stages), ``boxes`` (pixels), ``scores``, ``masks`` (share of pixels).
+def prediction_differences(ours: Detector, d2_model: nn.Module, samples: Sequence[Sample]) -> dict[str, float]:
+    """Largest differences of ``proposals`` (two stages), ``boxes`` (pixels), ``scores``, ``masks`` (fraction).
 
     Infinite where the two find another number of objects or other classes.
     """
     ours.eval()
-    theirs.eval()
+    d2_model.eval()
     found: dict[str, float] = {}
     for sample in samples:
         plain = replace(sample, target=None, labels=None)
-        for name, value in _of_image(ours, theirs, plain).items():
+        for name, value in _of_image(ours, d2_model, plain).items():
             found[name] = max(found.get(name, 0.0), value)
     return found
 
 
-def _of_image(ours: Detector, theirs: Any, sample: Sample) -> dict[str, float]:
-    given = their_inputs([sample])
+def _of_image(ours: Detector, d2_model: Any, sample: Sample) -> dict[str, float]:
+    given = d2_inputs([sample])
     if isinstance(ours, Segmentor):
-        labels, logits = ours([sample])[0], theirs(given)[0]["sem_seg"]
-        return {"masks": _share(labels, logits.argmax(dim=0))}
-    mine, other = ours([sample])[0], theirs(given)[0]["instances"]
+        labels, logits = ours([sample])[0], d2_model(given)[0]["sem_seg"]
+        return {"masks": _differing(labels, logits.argmax(dim=0))}
+    mine, other = ours([sample])[0], d2_model(given)[0]["instances"]
     found = {}
     if isinstance(ours, RCNN):
         x, sizes = ours.batch([sample.image])
-        images = theirs.preprocess_image(given)
+        images = d2_model.preprocess_image(given)
         own, _ = ours.proposal_generator(ours.backbone(x), sizes, None)
-        its, _ = theirs.proposal_generator(images, theirs.backbone(images.tensor), None)
+        its, _ = d2_model.proposal_generator(images, d2_model.backbone(images.tensor), None)
         found["proposals"] = _largest(own[0].boxes, its[0].proposal_boxes.tensor)
     same = len(mine.classes) > 0 and torch.equal(mine.classes, other.pred_classes)
     found["boxes"] = _largest(mine.boxes, other.pred_boxes.tensor) if same else float("inf")
     found["scores"] = _largest(mine.scores, other.scores) if same else float("inf")
     if mine.masks is not None:
-        found["masks"] = _share(mine.masks, other.pred_masks) if same else float("inf")
+        found["masks"] = _differing(mine.masks, other.pred_masks) if same else float("inf")
     return found
 
 
@@ -152,6 +146,6 @@ def _largest(first: Tensor, second: Tensor) -> float:
     return float((first - second).abs().max()) if first.numel() else 0.0
 
 
-def _share(first: Tensor, second: Tensor) -> float:
-    """Share of the pixels that differ."""
+def _differing(first: Tensor, second: Tensor) -> float:
+    """Fraction of the pixels that differ."""
     return float((first != second).float().mean()) if first.shape == second.shape else float("inf")
