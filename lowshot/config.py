@@ -56,7 +56,7 @@ def _training(name: str, names: Iterable[str], fraction: float) -> tuple[Setting
 SETTINGS = table(
     Setting("OUTPUT_DIR", "outputs/lowshot", PATH,
             "folder of records; outputs/lowshot/NAME for a config that ships", NOTHING),
-    Setting("SEED", 0, SEED, "of the samples of labelled images and of training"),
+    Setting("SEED", 0, SEED, "seed of the samples of labelled images and of training"),
     Setting("DATASETS.NAME", "imagefolder",
             Choice(("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "mnist", "fashion-mnist",
                     "kmnist", "inaturalist", "voc07")), "data set"),
@@ -72,7 +72,7 @@ SETTINGS = table(
     Setting("DATASETS.VARIANT", "placed", Choice(("placed", "written", "strokes")), "how digits are rendered"),
     Setting("DATASETS.DRAWINGS", 1, Number(1, 1000, whole=True, unit="renderings"),
             "renderings of each digit that tests"),
-    Setting("DATASETS.SEED", 0, SEED, "of the digits' renderings, SPLIT and LONG_TAIL"),
+    Setting("DATASETS.SEED", 0, SEED, "seed of the digits' renderings, SPLIT and LONG_TAIL"),
     Setting("DATASETS.LONG_TAIL", 1.0, FRACTION,
             "fraction of its training images that the rarest class keeps (CIFAR-LT: 0.01)"),
     Setting("INPUT.IMAGE_SIZE", 224, Number(1, 2**13, whole=True, unit="px"),
