@@ -24,7 +24,6 @@ from momentum_transfer.core.ranges import (
     check,
     table,
 )
-from momentum_transfer.lowshot import presets
 
 #: Names of the evaluations: of features (evaluations.py), and those that train on images (image_evaluations.py).
 EVALUATIONS = ("knn", "retrieval", "svm", "diagnostics", "linear", "finetune", "fixmatch")
@@ -57,7 +56,7 @@ def _training(name: str, names: Iterable[str], fraction: float) -> tuple[Setting
 SETTINGS = table(
     Setting("OUTPUT_DIR", "outputs/lowshot", PATH,
             "folder of records; outputs/lowshot/NAME for a config that ships", NOTHING),
-    Setting("SEED", 0, SEED, "of the samples of labelled images and of training"),
+    Setting("SEED", 0, SEED, "seed of the samples of labelled images and of training"),
     Setting("DATASETS.NAME", "imagefolder",
             Choice(("digits", "imagefolder", "filelist", "stl10", "cifar10", "cifar100", "mnist", "fashion-mnist",
                     "kmnist", "inaturalist", "voc07")), "data set"),
@@ -73,7 +72,7 @@ SETTINGS = table(
     Setting("DATASETS.VARIANT", "placed", Choice(("placed", "written", "strokes")), "how digits are rendered"),
     Setting("DATASETS.DRAWINGS", 1, Number(1, 1000, whole=True, unit="renderings"),
             "renderings of each digit that tests"),
-    Setting("DATASETS.SEED", 0, SEED, "of the digits' renderings, SPLIT and LONG_TAIL"),
+    Setting("DATASETS.SEED", 0, SEED, "seed of the digits' renderings, SPLIT and LONG_TAIL"),
     Setting("DATASETS.LONG_TAIL", 1.0, FRACTION,
             "fraction of its training images that the rarest class keeps (CIFAR-LT: 0.01)"),
     Setting("INPUT.IMAGE_SIZE", 224, Number(1, 2**13, whole=True, unit="px"),
@@ -110,11 +109,14 @@ SETTINGS = table(
             "pcl: sampled images with all their labels; vissl: k positives, sampled negatives"),
     Setting("SVM.SOLVER", "batched", Choice(("batched", "liblinear")),
             "liblinear: the reference, the same problem, slower"),
-    *_training("LINEAR", presets.LINEAR, 1.0),
+    *_training("LINEAR", ("m2", "rcf-sgd", "rcf-lars", "eman", "simsiam", "own"), 1.0),
     Setting("LINEAR.CACHED", False, SWITCH, "classifiers on stored features, no augmentation: seconds, other numbers"),
-    *_training("FINETUNE", presets.FINETUNE, 0.01),
-    *_training("FIXMATCH", presets.FIXMATCH, 0.1),
-    Setting("FIXMATCH.SCHEDULE", "1x", Choice(presets.FIXMATCH_SCHEDULES), "length of training"),
+    *_training("FINETUNE", ("m2", "supervised", "eman", "own"), 0.01),
+    *_training("FIXMATCH", (
+        "fixmatch", "eman", "ema-bn", "syncbn", "shufflebn", "gn", "in", "eman-0.9", "eman-0.99999", "teacher-pn",
+        "teacher-pn-0.999", "student-pn", "student-pn-0.999", "momentum-bn",
+    ), 0.1),
+    Setting("FIXMATCH.SCHEDULE", "1x", Choice(("1x", "3x")), "length of training"),
     Setting("FIXMATCH.STUDENT_NORM", "", Choice(("", "BN", "SyncBN", "GN", "IN")), "instead of the preset's"),
     Setting("FIXMATCH.TEACHER_NORM", "",
             Choice(("", "BN", "SyncBN", "ShuffleBN", "GN", "IN", "EMAN", "TeacherPN", "StudentPN", "MomentumBN")),

@@ -43,7 +43,7 @@ def _count(high: int, unit: str, low: int = 1, note: str = "") -> Number:
 #: Every momentum of TEACHER and NORM is the weight of the new value: RCF's and EMAN's .99 is .01 here.
 SETTINGS = table(
     Setting("OUTPUT_DIR", "outputs/pretrain", PATH, "folder of the run; outputs/NAME for a config that ships"),
-    Setting("SEED", 0, SEED, "of weights, order of the images and views"),
+    Setting("SEED", 0, SEED, "seed of weights, order of images and views"),
     Setting("METHOD.NAME", "momentum2", Choice(("momentum2", "byol", "moco", "simsiam", "supervised", "random")),
             "random: no training, only BN statistics"),
     Setting("MODEL.ARCH", "resnet50", ARCHITECTURE, "backbone"),

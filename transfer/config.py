@@ -58,7 +58,7 @@ _OPEN = Number(0, 1, above=True, below=True)
 _DETECTRON2 = table(
     Setting("VERSION", 2, COUNT),
     Setting("OUTPUT_DIR", "./output", PATH, "folder of the run", NOTHING),
-    Setting("SEED", 0, SEED, "of weights and order of images; Detectron2's -1 means another seed each time"),
+    Setting("SEED", 0, SEED, "seed of weights and order of images; Detectron2's -1 means another one each time"),
     Setting("MODEL.META_ARCHITECTURE", "GeneralizedRCNN", Choice(NETWORKS)),
     Setting("MODEL.DEVICE", "auto", DEVICE, "Detectron2's is cuda; it is given the device that auto comes to", NOTHING),
     Setting("MODEL.WEIGHTS", "", ANY_PATH, "as --weights; records have the weights' own hash", NOTHING),

@@ -6,6 +6,7 @@ from momentum_transfer.core.neighbours import PRECISIONS
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
+from momentum_transfer.lowshot import presets
 from momentum_transfer.lowshot.augment import LEVELS
 from momentum_transfer.lowshot.config import KNN_PRESET, SETTINGS, check_settings, get_cfg
 from momentum_transfer.lowshot.fixmatch import STUDENTS
@@ -64,6 +65,10 @@ def test_sizes_that_nothing_can_be_computed_with_are_refused(key, value, message
         ("SVM.PRESET", svm.PROTOCOLS),
         ("SVM.CLASS_WEIGHTS", ("", *svm.CLASS_WEIGHTS)),
         ("SVM.SOLVER", svm.SOLVERS),
+        ("LINEAR.PRESET", presets.LINEAR),
+        ("FINETUNE.PRESET", presets.FINETUNE),
+        ("FIXMATCH.PRESET", presets.FIXMATCH),
+        ("FIXMATCH.SCHEDULE", presets.FIXMATCH_SCHEDULES),
         ("FIXMATCH.STUDENT_NORM", ("", *STUDENTS)),
         ("FIXMATCH.TEACHER_NORM", ("", *TEACHER_NORMS)),
         ("FIXMATCH.STRONG_LEVELS", ("", *LEVELS)),
@@ -72,7 +77,7 @@ def test_sizes_that_nothing_can_be_computed_with_are_refused(key, value, message
     ],
 )
 def test_names_in_the_table_are_those_that_the_code_has(key, names):
-    assert set(SETTINGS[key].rule.words) == set(names)
+    assert SETTINGS[key].rule.words == tuple(names)
 
 
 def test_presets_of_knn_in_the_table_are_those_that_the_code_has():

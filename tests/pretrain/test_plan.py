@@ -187,7 +187,7 @@ def test_a_warm_up_of_more_than_a_tenth_of_the_run_is_said(steps, epochs, share,
     ],
 )
 def test_names_in_the_table_are_those_that_the_code_has(key, names):
-    assert set(SETTINGS[key].rule.words) == set(names)
+    assert SETTINGS[key].rule.words == tuple(names)
 
 
 def test_removals_in_the_table_are_those_that_the_code_has():
