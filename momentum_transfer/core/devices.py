@@ -25,7 +25,6 @@ def choose_device(name: str = "auto", key: str = "the device") -> torch.device:
     "auto" is CUDA where there is a device, else the CPU, which is logged once; "cuda" and "cuda:N" never fall back to
     the CPU, where a long job would be a hundred times slower. Under torchrun "auto" and "cuda" are the process's own
     GPU, which also becomes the current one, for NCCL and Detectron2.
-
     Raises InputError for another name, or a CUDA device that is not there.
     """
     check_device(name, key)

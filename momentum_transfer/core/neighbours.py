@@ -45,7 +45,6 @@ def search(
     """Exact top ``k`` by cosine similarity of all queries [Q, D].
 
     The database [N, D] may be a memory map: it is read once, in chunks, and memory does not grow with N.
-
     Raises InputError if ``k`` exceeds N, the dimensions differ, or the precision is unknown.
     """
     if not 1 <= k <= len(database):
