@@ -25,7 +25,6 @@ def choose_device(name: str = "auto", key: str = "the device") -> torch.device:
     "auto" is CUDA where there is a device, else the CPU, which is logged once; "cuda" and "cuda:N" never fall back to
     the CPU, where a long job would be a hundred times slower. Under torchrun "auto" and "cuda" are the process's own
     GPU, which also becomes the current one, for NCCL and Detectron2.
-
     Raises InputError for another name, or a CUDA device that is not there.
     """
     check_device(name, key)
@@ -95,16 +94,11 @@ def measured_batches(
     choices: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Batch]:
-    """Batches ``first`` on, read by the number of workers that turns out fastest.
+    """Batches ``first`` on of ``total``, read by that number of workers (of ascending ``choices``) which is fastest.
 
-    A candidate's time is that between two requests and so includes the training step: on a CPU, workers take cores
-    from it. One far slower than the best so far ends the search.
-
-    Args:
-        batches_from: (first batch, workers) -> endless batches.
-        total: batches of the whole run; where few are left, nothing is measured.
-        choices: numbers of workers to try, ascending.
-        clock: current time in seconds.
+    ``batches_from(first, workers)`` gives endless batches, ``clock()`` the seconds. A candidate's time is that between
+    two requests and so includes the training step: on a CPU, workers take cores from it. One far slower than the best
+    so far ends the search; where few batches are left, nothing is measured.
     """
     trial = UNTIMED + TIMED
     if total - first < WORTH_TRYING * trial or len(choices) < 2:

@@ -24,7 +24,7 @@ KEY = "content_sha256"
 _DEEPEST = 64
 
 
-def content_digest(tree: Any) -> str:
+def _content_digest(tree: Any) -> str:
     """Hex SHA-256 of nested mappings, lists, tensors, arrays, texts and numbers.
 
     The order of a mapping's keys, list or tuple, and a tensor's layout in memory do not count: they change on the way
@@ -69,7 +69,7 @@ def _add_bytes(digest: Any, kind: bytes, content: bytes) -> None:
 def sealed(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same mapping with the digest of its content under ``KEY``."""
     content = {key: value for key, value in tree.items() if key != KEY}
-    return {**content, KEY: content_digest(content)}
+    return {**content, KEY: _content_digest(content)}
 
 
 def verify(tree: Any, path: Path) -> bool:
@@ -77,7 +77,7 @@ def verify(tree: Any, path: Path) -> bool:
     if not isinstance(tree, Mapping) or KEY not in tree:
         return False
     try:
-        found = content_digest({key: value for key, value in tree.items() if key != KEY})
+        found = _content_digest({key: value for key, value in tree.items() if key != KEY})
     except TypeError as error:
         raise _damaged(path, str(error)) from error
     if found != tree[KEY]:
@@ -88,7 +88,7 @@ def verify(tree: Any, path: Path) -> bool:
 def sealed_metadata(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
     """The metadata of a safetensors file with the digest of itself and of the tensors."""
     text = {key: value for key, value in metadata.items() if key != KEY}
-    return {**text, KEY: content_digest({"tensors": tensors, "metadata": text})}
+    return {**text, KEY: _content_digest({"tensors": tensors, "metadata": text})}
 
 
 def verify_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path) -> bool:

@@ -45,7 +45,6 @@ def search(
     """Exact top ``k`` by cosine similarity of all queries [Q, D].
 
     The database [N, D] may be a memory map: it is read once, in chunks, and memory does not grow with N.
-
     Raises InputError if ``k`` exceeds N, the dimensions differ, or the precision is unknown.
     """
     if not 1 <= k <= len(database):
@@ -147,10 +146,8 @@ def _rank_again(database: np.ndarray, queries: Tensor, rows: Tensor, k: int) -> 
 def ranked_classes(neighbours: Neighbours, labels: np.ndarray, k: int, temperature: float | None) -> np.ndarray:
     """The five classes with most votes for each query, best first: [Q, min(5, classes)] int64, -1 without a vote.
 
-    Args:
-        neighbours: at least ``k`` of them a query.
-        labels: [N] class indices of the database.
-        temperature: None for a majority vote; else a vote weighs exp(similarity / temperature).
+    ``labels`` [N] are class indices of the database. Without ``temperature`` each of ``k`` neighbours has one vote,
+    else it weighs exp(similarity / temperature).
     """
     classes = int(labels.max()) + 1
     ranked = []
@@ -178,9 +175,7 @@ def majority_top1(
 ) -> float:  # fmt: skip
     """Percent of queries whose k nearest neighbours' majority has their label (EMAN: k 20, cosine, majority vote).
 
-    Args:
-        database, queries: features [N, D] and [Q, D]; labels and true: their class indices [N] and [Q].
-        k: neighbours; at most N are taken.
+    Features are [N, D] and [Q, D], their class indices ``labels`` [N] and ``true`` [Q]; at most N neighbours are taken.
     """
     k = min(k, len(database))
     found = search(database, queries, k, device=device)

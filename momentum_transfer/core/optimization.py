@@ -74,12 +74,8 @@ def learning_rate(
 ) -> float:
     """Learning rate of iteration ``step`` in [0, total), in pretraining and in training with few labels.
 
-    Args:
-        total: iterations of the whole run.
-        base: the rate at the end of the warm-up.
-        warmup: iterations of linear growth from ``warmup_factor * base``.
-        schedule: "cosine", to 0 over what follows the warm-up; "step", times ``gamma`` at every milestone.
-        milestones: ascending fractions of the run.
+    It grows linearly from ``warmup_factor * base`` to ``base`` in ``warmup`` iterations. Then the schedule "cosine"
+    falls to 0 over the rest, and "step" multiplies by ``gamma`` at each of ``milestones``, fractions of the run.
     """
     if step < warmup:
         return base * _warm_up(warmup, warmup_factor)(step)

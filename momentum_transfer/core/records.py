@@ -75,17 +75,14 @@ def make_record(
     """One record.
 
     Args:
-        task: for example ``coco/bbox``, ``knn/k=20``, ``svm/k=4``.
-        metric: ``AP``, ``top1``, … as the field calls it. Fractions are given as percent.
+        task, metric: ``coco/bbox``, ``knn/k=20``, …; ``AP``, ``top1``, … as the field calls it; fractions in percent.
         value: NaN is stored as null, because JSON has no NaN.
-        checkpoint: ``{"name": …, "sha256": …}`` of the weights, their ``method`` where their metadata name it, and the
-            ``random_seed`` of a network at random.
-        network: ``teacher`` or ``student``; where training makes both anew (FixMatch), which of these was scored, and
-            ``start_network`` in the details is the checkpoint's.
+        checkpoint: ``{"name": …, "sha256": …}`` of the weights, and where known ``method`` and ``random_seed``.
+        network: ``teacher`` or ``student``, as scored (FixMatch trains both; ``start_network`` is the checkpoint's).
         trial, seed: which repetition, and its seed.
         protocol: name of the preset, so that numbers of different protocols are never compared silently.
         config: hash of the configuration (``momentum_transfer.core.settings.config_hash``).
-        details: further keys, such as ``k`` or ``cost``, or ``data``: numbers of ``images`` and ``classes`` that test.
+        details: further keys, such as ``k``, ``cost``, or ``data``: numbers of ``images`` and ``classes`` that test.
     """
     return {
         "format": FORMAT,

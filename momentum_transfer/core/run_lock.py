@@ -84,14 +84,11 @@ def _owner_in(text: str) -> _Owner | None:
 def alone(
     folder: str | Path, *, patience: float = PATIENCE, for_children: bool = False, name: str = NAME
 ) -> Iterator[int]:
-    """Hold the lock of ``folder`` within the block; yields its descriptor.
+    """Hold the lock ``name`` of ``folder`` within the block; yields its descriptor.
 
-    Removes what a killed run left half written, and at the end folders that were made here and stayed empty.
-
-    Args:
-        patience: seconds to wait for children of a killed run that still hold the lock.
-        for_children: processes started with the descriptor (``Popen(pass_fds=…)``) keep the lock until they end too.
-        name: of the lock file, for a second lock in one folder.
+    Removes what a killed run left half written, and at the end folders that were made here and stayed empty. Waits
+    ``patience`` seconds for children of a killed run that still hold the lock. With ``for_children``, processes started
+    with the descriptor (``Popen(pass_fds=…)``) keep the lock until they end too.
 
     Raises InputError, naming the other run, if one is at work there.
     """

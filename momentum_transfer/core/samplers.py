@@ -187,11 +187,8 @@ def training_loader(
 ) -> DataLoader[Any]:
     """The items of the data set at the batches' places, in order; ``dataset[place]`` is a pure function of the place.
 
-    Args:
-        workers: processes, at most one for each core; 0 reads in this one.
-        seed: of the workers' own generators.
-        collate: items -> batch; None stacks tensors.
-        pin_memory: for copies to a CUDA device.
+    ``workers`` processes (0 reads in this one), whose own generators take ``seed``; ``collate`` makes a batch of items,
+    None stacks tensors; ``pin_memory`` is for copies to a CUDA device.
     """
     workers = within_cores(workers)
     return _Loader(

@@ -30,13 +30,9 @@ def workplace() -> Path:
 
 
 def find_config(name: str | Path, *, beside: Path | None = None) -> Path:
-    """The file of a config: a path on disk, else a config that ships.
+    """The file of a config: a path on disk (relative to ``beside`` or the current folder), else a config that ships.
 
-    Args:
-        name: a path, or a short name such as ``smoke/momentum2_digits`` (without ``.yaml`` and ``configs/``).
-        beside: the folder that a relative path starts from; the default is the current one.
-
-    Raises InputError with the nearest names if there is none.
+    Shipped ones have short names such as ``smoke/momentum2_digits``. Raises InputError with the nearest names.
     """
     path = Path(name).expanduser()
     start = beside if beside is not None else Path()

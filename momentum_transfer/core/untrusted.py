@@ -90,7 +90,9 @@ def parse_mapping(text: str, where: str, holds: str = "settings") -> dict[str, A
             detail = f"{error.problem}{line}"
         if isinstance(error, RecursionError):
             detail = "it is nested too deeply"
-        raise InputError(f"expected a YAML mapping in {where}, cannot read it: {detail[:400]}; correct it") from error
+        raise InputError(
+            f"expected a YAML mapping in {where}, but it cannot be read: {detail[:400]}; correct it"
+        ) from error
     if not isinstance(loaded, dict):
         kind = "an empty file" if loaded is None else type(loaded).__name__
         raise InputError(f"expected a YAML mapping of {holds} in {where}, found {kind}; write KEY: value lines")

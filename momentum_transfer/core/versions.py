@@ -5,16 +5,16 @@ Python 3.6 must be able to parse this file, so that an old Python gets the messa
 
 import sys
 
-PYTHON = (3, 10)
-TORCH = (2, 4)  # as in pyproject.toml
+_PYTHON = (3, 10)
+_TORCH = (2, 4)  # as in pyproject.toml
 
 
 def check_python():
     """Exit with one line if Python is too old: nothing of the project could be imported."""
-    if sys.version_info[:2] < PYTHON:
+    if sys.version_info[:2] < _PYTHON:
         found = ".".join(str(part) for part in sys.version_info[:3])
         raise SystemExit(
-            f"error: expected Python {PYTHON[0]}.{PYTHON[1]} or newer, found {found} ({sys.executable}); "
+            f"error: expected Python {_PYTHON[0]}.{_PYTHON[1]} or newer, found {found} ({sys.executable}); "
             "install a newer one, and momentum-transfer into it"
         )
 
@@ -30,8 +30,8 @@ def check_torch():
     except importlib.metadata.PackageNotFoundError:
         return
     numbers = found.split("+")[0].split(".")[:2]
-    if len(numbers) == 2 and all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) < TORCH:
-        wanted = f"{TORCH[0]}.{TORCH[1]}"
+    if len(numbers) == 2 and all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) < _TORCH:
+        wanted = f"{_TORCH[0]}.{_TORCH[1]}"
         raise InputError(
             f"expected torch {wanted} or newer, found {found}; pip install -U 'torch>={wanted}' torchvision"
         )

@@ -67,7 +67,7 @@ def _own_split(folder: Path) -> tuple[Path, Path] | None:
     return (train, val) if train and val and _only_classes(train) and _only_classes(val) else None
 
 
-def read_class_folders(folder: Path) -> LabelledFiles:
+def _read_class_folders(folder: Path) -> LabelledFiles:
     """Every image below its class's folder; classes in the order of their names."""
     classes = _folders(folder)
     files = [(path, label) for label, each in enumerate(classes) for path in _images(each)]
@@ -82,7 +82,6 @@ def open_class_folders(
 
     ``val`` is the part that tests; or ``split`` the fraction of ``train`` that trains, stratified and seeded; without
     both the folder's own train/ and val/.
-
     Raises InputError for no split, both kinds of split, or classes that one part lacks.
     """
     if val is not None and split is not None:
@@ -93,7 +92,7 @@ def open_class_folders(
     if own is not None and split is not None:
         raise InputError(f"expected no --split with {train}, which has its own train/ and val/; leave it out")
     if split is not None:
-        return _divided(read_class_folders(train), split, seed)
+        return _divided(_read_class_folders(train), split, seed)
     if val is not None and not _only_classes(val):
         raise InputError(f"expected a folder for each class in {val}, found another form; give --val as --train is")
     parts = (own[0] if own else train, val) if val is not None else own
@@ -101,7 +100,7 @@ def open_class_folders(
     ignored = [path for path in _folders(train) if path.name.lower() in _VAL and path not in parts] if own else []
     for other in ignored:
         say(f"left out: {counted(len(_images(other)), 'image')} of {other}, which neither trains nor tests")
-    first, second = read_class_folders(parts[0]), read_class_folders(parts[1])
+    first, second = _read_class_folders(parts[0]), _read_class_folders(parts[1])
     if first.classes != second.classes:
         odd = sorted(set(first.classes) ^ set(second.classes))
         raise InputError(f"expected the same classes in {parts[0]} and {parts[1]}, found {odd[0]!r} in only one")

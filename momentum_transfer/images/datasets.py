@@ -162,14 +162,12 @@ def build_dataset(
     renderings: int = 1,
     max_unreadable: int = 100,
 ) -> LabelledImages:
-    """Build a labelled image dataset.
+    """Build a labelled image dataset, one of `DATASETS`.
 
     Args:
-        name: one of `DATASETS`.
         root: data folder; none for digits. imagefolder reads `root/split/class/…`.
         split: "train" or "val"; stl10 also has "unlabeled" and "train+unlabeled", inaturalist the years of
-            `momentum_transfer.images.taxonomies`; filelist ignores it.
-        file_list: index file of `path label` lines (filelist only).
+            `momentum_transfer.images.taxonomies`; filelist ignores it and reads `path label` lines of ``file_list``.
         image_size, variant, renderings: side, looks (`digits.VARIANTS`) and images of each digit (digits only).
         class_fraction, sample_fraction, long_tail, taxonomy: see `momentum_transfer.images.subsets.select`.
         seed: of the digits' fixed renderings and of the subsets.
@@ -236,10 +234,8 @@ class DecodedImages:
 def kept_in_memory(images: LabelledImages, fraction: float, *, uses: float, processes: int = 1) -> LabelledImages:
     """``images`` of files with their pixels in memory where that pays, else as they are.
 
-    Args:
-        fraction: of the memory that is free now, for the images of all processes on this machine; 0 keeps none.
-        uses: how often a training reads each image; up to 1 nothing is gained.
-        processes: that do the same on this machine.
+    They may take ``fraction`` of the memory that is free now, for all ``processes`` on this machine that do the same.
+    A training reads each image ``uses`` times; up to 1 nothing is gained.
     """
     source = images
     while isinstance(source, Selected):

@@ -181,12 +181,9 @@ class DeviceViews:
 
     @torch.no_grad()
     def __call__(self, canvases: Tensor, sizes: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Two views, float [N, 3, image_size, image_size].
+        """Two views, float [N, 3, image_size, image_size], of canvases uint8 [N, 3, S, S] on the device to use.
 
-        Args:
-            canvases: uint8 [N, 3, S, S], on the device that does the work.
-            sizes: height and width of the images, [N, 2], best on the CPU.
-            keys: of the samples, [N], best on the CPU.
+        ``sizes`` [N, 2] (height and width) and ``keys`` [N] are best on the CPU.
         """
         mean, std = self.mean.to(canvases.device), self.std.to(canvases.device)
         views = []

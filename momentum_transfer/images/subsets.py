@@ -62,15 +62,14 @@ def select(
     """Apply, in this order, a class subset, a long tail, a sample fraction and a coarse taxonomy.
 
     Args:
-        class_fraction: fraction of the classes kept, chosen by the seed. Smaller subsets lie within larger ones
-            (RCF, class subsets of 10 to 100 %). The kept classes are numbered anew, in their old order.
-        sample_fraction: fraction of every class's images kept, at least one.
+        class_fraction: of the classes, chosen by the seed and numbered anew in their old order. Smaller subsets lie
+            within larger ones (RCF, class subsets of 10 to 100 %).
+        sample_fraction: of every class's images, at least one.
         long_tail: f of the exponential profile `n_i = n_max · f^(i/(C−1))`, C classes in their order (CIFAR-LT; Cui et
             al., arXiv:1901.05555); 1 keeps all.
         taxonomy: file that maps fine classes to coarse ones, see `read_taxonomy`.
 
-    Returns the dataset itself when nothing is left out or renamed; raises InputError for a fraction outside (0, 1] or
-    an incomplete taxonomy.
+    Returns the dataset itself when nothing changes; InputError for a fraction outside (0, 1] or a bad taxonomy.
     """
     for what, value in (("class", class_fraction), ("sample", sample_fraction), ("long-tail", long_tail)):
         FRACTION.require(f"the {what} fraction", value)

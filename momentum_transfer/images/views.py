@@ -175,11 +175,9 @@ def build_views(
 ) -> TwoViews:
     """Build a recipe: a callable from a sample to two views, float [3, image_size, image_size].
 
-    Args:
-        recipe: "byol" (asymmetric), "rcf" (symmetric), "mocov2", "eman_byol" or "digits".
-        variant: how digits look, see `momentum_transfer.images.digits.VARIANTS` (recipe digits only).
-        remove, crop_scale: see `recipe_augmentations` (not for digits).
-        mean, std: per-channel normalisation of values in 0..1.
+    It is "byol" (asymmetric), "rcf" (symmetric), "mocov2", "eman_byol" or "digits", whose looks are ``variant`` (see
+    `momentum_transfer.images.digits.VARIANTS`). ``remove`` and ``crop_scale``: see `recipe_augmentations` (not for
+    digits). ``mean`` and ``std`` normalise values in 0..1.
     """
     if recipe == "digits":
         if remove or crop_scale is not None:

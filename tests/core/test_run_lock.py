@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from momentum_transfer.core import run_lock
+from momentum_transfer.core import files, run_lock
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.run_lock import alone
 
@@ -50,7 +50,7 @@ def test_a_living_run_is_named_and_a_killed_one_is_no_obstacle(tmp_path, holder,
     if flock is local_locks_only:
         elsewhere(out, monkeypatch)  # on one machine the system's lock is enough
     if flock is not None:
-        monkeypatch.setattr(run_lock.fcntl, "flock", flock)
+        monkeypatch.setattr(files.fcntl, "flock", flock)
     beating = None
     if flock is local_locks_only:
         beating = subprocess.Popen([sys.executable, "-c", BEATS, str(out / ".lock")])
@@ -79,7 +79,7 @@ def elsewhere(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_number_that_was_given_to_another_process_since_is_no_obstacle(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock.fcntl, "flock", no_locks)
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
     host = os.uname().nodename
     (tmp_path / ".lock").write_text(f"{os.getppid()} {host} 1")  # started at another time
     with alone(tmp_path):

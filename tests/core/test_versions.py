@@ -39,7 +39,7 @@ def test_an_old_python_can_parse_what_it_meets_first():
 def test_an_old_torch_is_one_line_before_it_is_imported(found, monkeypatch, capsys):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     assert run_tool(argparse.ArgumentParser(), lambda args: None, []) == 2
-    assert capsys.readouterr().err.startswith(f"error: expected torch {versions.TORCH[0]}.")
+    assert capsys.readouterr().err.startswith(f"error: expected torch {versions._TORCH[0]}.")
     monkeypatch.delitem(vars(mt), "knn", raising=False)
     with pytest.raises(InputError, match=f"found {found.partition('+')[0]}"):
         _ = mt.knn
@@ -47,9 +47,9 @@ def test_an_old_torch_is_one_line_before_it_is_imported(found, monkeypatch, caps
 
 def test_the_versions_are_those_of_the_package():
     project = pyproject()
-    assert project["requires-python"] == ">={}.{}".format(*versions.PYTHON)
+    assert project["requires-python"] == ">={}.{}".format(*versions._PYTHON)
     (torch,) = [line for line in project["dependencies"] if line.startswith("torch>")]
-    assert torch.startswith("torch>={}.{},".format(*versions.TORCH))
+    assert torch.startswith("torch>={}.{},".format(*versions._TORCH))
 
 
 def test_every_extra_is_one_of_the_package_and_every_dependency_is_known():
