@@ -20,9 +20,10 @@ from momentum_transfer.images.reading import read_rgb
 from momentum_transfer.transfer.data.annotations import DetectionData, decode_mask
 from momentum_transfer.transfer.data.semantic_datasets import IGNORE
 
-#: Detections below this score are not drawn, unless a detector is less sure of all that it finds (`drawn_from`).
+#: Detections below this score are not drawn, unless a detector is less sure of all that it finds (`_drawn_from`).
 MIN_SCORE = 0.5
-_MIN_SIDE, _MAX_SIDE = 256, 4096  # small images are enlarged until their shorter side has so many pixels; at most
+#: Small images are enlarged: the shorter side to at least the first, the longer one to at most the second (pixels).
+_MIN_SIDE, _MAX_SIDE = 256, 4096
 
 
 def _image_f1(truth: Sequence[Mapping[str, Any]], detections: Sequence[Mapping[str, Any]]) -> float:

@@ -4,8 +4,6 @@ The one reader of such files for training, checking, converting and plotting. Sc
 of arrays (``transfer/scores/coco_files.py``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

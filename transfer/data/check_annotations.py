@@ -4,8 +4,6 @@ Fatal are entries that cannot be trained on, or that show that the files do not 
 masks that do not fit, of which the published COCO and LVIS files hold a few, are reported.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Detection data sets by name: embedded, COCO, LVIS and VOC in Detectron2's folder layout, any set in COCO's form."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -91,12 +89,8 @@ def get_dataset(name: str, root: str | Path | None = None) -> DetectionData:
 def _voc_as_coco(folder: Path, split: str) -> Path:
     """One image set of a VOC folder (`VOC2007`) as a COCO JSON in the cache, converted unless it is there already.
 
-    Boxes keep Detectron2's convention: VOC counts pixels from 1 and includes both ends, so (xmin, ymin, xmax, ymax)
-    becomes the continuous box (xmin − 1, ymin − 1, xmax, ymax). `difficult` objects are kept and marked: training uses
-    them, scoring ignores them.
-
-    Raises:
-        InputError: a missing folder or file, a malformed XML, an unknown class.
+    As in Detectron2, VOC's (xmin, ymin, xmax, ymax), pixels from 1 with both ends included, become the continuous box
+    (xmin − 1, ymin − 1, xmax, ymax); training uses `difficult` objects, scoring ignores them.
     """
     list_file = folder / "ImageSets" / "Main" / f"{split}.txt"
     if not list_file.is_file():

@@ -7,8 +7,6 @@ training classes from an exponential profile and annotates as LVIS does (arXiv:1
 classes, a few verified absent ones, and those of which not every instance is annotated.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 The values of label PNGs are classes from 0, and 255 for pixels that do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ into a function, and finds operators by attribute access from ``torch``. So ever
 and torch gets a new archive of the checked records, not the file.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -5,8 +5,6 @@ classes. An exported graph has no branches, so the best candidates of a level ar
 threshold dropped at the end, after a suppression that lower scores cannot influence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings
@@ -225,8 +223,8 @@ def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, image
 
     InputError if they find different objects, or the same ones elsewhere.
     """
-    worst, number, given = 0.0, 0, list(images) or _synthetic_images()
-    for image in track(given, "checking the file on images"):
+    worst, number, images = 0.0, 0, list(images) or _synthetic_images()
+    for image in track(images, "checking the file on images"):
         prepared, inside = exported.spec.prepare(as_pixels(image))
         seen = exported.spec.size or inside  # a program of one size sees the padding too, so the detector is to
         pixels = torch.from_numpy(prepared[:, : seen[0], : seen[1]].copy())
@@ -240,7 +238,7 @@ def check(run: DetectorRun, network: OneStage, exported: ExportedDetector, image
     if number == 0:
         warn("the detector finds nothing on the images of the check; give it some of yours, --check IMAGE")
     detections = counted(number, "detection")
-    say(f"checked on {counted(len(given), 'image')}: {detections}, boxes differ by at most {worst:.2g} px")
+    say(f"checked on {counted(len(images), 'image')}: {detections}, boxes differ by at most {worst:.2g} px")
     return worst
 
 

@@ -1,7 +1,5 @@
 """Images to predict on: files, folders of files, frames of a video, or images in memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,9 +28,7 @@ class InputImage:
 def find_images(given: Sequence[str | Path]) -> list[InputImage]:
     """The images of files and folders, in the given order; those of a folder in natural order (frame 2 before 10).
 
-    Raises:
-        InputError: nothing was given, a path is missing, a folder holds no image, a file is a video, or two images have
-            one name.
+    InputError for no image, a missing path, a folder without images, a video, and two images of one name.
     """
     images: dict[str, InputImage] = {}
     for path in map(Path, given):

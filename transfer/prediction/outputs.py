@@ -1,7 +1,5 @@
 """The files of a prediction: one line an image, so that a stopped command resumes; then COCO results and counts."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Predict on many images: read, run the detector, draw, store; a stopped command resumes."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

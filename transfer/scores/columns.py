@@ -3,8 +3,6 @@
 The checks are vectorised; only if one fails is the wrong entry searched for, to name it and its file.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

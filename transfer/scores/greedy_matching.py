@@ -261,8 +261,7 @@ def _by_preference(pairs: Pairs) -> Pairs:
 def _steps(detection: np.ndarray, group: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Steps (pair indices, whether it is the second look), at most one pair of every group in a step.
 
-    Within a group: detection by detection, first all its pairs looking at counted objects, then all of them again
-    looking at objects to be ignored.
+    Within a group: detection by detection, first all its pairs for counted objects, then again for ignored ones.
     """
     if not len(detection):
         return []

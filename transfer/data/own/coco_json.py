@@ -1,7 +1,5 @@
 """COCO JSON with its images wherever an export has put them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Some tools label an image as its pixels are stored, while every reader here turn
 and height are swapped shows this: for square images, and for those upside down, it cannot be detected.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,14 +84,14 @@ class ImageIndex:
 
         InputError if there is none, or two fit equally.
         """
-        wanted = Path(_composed(name.replace("\\", "/")))
-        found = self._by_name.get(wanted.name) or self._by_stem.get(wanted.name) or self._by_stem.get(wanted.stem, [])
+        target = Path(_composed(name.replace("\\", "/")))
+        found = self._by_name.get(target.name) or self._by_stem.get(target.name) or self._by_stem.get(target.stem, [])
         if not found:
             raise InputError(
                 f"expected the image {name} of {where} below {self.root}, found none; add it or drop the label"
             )
-        ranked = sorted(found, key=lambda file: _closeness(file, wanted, near), reverse=True)
-        if len(ranked) > 1 and _closeness(ranked[0], wanted, near) == _closeness(ranked[1], wanted, near):
+        ranked = sorted(found, key=lambda file: _closeness(file, target, near), reverse=True)
+        if len(ranked) > 1 and _closeness(ranked[0], target, near) == _closeness(ranked[1], target, near):
             raise InputError(
                 f"expected one image {name} for {where}, found {ranked[0]} and {ranked[1]}; give each its own name"
             )
@@ -105,9 +103,9 @@ def _composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def _closeness(file: Path, wanted: Path, near: Path) -> tuple[int, int]:
+def _closeness(file: Path, target: Path, near: Path) -> tuple[int, int]:
     """How many last parts two paths have in common, then how many first parts the file has with the label's folder."""
-    tail = zip(reversed(file.parts), reversed(wanted.parts), strict=False)
+    tail = zip(reversed(file.parts), reversed(target.parts), strict=False)
     head = zip(file.parts, near.parts, strict=False)
     return (
         sum(1 for _ in takewhile(lambda pair: _composed(pair[0]) == pair[1], tail)),

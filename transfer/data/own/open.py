@@ -4,8 +4,6 @@ VOC, YOLO and COCO forms of one set become equal: images and classes sorted by n
 and place. So they train the same detector and score the same, to the last bit.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """PASCAL VOC's XML, read with the line of every element, in whatever folders a labelling tool left it."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path

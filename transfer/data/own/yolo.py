@@ -4,8 +4,6 @@ A data.yaml names classes and folders (``names``, ``train``, ``val``), or a clas
 An image without a text file, or with an empty one, has no objects.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Sequence
