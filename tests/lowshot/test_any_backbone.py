@@ -225,7 +225,7 @@ def test_eman_of_a_network_without_batch_norm_is_ema_and_is_said(caplog):
 
 @pytest.mark.parametrize("preset", ["momentum-bn", "gn", "syncbn", "teacher-pn"])
 def test_fixmatch_refuses_to_replace_a_batch_norm_that_is_not_there(preset):
-    with pytest.raises(InputError, match=r"has none to put it in the place of; take FIXMATCH\.PRESET eman"):
+    with pytest.raises(InputError, match=r"has none to replace; take FIXMATCH\.PRESET eman"):
         check_backbone(FIXMATCH[preset], build_backbone(parse_architecture(CONVNEXT)), 32)
 
 

@@ -13,9 +13,8 @@ from momentum_transfer.images.datasets import DATASETS, ArrayImages
 from momentum_transfer.lowshot import inputs
 from momentum_transfer.lowshot.augment import SMALL_SQUARES
 from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
-from momentum_transfer.lowshot.evaluations import ON_FEATURES
+from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, percent
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, percent
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = [

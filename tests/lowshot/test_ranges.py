@@ -4,13 +4,8 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.ranges import without_rule
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.image_evaluations import (
-    check_batch,
-    finetune_preset,
-    fixmatch_protocol,
-    fixmatch_setting,
-    linear_preset,
-)
+from momentum_transfer.lowshot.evaluations import check_batch, fixmatch_protocol
+from momentum_transfer.lowshot.presets import finetune_preset, fixmatch_setting, linear_preset
 from momentum_transfer.lowshot.ranges import RULES, check_settings
 
 
@@ -106,7 +101,7 @@ def test_training_settings_outside_their_range_are_refused(name, key, value, mes
         (2, 2, "at least two images a process"),
     ],
 )
-def test_batch_that_cannot_be_filled_or_shared_is_refused(batch, processes, message):
+def test_batch_that_cannot_be_filled_or_divided_is_refused(batch, processes, message):
     check_batch("FINETUNE.BATCH_SIZE", 64, 64, processes)
     with pytest.raises(InputError, match=message):
         check_batch("FINETUNE.BATCH_SIZE", batch, 64, processes)
@@ -139,7 +134,7 @@ def test_levels_of_the_strong_view_are_a_switch_and_the_protocol_names_them():
     assert fixmatch_protocol(fixmatch(STRONG_LEVELS="uniform")) == "eman-1x/strong_levels=uniform"
 
 
-def test_settings_override_the_presets_numbers_and_keep_shares_of_the_schedule():
-    setting = fixmatch_setting(fixmatch(EPOCHS=20.0, UNLABELLED_RATIO=3, BATCH_SIZE=16), pretrained=True)
+def test_settings_override_the_presets_numbers_and_keep_fractions_of_the_schedule():
+    setting = fixmatch_setting(fixmatch(EPOCHS=20.0, UNLABELLED_RATIO=3), pretrained=True)
     assert (setting.schedule.epochs, setting.schedule.warmup, setting.schedule.milestones) == (20, 1, (0.6, 0.8))
-    assert (setting.preset.unlabelled_ratio, setting.batch_size, setting.rate) == (3, 16, 0.003)
+    assert (setting.preset.unlabelled_ratio, setting.rate) == (3, 0.003)

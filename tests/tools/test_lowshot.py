@@ -227,7 +227,7 @@ def test_wrong_input_is_one_line_and_code_2(lowshot, capsys, arguments, message)
         ("knn", ("KNN.PRESETS", "['majority-2000']"), "asks for 2000 neighbours, digits train has 1257 images"),
         ("knn", ("SEARCH.PRECISION", "fp8"), "expected SEARCH.PRECISION of fp32, bf16"),
         ("svm", ("SVM.SOLVER", "magic"), "expected SVM.SOLVER of batched, liblinear"),
-        ("svm", ("SVM.SHOTS", "[500]"), "images to draw from, expected at least 500"),
+        ("svm", ("SVM.SHOTS", "[500]"), "images to sample from, expected at least 500"),
         ("svm", ("SVM.PROTOCOL", "voc07"), "does not fit digits train"),
     ],
 )

@@ -44,7 +44,7 @@ class CountingNetwork(nn.Module):
 
 def run(network, cache, about=ABOUT, **options):
     options = {"name": "images", "batch_size": 4, **options}
-    return extract(Source(network, "w", "a test"), IMAGES, TRANSFORM, about, cache, **options)
+    return extract(Source(network, "w"), IMAGES, TRANSFORM, about, cache, **options)
 
 
 def expected():
