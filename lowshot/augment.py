@@ -38,7 +38,7 @@ Image = PIL.Image.Image
 
 
 @dataclass(frozen=True)
-class Operation:
+class _Operation:
     """A change of an image whose strength goes linearly from ``first`` (level 0) to ``last`` (level 1)."""
 
     apply: Callable[[Image, float], Image]  # (image, strength) -> image
@@ -68,23 +68,23 @@ def _solarize_add(image: Image, amount: float) -> Image:
     return F.to_pil_image(torch.where(pixels < 128, pixels + round(amount), pixels))
 
 
-OPERATIONS: dict[str, Operation] = {
-    "AutoContrast": Operation(lambda image, _: F.autocontrast(image)),
-    "Equalize": Operation(lambda image, _: F.equalize(image)),
-    "Invert": Operation(lambda image, _: F.invert(image)),
-    "Rotate": Operation(lambda image, degrees: F.rotate(image, degrees), 0.0, 30.0, signed=True),
-    "Posterize": Operation(lambda image, bits: F.posterize(image, round(bits)), 8.0, 4.0),
-    "Solarize": Operation(lambda image, threshold: F.solarize(image, threshold), 256.0, 0.0),
-    "Color": Operation(lambda image, factor: F.adjust_saturation(image, factor), 0.1, 1.9),
-    "Contrast": Operation(lambda image, factor: F.adjust_contrast(image, factor), 0.1, 1.9),
-    "Brightness": Operation(lambda image, factor: F.adjust_brightness(image, factor), 0.1, 1.9),
-    "Sharpness": Operation(lambda image, factor: F.adjust_sharpness(image, factor), 0.1, 1.9),
-    "ShearX": Operation(lambda image, part: _shear(image, part, 0.0), 0.0, 0.3, signed=True),
-    "ShearY": Operation(lambda image, part: _shear(image, 0.0, part), 0.0, 0.3, signed=True),
-    "TranslateX": Operation(lambda image, part: _translate(image, part, 0.0), 0.0, 0.3, signed=True),
-    "TranslateY": Operation(lambda image, part: _translate(image, 0.0, part), 0.0, 0.3, signed=True),
-    "SolarizeAdd": Operation(_solarize_add, 0.0, 110.0),
-    "Identity": Operation(lambda image, _: image),
+_OPERATIONS: dict[str, _Operation] = {
+    "AutoContrast": _Operation(lambda image, _: F.autocontrast(image)),
+    "Equalize": _Operation(lambda image, _: F.equalize(image)),
+    "Invert": _Operation(lambda image, _: F.invert(image)),
+    "Rotate": _Operation(lambda image, degrees: F.rotate(image, degrees), 0.0, 30.0, signed=True),
+    "Posterize": _Operation(lambda image, bits: F.posterize(image, round(bits)), 8.0, 4.0),
+    "Solarize": _Operation(lambda image, threshold: F.solarize(image, threshold), 256.0, 0.0),
+    "Color": _Operation(lambda image, factor: F.adjust_saturation(image, factor), 0.1, 1.9),
+    "Contrast": _Operation(lambda image, factor: F.adjust_contrast(image, factor), 0.1, 1.9),
+    "Brightness": _Operation(lambda image, factor: F.adjust_brightness(image, factor), 0.1, 1.9),
+    "Sharpness": _Operation(lambda image, factor: F.adjust_sharpness(image, factor), 0.1, 1.9),
+    "ShearX": _Operation(lambda image, part: _shear(image, part, 0.0), 0.0, 0.3, signed=True),
+    "ShearY": _Operation(lambda image, part: _shear(image, 0.0, part), 0.0, 0.3, signed=True),
+    "TranslateX": _Operation(lambda image, part: _translate(image, part, 0.0), 0.0, 0.3, signed=True),
+    "TranslateY": _Operation(lambda image, part: _translate(image, 0.0, part), 0.0, 0.3, signed=True),
+    "SolarizeAdd": _Operation(_solarize_add, 0.0, 110.0),
+    "Identity": _Operation(lambda image, _: image),
 }
 
 #: How the level of an operation is sampled, by name: a number in [0, 1].
@@ -94,7 +94,7 @@ LEVELS: dict[str, Callable[[], float]] = {
 }
 
 
-class RandomLevelAugment:
+class _RandomLevelAugment:
     """PIL image -> PIL image after ``count`` random operations, by torch's global generator.
 
     Args:
@@ -105,13 +105,13 @@ class RandomLevelAugment:
         self.level, self.count = LEVELS[levels], count
 
     def __call__(self, image: Image) -> Image:
-        operations = list(OPERATIONS.values())
+        operations = list(_OPERATIONS.values())
         for index in torch.randint(len(operations), (self.count,)).tolist():
             image = operations[index](image, self.level(), negated=bool(torch.randint(2, ())))
         return image
 
 
-class ReflectedCrop:
+class _ReflectedCrop:
     """PIL image -> a random crop of it, mirrored at its edges: v2.RandomCrop's positions and pixels, five times faster.
 
     Args:
@@ -148,7 +148,7 @@ def _mirrored(start: int, size: int, padding: int, side: int) -> np.ndarray:
 def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
     if dataset not in SMALL_SQUARES:
         return [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    shift = [v2.Resize((size, size)), ReflectedCrop(size, size // 8)]
+    shift = [v2.Resize((size, size)), _ReflectedCrop(size, size // 8)]
     return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
 
 
@@ -182,7 +182,7 @@ class WeakAndStrong:
         self, dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
     ) -> None:
         self.weak = weak_view(dataset, size, mean, std)
-        self.strong = v2.Compose([*_geometry(dataset, size), RandomLevelAugment(levels), *normalise(mean, std)])
+        self.strong = v2.Compose([*_geometry(dataset, size), _RandomLevelAugment(levels), *normalise(mean, std)])
 
     def __call__(self, image: Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

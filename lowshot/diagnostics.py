@@ -43,20 +43,20 @@ def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None)
     lowest, highest, mean, norms = _moments(test.features)
     square = float((norms**2).sum() / test.features.size)
     values = {
-        "rankme": effective_rank(test.features),
-        "effective_rank": effective_rank(test.features, mean),
-        "uniformity": uniformity(normalized(test.features[:: -(-len(test) // _MOST_IMAGES)])),
+        "rankme": _effective_rank(test.features),
+        "effective_rank": _effective_rank(test.features, mean),
+        "uniformity": _uniformity(normalized(test.features[:: -(-len(test) // _MOST_IMAGES)])),
         "dead_features": 100 * float(np.mean(highest - lowest <= 1e-6 * np.sqrt(square))),
         "norm_mean": float(norms.mean()),
         "norm_std": float(norms.std()),
     }
     if views is not None:
-        values["alignment"] = alignment(normalized(views[0]), normalized(views[1]))
+        values["alignment"] = _alignment(normalized(views[0]), normalized(views[1]))
     details = {"images": len(test), "features": test.features.shape[1]}
     return [Score("diagnostics", name, values[name], "test", details=details) for name in METRICS if name in values]
 
 
-def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
+def _effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
     """exp(−Σ p·log p) with p = σ / Σσ + ε, σ the singular values of ``features`` − ``mean``; 1 where all are 0.
 
     Args:
@@ -73,7 +73,7 @@ def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon
     return float(np.exp(-(parts * np.log(parts)).sum()))
 
 
-def uniformity(features: np.ndarray, t: float = 2.0) -> float:
+def _uniformity(features: np.ndarray, t: float = 2.0) -> float:
     """log of the mean over pairs i < j of exp(−t‖xᵢ − xⱼ‖²), ``features`` [N, D] L2-normalised."""
     total = 0.0
     for part in chunks(len(features), 1024):
@@ -84,7 +84,7 @@ def uniformity(features: np.ndarray, t: float = 2.0) -> float:
     return float(np.log((total - own) / (count * (count - 1))))
 
 
-def alignment(first: np.ndarray, second: np.ndarray) -> float:
+def _alignment(first: np.ndarray, second: np.ndarray) -> float:
     """Mean of ‖xᵢ − yᵢ‖² over images, both [N, D] L2-normalised features of two views."""
     return float(np.mean(((first - second).astype(np.float64) ** 2).sum(axis=1)))
 

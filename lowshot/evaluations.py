@@ -39,7 +39,7 @@ _OnFeatures = Callable[[CfgNode, FeatureSet, FeatureSet, Wanted], Iterator[list[
 _OnImages = Callable[[CfgNode, SourceBackbone | None, inputs.Images, Wanted], Iterator[list[Score]]]
 
 
-def check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
+def _check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
     """Presets that exist, images that have one class and are enough of them."""
     if labels.ndim == 2:
         raise InputError(f"expected one class an image for knn, found multi-hot labels in {name}; use retrieval")
@@ -47,10 +47,10 @@ def check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
         raise InputError(
             "expected at least one of eman, dino, majority-K, weighted-K in KNN.PRESETS, found none; correct the config"
         )
-    check_retrieval(cfg, labels, name)
+    _check_retrieval(cfg, labels, name)
 
 
-def check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
+def _check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
     """Retrieval scores kNN's presets too, where images have one class."""
     for chosen in cfg.KNN.PRESETS:
         k = knn.preset(chosen).k
@@ -60,15 +60,15 @@ def check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
             )
 
 
-def evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+def _evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """kNN with every preset of KNN.PRESETS, from one search."""
-    check_knn(cfg, train.labels, train.name)
+    _check_knn(cfg, train.labels, train.name)
     yield from _from_neighbours(cfg, train, test, _wanted_presets(cfg, wanted), top=0)
 
 
-def evaluate_retrieval(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+def _evaluate_retrieval(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """Retrieval, and kNN with it: the search that retrieval needs holds kNN's neighbours."""
-    check_retrieval(cfg, train.labels, train.name)
+    _check_retrieval(cfg, train.labels, train.name)
     names = [] if train.multi_label else _wanted_presets(cfg, wanted)
     top = min(cfg.RETRIEVAL.TOP, len(train)) if wanted("retrieval", "eman", 0) else 0
     yield from _from_neighbours(cfg, train, test, names, top)
@@ -96,7 +96,7 @@ def _from_neighbours(
         yield knn.retrieval_scores(neighbours, train, test, top)
 
 
-def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+def _evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """Low-shot SVMs, see lowshot/svm/lowshot_svm.py."""
     check_vary(train, test)
     yield from svm.scores(_low_shot(cfg), train, test, wanted)
@@ -125,7 +125,7 @@ def percent(fraction: float) -> str:
     return "" if fraction == 1 else f"/{100 * fraction:g}%"
 
 
-def check_batch(name: str, batch: int, images: int, processes: int) -> None:
+def _check_batch(name: str, batch: int, images: int, processes: int) -> None:
     """Raise :class:`InputError` for a batch that the images cannot fill, or of which a process gets fewer than two.
 
     One image has no batch statistics, and a batch that holds an image twice is not the batch of any protocol.
@@ -141,7 +141,7 @@ def check_batch(name: str, batch: int, images: int, processes: int) -> None:
         )
 
 
-def run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray) -> Path:
+def _run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray) -> Path:
     """Where one trial's checkpoints are; other weights, settings or labelled ``rows`` give another folder."""
     weights = f"{source.sha256} {source.network}" if source else inputs.SCRATCH
     if about := about_network(inputs.architecture_of(cfg, source)):
@@ -189,8 +189,8 @@ def _trials(
         seed = cfg.SEED + index
         rows = data.labelled_rows(node.FRACTION, node.SPLIT_FILE, seed)
         if name != "FIXMATCH":  # where labelled images repeat many times among the unlabelled ones, as published
-            check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
-        folder = run_folder(cfg, source, task, index, rows)
+            _check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
+        folder = _run_folder(cfg, source, task, index, rows)
         yield _Trial(task, protocol, index, Plan(rows, batch, seed, folder, choose_device()), test_set)
 
 
@@ -262,7 +262,7 @@ def fixmatch(
             f"{max(setting.weak_batches)}; lower it"
         )
     views = images.weak_and_strong(setting.preset.strong_levels)
-    for trial in _trials(cfg, "FIXMATCH", fixmatch_protocol(node), setting.preset.batch_size, data, source):
+    for trial in _trials(cfg, "FIXMATCH", _fixmatch_protocol(node), setting.preset.batch_size, data, source):
         if not wanted(trial.task, trial.protocol, trial.index):
             continue
         build = inputs.backbone_builder(cfg, source, trial.plan.seed)
@@ -279,7 +279,7 @@ def fixmatch(
         yield scores
 
 
-def fixmatch_protocol(node: CfgNode) -> str:
+def _fixmatch_protocol(node: CfgNode) -> str:
     """The preset and the schedule, for example "eman-1x"; normalisations and levels other than its own are named."""
     preset, given = presets.FIXMATCH[node.PRESET], presets.fixmatch_norms(node)
     if node.STRONG_LEVELS:
@@ -292,14 +292,14 @@ def fixmatch_protocol(node: CfgNode) -> str:
 
 #: Evaluations of frozen features, and what some of them ask of settings and labels before features are computed.
 ON_FEATURES: dict[str, _OnFeatures] = {
-    "knn": evaluate_knn,
-    "retrieval": evaluate_retrieval,
-    "svm": evaluate_svm,
+    "knn": _evaluate_knn,
+    "retrieval": _evaluate_retrieval,
+    "svm": _evaluate_svm,
     "diagnostics": evaluate_diagnostics,
 }
 CHECKS: dict[str, Callable[[CfgNode, np.ndarray, str], None]] = {
-    "knn": check_knn,
-    "retrieval": check_retrieval,
+    "knn": _check_knn,
+    "retrieval": _check_retrieval,
     "svm": lambda cfg, labels, name: svm.check(_low_shot(cfg), labels, name),
 }
 

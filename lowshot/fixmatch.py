@@ -53,7 +53,7 @@ STUDENTS = tuple(name for name in norms.STUDENT_NORMS if name != "MomentumBN")
 TEACHERS = norms.TEACHER_NORMS
 
 
-def unlabelled_loss(strong_logits: Tensor, teacher_logits: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+def _unlabelled_loss(strong_logits: Tensor, teacher_logits: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
     """FixMatch eq. 4: (mean over all images of masked cross-entropy, pseudo-labels [N], mask [N] bool).
 
     Both logits are [N, classes]; no gradient flows into the teacher's.
@@ -104,7 +104,7 @@ def check_backbone(preset: FixMatchPreset, backbone: Backbone, size: int) -> Non
         )
 
 
-def with_norm(backbone: Backbone, norm: Norm) -> Backbone:
+def _with_norm(backbone: Backbone, norm: Norm) -> Backbone:
     """The same network with another normalisation; tensors are copied by name (GN and IN have no statistics)."""
     built = build_backbone(backbone.architecture, norm)
     state = backbone.state_dict()
@@ -160,7 +160,7 @@ class FixMatch(nn.Module):
                 teacher_logits = shuffled_forward(self.teacher, weak, groups) if shuffle else self.teacher(weak)
             logits, strong_logits = self.student(torch.cat([labelled, strong])).split(parts)
         loss_labelled = cross_entropy(logits, labels)
-        loss_unlabelled, pseudo, mask = unlabelled_loss(strong_logits, teacher_logits, self.preset.threshold)
+        loss_unlabelled, pseudo, mask = _unlabelled_loss(strong_logits, teacher_logits, self.preset.threshold)
         right = pseudo == hidden
         return loss_labelled + self.preset.weight * loss_unlabelled, {
             "loss_labelled": float(loss_labelled.detach()),
@@ -186,7 +186,7 @@ def build_method(
     backbone: Backbone, classes: int, preset: FixMatchPreset, seed: int, device: str | torch.device = "cpu"
 ) -> FixMatch:
     """Student and teacher, both with the backbone's tensors and one new classifier of random weights."""
-    network = with_norm(backbone, Norm(preset.student, preset.bn_momentum))
+    network = _with_norm(backbone, Norm(preset.student, preset.bn_momentum))
     student = Classifier(network, classes, seed).requires_grad_(True)
     teacher = None
     if preset.teacher is not None:

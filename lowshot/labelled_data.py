@@ -26,17 +26,17 @@ from momentum_transfer.images.subsets import file_names
 from momentum_transfer.images.views import sample_seed
 from momentum_transfer.lowshot.features.feature_set import check_known
 
-View = TypeVar("View")  # a tensor, or FixMatch's pair of them
-Transform = Callable[[PIL.Image.Image], View]
+_View = TypeVar("_View")  # a tensor, or FixMatch's pair of them
+_Transform = Callable[[PIL.Image.Image], _View]
 
 
-class _SeededImages(Dataset[tuple[View, int]], Generic[View]):
+class _SeededImages(Dataset[tuple[_View, int]], Generic[_View]):
     """``self[epoch, row] -> (transformed image, label)``; the transform's randomness depends on (seed, epoch, row)."""
 
-    def __init__(self, dataset: LabelledImages, transform: Transform[View], seed: int) -> None:
+    def __init__(self, dataset: LabelledImages, transform: _Transform[_View], seed: int) -> None:
         self.dataset, self.transform, self.seed = dataset, transform, seed
 
-    def __getitem__(self, place: Place) -> tuple[View, int]:
+    def __getitem__(self, place: Place) -> tuple[_View, int]:
         epoch, row = place
         image, label = self.dataset[row]
         with torch.random.fork_rng(devices=[]):
@@ -74,35 +74,35 @@ def steps_of(epochs: float, images: int, batch: int) -> int:
 
 
 def training_batches(
-    dataset: LabelledImages, transform: Transform[View], stream: Stream, workers: int
-) -> DataLoader[tuple[View, int]]:
+    dataset: LabelledImages, transform: _Transform[_View], stream: Stream, workers: int
+) -> DataLoader[tuple[_View, int]]:
     """(transformed images, labels [b]) for every step of the stream."""
     images, pinned = _SeededImages(dataset, transform, stream.seed), torch.cuda.is_available()
     return training_loader(images, stream, workers=workers, seed=stream.seed, pin_memory=pinned)
 
 
-class _Rows(Dataset[tuple[View, int]], Generic[View]):
-    def __init__(self, dataset: LabelledImages, transform: Transform[View], rows: np.ndarray) -> None:
+class _Rows(Dataset[tuple[_View, int]], Generic[_View]):
+    def __init__(self, dataset: LabelledImages, transform: _Transform[_View], rows: np.ndarray) -> None:
         self.dataset, self.transform, self.rows = dataset, transform, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[View, int]:
+    def __getitem__(self, index: int) -> tuple[_View, int]:
         image, label = self.dataset[int(self.rows[index])]
         return self.transform(image), label
 
 
 def evaluation_batches(
-    dataset: LabelledImages, transform: Transform[View], rows: np.ndarray, batch: int, workers: int
-) -> DataLoader[tuple[View, int]]:
+    dataset: LabelledImages, transform: _Transform[_View], rows: np.ndarray, batch: int, workers: int
+) -> DataLoader[tuple[_View, int]]:
     """(images, labels) of every world_size-th of ``rows``, each once, in order."""
     own = rows[distributed.rank() :: distributed.world_size()]
     images, pinned = _Rows(dataset, transform, own), torch.cuda.is_available()
     return ordered_loader(images, batch, workers=workers, pin_memory=pinned)
 
 
-def class_members(labels: np.ndarray) -> list[np.ndarray]:
+def _class_members(labels: np.ndarray) -> list[np.ndarray]:
     """For each class the indices of its images, ascending. Labels [N] of class indices, or [N, K] multi-hot."""
     if labels.ndim == 2:
         return [np.flatnonzero(labels[:, index]) for index in range(labels.shape[1])]
@@ -120,7 +120,7 @@ def set_aside(labels: np.ndarray, per_class: float, seed: int) -> tuple[np.ndarr
     """
     generator = np.random.default_rng([seed, 1])
     held = np.zeros(len(labels), dtype=bool)
-    for members in class_members(labels):
+    for members in _class_members(labels):
         count = int(per_class) if per_class >= 1 else max(1, round(per_class * len(members)))
         missing = min(count, len(members) // 2) - int(held[members].sum())
         held[generator.permutation(members[~held[members]])[: max(0, missing)]] = True
@@ -138,7 +138,7 @@ def sample_classes(
     (iNaturalist's tail) gives all it has.
     """
     chosen: list[np.ndarray] = []
-    for index, members in enumerate(class_members(labels)):
+    for index, members in enumerate(_class_members(labels)):
         if len(members) < shots and not allow_fewer:
             raise InputError(
                 f"class {index} has {counted(len(members), 'image')} to sample from, expected at least "
@@ -155,7 +155,7 @@ def sample_negatives(labels: np.ndarray, count: int, trial: int, seed: int) -> l
     return [np.random.default_rng([seed, 5, trial, index]).permutation(own)[:count] for index, own in enumerate(absent)]
 
 
-def balanced_fraction(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def _balanced_fraction(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """A seeded class-balanced part, ascending: ``round(fraction · N / classes)`` images of each class, at least one.
 
     A smaller class gives all it has. ``fraction`` 1 is everything.
@@ -163,7 +163,7 @@ def balanced_fraction(labels: np.ndarray, fraction: float, seed: int) -> np.ndar
     SHARE.require("the fraction of labels", fraction)
     if fraction == 1:
         return np.arange(len(labels))
-    members = class_members(labels)
+    members = _class_members(labels)
     each = max(1, round(fraction * len(labels) / sum(1 for part in members if len(part))))
     parts = [np.random.default_rng([seed, 3, index]).permutation(part)[:each] for index, part in enumerate(members)]
     return np.sort(np.concatenate(parts))
@@ -218,7 +218,7 @@ class LabelledData:
     def labelled_rows(self, fraction: float, split_file: str, seed: int) -> np.ndarray:
         """Rows of the training set that keep their labels: a file's (SimCLR's lists), or a seeded balanced fraction."""
         if not split_file:
-            return balanced_fraction(self.train.labels, fraction, seed)
+            return _balanced_fraction(self.train.labels, fraction, seed)
         files = file_names(self.train)
         if files is None:
             raise InputError("a split file needs a data set of image files; leave SPLIT_FILE empty for this one")

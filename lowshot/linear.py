@@ -25,7 +25,7 @@ from momentum_transfer.lowshot.presets import LinearPreset
 _Batches = Iterable[tuple[Tensor, Tensor]]
 
 
-class Heads(nn.Module):
+class _Heads(nn.Module):
     """Independent linear classifiers on the same features: [N, D] -> logits [heads, N, classes]."""
 
     def __init__(self, count: int, features: int, classes: int, normalized: bool, seed: int) -> None:
@@ -107,8 +107,8 @@ def evaluate_linear(source: FeatureBatches, preset: LinearPreset, plan: Plan) ->
     return Result(top1, top5, best, {metric: own[0] for metric, own in hits.items()})
 
 
-def _train(source: FeatureBatches, preset: LinearPreset, rates: tuple[float, ...], plan: Plan) -> Heads:
-    heads = Heads(len(rates), source.dim, source.num_classes, preset.normalized, plan.seed).to(plan.device)
+def _train(source: FeatureBatches, preset: LinearPreset, rates: tuple[float, ...], plan: Plan) -> _Heads:
+    heads = _Heads(len(rates), source.dim, source.num_classes, preset.normalized, plan.seed).to(plan.device)
     scale = plan.batch_size / preset.batch_size
     run = Run(
         modules={"heads": heads},

@@ -92,7 +92,7 @@ class FixMatchPreset:
     """FixMatch (arXiv 2001.07685) with ImageNet's settings of EMAN section 5.3.
 
     ``teacher`` is its normalisation, of ``pretrain.norms.TEACHER_NORMS``, or None for plain FixMatch, whose student
-    labels its own weak views, one forward for all. Every momentum is the weight of the new value; the papers print 1 minus it.
+    labels its own weak views, one forward for all. Every momentum is the weight of the new value; papers print 1 − it.
     """
 
     teacher: str | None

@@ -50,12 +50,12 @@ SOLVERS = {"batched": "torch", "liblinear": "scikit-learn"}
 SELECT_C = ("heldout", "test")
 SHOTS, COSTS = Many(COUNT, least=1), Many(POSITIVE, least=1)
 
-Solver = Callable[[np.ndarray, np.ndarray, Sequence[float], float], LinearClassifiers]
+_Solver = Callable[[np.ndarray, np.ndarray, Sequence[float], float], LinearClassifiers]
 """(features [n, D], targets [n, classes] of ±1, costs, weight of positives) -> classifiers of all classes and costs."""
 
 
 @dataclass(frozen=True)
-class Protocol:
+class _Protocol:
     """``metrics``: the first one chooses C. ``class_weights``: unless settings name others. ``envelope``: of mAP."""
 
     metrics: tuple[str, ...]
@@ -65,11 +65,11 @@ class Protocol:
 
 
 PROTOCOLS = {
-    "imagenet": Protocol(("top1", "top5")),
-    "inaturalist": Protocol(("top1", "top5"), allow_fewer=True),
-    "own": Protocol(("top1", "top5"), allow_fewer=True),
-    "voc07": Protocol(("mAP",), class_weights="vissl", envelope=True),
-    "voc07-sklearn": Protocol(("mAP",), class_weights="vissl"),
+    "imagenet": _Protocol(("top1", "top5")),
+    "inaturalist": _Protocol(("top1", "top5"), allow_fewer=True),
+    "own": _Protocol(("top1", "top5"), allow_fewer=True),
+    "voc07": _Protocol(("mAP",), class_weights="vissl", envelope=True),
+    "voc07-sklearn": _Protocol(("mAP",), class_weights="vissl"),
 }
 
 
@@ -172,8 +172,8 @@ class _Fits:
     def trial(self, shots: int, index: int) -> _Trial:
         """Fit one trial for all costs."""
         setup, protocol = self.setup, PROTOCOLS[self.setup.protocol]
-        rows, targets = sample_labelled(setup, self.train, self.pool, shots, index)
-        fit: Solver = partial(fit_batched, device=setup.device) if setup.solver == "batched" else fit_liblinear
+        rows, targets = _sample_labelled(setup, self.train, self.pool, shots, index)
+        fit: _Solver = partial(fit_batched, device=setup.device) if setup.solver == "batched" else fit_liblinear
         features = normalized(self.train.features[rows])
         classifiers = _fit_present(fit, features, targets, setup.costs, CLASS_WEIGHTS[setup.weights])
         score = partial(evaluate, classifiers, metrics=protocol.metrics, envelope=protocol.envelope)
@@ -217,7 +217,7 @@ def _pool_and_held_out(setup: LowShot, labels: np.ndarray, name: str) -> tuple[n
     return pool, held
 
 
-def sample_labelled(
+def _sample_labelled(
     setup: LowShot, train: FeatureSet, pool: np.ndarray, shots: int, trial: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """``shots`` images a class among the rows ``pool``: rows [n], ascending, and targets [n, classes].
@@ -239,7 +239,7 @@ def sample_labelled(
 
 
 def _fit_present(
-    fit: Solver, features: np.ndarray, targets: np.ndarray, costs: Sequence[float], positive_weight: float
+    fit: _Solver, features: np.ndarray, targets: np.ndarray, costs: Sequence[float], positive_weight: float
 ) -> LinearClassifiers:
     """Fit the classes that some of the sampled images show and others do not.
 
@@ -272,7 +272,7 @@ def evaluate(
 
     Args:
         features: [N, D] float32, normalised. labels: [N] class indices (top1, top5) or [N, classes] 0/1 (mAP).
-        envelope: of mAP, see :func:`average_precision`.
+        envelope: of mAP, see :func:`_average_precision`.
         hits: gets whether each image was right, bool [N, costs] for top1 and top5; mAP has no such thing.
     """
     costs, classes, dim = classifiers.weights.shape
@@ -294,20 +294,20 @@ def evaluate(
             parts.append(np.count_nonzero(decisions >= own, axis=2) - 1)
     whole = np.concatenate(parts)
     if "mAP" in metrics:
-        return {"mAP": np.array([mean_average_precision(labels, whole[:, cost], envelope) for cost in range(costs)])}
+        return {"mAP": np.array([_mean_average_precision(labels, whole[:, cost], envelope) for cost in range(costs)])}
     found = {"top1": whole == 0, "top5": whole < 5}
     if hits is not None:
         hits.update(found)
     return {metric: right.mean(axis=0) for metric, right in found.items()}
 
 
-def mean_average_precision(labels: np.ndarray, decisions: np.ndarray, envelope: bool) -> float:
-    """Mean over classes of :func:`average_precision`, both [N, classes]; classes without a positive are left out."""
+def _mean_average_precision(labels: np.ndarray, decisions: np.ndarray, envelope: bool) -> float:
+    """Mean over classes of :func:`_average_precision`, both [N, classes]; classes without a positive are left out."""
     present = np.flatnonzero(labels.any(axis=0))
-    return float(np.mean([average_precision(labels[:, index], decisions[:, index], envelope) for index in present]))
+    return float(np.mean([_average_precision(labels[:, index], decisions[:, index], envelope) for index in present]))
 
 
-def average_precision(relevant: np.ndarray, decisions: np.ndarray, envelope: bool) -> float:
+def _average_precision(relevant: np.ndarray, decisions: np.ndarray, envelope: bool) -> float:
     """Σ (Rₙ − Rₙ₋₁)·Pₙ over the distinct scores, descending: the area under precision and recall.
 
     Images of equal score enter together, as one step, so that their order does not matter. (VISSL and PCL take them one

@@ -30,10 +30,10 @@ from torch import Tensor
 from momentum_transfer.core.log import warn
 
 #: Classes solved at once; memory grows with these times the images.
-CLASS_BATCH = 128
+_CLASS_BATCH = 128
 #: A larger Gram matrix is not formed; the Cholesky steps then multiply the active rows each time.
-GRAM_BYTES = 4e9
-MAX_NEWTON = 60
+_GRAM_BYTES = 4e9
+_MAX_NEWTON = 60
 _MAX_GRADIENTS = 200
 #: Finished when decrement ≤ 2 · tolerance · objective. float32 ends ten times below what the tests promise.
 _TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-19}
@@ -110,16 +110,16 @@ def fit_batched(
     double = double or max(costs) * max(positive_weight, 1.0) > _LARGEST_IN_FLOAT32
     dtype = torch.float64 if double else torch.float32
     threads = torch.get_num_threads()
-    if features.size * min(CLASS_BATCH, targets.shape[1]) < _WORK_FOR_THREADS:
+    if features.size * min(_CLASS_BATCH, targets.shape[1]) < _WORK_FOR_THREADS:
         torch.set_num_threads(1)
     try:
         basis = shared_basis(features, dtype, device)
         signs = torch.from_numpy(np.ascontiguousarray(targets.T)).to(device, dtype)  # [classes, n]
         coordinates = torch.empty(len(costs), len(signs), basis.rows.shape[1], dtype=dtype, device=device)
         unfinished = 0
-        for begin in range(0, len(signs), CLASS_BATCH):
-            part = slice(begin, begin + CLASS_BATCH)
-            batch = Classes(basis, signs[part], positive_weight)
+        for begin in range(0, len(signs), _CLASS_BATCH):
+            part = slice(begin, begin + _CLASS_BATCH)
+            batch = _Classes(basis, signs[part], positive_weight)
             for index in np.argsort(costs):
                 unfinished += batch.solve(float(costs[index]))
                 coordinates[index, part] = batch.weights
@@ -127,7 +127,9 @@ def fit_batched(
     finally:
         torch.set_num_threads(threads)
     if unfinished:
-        warn(f"{unfinished} of {len(costs) * len(signs)} SVMs did not reach the tolerance in {MAX_NEWTON} Newton steps")
+        warn(
+            f"{unfinished} of {len(costs) * len(signs)} SVMs did not reach the tolerance in {_MAX_NEWTON} Newton steps"
+        )
     return LinearClassifiers(solution[..., :-1], solution[..., -1])
 
 
@@ -156,14 +158,14 @@ def shared_basis(features: np.ndarray, dtype: torch.dtype, device: str | torch.d
         moments, vectors = torch.linalg.eigh(images.T @ images)
         moments, rows = moments.clamp(min=0), images @ vectors
     rows = rows.to(dtype)
-    fits = count**2 * rows.element_size() <= GRAM_BYTES
+    fits = count**2 * rows.element_size() <= _GRAM_BYTES
     gram = rows @ rows.T if fits else None
     if not fits:
-        warn(f"no {count} × {count} Gram matrix: it would take more than {GRAM_BYTES / 1e9:.0f} GB; solving without")
+        warn(f"no {count} × {count} Gram matrix: it would take more than {_GRAM_BYTES / 1e9:.0f} GB; solving without")
     return Basis(rows, moments.to(dtype), vectors.to(dtype), gram)
 
 
-class Classes:
+class _Classes:
     """A batch of m classes on its way along the costs."""
 
     def __init__(self, basis: Basis, signs: Tensor, positive_weight: float) -> None:
@@ -181,8 +183,8 @@ class Classes:
         """Move ``weights`` to the solution for ``cost``; the number of classes that did not get there."""
         live = torch.arange(len(self.signs), device=self.signs.device)
         tolerance = _TOLERANCE[self.signs.dtype]
-        for _ in range(MAX_NEWTON):
-            state = Step(self, live, cost)
+        for _ in range(_MAX_NEWTON):
+            state = _Step(self, live, cost)
             direction, change = state.newton_direction()
             decrement = -(state.gradient * direction).sum(dim=1)
             size = state.line_search(direction, change)
@@ -194,10 +196,10 @@ class Classes:
         return len(live)
 
 
-class Step:
+class _Step:
     """One Newton step of the classes ``live`` [m'] of a batch, at one cost."""
 
-    def __init__(self, classes: Classes, live: Tensor, cost: float) -> None:
+    def __init__(self, classes: _Classes, live: Tensor, cost: float) -> None:
         self.basis, self.few, self.cost = classes.basis, classes.few, cost
         self.weights, self.decisions = classes.weights[live], classes.decisions[live]
         self.signs, self.sample_weights = classes.signs[live], classes.sample_weights[live]

@@ -8,9 +8,9 @@ from torchvision.transforms import v2
 
 from momentum_transfer.lowshot.augment import (
     LEVELS,
-    RandomLevelAugment,
-    ReflectedCrop,
     WeakAndStrong,
+    _RandomLevelAugment,
+    _ReflectedCrop,
     weak_view,
 )
 
@@ -57,15 +57,15 @@ def test_weak_view_of_a_small_square_holds_the_images_own_values_and_the_strong_
 @pytest.mark.parametrize("levels", LEVELS)
 def test_strong_view_adds_two_operations_of_random_levels_to_the_weak_one(levels):
     strong, weak = (build("imagefolder", SIDE) for build in (partial(strong_view, levels=levels), weak_view))
-    (added,) = (part for part in strong.transforms if isinstance(part, RandomLevelAugment))
+    (added,) = (part for part in strong.transforms if isinstance(part, _RandomLevelAugment))
     assert (added.count, added.level) == (2, LEVELS[levels])
     assert [type(part) for part in strong.transforms if part is not added] == [type(part) for part in weak.transforms]
 
 
 def test_weak_and_strong_come_in_that_order_each_with_its_own_geometry():
     views = WeakAndStrong("digits", SIDE)
-    assert not any(isinstance(part, RandomLevelAugment) for part in views.weak.transforms)
-    assert any(isinstance(part, RandomLevelAugment) for part in views.strong.transforms)
+    assert not any(isinstance(part, _RandomLevelAugment) for part in views.weak.transforms)
+    assert any(isinstance(part, _RandomLevelAugment) for part in views.strong.transforms)
     views.weak, views.strong = (lambda image: "weak"), (lambda image: "strong")
     assert views(RAMP) == ("weak", "strong")
 
@@ -74,7 +74,7 @@ def test_weak_and_strong_come_in_that_order_each_with_its_own_geometry():
 def test_reflected_crop_gives_the_positions_and_pixels_of_torchvisions(height, width, size, padding):
     random = np.random.default_rng(0)
     image = PIL.Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
-    ours, torchvisions = ReflectedCrop(size, padding), v2.RandomCrop(size, padding=padding, padding_mode="reflect")
+    ours, torchvisions = _ReflectedCrop(size, padding), v2.RandomCrop(size, padding=padding, padding_mode="reflect")
     assert repr(ours) == repr(torchvisions)
     for seed in range(20):
         crops = []

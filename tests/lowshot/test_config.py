@@ -72,8 +72,8 @@ def miniature(cfg, split):
     """Three classes of 16 px images, 600 to train on: two a class are 1 %."""
     generator = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 200 if split == "TRAIN" else 2)
-    pictures = generator.integers(0, 80, (len(labels), 16, 16, 3)) + 50 * labels[:, None, None, None]
-    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b", "c"])
+    pixels = generator.integers(0, 80, (len(labels), 16, 16, 3)) + 50 * labels[:, None, None, None]
+    return ArrayImages(pixels.astype(np.uint8), labels, ["a", "b", "c"])
 
 
 def features(cfg, seed):

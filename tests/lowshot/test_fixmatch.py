@@ -17,12 +17,12 @@ from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
 from momentum_transfer.lowshot.classifier import Classifier, Plan
 from momentum_transfer.lowshot.fixmatch import (
     FixMatch,
+    _unlabelled_loss,
+    _with_norm,
     build_method,
     check_backbone,
     check_preset,
     evaluate_fixmatch,
-    unlabelled_loss,
-    with_norm,
 )
 from momentum_transfer.lowshot.labelled_data import LabelledData, training_batches
 from momentum_transfer.lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, FixMatchSetting, Schedule
@@ -80,14 +80,14 @@ def test_unlabelled_loss_equals_a_naive_loop(threshold):
             pseudo = other.index(max(other))
             total += math.log(sum(math.exp(value) for value in own)) - own[pseudo]
             kept += 1
-    loss, pseudo, mask = unlabelled_loss(student, teacher, threshold)
+    loss, pseudo, mask = _unlabelled_loss(student, teacher, threshold)
     assert float(loss) == pytest.approx(total / 20, abs=1e-6)
     assert int(mask.sum()) == kept
     assert torch.equal(pseudo, teacher.argmax(1))
 
 
 def test_a_label_as_confident_as_the_threshold_counts():
-    assert unlabelled_loss(torch.zeros(1, 2), torch.zeros(1, 2), 0.5)[2].tolist() == [True]
+    assert _unlabelled_loss(torch.zeros(1, 2), torch.zeros(1, 2), 0.5)[2].tolist() == [True]
 
 
 def test_accuracy_of_pseudo_labels_is_that_of_the_confident_ones():
@@ -103,7 +103,7 @@ def test_accuracy_of_pseudo_labels_is_that_of_the_confident_ones():
 def test_no_gradient_flows_into_the_pseudo_labels():
     teacher = torch.randn(4, 3, requires_grad=True)
     student = torch.randn(4, 3, requires_grad=True)
-    unlabelled_loss(student, teacher, 0.0)[0].backward()
+    _unlabelled_loss(student, teacher, 0.0)[0].backward()
     assert teacher.grad is None
     assert student.grad.abs().sum() > 0
 
@@ -266,7 +266,7 @@ def test_momentum_bn_teacher_blends_batch_and_history_by_alpha():
 @pytest.mark.parametrize("norm", ["BN", "SyncBN", "GN", "IN"])
 def test_with_norm_keeps_every_tensor_that_the_normalisation_has(norm):
     before = backbone().state_dict()
-    after = with_norm(backbone(), Norm(norm)).state_dict()
+    after = _with_norm(backbone(), Norm(norm)).state_dict()
     statistics = {name for name in before if "running" in name or "num_batches" in name}
     assert set(before) - set(after) == (statistics if norm in ("GN", "IN") else set())
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())

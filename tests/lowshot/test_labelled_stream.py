@@ -10,8 +10,8 @@ from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
 from momentum_transfer.lowshot.labelled_data import Stream, evaluation_batches, steps_of, training_batches
 
-PICTURES = np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8)
-IMAGES = ArrayImages(PICTURES, [0, 1] * 5, ["a", "b"])
+PIXELS = np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8)
+IMAGES = ArrayImages(PIXELS, [0, 1] * 5, ["a", "b"])
 ROWS = np.array([1, 3, 4, 8, 9])
 
 
@@ -88,13 +88,13 @@ def test_evaluation_shows_each_row_once_in_order():
 def test_views_keep_size_and_normalisation_and_digits_are_never_mirrored():
     wide = np.zeros((16, 16, 3), np.uint8)
     wide[:, 10:] = 255  # bright on the right, whatever the shift by two
-    picture = ArrayImages(wide[None], [0], ["a"])[0][0]
+    image = ArrayImages(wide[None], [0], ["a"])[0][0]
     for seed in range(20):
         torch.manual_seed(seed)
-        view = weak_view("digits", 16)(picture)
+        view = weak_view("digits", 16)(image)
         assert view.shape == (3, 16, 16)
         assert view[0, :, 13].mean() > view[0, :, 5].mean()
-    assert torch.equal(eval_transform("digits", 16)(picture).amax((1, 2)), view.amax((1, 2)))
+    assert torch.equal(eval_transform("digits", 16)(image).amax((1, 2)), view.amax((1, 2)))
 
 
 def test_weak_and_strong_view_have_their_own_randomness():

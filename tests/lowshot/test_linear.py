@@ -47,7 +47,7 @@ def test_presets_are_those_of_the_papers():
 def test_training_equals_plain_sgd_written_out(tmp_path):
     """The loop, the schedule and the scaling of the rate against a few lines of torch."""
     found = linear._train(SOURCE, SHORT, (0.5,), plan(tmp_path, batch=8))
-    head = linear.Heads(1, 8, 4, False, 0).heads[0]
+    head = linear._Heads(1, 8, 4, False, 0).heads[0]
     optimizer = torch.optim.SGD(head.parameters(), lr=0.25, momentum=0.9)
     total = 40
     for step, places in enumerate(Stream(ROWS, 8, total, 0)):
@@ -123,7 +123,7 @@ def test_classifiers_are_scored_in_evaluation_mode(tmp_path, monkeypatch):
 
 
 def test_normalised_logits_have_a_batch_norm_and_no_other_preset_has():
-    heads = linear.Heads(1, 8, 4, True, 0)
+    heads = linear._Heads(1, 8, 4, True, 0)
     assert isinstance(heads.heads[0][1], torch.nn.BatchNorm1d)
     out = heads(torch.from_numpy(TRAIN.features))[0]
     assert torch.allclose(out.mean(0), torch.zeros(4), atol=1e-5)
@@ -161,7 +161,7 @@ def test_frozen_check_fails_when_a_tensor_moves(name):
 
 
 def test_accuracy_of_several_heads_equals_counting(tmp_path):
-    heads = linear.Heads(3, 8, 4, False, 5)
+    heads = linear._Heads(3, 8, 4, False, 5)
     found, hits = accuracy(heads, SOURCE.testing(), CPU)
     logits = heads(torch.from_numpy(TEST.features))
     expected = (logits.argmax(-1) == torch.from_numpy(TEST.labels)).float().mean(1)

@@ -4,7 +4,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.ranges import without_rule
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.evaluations import check_batch, fixmatch_protocol
+from momentum_transfer.lowshot.evaluations import _check_batch, _fixmatch_protocol
 from momentum_transfer.lowshot.presets import finetune_preset, fixmatch_setting, linear_preset
 from momentum_transfer.lowshot.ranges import RULES, check_settings
 
@@ -102,9 +102,9 @@ def test_training_settings_outside_their_range_are_refused(name, key, value, mes
     ],
 )
 def test_batch_that_cannot_be_filled_or_divided_is_refused(batch, processes, message):
-    check_batch("FINETUNE.BATCH_SIZE", 64, 64, processes)
+    _check_batch("FINETUNE.BATCH_SIZE", 64, 64, processes)
     with pytest.raises(InputError, match=message):
-        check_batch("FINETUNE.BATCH_SIZE", batch, 64, processes)
+        _check_batch("FINETUNE.BATCH_SIZE", batch, 64, processes)
 
 
 def fixmatch(**settings):
@@ -116,8 +116,8 @@ def test_normalisations_are_switches_and_the_protocol_names_them():
     node = fixmatch(PRESET="eman", STUDENT_NORM="SyncBN")
     preset = fixmatch_setting(node, pretrained=True).preset
     assert (preset.student, preset.teacher) == ("SyncBN", "EMAN")
-    assert fixmatch_protocol(node) == "eman-1x/student=SyncBN"
-    assert fixmatch_protocol(fixmatch(TEACHER_NORM="EMAN")) == "eman-1x"
+    assert _fixmatch_protocol(node) == "eman-1x/student=SyncBN"
+    assert _fixmatch_protocol(fixmatch(TEACHER_NORM="EMAN")) == "eman-1x"
     with pytest.raises(InputError, match=r"expected a preset with a teacher under FIXMATCH\.TEACHER_NORM"):
         fixmatch_setting(fixmatch(PRESET="fixmatch", TEACHER_NORM="EMAN"), pretrained=False)
 
@@ -131,7 +131,7 @@ def test_shuffle_bn_of_one_process_needs_groups_to_shuffle_between():
 def test_levels_of_the_strong_view_are_a_switch_and_the_protocol_names_them():
     assert fixmatch_setting(fixmatch(), pretrained=False).preset.strong_levels == "eman"
     assert fixmatch_setting(fixmatch(STRONG_LEVELS="uniform"), pretrained=False).preset.strong_levels == "uniform"
-    assert fixmatch_protocol(fixmatch(STRONG_LEVELS="uniform")) == "eman-1x/strong_levels=uniform"
+    assert _fixmatch_protocol(fixmatch(STRONG_LEVELS="uniform")) == "eman-1x/strong_levels=uniform"
 
 
 def test_settings_override_the_presets_numbers_and_keep_fractions_of_the_schedule():

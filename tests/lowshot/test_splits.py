@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.lowshot.labelled_data import (
-    balanced_fraction,
-    class_members,
+    _balanced_fraction,
+    _class_members,
     from_file_list,
     sample_classes,
     set_aside,
@@ -21,12 +21,12 @@ LABELS = np.random.default_rng(0).integers(0, 7, 400)
 
 
 def test_class_members_lists_every_image_once():
-    members = class_members(LABELS)
+    members = _class_members(LABELS)
     assert [list(part) for part in members] == [[i for i, own in enumerate(LABELS) if own == c] for c in range(7)]
 
 
 def test_class_members_of_multi_hot_labels_lists_an_image_under_each_of_its_classes():
-    assert [part.tolist() for part in class_members(np.array([[1, 1], [0, 1]]))] == [[0], [0, 1]]
+    assert [part.tolist() for part in _class_members(np.array([[1, 1], [0, 1]]))] == [[0], [0, 1]]
 
 
 @given(shots=st.integers(1, 20), trial=st.integers(0, 9), seed=st.integers(0, 99))
@@ -45,7 +45,7 @@ def test_samples_of_trials_differ_and_are_nested_over_shots():
 
 def test_classes_are_sampled_independently_of_one_another():
     labels = np.repeat(np.arange(8), 50)
-    for rows in (sample_shots(labels, 3, 0, 0), balanced_fraction(labels, 0.06, 0), set_aside(labels, 3, 0)[1]):
+    for rows in (sample_shots(labels, 3, 0, 0), _balanced_fraction(labels, 0.06, 0), set_aside(labels, 3, 0)[1]):
         places = {tuple(rows[labels[rows] == label] % 50) for label in range(8)}
         assert len(places) == 8
 
@@ -85,21 +85,21 @@ def test_held_out_part_takes_at_most_half_of_a_class():
 
 def test_fraction_is_balanced_over_classes_and_reproducible():
     labels = np.repeat(np.arange(10), 100)
-    rows = balanced_fraction(labels, 0.1, 3)
+    rows = _balanced_fraction(labels, 0.1, 3)
     assert np.bincount(labels[rows]).tolist() == [10] * 10
-    assert np.array_equal(rows, balanced_fraction(labels, 0.1, 3))
-    assert not np.array_equal(rows, balanced_fraction(labels, 0.1, 4))
-    assert len(balanced_fraction(labels, 1.0, 0)) == 1000
+    assert np.array_equal(rows, _balanced_fraction(labels, 0.1, 3))
+    assert not np.array_equal(rows, _balanced_fraction(labels, 0.1, 4))
+    assert len(_balanced_fraction(labels, 1.0, 0)) == 1000
 
 
 def test_tiny_fraction_keeps_one_image_of_every_class():
-    assert np.bincount(LABELS[balanced_fraction(LABELS, 1e-6, 0)]).tolist() == [1] * 7
+    assert np.bincount(LABELS[_balanced_fraction(LABELS, 1e-6, 0)]).tolist() == [1] * 7
 
 
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5])
 def test_fraction_outside_zero_to_one_is_refused(fraction):
     with pytest.raises(InputError, match="fraction of labels"):
-        balanced_fraction(LABELS, fraction, 0)
+        _balanced_fraction(LABELS, fraction, 0)
 
 
 def test_file_list_selects_by_name_without_folders(tmp_path):

@@ -90,7 +90,7 @@ def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot
     assert lowshot("retrieval", *npz, "KNN.PRESETS", "['eman']") == 0
     assert lowshot("svm", *npz, "SVM.DRAWS", "2", "SVM.SHOTS", "[4]") == 0
     found = [record for record in records(tmp_path) if record["metric"] != "mean_per_class"]
-    assert len(found) == 2 + 2 + 4  # top1 and top5 by kNN, mAP and recall, two draws of top1 and top5
+    assert len(found) == 2 + 2 + 4  # top1 and top5 by kNN, mAP and recall, two trials of top1 and top5
     for record in found:
         outcomes = items.read_items(tmp_path, record["items"])
         assert 100 * outcomes.values[record["metric"]].mean() == pytest.approx(record["value"], rel=1e-12)
@@ -125,7 +125,7 @@ def test_second_run_skips_what_is_recorded(lowshot, npz, tmp_path, capsys):
     lines = file.read_text().splitlines(keepends=True)
     assert lowshot(*arguments) == 0
     assert "already" in capsys.readouterr().out
-    file.write_text("".join(lines[:2]))  # as if killed after the first draw
+    file.write_text("".join(lines[:2]))  # as if killed after the first trial
     assert lowshot(*arguments) == 0
     assert [record["trial"] for record in records(tmp_path)] == [0, 0, 1, 1]
 

@@ -11,10 +11,10 @@ from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.labelled_data import sample_classes, sample_negatives, set_aside
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 from momentum_transfer.lowshot.svm.lowshot_svm import (
-    average_precision,
+    _average_precision,
+    _mean_average_precision,
+    _sample_labelled,
     evaluate,
-    mean_average_precision,
-    sample_labelled,
 )
 from momentum_transfer.lowshot.svm.solvers import LinearClassifiers, fit_batched, fit_liblinear, signed_targets
 from tests.lowshot.toy_data import clusters
@@ -55,7 +55,7 @@ def test_average_precision_equals_a_naive_loop_and_scikit_learn_with_ties(seed):
     generator = np.random.default_rng(seed)
     decisions = np.round(generator.standard_normal(200), 1)
     relevant = (generator.random(200) < 0.3).astype(np.int64)
-    value = average_precision(relevant, decisions, envelope=False)
+    value = _average_precision(relevant, decisions, envelope=False)
     assert value == pytest.approx(naive_average_precision(relevant, decisions), abs=1e-12)
     assert value == pytest.approx(average_precision_score(relevant, decisions), abs=1e-12)
 
@@ -79,9 +79,9 @@ def test_average_precision_under_the_envelope_is_the_published_rule(seed):
     generator = np.random.default_rng(seed)
     decisions = generator.standard_normal(200)
     relevant = (generator.random(200) < 0.1 + 0.2 * (decisions > 0)).astype(np.int64)
-    value = average_precision(relevant, decisions, envelope=True)
+    value = _average_precision(relevant, decisions, envelope=True)
     assert value == pytest.approx(published_average_precision(relevant, decisions), abs=1e-12)
-    assert value > average_precision(relevant, decisions, envelope=False) + 0.001
+    assert value > _average_precision(relevant, decisions, envelope=False) + 0.001
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_average_precision_under_the_envelope_is_the_published_rule(seed):
 def test_images_of_equal_score_count_together_whatever_their_order(scores, steps, enveloped):
     relevant, decisions = np.array([0, 1, 0, 1]), np.array(scores, dtype=float)
     for order in ([0, 1, 2, 3], [0, 2, 1, 3], [3, 2, 1, 0]):
-        assert average_precision(relevant[order], decisions[order], envelope=False) == pytest.approx(steps)
-        assert average_precision(relevant[order], decisions[order], envelope=True) == pytest.approx(enveloped)
+        assert _average_precision(relevant[order], decisions[order], envelope=False) == pytest.approx(steps)
+        assert _average_precision(relevant[order], decisions[order], envelope=True) == pytest.approx(enveloped)
 
 
 def test_evaluate_equals_scoring_cost_by_cost_and_image_by_image():
@@ -167,7 +167,7 @@ def test_pcl_shots_are_the_union_of_the_sampled_images_with_all_labels(weights, 
 def test_vissl_shots_are_k_positives_and_sampled_negatives_of_each_class():
     train, test = multi_label(1), multi_label(2)
     setup = svm.LowShot("voc07", (8,), trials=1, costs=(1.0,), select_c="test", voc_shots="vissl")
-    rows, targets = sample_labelled(setup, train, np.arange(200), 8, 0)
+    rows, targets = _sample_labelled(setup, train, np.arange(200), 8, 0)
     assert ((targets > 0).sum(axis=0) == 8).all()
     assert ((targets < 0).sum(axis=0) == 3 * 8).all()
     shown = train.labels[rows] > 0
@@ -215,7 +215,7 @@ def test_mean_average_precision_leaves_out_classes_without_a_positive():
     labels = np.array([[1, 0, 0], [0, 0, 1], [1, 0, 0]])
     decisions = np.random.default_rng(0).standard_normal((3, 3))
     expected = np.mean([naive_average_precision(labels[:, k], decisions[:, k]) for k in (0, 2)])
-    assert mean_average_precision(labels, decisions, envelope=False) == pytest.approx(expected, abs=1e-12)
+    assert _mean_average_precision(labels, decisions, envelope=False) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_test_set_chooses_one_c_for_all_trials_by_their_mean():

@@ -8,9 +8,9 @@ from sklearn.svm import LinearSVC
 from momentum_transfer.core.neighbours import normalized
 from momentum_transfer.lowshot.svm import solvers
 from momentum_transfer.lowshot.svm.solvers import (
-    Classes,
     LinearClassifiers,
-    Step,
+    _Classes,
+    _Step,
     fit_batched,
     fit_liblinear,
     shared_basis,
@@ -151,17 +151,17 @@ def test_solution_does_not_depend_on_order_of_costs_on_batching_or_on_the_gram_m
     whole = fit_batched(features, targets, COSTS, double=True)
     backwards = fit_batched(features, targets, COSTS[::-1], double=True)
     assert np.allclose(whole.weights, backwards.weights[::-1], rtol=0, atol=1e-10)
-    monkeypatch.setattr(solvers, "CLASS_BATCH", 4)
+    monkeypatch.setattr(solvers, "_CLASS_BATCH", 4)
     batches = fit_batched(features, targets, COSTS, double=True)
     assert np.allclose(whole.weights, batches.weights, rtol=0, atol=1e-10)
-    monkeypatch.setattr(solvers, "GRAM_BYTES", 0)
+    monkeypatch.setattr(solvers, "_GRAM_BYTES", 0)
     without_gram = fit_batched(features, targets, COSTS, double=True)
     assert np.allclose(whole.weights, without_gram.weights, rtol=0, atol=1e-10)
 
 
 def test_gram_matrix_that_would_not_fit_is_left_out_with_a_warning(capsys, monkeypatch):
     features, _ = problem(4, 10, 30)
-    monkeypatch.setattr(solvers, "GRAM_BYTES", 100)
+    monkeypatch.setattr(solvers, "_GRAM_BYTES", 100)
     assert shared_basis(features, torch.float32, "cpu").gram is None
     assert "no 40 × 40 Gram matrix" in capsys.readouterr().err
 
@@ -170,7 +170,7 @@ def test_gram_matrix_that_would_not_fit_is_left_out_with_a_warning(capsys, monke
 def test_both_ways_to_take_a_newton_step_reach_the_same_minimum(few):
     features, targets = problem(6, 20, 60, overlap=2.0)
     basis = shared_basis(features, torch.float64, "cpu")
-    classes = Classes(basis, torch.from_numpy(targets.T.astype(np.float64)), 1.0)
+    classes = _Classes(basis, torch.from_numpy(targets.T.astype(np.float64)), 1.0)
     classes.few = few
     for cost in COSTS:
         assert classes.solve(cost) == 0
@@ -189,7 +189,7 @@ def test_coordinates_keep_every_inner_product():
 
 def test_fits_that_do_not_arrive_are_counted_in_a_warning(capsys, monkeypatch):
     features, targets = problem(4, 10, 30, overlap=2.0)
-    monkeypatch.setattr(solvers, "MAX_NEWTON", 1)
+    monkeypatch.setattr(solvers, "_MAX_NEWTON", 1)
     fit_batched(features, targets, COSTS[:2])
     assert re.search(r"[1-8] of 8 SVMs did not reach the tolerance in 1 Newton steps", capsys.readouterr().err)
     fit_liblinear(features, targets, [2.0**5], max_iter=1)
@@ -201,8 +201,8 @@ def test_cholesky_takes_float64_where_float32_makes_the_matrix_indefinite():
     features, targets = (np.repeat(part, 10, axis=0) for part in problem(3, 2, 40))
     basis = shared_basis(features, torch.float32, "cpu")
     assert int(torch.linalg.cholesky_ex(basis.gram + 1e-8 * torch.eye(60)).info)
-    classes = Classes(basis, torch.from_numpy(targets.T.astype(np.float32)), 1.0)
-    step = Step(classes, torch.arange(3), cost=0.5e8)
+    classes = _Classes(basis, torch.from_numpy(targets.T.astype(np.float32)), 1.0)
+    step = _Step(classes, torch.arange(3), cost=0.5e8)
     rows = basis.rows.double()
     for row in range(3):  # all images are active at the start
         expected = torch.linalg.solve(torch.eye(rows.shape[1]) + 1e8 * rows.T @ rows, -step.gradient[row].double())
