@@ -35,7 +35,6 @@ Wanted = Callable[[str, str, int], bool]
 
 _OnFeatures = Callable[[CfgNode, FeatureSet, FeatureSet, Wanted], Iterator[list[Score]]]
 """Yields the scores of one unit of work (a trial, a preset) together, so that they are recorded together."""
-
 _OnImages = Callable[[CfgNode, SourceBackbone | None, inputs.Images, Wanted], Iterator[list[Score]]]
 
 
@@ -194,7 +193,9 @@ def _trials(
         yield _Trial(task, protocol, index, Plan(rows, batch, seed, folder, choose_device()), test_set)
 
 
-def linear(cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted) -> Iterator[list[Score]]:
+def _linear(
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
+) -> Iterator[list[Score]]:
     """Linear evaluation, see lowshot/linear.py."""
     node, preset = cfg.LINEAR, presets.linear_preset(cfg.LINEAR)
     if node.CACHED and source is None:
@@ -233,7 +234,7 @@ def _linear_features(
     return from_images(data, features_of, some.shape[1], size)
 
 
-def finetune(
+def _finetune(
     cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
 ) -> Iterator[list[Score]]:
     """Fine-tuning on the labelled images, see lowshot/finetune.py."""
@@ -247,7 +248,7 @@ def finetune(
         yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
 
 
-def fixmatch(
+def _fixmatch(
     cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
 ) -> Iterator[list[Score]]:
     """FixMatch and its teachers, see lowshot/fixmatch.py; the student is the result, the teacher stands beside it."""
@@ -304,7 +305,7 @@ CHECKS: dict[str, Callable[[CfgNode, np.ndarray, str], None]] = {
 }
 
 #: Evaluations that train on images.
-ON_IMAGES: dict[str, _OnImages] = {"linear": linear, "finetune": finetune, "fixmatch": fixmatch}
+ON_IMAGES: dict[str, _OnImages] = {"linear": _linear, "finetune": _finetune, "fixmatch": _fixmatch}
 
 #: Those whose scores name the network that training made; the checkpoint's is then recorded as ``start_network``.
 SCORES_OWN_NETWORKS = ("fixmatch",)

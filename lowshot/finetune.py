@@ -50,12 +50,7 @@ def evaluate_finetune(
 
 
 def _train(
-    data: LabelledData,
-    build: Callable[[], Backbone],
-    fraction: float,
-    preset: FinetunePreset,
-    rate: float,
-    plan: Plan,
+    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, rate: float, plan: Plan
 ) -> Classifier:
     model = Classifier(build(), data.num_classes, plan.seed).to(plan.device)
     model.requires_grad_(True)

@@ -130,18 +130,12 @@ def _open(cfg: CfgNode, split: str) -> LabelledImages:
     if data.NAME == "voc07" and not data.SPLIT:
         return VocImages(data.ROOT, data[split])
     images = build_dataset(
-        data.NAME,
-        data.ROOT or None,
-        data[part],
-        file_list=data[f"{part}_LIST"] or None,
-        image_size=cfg.INPUT.IMAGE_SIZE,
-        variant=data.VARIANT,
-        long_tail=1.0 if data.SPLIT else long_tail,
-        seed=data.SEED,
-        drawings=data.DRAWINGS if part == "TEST" else 1,
+        data.NAME, data.ROOT or None, data[part], file_list=data[f"{part}_LIST"] or None,
+        image_size=cfg.INPUT.IMAGE_SIZE, variant=data.VARIANT, seed=data.SEED,
+        long_tail=1.0 if data.SPLIT else long_tail, drawings=data.DRAWINGS if part == "TEST" else 1,
         # a test image is not replaced by another, which would count twice
         max_unreadable=100 if split == "TRAIN" and not data.SPLIT else 0,
-    )
+    )  # fmt: skip
     if not data.SPLIT:
         return images
     trains = stratified_split([[int(label)] for label in images.labels], data.SPLIT, data.SEED)

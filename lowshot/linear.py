@@ -62,13 +62,11 @@ def from_images(data: LabelledData, network: Callable[[Tensor], Tensor], dim: in
             yield features, labels.to(features.device)
 
     return FeatureBatches(
-        dim,
-        data.num_classes,
-        np.asarray(data.train.labels),
-        lambda stream: computed(data.training(stream)),
-        lambda rows: computed(data.held_out(rows, batch)),
-        lambda: computed(data.testing(batch)),
-    )
+        dim, data.num_classes, np.asarray(data.train.labels),
+        training=lambda stream: computed(data.training(stream)),
+        held_out=lambda rows: computed(data.held_out(rows, batch)),
+        testing=lambda: computed(data.testing(batch)),
+    )  # fmt: skip
 
 
 def from_cache(train: FeatureSet, test: FeatureSet, batch: int) -> FeatureBatches:
@@ -82,14 +80,12 @@ def from_cache(train: FeatureSet, test: FeatureSet, batch: int) -> FeatureBatche
             yield read(source, rows[begin : begin + batch])
 
     return FeatureBatches(
-        train.features.shape[1],
-        train.num_classes,
-        train.labels,
-        lambda stream: (read(train, [row for _, row in places]) for places in stream),
-        lambda rows: pieces(train, rows),
-        lambda: pieces(test, np.arange(len(test))),
+        train.features.shape[1], train.num_classes, train.labels,
+        training=lambda stream: (read(train, [row for _, row in places]) for places in stream),
+        held_out=lambda rows: pieces(train, rows),
+        testing=lambda: pieces(test, np.arange(len(test))),
         distributed_test=False,
-    )
+    )  # fmt: skip
 
 
 def evaluate_linear(source: FeatureBatches, preset: LinearPreset, plan: Plan) -> Result:

@@ -113,12 +113,12 @@ def subject_of(
     pooled = cfg.FEATURES.POOL == "pooled" or command in ("finetune", "fixmatch")
     return Subject(
         checkpoint,
-        "" if source is None else source.network,
-        inputs.title(cfg, **counts),
-        sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
-        counts,
-        whole,
-        "" if pooled else f"/{cfg.FEATURES.POOL}",
-        about,
-        cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
+        network="" if source is None else source.network,
+        dataset=inputs.title(cfg, **counts),
+        config=sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
+        data=counts,
+        settings=whole,
+        features="" if pooled else f"/{cfg.FEATURES.POOL}",
+        about=about,
+        drawings=cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
     )

@@ -99,17 +99,9 @@ class _Transformed(Dataset[Tensor]):
 
 
 def extract(
-    source: Source,
-    dataset: LabelledImages,
-    transform: Callable[[PIL.Image.Image], Tensor],
-    about: About,
-    cache: Path,
-    *,
-    name: str,
-    batch_size: int = 256,
-    workers: int = 0,
-    device: str | torch.device = "cpu",
-) -> FeatureSet:
+    source: Source, dataset: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor], about: About, cache: Path,
+    *, name: str, batch_size: int = 256, workers: int = 0, device: str | torch.device = "cpu",
+) -> FeatureSet:  # fmt: skip
     """Features of ``dataset`` from the cache, or computed and put there.
 
     Args:
@@ -133,13 +125,9 @@ def extract(
 
 
 def _fill(
-    entry: Entry,
-    about: About,
-    images: _Transformed,
-    features_of: Callable[[Tensor], Tensor],
-    load: Callable[[Subset[Tensor]], Iterable[Tensor]],
-    name: str,
-) -> None:
+    entry: Entry, about: About, images: _Transformed, features_of: Callable[[Tensor], Tensor],
+    load: Callable[[Subset[Tensor]], Iterable[Tensor]], name: str,
+) -> None:  # fmt: skip
     """Compute this process's rows, from where an earlier run stopped; the rows are written first, then the progress."""
     rows = entry.open_rows(about, len(images), lambda: int(features_of(images[0][None]).shape[1]))
     own, done, checksum = entry.own_rows(rows)

@@ -8,7 +8,7 @@ papers' habit, one C for all trials, whose mean test score is best. Every record
 Protocols:
     imagenet: top-1 and top-5; a class with fewer than k images is an error.
     inaturalist: the same, but a class with fewer than k images gives all it has (long tail).
-    own: as inaturalist, for custom data sets, whose records are to carry no published set's name.
+    own: as inaturalist, for custom data sets, whose records must not carry a published set's name.
     voc07: images carry several labels; mAP, the area under the envelope of precision over recall, as VISSL and PCL
         compute it. "Difficult" counts as negative.
     voc07-sklearn: the same with scikit-learn's average precision, which has no envelope and is lower.
@@ -257,14 +257,9 @@ def _fit_present(
 
 
 def evaluate(
-    classifiers: LinearClassifiers,
-    features: np.ndarray,
-    labels: np.ndarray,
-    metrics: Sequence[str],
-    *,
-    envelope: bool = False,
-    hits: dict[str, np.ndarray] | None = None,
-) -> dict[str, np.ndarray]:
+    classifiers: LinearClassifiers, features: np.ndarray, labels: np.ndarray, metrics: Sequence[str], *,
+    envelope: bool = False, hits: dict[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Fractions [costs] for every metric, from one matrix product for all costs per chunk of images.
 
     The features' mean goes into the biases, and what all biases of a cost have in common is left out, both in float64:
@@ -273,7 +268,7 @@ def evaluate(
     Args:
         features: [N, D] float32, normalised. labels: [N] class indices (top1, top5) or [N, classes] 0/1 (mAP).
         envelope: of mAP, see :func:`_average_precision`.
-        hits: gets whether each image was right, bool [N, costs] for top1 and top5; mAP has no such thing.
+        hits: gets whether each image was right, bool [N, costs] for top1 and top5.
     """
     costs, classes, dim = classifiers.weights.shape
     stacked = classifiers.weights.reshape(costs * classes, dim).astype(np.float32).T

@@ -158,7 +158,7 @@ def test_linear_evaluation_takes_the_layer_that_is_asked_for(folder, monkeypatch
     cfg.LINEAR.BATCH_SIZE, cfg.LINEAR.WORKERS = 4, 0
     scores = Result(1.0, 1.0, 0.1, dict.fromkeys(("top1", "top5"), np.ones(8, bool)))
     monkeypatch.setattr(evaluations, "evaluate_linear", lambda source, *_: dims.append(source.dim) or scores)
-    list(evaluations.linear(cfg, None, Images(cfg), lambda *_: True))
+    list(evaluations.ON_IMAGES["linear"](cfg, None, Images(cfg), lambda *_: True))
     assert dims == [channels]
 
 
