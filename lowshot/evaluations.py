@@ -171,8 +171,7 @@ class _Trial:
         about = {"images": len(self.plan.rows), **details}
         return [
             Score(self.task, metric, 100 * value, self.protocol, trial=self.index, seed=self.plan.seed, details=about,
-                  network=network, items=None if hits is None else hits[metric],
-                  test_set="" if hits is None else self.test_set)
+                  network=network, items=None if hits is None else hits[metric], test_set=self.test_set)
             for metric, value in values.items()
         ]  # fmt: skip
 

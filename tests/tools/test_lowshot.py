@@ -148,6 +148,8 @@ def test_fixmatch_records_the_student_as_the_result_and_the_teacher_beside_it_on
     scored = [(metric, name) for name in ("student", "teacher") for metric in ("top1", "top5")]
     scored += [("pseudo_top1", "teacher"), ("pseudo_accuracy", "teacher")]
     assert found == [(metric, name, "backbone") for metric, name in scored]
+    (test_set,) = {items.read_items(tmp_path, r["items"]).test_set for r in records(tmp_path) if "items" in r}
+    assert test_set, "of teachers and students alike, so that verdicts may pair any two of them"
     assert lowshot("fixmatch", "--weights", weights, *short) == 0
     assert "already" in capsys.readouterr().out
     assert len(records(tmp_path)) == 6
