@@ -31,7 +31,6 @@ from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.neighbours import normalized, search
 from momentum_transfer.lowshot import knn
-from momentum_transfer.lowshot import knn as retrieval
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 TOP, K = 1000, 20
@@ -59,7 +58,7 @@ def together(database: FeatureSet, queries: FeatureSet, precision: str) -> tuple
     """(top1, mAP) in percent, from one search."""
     found = search(database.features, queries.features, TOP, precision=precision, device=choose_device())
     (first,) = knn.knn_scores(found, database, queries, ["eman"])
-    return first[0].value, retrieval.retrieval_scores(found, database, queries, TOP)[0].value
+    return first[0].value, knn.retrieval_scores(found, database, queries, TOP)[0].value
 
 
 def apart(database: FeatureSet, queries: FeatureSet) -> tuple[float, float]:

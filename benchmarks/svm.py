@@ -26,9 +26,14 @@ from sklearn.svm import LinearSVC
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.neighbours import normalized
-from momentum_transfer.lowshot.svm.batched import fit_batched, share
-from momentum_transfer.lowshot.svm.problem import LinearClassifiers, fit_liblinear, objectives, signed_targets
-from momentum_transfer.lowshot.svm.scoring import evaluate
+from momentum_transfer.lowshot.svm.lowshot_svm import evaluate
+from momentum_transfer.lowshot.svm.solvers import (
+    LinearClassifiers,
+    fit_batched,
+    fit_liblinear,
+    shared_basis,
+    signed_targets,
+)
 
 COSTS = [2.0**power for power in range(-5, 6)]
 
@@ -49,13 +54,23 @@ def synthetic(classes: int, each: int, dim: int, seed: int) -> tuple[np.ndarray,
     return normalized(np.maximum(0.6 * means[labels] + noise + 0.3, 0) ** 1.5), labels
 
 
+def objectives(classifiers: LinearClassifiers, features: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The minimised quantity [costs, classes] of targets ±1, in float64."""
+    values = []
+    for cost, weights, biases in zip(COSTS, classifiers.weights, classifiers.biases, strict=True):
+        hinge = np.maximum(0.0, 1.0 - targets * (features.astype(np.float64) @ weights.T + biases))
+        penalty = (weights.astype(np.float64) ** 2).sum(axis=1) + biases.astype(np.float64) ** 2
+        values.append(0.5 * penalty + cost * (hinge**2).sum(axis=0))
+    return np.array(values)
+
+
 def fitting(classes: int, shots: int, dim: int, batched: int, reference: int, device: str) -> tuple[object, ...]:
     """One row of the table of fits."""
     clock = partial(seconds, device)
     features, labels = synthetic(classes, shots, dim, seed=1)
     targets = signed_targets(labels, classes)
     began = clock()
-    share(features, torch.float32, device, 4e9)
+    shared_basis(features, torch.float32, device)
     once = clock() - began
     batched = min(batched, classes)
     began = clock()
@@ -66,8 +81,7 @@ def fitting(classes: int, shots: int, dim: int, batched: int, reference: int, de
     reference_seconds = (clock() - began) / reference
     part = LinearClassifiers(found.weights[:, :reference], found.biases[:, :reference])
     worst = np.max(
-        objectives(part, features, targets[:, :reference], COSTS)
-        / objectives(expected, features, targets[:, :reference], COSTS)
+        objectives(part, features, targets[:, :reference]) / objectives(expected, features, targets[:, :reference])
     )
     return (
         f"{classes} × {shots} × {dim}",

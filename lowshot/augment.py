@@ -1,18 +1,17 @@
 """Views of labelled and unlabelled images for training classifiers; normalisation as in evaluation.
 
-Natural images: a random crop of 8-100 % of the area, and a flip. Small squares (CIFAR, STL-10, Fashion-MNIST): a shift
-by up to an eighth of the side, and a flip: the habit on CIFAR, and a choice, since Momentum² Teacher (STL-10) and RCF
+Large images: a random crop of 8-100 % of the area, and a flip. Small squares (CIFAR, STL-10, Fashion-MNIST): a shift by
+up to an eighth of the side, and a flip: the habit on CIFAR, and a choice, since Momentum² Teacher (STL-10) and RCF
 (CIFAR) do not print the view of their linear classifiers. Digits (MNIST too): the shift alone, because a mirrored digit
 is another sign.
 
-FixMatch's strong augmentation: two random operations of RandAugment, the level of each drawn anew for every image.
-
-RandAugment (arXiv 1909.13719) has one level for all images; FixMatch (arXiv 2001.07685, section 2.3) draws it, and EMAN
-(arXiv 2101.08482) takes integers from 1 to 9 of 10. Ranges, from level 0 to level 10:
+FixMatch's strong view adds two random operations of RandAugment (arXiv 1909.13719). RandAugment has one level for all
+images; FixMatch (arXiv 2001.07685, section 2.3) samples one for every operation, and EMAN (arXiv 2101.08482) takes
+integers from 1 to 9 of 10. Ranges, from level 0 to level 10:
 
     AutoAugment (arXiv 1805.09501), table 6: Rotate, ShearX, ShearY, Posterize, Solarize, Color, Contrast, Brightness,
         Sharpness; AutoContrast, Equalize and Invert have no level
-    FixMatch, list of transformations in the appendix: TranslateX and TranslateY as a share of the side (AutoAugment
+    FixMatch, list of transformations in the appendix: TranslateX and TranslateY as a fraction of the side (AutoAugment
         counts pixels), Identity
     RandAugment as released: SolarizeAdd, which adds to the values below 128
 
@@ -39,18 +38,13 @@ Image = PIL.Image.Image
 
 
 @dataclass(frozen=True)
-class Operation:
-    """A change of an image whose strength goes linearly from ``first`` (level 0) to ``last`` (level 1).
+class _Operation:
+    """A change of an image whose strength goes linearly from ``first`` (level 0) to ``last`` (level 1)."""
 
-    Attributes:
-        apply: (image, strength) -> image.
-        signed: the strength is negated half of the time.
-    """
-
-    apply: Callable[[Image, float], Image]
+    apply: Callable[[Image, float], Image]  # (image, strength) -> image
     first: float = 0.0
     last: float = 0.0
-    signed: bool = False
+    signed: bool = False  # the strength is negated half of the time
 
     def __call__(self, image: Image, level: float, negated: bool = False) -> Image:
         strength = self.first + level * (self.last - self.first)
@@ -58,13 +52,13 @@ class Operation:
 
 
 def _shear(image: Image, x: float, y: float) -> Image:
-    """By the shares x and y of the distance from the upper left corner."""
+    """By the fractions x and y of the distance from the upper left corner."""
     degrees = [math.degrees(math.atan(x)), math.degrees(math.atan(y))]
     return F.affine(image, angle=0.0, translate=[0, 0], scale=1.0, shear=degrees, center=[0, 0])
 
 
 def _translate(image: Image, x: float, y: float) -> Image:
-    """By the shares x of the width and y of the height."""
+    """By the fractions x of the width and y of the height."""
     pixels = [round(x * image.width), round(y * image.height)]
     return F.affine(image, angle=0.0, translate=pixels, scale=1.0, shear=[0.0, 0.0])
 
@@ -74,51 +68,51 @@ def _solarize_add(image: Image, amount: float) -> Image:
     return F.to_pil_image(torch.where(pixels < 128, pixels + round(amount), pixels))
 
 
-OPERATIONS: dict[str, Operation] = {
-    "AutoContrast": Operation(lambda image, _: F.autocontrast(image)),
-    "Equalize": Operation(lambda image, _: F.equalize(image)),
-    "Invert": Operation(lambda image, _: F.invert(image)),
-    "Rotate": Operation(lambda image, degrees: F.rotate(image, degrees), 0.0, 30.0, signed=True),
-    "Posterize": Operation(lambda image, bits: F.posterize(image, round(bits)), 8.0, 4.0),
-    "Solarize": Operation(lambda image, threshold: F.solarize(image, threshold), 256.0, 0.0),
-    "Color": Operation(lambda image, factor: F.adjust_saturation(image, factor), 0.1, 1.9),
-    "Contrast": Operation(lambda image, factor: F.adjust_contrast(image, factor), 0.1, 1.9),
-    "Brightness": Operation(lambda image, factor: F.adjust_brightness(image, factor), 0.1, 1.9),
-    "Sharpness": Operation(lambda image, factor: F.adjust_sharpness(image, factor), 0.1, 1.9),
-    "ShearX": Operation(lambda image, share: _shear(image, share, 0.0), 0.0, 0.3, signed=True),
-    "ShearY": Operation(lambda image, share: _shear(image, 0.0, share), 0.0, 0.3, signed=True),
-    "TranslateX": Operation(lambda image, share: _translate(image, share, 0.0), 0.0, 0.3, signed=True),
-    "TranslateY": Operation(lambda image, share: _translate(image, 0.0, share), 0.0, 0.3, signed=True),
-    "SolarizeAdd": Operation(_solarize_add, 0.0, 110.0),
-    "Identity": Operation(lambda image, _: image),
+_OPERATIONS: dict[str, _Operation] = {
+    "AutoContrast": _Operation(lambda image, _: F.autocontrast(image)),
+    "Equalize": _Operation(lambda image, _: F.equalize(image)),
+    "Invert": _Operation(lambda image, _: F.invert(image)),
+    "Rotate": _Operation(lambda image, degrees: F.rotate(image, degrees), 0.0, 30.0, signed=True),
+    "Posterize": _Operation(lambda image, bits: F.posterize(image, round(bits)), 8.0, 4.0),
+    "Solarize": _Operation(lambda image, threshold: F.solarize(image, threshold), 256.0, 0.0),
+    "Color": _Operation(lambda image, factor: F.adjust_saturation(image, factor), 0.1, 1.9),
+    "Contrast": _Operation(lambda image, factor: F.adjust_contrast(image, factor), 0.1, 1.9),
+    "Brightness": _Operation(lambda image, factor: F.adjust_brightness(image, factor), 0.1, 1.9),
+    "Sharpness": _Operation(lambda image, factor: F.adjust_sharpness(image, factor), 0.1, 1.9),
+    "ShearX": _Operation(lambda image, part: _shear(image, part, 0.0), 0.0, 0.3, signed=True),
+    "ShearY": _Operation(lambda image, part: _shear(image, 0.0, part), 0.0, 0.3, signed=True),
+    "TranslateX": _Operation(lambda image, part: _translate(image, part, 0.0), 0.0, 0.3, signed=True),
+    "TranslateY": _Operation(lambda image, part: _translate(image, 0.0, part), 0.0, 0.3, signed=True),
+    "SolarizeAdd": _Operation(_solarize_add, 0.0, 110.0),
+    "Identity": _Operation(lambda image, _: image),
 }
 
-#: How the level of an operation is drawn, by name: a number in [0, 1].
+#: How the level of an operation is sampled, by name: a number in [0, 1].
 LEVELS: dict[str, Callable[[], float]] = {
     "eman": lambda: int(torch.randint(1, 10, ())) / 10,
     "uniform": lambda: float(torch.rand(())),
 }
 
 
-class RandomLevelAugment:
-    """PIL image -> PIL image after ``count`` operations, drawn with replacement by torch's global generator.
+class _RandomLevelAugment:
+    """PIL image -> PIL image after ``count`` random operations, by torch's global generator.
 
     Args:
         levels: of :data:`LEVELS`.
     """
 
     def __init__(self, levels: str = "eman", count: int = 2) -> None:
-        self.draw_level, self.count = LEVELS[levels], count
+        self.level, self.count = LEVELS[levels], count
 
     def __call__(self, image: Image) -> Image:
-        operations = list(OPERATIONS.values())
+        operations = list(_OPERATIONS.values())
         for index in torch.randint(len(operations), (self.count,)).tolist():
-            image = operations[index](image, self.draw_level(), negated=bool(torch.randint(2, ())))
+            image = operations[index](image, self.level(), negated=bool(torch.randint(2, ())))
         return image
 
 
-class ReflectedCrop:
-    """PIL image -> a random crop of it, mirrored at its edges: v2.RandomCrop's draws and pixels in a fifth of the time.
+class _ReflectedCrop:
+    """PIL image -> a random crop of it, mirrored at its edges: v2.RandomCrop's positions and pixels, five times faster.
 
     Args:
         size: side of the crop. padding: pixels that are added on every side, fewer than the image has.
@@ -127,7 +121,7 @@ class ReflectedCrop:
     def __init__(self, size: int, padding: int) -> None:
         self.size, self.padding = size, padding
 
-    def __call__(self, image: PIL.Image.Image) -> PIL.Image.Image:
+    def __call__(self, image: Image) -> Image:
         pixels, padding = np.asarray(image), self.padding
         room = [side + 2 * padding - self.size for side in pixels.shape[:2]]
         top, left = (int(torch.randint(0, more + 1, ())) if more > 0 else 0 for more in room)
@@ -138,11 +132,11 @@ class ReflectedCrop:
         return PIL.Image.fromarray(pixels[rows][:, columns])
 
     def __repr__(self) -> str:
-        padding = [self.padding] * 4  # as v2.RandomCrop's, by which cached features of views are known
-        return (
-            f"RandomCrop(size=({self.size}, {self.size}), padding={padding}, pad_if_needed=False, fill=0, "
-            "padding_mode=reflect)"
-        )
+        size, padding = (
+            (self.size, self.size),
+            [self.padding] * 4,
+        )  # as v2.RandomCrop's, for the cache's key
+        return f"RandomCrop(size={size}, padding={padding}, pad_if_needed=False, fill=0, padding_mode=reflect)"
 
 
 def _mirrored(start: int, size: int, padding: int, side: int) -> np.ndarray:
@@ -154,25 +148,25 @@ def _mirrored(start: int, size: int, padding: int, side: int) -> np.ndarray:
 def _geometry(dataset: str, size: int) -> list[Callable[[Any], Any]]:
     if dataset not in SMALL_SQUARES:
         return [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    shift = [v2.Resize((size, size)), ReflectedCrop(size, size // 8)]
+    shift = [v2.Resize((size, size)), _ReflectedCrop(size, size // 8)]
     return shift if dataset in SIGNS else [*shift, v2.RandomHorizontalFlip()]
 
 
 def weak_view(
     dataset: str, size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
-) -> Callable[[PIL.Image.Image], Tensor]:
+) -> Callable[[Image], Tensor]:
     """PIL image -> float [3, size, size]: what supervised training and FixMatch's pseudo-labels see."""
     view: Callable[[PIL.Image.Image], Tensor] = v2.Compose([*_geometry(dataset, size), Normalise(mean, std)])
     return view
 
 
 class SeededView:
-    """PIL image -> one random view of it, the same every time: drawn by the seed and the image's own pixels."""
+    """PIL image -> one random view of it, the same every time: it depends on the seed and the image's pixels."""
 
-    def __init__(self, view: Callable[[PIL.Image.Image], Tensor], seed: int) -> None:
+    def __init__(self, view: Callable[[Image], Tensor], seed: int) -> None:
         self.view, self.seed = view, seed
 
-    def __call__(self, image: PIL.Image.Image) -> Tensor:
+    def __call__(self, image: Image) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             # torch's generator reads 32 bits of a seed
             torch.default_generator.manual_seed(zlib.crc32(image.tobytes(), self.seed))
@@ -182,22 +176,14 @@ class SeededView:
         return f"SeededView({self.view}, seed={self.seed})"
 
 
-def strong_view(
-    dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
-) -> Callable[[PIL.Image.Image], Tensor]:
-    """The weak geometry, then two random operations; ``levels``: see :mod:`momentum_transfer.lowshot.augment`."""
-    parts = [*_geometry(dataset, size), RandomLevelAugment(levels), Normalise(mean, std)]
-    view: Callable[[PIL.Image.Image], Tensor] = v2.Compose(parts)
-    return view
-
-
 class WeakAndStrong:
-    """PIL image -> (weak view, strong view), each with its own geometry."""
+    """PIL image -> (weak view, strong view), each with its own geometry; the strong one has two random operations."""
 
     def __init__(
         self, dataset: str, size: int, levels: str = "eman", mean: Sequence[float] = MEAN, std: Sequence[float] = STD
     ) -> None:
-        self.weak, self.strong = weak_view(dataset, size, mean, std), strong_view(dataset, size, levels, mean, std)
+        self.weak = weak_view(dataset, size, mean, std)
+        self.strong = v2.Compose([*_geometry(dataset, size), _RandomLevelAugment(levels), Normalise(mean, std)])
 
-    def __call__(self, image: PIL.Image.Image) -> tuple[Tensor, Tensor]:
+    def __call__(self, image: Image) -> tuple[Tensor, Tensor]:
         return self.weak(image), self.strong(image)

@@ -1,7 +1,4 @@
-"""A backbone with a linear classifier, and its top-1 and top-5 accuracy.
-
-The training loop that linear, finetune and fixmatch share: step, schedule, checkpoint, resume, stop.
-"""
+"""A backbone with a linear classifier, its accuracy, and the training loop of linear, finetune and fixmatch."""
 
 import contextlib
 import math
@@ -18,16 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from momentum_transfer.backbones.build import Backbone
-from momentum_transfer.core import distributed
-from momentum_transfer.core.checkpoints import (
-    FORMAT,
-    CheckpointFolder,
-    check_parts,
-    check_step,
-    fitting,
-    load,
-    load_optimizer,
-)
+from momentum_transfer.core import checkpoints, distributed
+from momentum_transfer.core.checkpoints import CheckpointFolder
 from momentum_transfer.core.command import Stopped, stop_signals
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.log import ProgressLine, say
@@ -37,7 +26,7 @@ from momentum_transfer.lowshot.presets import Schedule
 
 
 def linear_head(features: int, classes: int, seed: int) -> nn.Linear:
-    """Weights N(0, 0.01²) drawn with ``seed``, zero biases."""
+    """Random weights N(0, 0.01²) of ``seed``, zero biases."""
     head = nn.Linear(features, classes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -47,11 +36,7 @@ def linear_head(features: int, classes: int, seed: int) -> nn.Linear:
 
 
 class Classifier(nn.Module):
-    """images [N, 3, H, W] -> logits [N, classes].
-
-    Args:
-        backbone: of ``momentum_transfer.backbones.build.build_backbone``.
-    """
+    """images [N, 3, H, W] -> logits [N, classes]."""
 
     def __init__(self, backbone: Backbone, classes: int, seed: int) -> None:
         super().__init__()
@@ -68,19 +53,17 @@ def accuracy(
     logits_of: Callable[[Tensor], Tensor],
     batches: Iterable[tuple[Tensor, Tensor]],
     device: torch.device,
-    kept: dict[str, list[Tensor]] | None = None,
-) -> dict[str, Tensor]:
-    """Fractions top1 and top5, over the batches of all processes.
+    distributed_test: bool = True,
+) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+    """Fractions top1 and top5 (scalars, or [heads]), and whether each image was a hit ([N] or [heads, N] bool).
 
     Args:
         logits_of: inputs -> logits [N, classes], or [heads, N, classes] of several classifiers at once.
-        kept: gathers whether each image of this process was a hit, bool [.., N] for top1 and top5.
-
-    Returns:
-        ``{"top1": …, "top5": …}``, scalars or [heads].
+        distributed_test: each process has every world_size-th image, as ``evaluation_batches`` gives them; else all.
     """
     count = torch.zeros((), device=device)
-    right = {"top1": torch.zeros((), device=device), "top5": torch.zeros((), device=device)}
+    right = {name: torch.zeros((), device=device) for name in ("top1", "top5")}
+    parts: dict[str, list[Tensor]] = {name: [] for name in right}
     for inputs, labels in batches:
         logits, labels = logits_of(inputs.to(device)), labels.to(device)
         ranked = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
@@ -88,31 +71,44 @@ def accuracy(
         count = count + len(labels)
         for name, each in (("top1", hits[..., 0]), ("top5", hits.any(-1))):
             right[name] = right[name] + each.sum(-1)
-            if kept is not None:
-                kept.setdefault(name, []).append(each.cpu())
+            parts[name].append(each.cpu())
     total = distributed.all_reduce_mean(count)
-    return {name: distributed.all_reduce_mean(hits) / total for name, hits in right.items()}
+    fractions = {name: distributed.all_reduce_mean(each) / total for name, each in right.items()}
+    own = {name: torch.cat(each, dim=-1) if each else torch.zeros(0, dtype=torch.bool) for name, each in parts.items()}
+    return fractions, {name: (_in_order(each) if distributed_test else each).numpy() for name, each in own.items()}
 
 
-def in_order(kept: dict[str, list[Tensor]], dealt: bool = True) -> dict[str, np.ndarray]:
-    """Hits [N] bool of the whole test set in its order, by metric, from what ``accuracy`` kept of one classifier.
+def _in_order(own: Tensor) -> Tensor:
+    """Hits [.., N] of all processes, of which each had every world_size-th image."""
+    if not distributed.is_distributed():
+        return own
+    of_ranks: list[Any] = [None] * distributed.world_size()
+    torch.distributed.all_gather_object(of_ranks, own)
+    whole = torch.zeros(*of_ranks[0].shape[:-1], sum(each.shape[-1] for each in of_ranks), dtype=torch.bool)
+    for rank, each in enumerate(of_ranks):
+        whole[..., rank :: len(of_ranks)] = each
+    return whole
 
-    Args:
-        dealt: the processes had every world_size-th image each, as ``evaluation_batches`` deals them.
-    """
-    found = {}
-    for name, parts in kept.items():
-        own = torch.cat([part.reshape(-1) for part in parts])
-        if not dealt or not distributed.is_distributed():
-            found[name] = own.numpy()
-            continue
-        shares: list[Any] = [None] * distributed.world_size()
-        torch.distributed.all_gather_object(shares, own)
-        whole = torch.zeros(sum(map(len, shares)), dtype=torch.bool)
-        for rank, share in enumerate(shares):
-            whole[rank :: len(shares)] = share
-        found[name] = whole.numpy()
-    return found
+
+@dataclass(frozen=True)
+class Result:
+    """Fractions on the test set, and the learning rate (for the preset's batch size) that was used."""
+
+    top1: float
+    top5: float
+    learning_rate: float
+    hits: dict[str, np.ndarray]  # by metric, [N] bool: whether each test image was right
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training takes besides its data and preset."""
+
+    rows: np.ndarray  # [n] labelled rows of the training set
+    batch_size: int  # of all processes together; the preset's learning rates are scaled with it
+    seed: int
+    folder: Path  # of its checkpoints; a killed training resumes from there
+    device: torch.device
 
 
 Batch = TypeVar("Batch")
@@ -122,31 +118,21 @@ Loss = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 
 @dataclass
 class Run:
-    """One training run: what moves, how, and where it is kept.
+    """One training run: what is trained, how, and where it is kept."""
 
-    Attributes:
-        modules: everything whose state a resumed run needs, by name.
-        groups: parameter groups of the optimizer, each with its ``lr`` at the end of the warm-up.
-        total: steps.
-        after_step: called with the step's number when the optimiser has moved (FixMatch's teacher follows there).
-        metrics: folder of a metrics.jsonl that gets a line a step, and of the other loggers; None for none.
-        evaluate, evaluate_every: numbers to log besides every so many steps and at the end; 0 for never. It must leave
-            the modules and the random numbers as they were.
-    """
-
-    modules: dict[str, nn.Module]
-    groups: list[dict[str, Any]]
+    modules: dict[str, nn.Module]  # everything whose state a resumed run needs, by name
+    groups: list[dict[str, Any]]  # of the optimizer, each with its ``lr`` at the end of the warm-up
     schedule: Schedule
-    total: int
+    total: int  # steps
     folder: Path
     nesterov: bool = False
     weight_decay: float = 0.0
     optimizer_name: str = "sgd"
-    after_step: Callable[[int], None] = lambda step: None
+    after_step: Callable[[int], None] = lambda step: None  # takes the step's number, after the optimizer's step
     checkpoint_every: int = 1000
-    metrics: Path | None = None
-    evaluate: Callable[[], dict[str, float]] = dict
-    evaluate_every: int = 0
+    metrics: Path | None = None  # folder of a metrics.jsonl that gets a line a step, and of the other loggers
+    evaluate: Callable[[], dict[str, float]] = dict  # for the log; must leave modules and random numbers as they were
+    evaluate_every: int = 0  # steps, and at the end; 0 for never
     optimizer: Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,22 +149,22 @@ class Run:
         newest = CheckpointFolder(self.folder).last()
         if newest is None:
             return 0
-        state = load(newest)
-        check_parts(state, {"total": int, "step": int, "modules": dict, "optimizer": dict}, newest)
+        state = checkpoints.load(newest)
+        checkpoints.check_parts(state, {"total": int, "step": int, "modules": dict, "optimizer": dict}, newest)
         if state["total"] != self.total or set(state["modules"]) != set(self.modules):
             raise InputError(f"{newest} belongs to another run (other settings); delete {self.folder} to start over")
-        check_step(state["step"], self.total, newest)
-        with fitting(newest):
+        checkpoints.check_step(state["step"], self.total, newest)
+        with checkpoints.fitting(newest):
             for name, module in self.modules.items():
                 module.load_state_dict(state["modules"][name])
-            load_optimizer(self.optimizer, state["optimizer"], newest)
+            checkpoints.load_optimizer(self.optimizer, state["optimizer"], newest)
         return int(state["step"])
 
     def save(self, step: int) -> None:
-        """Write the state after ``step`` steps (first process only)."""
+        """Write the state after ``step`` steps (rank 0 only)."""
         if distributed.is_main():
             modules = {name: module.state_dict() for name, module in self.modules.items()}
-            state = {"format": FORMAT, "step": step, "total": self.total, "modules": modules}
+            state = {"format": checkpoints.FORMAT, "step": step, "total": self.total, "modules": modules}
             CheckpointFolder(self.folder, keep=1).save(step, {**state, "optimizer": self.optimizer.state_dict()})
         distributed.barrier()
 
@@ -188,17 +174,13 @@ class Run:
         warmup = round(self.total * schedule.warmup / schedule.epochs)
         for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = learning_rate(
-                step,
-                total=self.total,
-                base=base,
-                warmup=warmup,
-                schedule=schedule.shape,
+                step, total=self.total, base=base, warmup=warmup, schedule=schedule.shape,
                 milestones=schedule.milestones,
-            )
+            )  # fmt: skip
 
 
 def fit(run: Run, batches: Callable[[int], Iterable[Batch]], loss_of: Loss[Batch], description: str) -> None:
-    """Train to the end, from where the folder's newest checkpoint stands.
+    """Train to the end, from the folder's newest checkpoint on.
 
     Args:
         batches: the first step -> the batches of that step and all later ones.
@@ -210,7 +192,7 @@ def fit(run: Run, batches: Callable[[int], Iterable[Batch]], loss_of: Loss[Batch
     """
     begin = run.resume()
     if begin:
-        say(f"{description}: going on after step {begin} of {run.total}")
+        say(f"{description}: resumed after step {begin} of {run.total}")
     if begin >= run.total:
         return
     with (
@@ -251,7 +233,7 @@ def fit(run: Run, batches: Callable[[int], Iterable[Batch]], loss_of: Loss[Batch
 def shared_over_processes(module: nn.Module, device: torch.device) -> nn.Module:
     """DistributedDataParallel under torchrun, else the module itself.
 
-    Each process normalises with its own batch; the running statistics are the first process's, as DDP has it.
+    Each process normalises with its own batch; the running statistics are rank 0's, as DDP has it.
     """
     if not distributed.is_distributed():
         return module

@@ -1,8 +1,8 @@
 """Label-free diagnostics of frozen features: how many directions they use, how they spread, what is dead.
 
-    rankme: exp of the entropy of the singular values' shares (Garrido et al., "RankMe", arXiv 2210.02885, equation 1),
-        between 1 and the number of features; it follows downstream accuracy within a method, not across methods.
-    effective_rank: the same of the centred features, so without the direction that all images share (Roy and Vetterli,
+    rankme: exp of the entropy of the normalised singular values (Garrido et al., arXiv 2210.02885, equation 1), between
+        1 and the number of features; it follows downstream accuracy within a method, not across methods.
+    effective_rank: the same of the centred features, so without the direction common to all images (Roy and Vetterli,
         "The effective rank", EUSIPCO 2007).
     uniformity: log of the mean over pairs of images of exp(−2‖x − y‖²), of L2-normalised features; lower is more
         uniform, 0 is collapse (Wang and Isola, arXiv 2005.10242, section 4.1.2).
@@ -14,21 +14,17 @@
 None of these is a score: they are shown, never ranked.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.neighbours import normalized
-from momentum_transfer.lowshot.features.feature_set import FeatureSet, chunks
+from momentum_transfer.core.neighbours import chunks, normalized
+from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.score import Score
 
 #: Images of whose pairs the uniformity is taken, evenly spaced over the set.
-MOST_IMAGES = 10_000
+_MOST_IMAGES = 10_000
 
-METRICS = (
-    "rankme", "effective_rank", "uniformity", "alignment", "dead_features", "norm_mean", "norm_std",
-)  # fmt: skip
+METRICS = ("rankme", "effective_rank", "uniformity", "alignment", "dead_features", "norm_mean", "norm_std")
 
 
 def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None) -> list[Score]:
@@ -44,23 +40,23 @@ def scores(test: FeatureSet, views: tuple[np.ndarray, np.ndarray] | None = None)
         raise InputError(f"expected at least two images for diagnostics, found {len(test)} in {test.name}")
     if not np.any(test.features):
         raise InputError(f"expected features that are not all 0 for diagnostics, found only 0 in {test.name}")
-    lowest, highest, square, norms = _moments(test.features)
-    mean = _mean(test.features)
+    lowest, highest, mean, norms = _moments(test.features)
+    square = float((norms**2).sum() / test.features.size)
     values = {
-        "rankme": effective_rank(test.features),
-        "effective_rank": effective_rank(test.features, mean),
-        "uniformity": uniformity(normalized(test.features[:: -(-len(test) // MOST_IMAGES)])),
+        "rankme": _effective_rank(test.features),
+        "effective_rank": _effective_rank(test.features, mean),
+        "uniformity": _uniformity(normalized(test.features[:: -(-len(test) // _MOST_IMAGES)])),
         "dead_features": 100 * float(np.mean(highest - lowest <= 1e-6 * np.sqrt(square))),
         "norm_mean": float(norms.mean()),
         "norm_std": float(norms.std()),
     }
     if views is not None:
-        values["alignment"] = alignment(normalized(views[0]), normalized(views[1]))
+        values["alignment"] = _alignment(normalized(views[0]), normalized(views[1]))
     details = {"images": len(test), "features": test.features.shape[1]}
     return [Score("diagnostics", name, values[name], "test", details=details) for name in METRICS if name in values]
 
 
-def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
+def _effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon: float = 1e-7) -> float:
     """exp(−Σ p·log p) with p = σ / Σσ + ε, σ the singular values of ``features`` − ``mean``; 1 where all are 0.
 
     Args:
@@ -73,11 +69,11 @@ def effective_rank(features: np.ndarray, mean: np.ndarray | float = 0.0, epsilon
     values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))[::-1][: min(features.shape)]
     if not values.sum() > 0:
         return 1.0
-    share = values / values.sum() + epsilon
-    return float(np.exp(-(share * np.log(share)).sum()))
+    parts = values / values.sum() + epsilon
+    return float(np.exp(-(parts * np.log(parts)).sum()))
 
 
-def uniformity(features: np.ndarray, t: float = 2.0) -> float:
+def _uniformity(features: np.ndarray, t: float = 2.0) -> float:
     """log of the mean over pairs i < j of exp(−t‖xᵢ − xⱼ‖²), ``features`` [N, D] L2-normalised."""
     total = 0.0
     for part in chunks(len(features), 1024):
@@ -88,26 +84,18 @@ def uniformity(features: np.ndarray, t: float = 2.0) -> float:
     return float(np.log((total - own) / (count * (count - 1))))
 
 
-def alignment(first: np.ndarray, second: np.ndarray) -> float:
+def _alignment(first: np.ndarray, second: np.ndarray) -> float:
     """Mean of ‖xᵢ − yᵢ‖² over images, both [N, D] L2-normalised features of two views."""
     return float(np.mean(((first - second).astype(np.float64) ** 2).sum(axis=1)))
 
 
-def _mean(features: np.ndarray) -> np.ndarray:
-    return np.asarray(sum(np.asarray(p, dtype=np.float64).sum(axis=0) for p in _parts(features)) / len(features))
-
-
-def _moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
-    """[D] smallest and largest value of each feature, mean square of all, [N] norms."""
+def _moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """[D] smallest and largest value and mean of each feature, [N] norms."""
     lowest, highest = np.full(features.shape[1], np.inf), np.full(features.shape[1], -np.inf)
-    norms = []
-    for part in _parts(features):
-        lowest, highest = np.minimum(lowest, part.min(axis=0)), np.maximum(highest, part.max(axis=0))
-        norms.append(np.linalg.norm(part.astype(np.float64), axis=1))
-    found = np.concatenate(norms)
-    return lowest, highest, float((found**2).sum() / features.size), found
-
-
-def _parts(features: np.ndarray) -> Iterator[np.ndarray]:
+    total, norms = 0, []
     for part in chunks(len(features), 4096):
-        yield np.asarray(features[part])
+        block = np.asarray(features[part])
+        lowest, highest = np.minimum(lowest, block.min(axis=0)), np.maximum(highest, block.max(axis=0))
+        total = total + block.astype(np.float64).sum(axis=0)
+        norms.append(np.linalg.norm(block.astype(np.float64), axis=1))
+    return lowest, highest, np.asarray(total / len(features)), np.concatenate(norms)

@@ -1,34 +1,44 @@
-"""Registry of the evaluators on frozen features: settings and features in, scores out.
+"""The evaluations by name: settings, and features or images, in; scores out, one unit of work at a time.
 
-Settings stop here: evaluators take plain arguments.
+Settings stop here: evaluators take plain arguments and presets.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import torch
 from fvcore.common.config import CfgNode
+from torch import Tensor
 
+from momentum_transfer.backbones.read import SourceBackbone
+from momentum_transfer.core import distributed
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.files import sha256_of_text
 from momentum_transfer.core.neighbours import search
-from momentum_transfer.lowshot import diagnostics, knn
-from momentum_transfer.lowshot import knn as retrieval
+from momentum_transfer.lowshot import diagnostics, inputs, knn, presets
+from momentum_transfer.lowshot.classifier import Plan
+from momentum_transfer.lowshot.features.extract import StageFeatures, compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
-from momentum_transfer.lowshot.score import Score
+from momentum_transfer.lowshot.finetune import evaluate_finetune
+from momentum_transfer.lowshot.fixmatch import check_backbone, check_preset, evaluate_fixmatch, grouped
+from momentum_transfer.lowshot.labelled_data import LabelledData
+from momentum_transfer.lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
+from momentum_transfer.lowshot.score import Score, about_network, settings_hash
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
+from momentum_transfer.verdicts.outcomes import label_hash
 
 Wanted = Callable[[str, str, int], bool]
 """(task, protocol, trial) -> whether that score is still to be computed."""
 
-Evaluation = Callable[[CfgNode, FeatureSet, FeatureSet, Wanted], Iterator[list[Score]]]
-"""Yields the scores of one unit of work (a draw, a preset) together, so that they are written down together."""
+_OnFeatures = Callable[[CfgNode, FeatureSet, FeatureSet, Wanted], Iterator[list[Score]]]
+"""Yields the scores of one unit of work (a trial, a preset) together, so that they are recorded together."""
+_OnImages = Callable[[CfgNode, SourceBackbone | None, inputs.Images, Wanted], Iterator[list[Score]]]
 
 
-Check = Callable[[CfgNode, np.ndarray, str], None]
-"""(settings, labels of the training set, its name): raises InputError before any feature is computed."""
-
-
-def check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
+def _check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
     """Presets that exist, images that have one class and are enough of them."""
     if labels.ndim == 2:
         raise InputError(f"expected one class an image for knn, found multi-hot labels in {name}; use retrieval")
@@ -36,10 +46,10 @@ def check_knn(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
         raise InputError(
             "expected at least one of eman, dino, majority-K, weighted-K in KNN.PRESETS, found none; correct the config"
         )
-    check_retrieval(cfg, labels, name)
+    _check_retrieval(cfg, labels, name)
 
 
-def check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
+def _check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
     """Retrieval scores kNN's presets too, where images have one class."""
     for chosen in cfg.KNN.PRESETS:
         k = knn.preset(chosen).k
@@ -49,22 +59,18 @@ def check_retrieval(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
             )
 
 
-def check_svm(cfg: CfgNode, labels: np.ndarray, name: str) -> None:
-    """Settings that mean something, labels that fit the protocol, classes with enough images."""
-    svm.check(_low_shot(cfg), labels, name)
-
-
-def evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+def _evaluate_knn(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """kNN with every preset of KNN.PRESETS, from one search."""
-    check_knn(cfg, train.labels, train.name)
-    yield from _from_neighbours(cfg, train, test, _wanted_presets(cfg, wanted), retrieve=False)
+    _check_knn(cfg, train.labels, train.name)
+    yield from _from_neighbours(cfg, train, test, _wanted_presets(cfg, wanted), top=0)
 
 
-def evaluate_retrieval(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+def _evaluate_retrieval(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """Retrieval, and kNN with it: the search that retrieval needs holds kNN's neighbours."""
-    check_retrieval(cfg, train.labels, train.name)
-    presets = [] if train.multi_label else _wanted_presets(cfg, wanted)
-    yield from _from_neighbours(cfg, train, test, presets, retrieve=wanted("retrieval", "eman", 0))
+    _check_retrieval(cfg, train.labels, train.name)
+    names = [] if train.multi_label else _wanted_presets(cfg, wanted)
+    top = min(cfg.RETRIEVAL.TOP, len(train)) if wanted("retrieval", "eman", 0) else 0
+    yield from _from_neighbours(cfg, train, test, names, top)
 
 
 def _wanted_presets(cfg: CfgNode, wanted: Wanted) -> list[str]:
@@ -72,66 +78,233 @@ def _wanted_presets(cfg: CfgNode, wanted: Wanted) -> list[str]:
 
 
 def _from_neighbours(
-    cfg: CfgNode, train: FeatureSet, test: FeatureSet, presets: list[str], retrieve: bool
+    cfg: CfgNode, train: FeatureSet, test: FeatureSet, names: list[str], top: int
 ) -> Iterator[list[Score]]:
-    needed = [knn.preset(name).k for name in presets] + [min(cfg.RETRIEVAL.TOP, len(train))] * retrieve
-    if not needed:
+    """kNN with the presets ``names``, and retrieval within ``top`` neighbours unless it is 0."""
+    most = max([top, *(knn.preset(name).k for name in names)])
+    if not most:
         return
     check_vary(train, test)
-    found = search(
-        train.features,
-        test.features,
-        max(needed),
-        precision=cfg.SEARCH.PRECISION,
-        query_chunk=cfg.SEARCH.QUERY_CHUNK,
-        database_chunk=cfg.SEARCH.DATABASE_CHUNK,
-        device=choose_device(),
-    )
-    yield from knn.knn_scores(found, train, test, presets)
-    if retrieve:
-        yield retrieval.retrieval_scores(found, train, test, min(cfg.RETRIEVAL.TOP, len(train)))
+    node = cfg.SEARCH
+    neighbours = search(
+        train.features, test.features, most, precision=node.PRECISION, query_chunk=node.QUERY_CHUNK,
+        database_chunk=node.DATABASE_CHUNK, device=choose_device(),
+    )  # fmt: skip
+    yield from knn.knn_scores(neighbours, train, test, names)
+    if top:
+        yield knn.retrieval_scores(neighbours, train, test, top)
 
 
-def evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
+def _evaluate_svm(cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted) -> Iterator[list[Score]]:
     """Low-shot SVMs, see lowshot/svm/lowshot_svm.py."""
     check_vary(train, test)
     yield from svm.scores(_low_shot(cfg), train, test, wanted)
 
 
 def _low_shot(cfg: CfgNode) -> svm.LowShot:
-    settings = cfg.SVM
+    node = cfg.SVM
     return svm.LowShot(
-        protocol=settings.PRESET,
-        shots=tuple(settings.SHOTS),
-        draws=settings.TRIALS,
-        costs=tuple(settings.COSTS),
-        select_c=settings.SELECT_C,
-        held_out_per_class=settings.HELD_OUT_PER_CLASS,
-        class_weights=settings.CLASS_WEIGHTS,
-        voc_shots=settings.VOC_SHOTS,
-        solver=settings.SOLVER,
-        device=choose_device(),
-        seed=cfg.SEED,
-    )
+        protocol=node.PRESET, shots=tuple(node.SHOTS), trials=node.TRIALS, costs=tuple(node.COSTS),
+        select_c=node.SELECT_C, held_out_per_class=node.HELD_OUT_PER_CLASS, class_weights=node.CLASS_WEIGHTS,
+        voc_shots=node.VOC_SHOTS, solver=node.SOLVER, device=choose_device(), seed=cfg.SEED,
+    )  # fmt: skip
 
 
 def evaluate_diagnostics(
-    cfg: CfgNode,
-    train: FeatureSet,
-    test: FeatureSet,
-    wanted: Wanted,
+    cfg: CfgNode, train: FeatureSet, test: FeatureSet, wanted: Wanted,
     views: tuple[FeatureSet, FeatureSet] | None = None,
-) -> Iterator[list[Score]]:
+) -> Iterator[list[Score]]:  # fmt: skip
     """Label-free diagnostics of the test images; alignment where there are features of two views of them."""
     if wanted("diagnostics", "test", 0):
         yield diagnostics.scores(test, None if views is None else (views[0].features, views[1].features))
 
 
-#: Evaluations of frozen features, and what each asks of settings and labels.
-ON_FEATURES: dict[str, Evaluation] = {
-    "knn": evaluate_knn,
-    "retrieval": evaluate_retrieval,
-    "svm": evaluate_svm,
+def percent(fraction: float) -> str:
+    """0.01 -> "/1%"; everything -> ""."""
+    return "" if fraction == 1 else f"/{100 * fraction:g}%"
+
+
+def _check_batch(name: str, batch: int, images: int, processes: int) -> None:
+    """Raise :class:`InputError` for a batch that the images cannot fill, or of which a process gets fewer than two.
+
+    One image has no batch statistics, and a batch that holds an image twice is not the batch of any protocol.
+
+    Args:
+        name: of the setting. images: how many there are to fill it with.
+    """
+    if batch > images:
+        raise InputError(f"expected {name} of at most {images} (the images to train on), found {batch}; set it lower")
+    if batch < 2 * processes or batch % processes:
+        raise InputError(
+            f"expected {name} of at least two images a process, the same number on each of {processes}, found {batch}"
+        )
+
+
+def _run_folder(cfg: CfgNode, source: SourceBackbone | None, task: str, trial: int, rows: np.ndarray) -> Path:
+    """Where one trial's checkpoints are; other weights, settings or labelled ``rows`` give another folder."""
+    weights = f"{source.sha256} {source.network}" if source else inputs.SCRATCH
+    if about := about_network(inputs.architecture_of(cfg, source)):
+        weights += f" {sorted(about.items())}"
+    key = sha256_of_text(f"{weights} {settings_hash(cfg)} {rows.tolist()}")[:12]
+    return Path(cfg.OUTPUT_DIR) / "trials" / f"{task.replace('/', '_').replace('%', '')}_{key}_{trial}"
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One repetition: another part of the labels and another start. ``test_set``: hash of the test images in order."""
+
+    task: str
+    protocol: str
+    index: int
+    plan: Plan
+    test_set: str
+
+    def scores(
+        self, values: dict[str, float], hits: dict[str, np.ndarray] | None = None, network: str | None = None,
+        **details: float | None,
+    ) -> list[Score]:  # fmt: skip
+        """Fractions by metric -> scores in percent.
+
+        Args:
+            hits: [N] of the test images by metric; None for fractions that are no means over these.
+        """
+        about = {"images": len(self.plan.rows), **details}
+        return [
+            Score(self.task, metric, 100 * value, self.protocol, trial=self.index, seed=self.plan.seed, details=about,
+                  network=network, items=None if hits is None else hits[metric], test_set=self.test_set)
+            for metric, value in values.items()
+        ]  # fmt: skip
+
+
+def _trials(
+    cfg: CfgNode, name: str, protocol: str, preset_batch: int, data: LabelledData, source: SourceBackbone | None
+) -> Iterator[_Trial]:
+    """Every trial of the node ``name`` (LINEAR, FINETUNE, FIXMATCH)."""
+    node, task = cfg[name], name.lower() + percent(cfg[name].FRACTION)
+    test_set = label_hash(np.asarray(data.test.labels))
+    batch = node.BATCH_SIZE or preset_batch
+    for index in range(node.TRIALS):
+        seed = cfg.SEED + index
+        rows = data.labelled_rows(node.FRACTION, node.SPLIT_FILE, seed)
+        if name != "FIXMATCH":  # where labelled images repeat many times among the unlabelled ones, as published
+            _check_batch(f"{name}.BATCH_SIZE", batch, len(rows), distributed.world_size())
+        folder = _run_folder(cfg, source, task, index, rows)
+        yield _Trial(task, protocol, index, Plan(rows, batch, seed, folder, choose_device()), test_set)
+
+
+def _linear(
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
+) -> Iterator[list[Score]]:
+    """Linear evaluation, see lowshot/linear.py."""
+    node, preset = cfg.LINEAR, presets.linear_preset(cfg.LINEAR)
+    if node.CACHED and source is None:
+        raise InputError("expected --weights CHECKPOINT under LINEAR.CACHED, found scratch: it has nothing to cache")
+    data = images.labelled(node.WORKERS)
+    backbone = inputs.backbone_builder(cfg, source)()
+    network = StageFeatures(backbone, cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(choose_device())
+    original = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
+    features: FeatureBatches | None = None
+    protocol = node.PRESET + ("/cached" if node.CACHED else "")
+    for trial in _trials(cfg, "LINEAR", protocol, preset.batch_size, data, source):
+        if not wanted(trial.task, protocol, trial.index):
+            continue
+        if features is None:
+            features = _linear_features(cfg, source, images, network, data)
+        found = evaluate_linear(features, preset, trial.plan)
+        check_frozen(network.backbone, original)
+        yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
+
+
+def _linear_features(
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, network: StageFeatures, data: LabelledData
+) -> FeatureBatches:
+    size = cfg.FEATURES.BATCH_SIZE
+    if cfg.LINEAR.CACHED:
+        sets = inputs.feature_sets(cfg, source, images)
+        check_vary(*sets)
+        return from_cache(*sets, batch=size)
+
+    def features_of(batch: Tensor) -> Tensor:
+        return compute(network, batch, cfg.FEATURES.PRECISION, choose_device())
+
+    rows = np.linspace(0, len(data.train) - 1, min(len(data.train), 16)).astype(int)
+    some = features_of(torch.stack([data.plain(data.train[int(row)][0]) for row in rows])).cpu().numpy()
+    check_vary(FeatureSet(some, data.train.labels[rows], "the training images that were tried", ""))
+    return from_images(data, features_of, some.shape[1], size)
+
+
+def _finetune(
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
+) -> Iterator[list[Score]]:
+    """Fine-tuning on the labelled images, see lowshot/finetune.py."""
+    node, preset = cfg.FINETUNE, presets.finetune_preset(cfg.FINETUNE)
+    data = images.labelled(node.WORKERS)
+    for trial in _trials(cfg, "FINETUNE", node.PRESET, preset.batch_size, data, source):
+        if not wanted(trial.task, trial.protocol, trial.index):
+            continue
+        build = inputs.backbone_builder(cfg, source, trial.plan.seed)
+        found = evaluate_finetune(data, build, node.FRACTION, preset, trial.plan)
+        yield trial.scores({"top1": found.top1, "top5": found.top5}, found.hits, learning_rate=found.learning_rate)
+
+
+def _fixmatch(
+    cfg: CfgNode, source: SourceBackbone | None, images: inputs.Images, wanted: Wanted
+) -> Iterator[list[Score]]:
+    """FixMatch and its teachers, see lowshot/fixmatch.py; the student is the result, the teacher stands beside it."""
+    node = cfg.FIXMATCH
+    setting = presets.fixmatch_setting(node, pretrained=source is not None)
+    check_preset(setting.preset, pretrained=source is not None)
+    data = images.labelled(node.WORKERS)
+    check_backbone(setting.preset, inputs.backbone_builder(cfg, source)(), cfg.INPUT.IMAGE_SIZE)
+    if max(setting.weak_batches, default=0) > len(data.test):
+        raise InputError(
+            f"expected FIXMATCH.WEAK_BATCHES of at most {len(data.test)} (the images that test), found "
+            f"{max(setting.weak_batches)}; lower it"
+        )
+    views = images.weak_and_strong(setting.preset.strong_levels)
+    for trial in _trials(cfg, "FIXMATCH", _fixmatch_protocol(node), setting.preset.batch_size, data, source):
+        if not wanted(trial.task, trial.protocol, trial.index):
+            continue
+        build = inputs.backbone_builder(cfg, source, trial.plan.seed)
+        found = evaluate_fixmatch(data, views, build, setting, trial.plan)
+        numbers = {"coverage": found.coverage, "pseudo_accuracy": found.pseudo_accuracy}
+        details = {name: round(100 * value, 3) if value == value else None for name, value in numbers.items()}
+        scores = []
+        for network, values in found.networks.items():
+            scores += trial.scores(values, found.hits[network], network, **details)
+        scores += trial.scores(found.pseudo_labels, None, list(found.networks)[-1], **details)
+        for way, hits in found.weak_hits.items():
+            weak = replace(trial, task=f"{trial.task}/{way}")
+            scores += weak.scores({"top1": hits.mean()}, {"top1": hits}, "student")
+        yield scores
+
+
+def _fixmatch_protocol(node: CfgNode) -> str:
+    """The preset and the schedule, for example "eman-1x"; normalisations and levels other than its own are named."""
+    preset, given = presets.FIXMATCH[node.PRESET], presets.fixmatch_norms(node)
+    if node.STRONG_LEVELS:
+        given["strong_levels"] = node.STRONG_LEVELS
+    if node.TEACHER_GROUP and grouped(given.get("teacher", preset.teacher)):
+        given["teacher_group"] = node.TEACHER_GROUP
+    changed = [f"{key}={norm}" for key, norm in given.items() if norm != getattr(preset, key, None)]
+    return "/".join([f"{node.PRESET}-{node.SCHEDULE}", *changed])
+
+
+#: Evaluations of frozen features, and what some of them ask of settings and labels before features are computed.
+ON_FEATURES: dict[str, _OnFeatures] = {
+    "knn": _evaluate_knn,
+    "retrieval": _evaluate_retrieval,
+    "svm": _evaluate_svm,
     "diagnostics": evaluate_diagnostics,
 }
-CHECKS: dict[str, Check] = {"knn": check_knn, "retrieval": check_retrieval, "svm": check_svm}
+CHECKS: dict[str, Callable[[CfgNode, np.ndarray, str], None]] = {
+    "knn": _check_knn,
+    "retrieval": _check_retrieval,
+    "svm": lambda cfg, labels, name: svm.check(_low_shot(cfg), labels, name),
+}
+
+#: Evaluations that train on images.
+ON_IMAGES: dict[str, _OnImages] = {"linear": _linear, "finetune": _finetune, "fixmatch": _fixmatch}
+
+#: Those whose scores name the network that training made; the checkpoint's is then recorded as ``start_network``.
+SCORES_OWN_NETWORKS = ("fixmatch",)

@@ -6,8 +6,7 @@ weights (precise BN, arXiv 2105.07576), as Momentum² Teacher section 4.6 does.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,78 +17,44 @@ from torch.nn.functional import cross_entropy
 from momentum_transfer.backbones.build import Backbone
 from momentum_transfer.core import distributed
 from momentum_transfer.core.log import say
-from momentum_transfer.lowshot.classifier import Classifier, Run, accuracy, fit, in_order, shared_over_processes
+from momentum_transfer.lowshot.classifier import Classifier, Plan, Result, Run, accuracy, fit, shared_over_processes
 from momentum_transfer.lowshot.labelled_data import LabelledData, Stream, search_split, steps_of
 from momentum_transfer.lowshot.presets import FinetunePreset
 
 #: Batches over which the BN statistics are computed again, at most.
-PRECISE_BN_BATCHES = 200
-
-
-@dataclass(frozen=True)
-class FinetuneResult:
-    """Fractions on the test set, and the backbone's learning rate (for the preset's batch size) that was used.
-
-    ``hits``: top1 and top5 to [N] bool, whether each test image was right.
-    """
-
-    top1: float
-    top5: float
-    learning_rate: float
-    hits: dict[str, np.ndarray]
+_PRECISE_BN_BATCHES = 200
 
 
 def evaluate_finetune(
-    data: LabelledData,
-    build: Callable[[], Backbone],
-    rows: np.ndarray,
-    fraction: float,
-    preset: FinetunePreset,
-    seed: int,
-    folder: Path,
-    device: torch.device,
-    batch_size: int | None = None,
-) -> FinetuneResult:
-    """Search the backbone's learning rate where the preset has several, train on ``rows``, score the test set.
+    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, plan: Plan
+) -> Result:
+    """Search the backbone's learning rate if the preset has several, train on all labelled rows, score the test set.
 
     Args:
         build: a fresh copy of the pretrained backbone.
-        rows: labelled rows. fraction: of labels, which chooses the classifier's rate and the number of epochs.
-        batch_size: other than the preset's; both learning rates are scaled with it.
+        fraction: of the labels, which chooses the classifier's rate and the number of epochs.
     """
-    batch = batch_size or preset.batch_size
-    rates = preset.learning_rates
-    best = rates[0]
-    if len(rates) > 1:
-        fitted, held = search_split(data.train.labels, rows, seed)
+    best = preset.learning_rates[0]
+    if len(preset.learning_rates) > 1:
+        fitted, held = search_split(data.train.labels, plan.rows, plan.seed)
         found = []
-        for rate in rates:
-            model = _train(
-                data, build, fitted, fraction, preset, rate, batch, seed, folder / f"search_{rate:g}", device
-            )
-            found.append(float(accuracy(model, data.held_out(held, batch), device)["top1"]))
-        best = rates[int(np.argmax(found))]
-    model = _train(data, build, rows, fraction, preset, best, batch, seed, folder / "final", device)
-    kept: dict[str, list[Tensor]] = {}
-    on_test = accuracy(model, data.testing(batch), device, kept)
-    return FinetuneResult(float(on_test["top1"]), float(on_test["top5"]), best, in_order(kept))
+        for rate in preset.learning_rates:
+            search = replace(plan, rows=fitted, folder=plan.folder / f"search_{rate:g}")
+            model = _train(data, build, fraction, preset, rate, search)
+            on_held, _ = accuracy(model, data.held_out(held, plan.batch_size), plan.device)
+            found.append(float(on_held["top1"]))
+        best = preset.learning_rates[int(np.argmax(found))]
+    model = _train(data, build, fraction, preset, best, replace(plan, folder=plan.folder / "final"))
+    on_test, hits = accuracy(model, data.testing(plan.batch_size), plan.device)
+    return Result(float(on_test["top1"]), float(on_test["top5"]), best, hits)
 
 
 def _train(
-    data: LabelledData,
-    build: Callable[[], Backbone],
-    rows: np.ndarray,
-    fraction: float,
-    preset: FinetunePreset,
-    rate: float,
-    batch: int,
-    seed: int,
-    folder: Path,
-    device: torch.device,
+    data: LabelledData, build: Callable[[], Backbone], fraction: float, preset: FinetunePreset, rate: float, plan: Plan
 ) -> Classifier:
-    model = Classifier(build(), data.num_classes, seed).to(device)
+    model = Classifier(build(), data.num_classes, plan.seed).to(plan.device)
     model.requires_grad_(True)
-    schedule, scale = preset.schedule(fraction), batch / preset.batch_size
+    schedule, scale = preset.schedule(fraction), plan.batch_size / preset.batch_size
     run = Run(
         modules={"model": model},
         groups=[
@@ -97,49 +62,47 @@ def _train(
             {"params": list(model.fc.parameters()), "lr": preset.rate_of_head(rate, fraction) * scale},
         ],
         schedule=schedule,
-        total=steps_of(schedule.epochs, len(rows), batch),
-        folder=folder,
-        metrics=folder,
+        total=steps_of(schedule.epochs, len(plan.rows), plan.batch_size),
+        folder=plan.folder,
+        metrics=plan.folder,
         nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,
     )
-    outer = shared_over_processes(model, device)
+    outer = shared_over_processes(model, plan.device)
 
     def loss_of(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        images, labels = inputs[0].to(device), inputs[1].to(device)
+        images, labels = inputs[0].to(plan.device), inputs[1].to(plan.device)
         return cross_entropy(outer(images), labels), {}
 
     def batches(start: int) -> Iterable[tuple[Tensor, Tensor]]:
-        return data.training(Stream(rows, batch, run.total, seed, start))
+        return data.training(Stream(plan.rows, plan.batch_size, run.total, plan.seed, start))
 
     model.train()
     fit(run, batches, loss_of, f"fine-tuning, backbone rate {rate:g}")
     if preset.recompute:
-        count = min(PRECISE_BN_BATCHES, max(1, len(rows) // batch), run.total)
-        recompute_statistics(model, (images.to(device) for images, _ in batches(run.total - count)), count)
+        count = min(_PRECISE_BN_BATCHES, max(1, len(plan.rows) // plan.batch_size), run.total)
+        _recompute_statistics(model, (images.to(plan.device) for images, _ in batches(run.total - count)), count)
     return model.eval()
 
 
-def recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int) -> None:
+def _recompute_statistics(model: nn.Module, images: Iterable[Tensor], count: int) -> None:
     """Precise BN over ``count`` batches, one in memory at a time; under torchrun over those of all processes.
 
-    A network without batch normalisation stays as it is.
-
-    Batch size and ``count`` are to be the same on every process.
+    Batch size and ``count`` must be the same on every process. A network without batch normalisation stays as it is.
     """
-    if not get_bn_modules(model.train()):
+    layers = get_bn_modules(model.train())
+    if layers:
+        with torch.no_grad():
+            update_bn_stats(model, images, count)
+            for layer in layers:
+                _average_over_processes(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
+    else:
         say("the network has no batch normalisation: no statistics to compute again")
-        model.eval()
-        return
-    with torch.no_grad():
-        update_bn_stats(model, images, count)
-        for layer in get_bn_modules(model):
-            _share(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
     model.eval()
 
 
-def _share(mean: Tensor, var: Tensor) -> None:
-    """Those of the images of all processes, in place: the means of E[x] and of E[x²] are averaged.
+def _average_over_processes(mean: Tensor, var: Tensor) -> None:
+    """Statistics of the images of all processes, in place: the means of E[x] and of E[x²] are averaged.
 
     Args:
         mean, var: [C] of one layer; the variance is that of the population (divided by n).

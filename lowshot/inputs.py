@@ -12,11 +12,10 @@ from torch import Tensor
 
 from momentum_transfer.backbones.build import AnyArchitecture, Backbone, build_backbone, named_architecture
 from momentum_transfer.backbones.network_input import NetworkInput
-from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core.devices import choose_device
-from momentum_transfer.core.errors import InputError, counted
+from momentum_transfer.core.errors import counted
 from momentum_transfer.core.files import cache_root, part_title, sha256_of_text
 from momentum_transfer.core.log import warn
 from momentum_transfer.images.datasets import build_dataset
@@ -28,23 +27,13 @@ from momentum_transfer.images.views import MEAN, STD, eval_transform
 from momentum_transfer.lowshot.augment import SeededView, WeakAndStrong, weak_view
 from momentum_transfer.lowshot.features.cache import About
 from momentum_transfer.lowshot.features.extract import Pixels, Source, StageFeatures, data_hash, extract
-from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair, read_npz
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair
 from momentum_transfer.lowshot.labelled_data import LabelledData, check_classes
 
-#: The weights that are no weights: the image's own grey values.
+#: A word instead of weights: features are the image's own grey values.
 PIXELS = "pixels"
-RAW_PIXELS = "raw pixels"
-#: No pretraining: a network drawn at random (linear, finetune, fixmatch).
+#: No pretraining: a network of random weights (linear, finetune, fixmatch).
 SCRATCH = "scratch"
-
-
-def load_source(
-    weights: str, network: str | None, family: str | None, architecture: str | None = None
-) -> SourceBackbone | None:
-    """The backbone behind ``--weights``, or None for the pixel baseline and for a start from scratch."""
-    if weights in (PIXELS, SCRATCH):
-        return None
-    return load_backbone(weights, network=network, family=family, architecture=architecture)
 
 
 def architecture_of(cfg: CfgNode, source: SourceBackbone | None) -> AnyArchitecture:
@@ -53,7 +42,7 @@ def architecture_of(cfg: CfgNode, source: SourceBackbone | None) -> AnyArchitect
 
 
 def backbone_builder(cfg: CfgNode, source: SourceBackbone | None, seed: int | None = None) -> Callable[[], Backbone]:
-    """A function that gives a fresh copy of the backbone each time; without a source one drawn with ``seed`` (SEED)."""
+    """A function that gives a fresh copy of the backbone each time; without a source a random one of ``seed``."""
     if source is not None:
         return source.build
     architecture = architecture_of(cfg, None)
@@ -67,11 +56,11 @@ def backbone_builder(cfg: CfgNode, source: SourceBackbone | None, seed: int | No
 
 
 class Images:
-    """The labelled images of one command; each split is opened when it is first asked for, and once.
+    """The labelled images of one command; each split is opened once, when it is first asked for.
 
     Args:
         verify: cached features count for images of the same content, not of the same size and time of change.
-        own: how the network wants its images; None where the settings and the data set say it.
+        own: how the network wants its images; None if the settings and the data set determine it.
     """
 
     def __init__(self, cfg: CfgNode, verify: bool = False, own: NetworkInput | None = None) -> None:
@@ -94,6 +83,10 @@ class Images:
         """FixMatch's pairs of views; ``levels``: see :mod:`momentum_transfer.lowshot.augment`."""
         return WeakAndStrong(self.cfg.DATASETS.NAME, self.cfg.INPUT.IMAGE_SIZE, levels, *self._statistics)
 
+    def labelled(self, workers: int) -> LabelledData:
+        """Training and test images for classifiers that are trained on images."""
+        return LabelledData(self.train, self.test, self.weak, self.plain, workers)
+
     @property
     def _statistics(self) -> tuple[Sequence[float], Sequence[float]]:
         return (MEAN, STD) if self.own is None else (self.own.mean, self.own.std)
@@ -110,9 +103,9 @@ class Images:
 
 
 def title(cfg: CfgNode, images: int, classes: int) -> str:
-    """What records call the test set: the given title, else the name of its folder or list, else NAME and TEST.
+    """What records call the test set: DATASETS.TITLE, else the name of its folder or list, else NAME and TEST.
 
-    A published set's title stands only for so many images and classes as that set has.
+    A published set's title is used only for as many images and classes as that set has.
     """
     data = cfg.DATASETS
     published = published_counts(data.TITLE)
@@ -121,60 +114,46 @@ def title(cfg: CfgNode, images: int, classes: int) -> str:
     if published is not None:
         warn(
             f"DATASETS.TITLE is {data.TITLE}, which has {published[0]} images of {published[1]} classes; here are "
-            f"{counted(images, 'image')} of {classes}: records do not call them so"
+            f"{counted(images, 'image')} of {classes}: records do not use this title"
         )
     if data.NAME == "imagefolder":
-        return f"{part_title(Path(data.ROOT) / data.TRAIN)}_test" if data.SPLIT else _part(data)
+        root = Path(data.ROOT)
+        return f"{part_title(root / data.TRAIN)}_test" if data.SPLIT else part_title(root / data.TEST)
     return part_title(data.TEST_LIST) if data.NAME == "filelist" else f"{data.NAME} {data.TEST}"
 
 
-def _part(data: CfgNode) -> str:
-    return part_title(Path(data.ROOT) / data.TEST)
-
-
 def _open(cfg: CfgNode, split: str) -> LabelledImages:
+    """The images of DATASETS.TRAIN or TEST, or the part of TRAIN that trains or tests by DATASETS.SPLIT."""
     data = cfg.DATASETS
-    if data.SPLIT:
-        return _part_of_training(cfg, split)
-    if data.NAME == "voc07":
+    part = "TRAIN" if data.SPLIT else split
+    long_tail = data.LONG_TAIL if split == "TRAIN" else 1.0
+    if data.NAME == "voc07" and not data.SPLIT:
         return VocImages(data.ROOT, data[split])
-    return build_dataset(
-        data.NAME,
-        data.ROOT or None,
-        data[split],
-        file_list=data[f"{split}_LIST"] or None,
-        image_size=cfg.INPUT.IMAGE_SIZE,
-        variant=data.VARIANT,
-        long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0,
-        seed=data.SEED,
-        renderings=data.DRAWINGS if split == "TEST" else 1,
-        max_unreadable=100 if split == "TRAIN" else 0,  # a test image is not replaced by another: it would count twice
+    images = build_dataset(
+        data.NAME, data.ROOT or None, data[part], file_list=data[f"{part}_LIST"] or None,
+        image_size=cfg.INPUT.IMAGE_SIZE, variant=data.VARIANT, seed=data.SEED,
+        long_tail=1.0 if data.SPLIT else long_tail, renderings=data.DRAWINGS if part == "TEST" else 1,
+        # a test image is not replaced by another, which would count twice
+        max_unreadable=100 if split == "TRAIN" and not data.SPLIT else 0,
+    )  # fmt: skip
+    if not data.SPLIT:
+        return images
+    trains = stratified_split([[int(label)] for label in images.labels], data.SPLIT, data.SEED)
+    rows = np.flatnonzero(trains == (split == "TRAIN"))
+    return select(
+        Selected(images, rows, images.labels[rows], list(images.classes)), long_tail=long_tail, seed=data.SEED
     )
 
 
-def _part_of_training(cfg: CfgNode, split: str) -> LabelledImages:
-    """The part of DATASETS.TRAIN that trains or tests, by DATASETS.SPLIT."""
-    data = cfg.DATASETS
-    whole = build_dataset(
-        data.NAME, data.ROOT or None, data.TRAIN, file_list=data.TRAIN_LIST or None, image_size=cfg.INPUT.IMAGE_SIZE,
-        variant=data.VARIANT, seed=data.SEED, max_unreadable=0,
-    )  # fmt: skip
-    trains = stratified_split([[int(label)] for label in whole.labels], data.SPLIT, data.SEED)
-    rows = np.flatnonzero(trains == (split == "TRAIN"))
-    part = Selected(whole, rows, whole.labels[rows], list(whole.classes))
-    return select(part, long_tail=data.LONG_TAIL if split == "TRAIN" else 1.0, seed=data.SEED)
-
-
-def feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
+def _feature_network(cfg: CfgNode, source: SourceBackbone | None) -> Source:
     """The frozen network whose outputs are the features."""
     where = choose_device()
     if source is None:
-        return Source(Pixels().to(where), sha256_of_text(PIXELS), RAW_PIXELS)
+        return Source(Pixels().to(where), sha256_of_text(PIXELS))
     network = StageFeatures(source.build(), cfg.FEATURES.LAYER, cfg.FEATURES.POOL).to(where)
     if network.channels_last:
         network.to(memory_format=torch.channels_last)
-    weights = sha256_of_text(f"{source.sha256} {source.network}")
-    return Source(network, weights, f"{source.network} of {source.path}")
+    return Source(network, sha256_of_text(f"{source.sha256} {source.network}"))
 
 
 def feature_sets(
@@ -188,7 +167,7 @@ def feature_sets(
     Args:
         check_labels: (labels of the training set, its name): may raise before anything is computed.
     """
-    network, data = feature_network(cfg, source), cfg.DATASETS
+    network, data = _feature_network(cfg, source), cfg.DATASETS
     check_classes(images.train, images.test)
     check_labels(images.train.labels, f"{data.NAME} {data.TRAIN}")
     train, test = (_features(cfg, network, images, split, images.plain) for split in ("TRAIN", "TEST"))
@@ -198,7 +177,7 @@ def feature_sets(
 
 def view_features(cfg: CfgNode, source: SourceBackbone | None, images: Images) -> tuple[FeatureSet, FeatureSet]:
     """Features of two random views of every test image, from the cache or computed; the same views every time."""
-    network, view = feature_network(cfg, source), images.weak
+    network, view = _feature_network(cfg, source), images.weak
     first, second = (_features(cfg, network, images, "TEST", SeededView(view, cfg.SEED + n)) for n in (0, 1))
     return first, second
 
@@ -209,46 +188,22 @@ def _features(
     """Features of one split, TRAIN or TEST."""
     data = cfg.DATASETS
     part = images.train if split == "TRAIN" else images.test
-    drawn = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""  # their number: data_hash
+    # of digits also how they are rendered; data_hash has the number of renderings
+    rendered = f" {digit_variant(data.VARIANT)} {data.SEED}" if data.NAME == "digits" else ""
+    layer = PIXELS
+    if isinstance(network.network, StageFeatures):
+        architecture = network.network.backbone.architecture
+        pool = "" if isinstance(architecture, Architecture) else f" {cfg.FEATURES.POOL} of {architecture}"
+        layer = f"{cfg.FEATURES.LAYER}{pool}"
     about = About(
         weights=network.weights,
-        data=f"{data.NAME} {data[split]}{drawn} {data_hash(part, content=images.verify)}",
+        data=f"{data.NAME} {data[split]}{rendered} {data_hash(part, content=images.verify)}",
         transform=f"{cfg.INPUT.IMAGE_SIZE} {transform}",
-        layer=_layer(cfg, network),
+        layer=layer,
         precision=cfg.FEATURES.PRECISION,
     )
+    cache = Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features"
     return extract(
-        network,
-        part,
-        transform,
-        about,
-        Path(cfg.FEATURES.CACHE).expanduser() if cfg.FEATURES.CACHE else cache_root() / "features",
-        name=f"{data.NAME} {data[split]}",
-        batch_size=cfg.FEATURES.BATCH_SIZE,
-        workers=cfg.FEATURES.WORKERS,
-        device=choose_device(),
-    )
-
-
-def _layer(cfg: CfgNode, network: Source) -> str:
-    """Which outputs the features are, for the cache; of a ResNet as ever, so that its entries are found."""
-    if not isinstance(network.network, StageFeatures):
-        return PIXELS
-    architecture = network.network.backbone.architecture
-    if isinstance(architecture, Architecture):
-        return cfg.FEATURES.LAYER
-    return f"{cfg.FEATURES.LAYER} {cfg.FEATURES.POOL} of {architecture}"
-
-
-def labelled_data(cfg: CfgNode, images: Images, workers: int) -> LabelledData:
-    """Training and test images for classifiers that are trained on images."""
-    return LabelledData(images.train, images.test, images.weak, images.plain, workers)
-
-
-def given_features(train_file: str, test_file: str) -> tuple[FeatureSet, FeatureSet]:
-    """(train, test) features made elsewhere, see :func:`momentum_transfer.lowshot.features.feature_set.read_npz`."""
-    if not (train_file and test_file):
-        raise InputError("expected both --features TRAIN.npz and --test-features TEST.npz, found only one of them")
-    train, test = read_npz(train_file), read_npz(test_file)
-    check_pair(train, test)
-    return train, test
+        network, part, transform, about, cache, name=f"{data.NAME} {data[split]}", device=choose_device(),
+        batch_size=cfg.FEATURES.BATCH_SIZE, workers=cfg.FEATURES.WORKERS,
+    )  # fmt: skip

@@ -1,16 +1,13 @@
-"""k-nearest-neighbour classification of frozen features.
+"""k-nearest-neighbour classification and image retrieval with frozen features.
 
-Presets:
+Features are L2-normalised, the similarity is the cosine. Presets of kNN:
     eman: majority vote of the 20 most similar training images (EMAN, arXiv 2101.08482, section 5).
     dino: 200 neighbours, each voting with exp(similarity / 0.07) (InstDisc, arXiv 1805.01978, section 3.4; DINO,
         arXiv 2104.14294).
 Any other k: ``majority-K``, and ``weighted-K`` with τ = 0.07. All come from one search.
-Features are L2-normalised, the similarity is the cosine.
 
-Image retrieval: the training set is the database, test images are the queries (EMAN, arXiv 2101.08482, table 4).
-
-For each query the 1000 most similar training images are ranked by the cosine of L2-normalised features; relevant are
-those of its class (with several labels: those that share one).
+Retrieval: the training set is the database, test images are the queries (EMAN, table 4). For each query the 1000 most
+similar training images are ranked; relevant are those of its class (with several labels: those with one in common).
     average precision = mean over the hits among the 1000 of the precision at that hit (0 without a hit);
     recall = hits among the 1000 / all relevant images of the database.
 mAP and recall are means over queries.
@@ -18,11 +15,9 @@ mAP and recall are means over queries.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.neighbours import Neighbours, chunks, ranked_classes
 from momentum_transfer.lowshot.config import KNN_PRESET
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
@@ -42,7 +37,7 @@ PRESETS = {"eman": Preset(k=20), "dino": Preset(k=200, temperature=0.07)}
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name, or an :class:`InputError` that lists them."""
+    """The preset of that name; an InputError lists them."""
     KNN_PRESET.require("KNN.PRESETS", name)
     if name in PRESETS:
         return PRESETS[name]
@@ -76,25 +71,13 @@ def knn_scores(
     test_set = label_hash(test.labels)
     for name in presets:
         chosen = preset(name)
-        if chosen.k > neighbours.indices.shape[1]:
-            raise InputError(
-                f"KNN preset {name} asks for {chosen.k} neighbours, {train.name} has {counted(len(train), 'image')}; "
-                "leave it out"
-            )
         values, per_class, hits = accuracies(neighbours, train.labels, test.labels, chosen)
-        task = f"knn/k={chosen.k}"
+        details = {"mean_per_class": {"per_class": per_class}}
         yield [
-            Score(
-                task,
-                metric,
-                value,
-                name,
-                details={"per_class": per_class} if metric == "mean_per_class" else {},
-                items=hits.get(metric),
-                test_set=test_set,
-            )
+            Score(f"knn/k={chosen.k}", metric, value, name, details=details.get(metric, {}), items=hits.get(metric),
+                  test_set=test_set)
             for metric, value in values.items()
-        ]
+        ]  # fmt: skip
 
 
 def retrieval_scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet, top: int) -> list[Score]:
@@ -105,31 +88,32 @@ def retrieval_scores(neighbours: Neighbours, train: FeatureSet, test: FeatureSet
         database, queries = database.astype(np.float32), queries.astype(np.float32)
         widest = max(top * train.num_classes, len(train))
     for part in chunks(len(test), max(1, min(512, 2**26 // widest))):
-        hits = relevant(database, neighbours.indices[part, :top], queries[part])
-        precisions.append(average_precisions(hits))
-        recalls.append(hits.sum(axis=1) / np.maximum(relevant_counts(database, queries[part]), 1))
+        hits = _relevant(database, neighbours.indices[part, :top], queries[part])
+        precisions.append(_average_precisions(hits))
+        recalls.append(hits.sum(axis=1) / np.maximum(_relevant_counts(database, queries[part]), 1))
     values = {"mAP": np.concatenate(precisions), "recall": np.concatenate(recalls)}
-    origin: dict[str, Any] = {"protocol": "eman", "details": {"top": top}, "test_set": label_hash(test.labels)}
+    details, test_set = {"top": top}, label_hash(test.labels)
     return [
-        Score("retrieval", metric, 100 * float(each.mean()), items=each, **origin) for metric, each in values.items()
+        Score("retrieval", metric, 100 * float(each.mean()), "eman", details=details, items=each, test_set=test_set)
+        for metric, each in values.items()
     ]
 
 
-def relevant(database: np.ndarray, indices: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """[q, k] bool: does the neighbour share a label with the query?"""
+def _relevant(database: np.ndarray, indices: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """[q, k] bool: whether neighbour and query have a label in common."""
     if database.ndim == 1:
         return np.asarray(database[indices] == queries[:, None])
     return np.asarray(np.einsum("qkc,qc->qk", database[indices], queries) > 0)
 
 
-def relevant_counts(database: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """[q]: how many images of the database share a label with each query."""
+def _relevant_counts(database: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """[q]: how many images of the database have a label in common with each query."""
     if database.ndim == 1:
         return np.bincount(database, minlength=int(queries.max()) + 1)[queries]
     return np.asarray((queries @ database.T > 0).sum(axis=1))
 
 
-def average_precisions(hits: np.ndarray) -> np.ndarray:
+def _average_precisions(hits: np.ndarray) -> np.ndarray:
     """[q] average precision of ranked lists ``hits`` [q, k] bool, over the hits that were found."""
     found = np.cumsum(hits, axis=1)
     precision = found / np.arange(1, hits.shape[1] + 1)

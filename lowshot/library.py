@@ -1,8 +1,7 @@
-"""From arrays to scores in one call each: features, kNN, low-shot SVM, linear classifier; no settings, no files.
+"""The few-label evaluations as functions: of arrays (no settings, no files), and of any ``nn.Module``.
 
 The evaluators are those of ``tools/lowshot.py``, so that equal features give equal numbers. All scores are percentages.
-
-Any ``nn.Module`` through the few-label evaluations in one call, as ``tools/lowshot.py`` does it with checkpoints.
+Every function raises InputError, which says what was expected, for arguments that do not fit.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from momentum_transfer.core.records import read
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.images.content import report_overlap, shared_rows
 from momentum_transfer.lowshot import knn as nearest
+from momentum_transfer.lowshot.classifier import Plan
 from momentum_transfer.lowshot.config import EVALUATIONS, SETTINGS, get_cfg
 from momentum_transfer.lowshot.features.extract import compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary
@@ -39,25 +39,18 @@ from momentum_transfer.lowshot.svm import lowshot_svm
 
 
 def extract_features(
-    network: Callable[[Tensor], Tensor],
-    images: np.ndarray | Tensor | Iterable[Any],
-    *,
-    batch_size: int = 256,
-    precision: str = "fp32",
-    device: str | torch.device | None = None,
-) -> np.ndarray:
+    network: Callable[[Tensor], Tensor], images: np.ndarray | Tensor | Iterable[Any], *,
+    batch_size: int = 256, precision: str = "fp32", device: str | torch.device | None = None,
+) -> np.ndarray:  # fmt: skip
     """Frozen features [N, D] float32 of images.
 
     Args:
         network: images [n, 3, H, W] -> features [n, D]. A module is moved to the device; it runs in eval mode and gets
             its own mode back.
         images: [N, 3, H, W] normalised as the network wants them, or batches of such: a DataLoader, whose labels, if
-            it has any, are left out.
+            it has any, are ignored.
         precision: fp32 or bf16 (autocast).
-        device: the default is the GPU where there is one.
-
-    Raises:
-        InputError: no image, or features that are no matrix.
+        device: the default is the GPU if there is one.
     """
     SETTINGS["FEATURES.PRECISION"].rule.require("precision", precision)
     COUNT.require("batch_size", batch_size)
@@ -66,21 +59,19 @@ def extract_features(
     if not isinstance(images, Iterable):
         raise InputError(f"expected images [N, 3, H, W] or batches of them, found {shown(images)}; give an array")
     where = torch.device(device) if device is not None else choose_device()
-    batches: Iterable[Any] = images
     if isinstance(images, (np.ndarray, Tensor)):
-        batches = torch.as_tensor(images, dtype=torch.float32).split(batch_size)
-    training = network.training if isinstance(network, nn.Module) else False
-    if isinstance(network, nn.Module):
-        network.to(where).eval()
+        images = torch.as_tensor(images, dtype=torch.float32).split(batch_size)
+    module = network if isinstance(network, nn.Module) else nn.Identity()
+    training = module.training
+    module.to(where).eval()
     try:
-        found = [compute(network, _images(batch), precision, where).cpu().numpy() for batch in batches]
+        features = [compute(network, _images(batch), precision, where).cpu().numpy() for batch in images]
     finally:
-        if isinstance(network, nn.Module):
-            network.train(training)
-    if not found or found[0].ndim != 2 or not sum(map(len, found)):
-        shape = found[0].shape if found else ()
+        module.train(training)
+    if not features or features[0].ndim != 2 or not sum(map(len, features)):
+        shape = features[0].shape if features else ()
         raise InputError(f"expected features [n, D] of at least one image, found {shape}; check network and images")
-    return np.concatenate(found)
+    return np.concatenate(features)
 
 
 def _images(batch: Any) -> Tensor:
@@ -98,15 +89,11 @@ def knn(
     """k nearest neighbours by cosine similarity (:mod:`momentum_transfer.lowshot.knn`).
 
     Args:
-        train, test: features [N, D] and [M, D].
-        train_labels, test_labels: class indices [N] and [M].
+        train, test: features [N, D] and [M, D], with class indices [N] and [M].
         temperature: None for a majority vote; else a vote weighs exp(similarity / temperature), .07 in DINO.
 
     Returns:
         top1, top5 and the mean over classes of top1.
-
-    Raises:
-        InputError: arrays that do not fit, NaN, or fewer than ``k`` training images.
     """
     pair = _pair(train, train_labels, test, test_labels)
     if pair[0].multi_label:
@@ -119,7 +106,7 @@ def svm(
     train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
     shots: Sequence[int] = (1, 2, 4, 8, 16), trials: int = 5, **settings: Any,
 ) -> dict[int, list[float]]:  # fmt: skip
-    """Low-shot linear SVMs (:mod:`lowshot.svm.lowshot_svm`): k images of every class are drawn, ``trials`` times.
+    """Low-shot linear SVMs (:mod:`lowshot.svm.lowshot_svm`) on k random images of every class, ``trials`` times.
 
     Args:
         train, test: features [N, D] and [M, D].
@@ -129,15 +116,11 @@ def svm(
 
     Returns:
         k -> top-1 accuracy (mAP for several labels an image) of every trial.
-
-    Raises:
-        InputError: arrays that do not fit, or a class with too few images.
     """
     pair = _pair(train, train_labels, test, test_labels)
     kind = {"protocol": "voc07"} if pair[0].multi_label else {}
     COUNT.require("trials", trials)
-    chosen = {"device": choose_device(), **kind, **settings}
-    setup = lowshot_svm.LowShot(shots=tuple(shots), draws=trials, **chosen)
+    setup = lowshot_svm.LowShot(shots=tuple(shots), trials=trials, **{"device": choose_device(), **kind, **settings})
     found: dict[int, list[float]] = {k: [] for k in shots}
     for scores in lowshot_svm.scores(setup, *pair, wanted=lambda *_: True):
         for score in scores:
@@ -154,16 +137,12 @@ def linear(
     """A linear classifier trained by SGD on stored features (:mod:`lowshot.linear`, protocol ``<preset>/cached``).
 
     Args:
-        train, test: features [N, D] and [M, D].
-        train_labels, test_labels: class indices [N] and [M].
+        train, test: features [N, D] and [M, D], with class indices [N] and [M].
         preset: a name of :data:`momentum_transfer.lowshot.presets.LINEAR`, such as m2, rcf-sgd, rcf-lars or eman.
-        epochs, learning_rates, batch_size: in the place of the preset's; several rates are searched on held-out images.
+        epochs, learning_rates, batch_size: instead of the preset's; several rates are searched on held-out images.
 
     Returns:
         top1, top5 and the learning rate that was used.
-
-    Raises:
-        InputError: arrays that do not fit, an unknown preset, a number that is none, or a loss that is not finite.
     """
     pair = _pair(train, train_labels, test, test_labels)
     if pair[0].multi_label:
@@ -178,15 +157,13 @@ def linear(
         for rate in chosen.learning_rates:
             POSITIVE.require("learning_rates", rate)
         if not chosen.learning_rates:
-            raise InputError(
-                "expected at least one number under learning_rates, found none; leave it out for the preset's"
-            )
+            raise InputError("expected learning_rates, found an empty list; leave it out for the preset's")
     if batch_size is not None:
         COUNT.require("batch_size", batch_size)
     size = min(batch_size or chosen.batch_size, len(pair[0]))
     with TemporaryDirectory() as folder:
-        source, rows = from_cache(*pair, size), np.arange(len(pair[0]))
-        found = evaluate_linear(source, rows, chosen, seed, Path(folder), choose_device(), size)
+        plan = Plan(np.arange(len(pair[0])), size, seed, Path(folder), choose_device())
+        found = evaluate_linear(from_cache(*pair, size), chosen, plan)
     return {"top1": 100 * found.top1, "top5": 100 * found.top5, "learning_rate": found.learning_rate}
 
 
@@ -194,37 +171,33 @@ def _pair(
     train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray
 ) -> tuple[FeatureSet, FeatureSet]:
     """Both sides, checked."""
-    sides = (("train", train, train_labels), ("test", test, test_labels))
-    made = []
-    for name, features, labels in sides:
-        whole = np.asarray(labels)
-        if whole.dtype.kind not in "iub":
-            raise InputError(f"expected the labels of {name} as whole numbers, found {whole.dtype}")
-        made.append(FeatureSet(np.asarray(features, dtype=np.float32), whole.astype(np.int64), name, ""))
-        check(made[-1])
-    check_pair(*made)
-    check_vary(*made)
-    report_overlap(shared_rows(made[0].features, made[1].features))
-    return made[0], made[1]
+
+    def side(name: str, features: np.ndarray, labels: np.ndarray) -> FeatureSet:
+        labels = np.asarray(labels)
+        if labels.dtype.kind not in "iub":
+            raise InputError(f"expected the labels of {name} as whole numbers, found {labels.dtype}")
+        data = FeatureSet(np.asarray(features, dtype=np.float32), labels.astype(np.int64), name, "")
+        check(data)
+        return data
+
+    pair = side("train", train, train_labels), side("test", test, test_labels)
+    check_pair(*pair)
+    check_vary(*pair)
+    report_overlap(shared_rows(pair[0].features, pair[1].features))
+    return pair
 
 
 def evaluate(
-    module: nn.Module,
-    data: str = "smoke/lowshot_digits",
-    *,
-    evaluations: Sequence[str] = ("knn", "svm", "linear"),
-    root: str | Path = "",
-    name: str = "",
-    input: NetworkInput | Mapping[str, Any] | None = None,
-    pool: str = "pooled",
-    settings: Mapping[str, Any] | None = None,
-    output: str | Path | None = None,
-) -> list[dict[str, Any]]:
-    """Records of how good a network is: kNN, low-shot SVM, a linear classifier, or whatever is asked for.
+    module: nn.Module, data: str = "smoke/lowshot_digits", *,
+    evaluations: Sequence[str] = ("knn", "svm", "linear"), root: str | Path = "", name: str = "",
+    input: NetworkInput | Mapping[str, Any] | None = None, pool: str = "pooled",
+    settings: Mapping[str, Any] | None = None, output: str | Path | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Records of how good a network is: kNN, low-shot SVM, a linear classifier, or other evaluations.
 
-    The protocol of a module: ``module(images [N, 3, H, W])`` gives features [N, D], or a map [N, C, h, w], or a dict of
-    maps (:mod:`momentum_transfer.backbones.module_network`). It is not changed: a copy is evaluated, in eval mode;
-    finetune and fixmatch train copies.
+    ``module(images [N, 3, H, W])`` gives features [N, D], or a map [N, C, h, w], or a dict of maps
+    (:mod:`momentum_transfer.backbones.module_network`). It is not changed: a copy is evaluated, in eval mode; finetune
+    and fixmatch train copies.
 
     Args:
         module: any, or a backbone of this project, such as ``mt.load`` gives.
@@ -236,14 +209,11 @@ def evaluate(
             says, else the settings' size with ImageNet's statistics.
         pool: FEATURES.POOL, for a ViT of timm: cls, patch_mean, cls+patch_mean, last-N-blocks.
         settings: others of ``lowshot/config.py`` by key: ``{"SVM.SHOTS": [1, 4], "DATASETS.TRAIN": "train"}``.
-        output: folder of records, items per image and trained heads; evaluated there already is left out. None: none
-            of it is kept.
+        output: folder of records, items per image and trained heads; what it holds already is not evaluated again.
+            None: nothing is kept.
 
     Returns:
         The records of this network and these settings, as in ``results.jsonl``: task, metric, value in percent, ….
-
-    Raises:
-        InputError: unknown names, settings that contradict each other, a module that gives something else.
     """
     if not isinstance(module, nn.Module):
         raise InputError(
@@ -266,12 +236,12 @@ def evaluate(
 
 
 def _source(module: nn.Module, name: str, spec: NetworkInput | Mapping[str, Any] | None, size: int) -> SourceBackbone:
-    """The module as what is evaluated; ``size``: of images, where neither it nor ``spec`` says one."""
+    """The module as a backbone; ``size`` of images if neither the module nor ``spec`` has one."""
     if spec is None and isinstance(module, (ResNet, TimmBackbone, ModuleBackbone)):
         source = of_network(module)
     else:
-        said = spec if spec is not None else getattr(module, "input", None)
-        spec = NetworkInput(size) if said is None else module_network.input_of(said, "input", size)
+        given = spec if spec is not None else getattr(module, "input", None)
+        spec = NetworkInput(size) if given is None else module_network.input_of(given, "input", size)
         architecture = module_network.of_module(module, name or type(module).__name__, spec)
         source = of_network(ModuleBackbone(module, architecture))
     source.name = name or source.name

@@ -1,46 +1,39 @@
-"""The papers' classification protocols by name: numbers only, each with its source.
+"""The papers' classification protocols by name, each with its source, and what settings change of them.
 
 Learning rates are given for a batch of ``batch_size``; another batch size scales them in proportion.
 m2: Momentum² Teacher (arXiv 2101.07525) sections 3.4, 4.5.1 and 4.6. rcf: Revisiting the Critical Factors (arXiv
 2208.00275) section 3. eman: EMAN (arXiv 2101.08482) sections 5.2 and 5.3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from momentum_transfer.core import distributed
+from momentum_transfer.core.errors import InputError
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long, and how the learning rate falls.
+    """How long, and how the learning rate falls."""
 
-    Attributes:
-        epochs: passes over the (labelled; in FixMatch: unlabelled) images.
-        shape: "cosine" to 0, or "step": ×0.1 at every milestone.
-        milestones: fractions of the run.
-        warmup: epochs of linear growth.
-    """
-
-    epochs: float
-    shape: str = "cosine"
-    milestones: tuple[float, ...] = ()
-    warmup: float = 0.0
+    epochs: float  # passes over the (labelled; in FixMatch: unlabelled) images
+    shape: str = "cosine"  # to 0, or "step": ×0.1 at every milestone
+    milestones: tuple[float, ...] = ()  # fractions of the run
+    warmup: float = 0.0  # epochs of linear growth
 
 
 @dataclass(frozen=True)
 class LinearPreset:
-    """A linear classifier on the frozen backbone; no weight decay in any of them.
-
-    Attributes:
-        learning_rates: more than one are searched on held-out labelled images.
-        optimizer: "sgd" or "lars", which then adapts weights and biases alike.
-        normalized: BatchNorm1d on the logits, after the linear layer; under torchrun over each process's own images.
-    """
+    """A linear classifier on the frozen backbone; no weight decay in any of them."""
 
     schedule: Schedule
-    learning_rates: tuple[float, ...]
+    learning_rates: tuple[float, ...]  # more than one are searched on held-out labelled images
     batch_size: int = 256
     nesterov: bool = False
-    normalized: bool = False
-    optimizer: str = "sgd"
+    normalized: bool = False  # BatchNorm1d on the logits; under torchrun over each process's own images
+    optimizer: str = "sgd"  # or "lars", which then adapts weights and biases alike
 
 
 LINEAR = {
@@ -62,24 +55,17 @@ LINEAR["own"] = LINEAR["eman"]
 
 @dataclass(frozen=True)
 class FinetunePreset:
-    """Backbone and classifier trained together on the labelled images.
+    """Backbone and classifier trained together on the labelled images."""
 
-    Attributes:
-        learning_rates: of the backbone; more than one are searched on held-out labelled images.
-        head_rate: (up to 1 % of the labels, above) of the new classifier; None for that of the backbone.
-        epochs: (up to 1 % of the labels, above).
-        recompute: the BN statistics are computed again after training.
-    """
-
-    epochs: tuple[float, float]
-    learning_rates: tuple[float, ...]
-    head_rate: tuple[float, float] | None
+    epochs: tuple[float, float]  # (up to 1 % of the labels, above)
+    learning_rates: tuple[float, ...]  # of the backbone; more than one are searched on held-out labelled images
+    head_rate: tuple[float, float] | None  # of the new classifier, as epochs; None for that of the backbone
     batch_size: int
     shape: str = "cosine"
     milestones: tuple[float, ...] = ()
     weight_decay: float = 0.0
     nesterov: bool = False
-    recompute: bool = False
+    recompute: bool = False  # the BN statistics after training
 
     def schedule(self, fraction: float) -> Schedule:
         return Schedule(self.epochs[fraction > 0.01], self.shape, self.milestones)
@@ -105,38 +91,26 @@ FINETUNE["own"] = FINETUNE["eman"]  # as LINEAR's
 class FixMatchPreset:
     """FixMatch (arXiv 2001.07685) with ImageNet's settings of EMAN section 5.3.
 
-    Attributes:
-        teacher: normalisation of the teacher, of ``pretrain.norms.TEACHER_NORMS``, or None for plain FixMatch: the
-            student labels its own weak views, one forward for all.
-        student: normalisation of the student.
-        momentum: of the teacher. Every momentum is the weight of the new value; the papers print 1 minus it.
-        statistics_momentum: of EMAN's statistics, None for ``momentum``; 1 copies the student's.
-        bn_momentum: of the BN's running statistics; the student's, and under "TeacherPN" the teacher's too.
-        alpha: of a "MomentumBN" teacher: weight of the batch, constant, as Momentum² Teacher has it in MoCo.
-        teacher_groups: virtual processes within a teacher's batch of weak views (``pretrain.norms.batch_norm``).
-        unlabelled_ratio: μ, unlabelled images for a labelled one.
-        weight: λ of the unlabelled loss.
-        threshold: confidence from which a pseudo-label counts.
-        strong_levels: how the strong view draws the level of each operation, of ``lowshot.rand_augment.LEVELS``.
-        nesterov: as FixMatch (its table of hyperparameters); EMAN does not say.
+    ``teacher`` is its normalisation, of ``pretrain.norms.TEACHER_NORMS``, or None for plain FixMatch, whose student
+    labels its own weak views, one forward for all. Every momentum is the weight of the new value; papers print 1 − it.
     """
 
     teacher: str | None
     student: str = "BN"
-    momentum: float = 0.001  # .999 in the papers
-    statistics_momentum: float | None = None
-    bn_momentum: float = 0.1
-    alpha: float = 0.064
-    teacher_groups: int = 1
+    momentum: float = 0.001  # of the teacher; .999 in the papers
+    statistics_momentum: float | None = None  # of EMAN's statistics, None for ``momentum``; 1 copies the student's
+    bn_momentum: float = 0.1  # of running statistics; the student's, and under "TeacherPN" the teacher's too
+    alpha: float = 0.064  # of a "MomentumBN" teacher: constant weight of the batch, as Momentum² Teacher has it in MoCo
+    teacher_groups: int = 1  # virtual processes within a teacher's batch of weak views (``pretrain.norms.batch_norm``)
     batch_size: int = 64
-    unlabelled_ratio: int = 5
-    weight: float = 10.0
-    threshold: float = 0.7
+    unlabelled_ratio: int = 5  # μ, unlabelled images for a labelled one
+    weight: float = 10.0  # λ of the unlabelled loss
+    threshold: float = 0.7  # confidence from which a pseudo-label counts
     learning_rate: float = 0.03
     pretrained_rate: float = 0.003
     weight_decay: float = 1e-4
-    strong_levels: str = "eman"
-    nesterov: bool = True
+    strong_levels: str = "eman"  # of ``lowshot.augment.LEVELS``
+    nesterov: bool = True  # as FixMatch (its table of hyperparameters); EMAN does not say
 
 
 FIXMATCH = {
@@ -148,7 +122,7 @@ FIXMATCH = {
     "shufflebn": FixMatchPreset("ShuffleBN"),
     "gn": FixMatchPreset("GN", "GN"),
     "in": FixMatchPreset("IN", "IN"),
-    # table 8, whose rows are named by m and α, the shares that are kept
+    # table 8, whose rows are named by m and α, the fractions that are kept
     "eman-0.9": FixMatchPreset("EMAN", statistics_momentum=0.1),
     "eman-0.99999": FixMatchPreset("EMAN", statistics_momentum=0.00001),
     "teacher-pn": FixMatchPreset("TeacherPN"),
@@ -165,3 +139,87 @@ FIXMATCH_SCHEDULES = {
     "1x": (Schedule(50, "step", (0.6, 0.8), 5), Schedule(100, "step", (0.6, 0.8), 5)),
     "3x": (Schedule(150, "cosine", (), 5), Schedule(300, "cosine", (), 5)),
 }
+
+
+@dataclass(frozen=True)
+class FixMatchSetting:
+    """A preset with the schedule and rate that settings choose."""
+
+    preset: FixMatchPreset
+    schedule: Schedule
+    rate: float  # for the preset's batch of labelled images
+    steps: int | None = None  # instead of the schedule's epochs of unlabelled images
+    eval_every: int = 0  # steps between accuracies on the test set in metrics.jsonl (EMAN, figure 3 a); 0 for none
+    weak_batches: tuple[int, ...] = ()  # sizes of :func:`momentum_transfer.lowshot.fixmatch.weak_label_hits`
+
+
+def linear_preset(node: CfgNode) -> LinearPreset:
+    """What LINEAR asks for."""
+    preset = LINEAR[node.PRESET]
+    rates = tuple(node.LEARNING_RATES) or preset.learning_rates
+    return replace(preset, learning_rates=rates, schedule=_stretched(preset.schedule, node.EPOCHS))
+
+
+def finetune_preset(node: CfgNode) -> FinetunePreset:
+    """What FINETUNE asks for."""
+    preset = FINETUNE[node.PRESET]
+    rates = tuple(node.LEARNING_RATES) or preset.learning_rates
+    return replace(preset, learning_rates=rates, epochs=(node.EPOCHS, node.EPOCHS) if node.EPOCHS else preset.epochs)
+
+
+def fixmatch_setting(node: CfgNode, pretrained: bool) -> FixMatchSetting:
+    """What FIXMATCH asks for; a student that starts from a checkpoint (``pretrained``) has another learning rate."""
+    keys = ("UNLABELLED_RATIO", "WEIGHT", "THRESHOLD", "MOMENTUM", "BN_MOMENTUM", "STRONG_LEVELS")
+    changes = {key.lower(): node[key] for key in keys if node[key]}
+    preset = replace(FIXMATCH[node.PRESET], **changes, **fixmatch_norms(node))
+    if node.STATISTICS_MOMENTUM >= 0:
+        if preset.teacher != "EMAN":
+            raise InputError(f"expected no FIXMATCH.STATISTICS_MOMENTUM, which is EMAN's, for teacher {preset.teacher}")
+        preset = replace(preset, statistics_momentum=node.STATISTICS_MOMENTUM)
+    if node.BN_MOMENTUM and preset.student in ("GN", "IN"):
+        raise InputError(f"expected no FIXMATCH.BN_MOMENTUM for student {preset.student}, which keeps no statistics")
+    preset = replace(preset, teacher_groups=_teacher_groups(node, preset))
+    if preset.teacher == "ShuffleBN" and distributed.world_size() * preset.teacher_groups == 1:
+        raise InputError(
+            "expected several processes, or FIXMATCH.TEACHER_GROUP weak views of a virtual one, to shuffle between "
+            "under teacher ShuffleBN, found one process that normalises all together, which is plain BN; take "
+            "FIXMATCH.TEACHER_GROUP 40, what one of EMAN's 8 GPUs labels, or another divisor"
+        )
+    rates = node.LEARNING_RATES or [preset.pretrained_rate if pretrained else preset.learning_rate]
+    if len(rates) > 1:
+        raise InputError(f"expected one value in FIXMATCH.LEARNING_RATES, found {rates}; nothing is searched here")
+    schedule = _stretched(FIXMATCH_SCHEDULES[node.SCHEDULE][node.FRACTION > 0.01], node.EPOCHS)
+    return FixMatchSetting(preset, schedule, rates[0], node.STEPS or None, node.EVAL_EVERY, tuple(node.WEAK_BATCHES))
+
+
+def fixmatch_norms(node: CfgNode) -> dict[str, Any]:
+    """FIXMATCH.STUDENT_NORM and TEACHER_NORM where they are set, as attributes of the preset."""
+    if node.TEACHER_NORM and FIXMATCH[node.PRESET].teacher is None:
+        raise InputError(
+            f"expected a preset with a teacher under FIXMATCH.TEACHER_NORM, found FIXMATCH.PRESET {node.PRESET}; "
+            "take ema-bn or eman"
+        )
+    given = {"student": node.STUDENT_NORM, "teacher": node.TEACHER_NORM}
+    return {key: norm for key, norm in given.items() if norm}
+
+
+def _teacher_groups(node: CfgNode, preset: FixMatchPreset) -> int:
+    """Virtual processes of FIXMATCH.TEACHER_GROUP weak views within one process's; 1 where it is 0."""
+    size = node.TEACHER_GROUP
+    if size == 0:
+        return 1
+    weak = (node.BATCH_SIZE or preset.batch_size) * preset.unlabelled_ratio // distributed.world_size()
+    if preset.teacher is None or weak % size:
+        found = "a preset without teacher" if preset.teacher is None else str(size)
+        raise InputError(
+            f"expected FIXMATCH.TEACHER_GROUP to divide the {weak} weak views that a teacher labels in a step (of one "
+            f"process), found {found}; change it, FIXMATCH.BATCH_SIZE or FIXMATCH.PRESET"
+        )
+    return int(weak // size)
+
+
+def _stretched(schedule: Schedule, epochs: float) -> Schedule:
+    """The schedule over ``epochs`` (0: its own); milestones and warm-up keep their fractions of it."""
+    if not epochs:
+        return schedule
+    return replace(schedule, epochs=epochs, warmup=schedule.warmup * epochs / schedule.epochs)

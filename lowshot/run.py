@@ -1,6 +1,4 @@
-"""One few-label evaluation from settings to records: inputs are read once, what is recorded already is left out."""
-
-from __future__ import annotations
+"""Run one few-label evaluation from settings to records; scores that are recorded already are skipped."""
 
 import contextlib
 import math
@@ -16,9 +14,9 @@ from fvcore.common.config import CfgNode
 
 from momentum_transfer.backbones.build import own_input
 from momentum_transfer.backbones.network_input import NetworkInput
+from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.source import SourceBackbone
 from momentum_transfer.core import distributed, records
-from momentum_transfer.core import records as results
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of_text
@@ -26,77 +24,64 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import keep
 from momentum_transfer.images.content import Overlap, report_overlap, shared_images, shared_rows
-from momentum_transfer.lowshot import inputs
+from momentum_transfer.lowshot import evaluations, inputs
 from momentum_transfer.lowshot.config import EVALUATIONS, check_settings
-from momentum_transfer.lowshot.evaluations import CHECKS, ON_FEATURES, Wanted, evaluate_diagnostics
-from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, SCORES_OWN_NETWORKS
+from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, Wanted
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair, read_npz
 from momentum_transfer.lowshot.score import Score, Subject, decisive, settings_hash, subject_of
 from momentum_transfer.verdicts.outcomes import PerItem, per_item
 
-Evaluate = Callable[[Wanted], Iterator[list[Score]]]
+_Evaluate = Callable[[Wanted], Iterator[list[Score]]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        command: of ``config.EVALUATIONS``, or "features" to compute and keep features alone.
-        weights: a checkpoint, a run's folder, ``inputs.PIXELS`` or ``inputs.SCRATCH``; "" where features are given.
-        network, family, arch: as ``load_backbone`` takes them; ``arch`` is also that of a start from scratch.
-        features, test_features: files of features made elsewhere.
-        results: where records go (None: OUTPUT_DIR/results.jsonl).
-        verify: recognise images in the feature cache by content.
-        forbid_overlap: refuse test images that are among the training images.
-        source: the backbone itself, in the place of ``weights``, which then only names it.
-    """
-
-    command: str
-    weights: str = ""
-    network: str | None = None
+    command: str  # of ``config.EVALUATIONS``, or "features" to compute and keep features alone
+    weights: str = ""  # a checkpoint, a run's folder, ``inputs.PIXELS`` or ``inputs.SCRATCH``; "" for given features
+    network: str | None = None  # this and the next two as ``load_backbone`` takes them
     family: str | None = None
-    arch: str | None = None
-    features: str = ""
+    arch: str | None = None  # also that of a start from scratch
+    features: str = ""  # file of features made elsewhere
     test_features: str = ""
-    results: Path | None = None
-    verify: bool = False
-    forbid_overlap: bool = False
-    source: SourceBackbone | None = None
+    results: Path | None = None  # where records go (None: OUTPUT_DIR/results.jsonl)
+    verify: bool = False  # recognise images in the feature cache by content
+    forbid_overlap: bool = False  # refuse test images that are among the training images
+    source: SourceBackbone | None = None  # the backbone itself; ``weights`` then only names it
 
 
 def run(cfg: CfgNode, request: Request) -> list[Score]:
     """Evaluate, and append a record for every score as it comes; the new scores.
 
-    Raises:
-        InputError: wrong settings, inputs or targets, before any compute.
+    Raises InputError for wrong settings, inputs or targets before any compute.
     """
     check_settings(cfg)
     file = Path(request.results or Path(cfg.OUTPUT_DIR) / "results.jsonl")
     _check_writable(file)
     with distributed.process_group(choose_device()), _lock(cfg, request):
-        subject, evaluate = prepare(cfg, request)
-        one = request.command in ON_FEATURES  # on features that all processes have made, the first one works alone
-        if one and not distributed.is_main():
+        subject, evaluate = _prepare(cfg, request)
+        alone = request.command in ON_FEATURES  # on features that all processes have computed, rank 0 works alone
+        if alone and not distributed.is_main():
             return []
         identity = {"sha256": subject.checkpoint["sha256"], "config": subject.config}
-        identity["start_network" if request.command in SCORES_OWN_NETWORKS else "network"] = subject.network
+        identity["start_network" if request.command in evaluations.SCORES_OWN_NETWORKS else "network"] = subject.network
 
         def wanted(task: str, protocol: str, trial: int) -> bool:
-            named = protocol + subject.features
-            return not results.done(file, task=task, protocol=named, trial=trial, **identity)
+            protocol += subject.features
+            return not records.done(file, task=task, protocol=protocol, trial=trial, **identity)
 
-        new = list(_recorded(evaluate(wanted), file, subject, one))
+        new = list(_recorded(evaluate(wanted), file, subject, alone))
     if request.command != "features":
         _show(request.command, subject, new, file)
     return new
 
 
 def _lock(cfg: CfgNode, request: Request) -> contextlib.AbstractContextManager[None]:
-    """That of OUTPUT_DIR, where something is written there.
+    """The lock of OUTPUT_DIR if something is written there.
 
     Trainings keep checkpoints in it, and without ``--results`` records and items go there. A results file elsewhere
-    may be shared: its writers take turns, and items are named by their content.
+    may have several writers: they take turns, and items are named by their content.
     """
     here = request.command in ON_IMAGES or (request.results is None and request.command != "features")
     return alone_in(cfg.OUTPUT_DIR) if here else contextlib.nullcontext()
@@ -122,7 +107,7 @@ def _check_writable(file: Path) -> None:
                 folder.rmdir()
 
 
-def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
+def _prepare(cfg: CfgNode, request: Request) -> tuple[Subject, _Evaluate]:
     """Read weights and open data, once; what records say of them, and the evaluation with its inputs bound."""
     if request.command not in ("features", *EVALUATIONS):
         raise InputError(f"expected an evaluation of {', '.join(EVALUATIONS)}, found {request.command!r}")
@@ -138,35 +123,37 @@ def prepare(cfg: CfgNode, request: Request) -> tuple[Subject, Evaluate]:
     on_images = request.command in ON_IMAGES
     if request.weights == (inputs.PIXELS if on_images else inputs.SCRATCH):
         raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
-    source = request.source or inputs.load_source(request.weights, request.network, request.family, request.arch)
+    source = request.source
+    if source is None and request.weights not in (inputs.PIXELS, inputs.SCRATCH):
+        options = {"network": request.network, "family": request.family, "architecture": request.arch}
+        source = load_backbone(request.weights, **options)
     cfg, own = _own_images(cfg, request, source)
     images = inputs.Images(cfg, request.verify, own)
-    subject = subject_of(
-        cfg, request.command, request.weights, source, _counts(images.test.labels, images.test.classes)
-    )
+    counts = _counts(images.test.labels, images.test.classes)
+    subject = subject_of(cfg, request.command, request.weights, source, counts)
     subject = _with_overlap(subject, request, lambda: shared_images(images.train, images.test))
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
-    check = partial(CHECKS[request.command], cfg) if request.command in CHECKS else _anything
-    train, test = inputs.feature_sets(cfg, source, images, check)
+    check = evaluations.CHECKS.get(request.command, lambda *_: None)
+    train, test = inputs.feature_sets(cfg, source, images, partial(check, cfg))
     if request.command == "features":
         say(f"{len(train)} + {len(test)} features of {train.features.shape[1]} numbers")
         return subject, lambda wanted: iter(())
     if request.command == "diagnostics":
         views = inputs.view_features(cfg, source, images)
-        return subject, partial(evaluate_diagnostics, cfg, train, test, views=views)
+        return subject, partial(evaluations.evaluate_diagnostics, cfg, train, test, views=views)
     return subject, partial(ON_FEATURES[request.command], cfg, train, test)
 
 
 def _with_overlap(subject: Subject, request: Request, count: Callable[[], Overlap]) -> Subject:
-    """The subject with how many test images also train, where the evaluation trains; the first process looks."""
+    """The subject with the number of test images that also train, if the evaluation trains; rank 0 counts."""
     if request.command in ("features", "diagnostics") or not distributed.is_main():
         return subject
     return replace(subject, overlap=report_overlap(count(), forbid=request.forbid_overlap))
 
 
 def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -> tuple[CfgNode, NetworkInput | None]:
-    """The settings with the image size of the network, and how it wants its images; says both."""
+    """The settings with the network's image size, and its input specification; logs both."""
     cfg = cfg.clone()
     cfg.defrost()
     if source is None and request.arch is not None:
@@ -183,13 +170,9 @@ def _own_images(cfg: CfgNode, request: Request, source: SourceBackbone | None) -
 
 
 def _counts(labels: np.ndarray, classes: Sequence[str] | None = None) -> dict[str, int]:
-    """Images, and classes: those that are named, else those that labels count up to."""
+    """Images, and classes: the named ones, else up to the highest label."""
     counted = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
     return {"images": len(labels), "classes": len(classes) if classes is not None else counted}
-
-
-def _anything(labels: np.ndarray, name: str) -> None:
-    """Features alone are computed for labels of any kind."""
 
 
 def _given(request: Request) -> tuple[FeatureSet, FeatureSet]:
@@ -197,32 +180,36 @@ def _given(request: Request) -> tuple[FeatureSet, FeatureSet]:
     if request.command not in ON_FEATURES:
         raise InputError(f"{request.command} works on images, not on --features; give --weights CHECKPOINT")
     if request.weights:
-        raise InputError("expected --weights or --features, found both; leave out the one that is not meant")
-    return inputs.given_features(request.features, request.test_features)
+        raise InputError("expected --weights or --features, found both; leave one out")
+    if not (request.features and request.test_features):
+        raise InputError("expected both --features TRAIN.npz and --test-features TEST.npz, found only one of them")
+    train, test = read_npz(request.features), read_npz(request.test_features)
+    check_pair(train, test)
+    return train, test
 
 
 def _recorded(units: Iterable[list[Score]], file: Path, subject: Subject, alone: bool) -> Iterator[Score]:
-    """Pass scores on, those of one unit of work written to the results file in one go, its settings beside it.
+    """Pass scores on; those of one unit of work are written to the results file together, the settings beside it.
 
     Args:
-        alone: the other processes have left; otherwise all wait until the file says what is done.
+        alone: the other processes have left; otherwise all wait until the records are written.
     """
-    for every in units:
+    for unit in units:
         # Five guesses of five classes or fewer are always right: no score.
-        scores = [score for score in every if score.metric != "top5" or subject.data["classes"] > 5]
+        scores = [score for score in unit if score.metric != "top5" or subject.data["classes"] > 5]
         if distributed.is_main():
             written = _write_items(scores, file.parent, subject)
             lines = [subject.record(score, written.get(_unit(score)) if score.items is not None else None)
                      for score in scores]  # fmt: skip
             keep(file.parent, subject.config, subject.settings)
-            results.append(file, lines)
+            records.append(file, lines)
         if not alone:
             distributed.barrier()
         yield from scores
 
 
 def _unit(score: Score) -> tuple[Any, ...]:
-    """The scores of one unit share an items file."""
+    """What the scores of one items file have in common."""
     return score.task, score.protocol, score.trial, score.network
 
 
@@ -250,7 +237,7 @@ def _show(command: str, subject: Subject, scores: list[Score], file: Path) -> No
     for score in scores:
         metric = f"{score.metric} ({score.network})" if score.network else score.metric
         values = groups.setdefault((score.task, metric, score.protocol), [])
-        if math.isfinite(score.value):  # a training without a confident pseudo-label has no share of right ones
+        if math.isfinite(score.value):  # without a confident pseudo-label their accuracy is NaN
             values.append(score.value)
     rows = [
         (*name, f"{mean(values):.2f}" if values else "", f"{stdev(values):.2f}" if len(values) > 1 else "", len(values))

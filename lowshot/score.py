@@ -1,6 +1,6 @@
-"""Score: one number of one evaluation, with its task, metric, protocol and trial.
+"""Scores of evaluations, and their identity in records: checkpoint, data set and settings hash.
 
-What records say an evaluation was of and under which settings; what differs in none of it is one experiment.
+Evaluations of equal identity are one experiment.
 """
 
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from fvcore.common.config import CfgNode
 from momentum_transfer.backbones.build import AnyArchitecture, own_input
 from momentum_transfer.backbones.resnet import Architecture
 from momentum_transfer.backbones.source import SourceBackbone
-from momentum_transfer.core import records as results
 from momentum_transfer.core.files import sha256_of, sha256_of_text
 from momentum_transfer.core.ranges import NOTHING
+from momentum_transfer.core.records import make_record
 from momentum_transfer.core.settings import config_hash
 from momentum_transfer.lowshot import inputs
 from momentum_transfer.lowshot.config import SETTINGS
@@ -23,59 +23,38 @@ from momentum_transfer.lowshot.config import SETTINGS
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluator returns: ``value`` in percent where the metric is a fraction.
+    """One number of one evaluation: ``value`` in percent if the metric is a fraction.
 
-    Attributes:
-        task: what was asked, for example ``knn/k=20`` or ``svm/k=4``.
-        metric: ``top1``, ``top5``, ``mAP``, ``recall``, ``mean_per_class``.
-        protocol: the preset by name.
-        engine: what computed it, for example ``torch`` or ``scikit-learn``.
-        trial: which repetition (a draw, a seed); the spread of the report is taken over it.
-        details: what else a reader needs, such as the cost that was chosen.
-        items: [N] of which ``value`` is the mean: whether each test image was a hit, or its average precision.
-        test_set: hash of the test images in their order.
-        network: that was scored, where training makes several of the checkpoint's one: FixMatch's student and teacher.
+    ``items`` [N] are what ``value`` is the mean of: whether each test image was a hit, or its average precision.
     """
 
-    task: str
-    metric: str
+    task: str  # for example knn/k=20 or svm/k=4
+    metric: str  # top1, top5, mAP, recall, mean_per_class
     value: float
-    protocol: str
-    engine: str = "torch"
-    trial: int = 0
+    protocol: str  # the preset by name
+    engine: str = "torch"  # what computed it
+    trial: int = 0  # which repetition (other sampled images, another seed); the report's spread is over trials
     seed: int | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-    network: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)  # what else a reader needs, such as the cost that was chosen
+    network: str | None = None  # that was scored, if training makes several: FixMatch's student and teacher
     items: np.ndarray | None = field(default=None, compare=False, repr=False)
-    test_set: str = ""
+    test_set: str = ""  # hash of the test images in their order
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated, as records name it.
+    """What is evaluated, as records name it."""
 
-    Attributes:
-        checkpoint: name and SHA-256.
-        config: hash of the settings.
-        data: numbers of ``images`` and ``classes`` that test: what alone shows which set it is.
-        settings: of which ``config`` is the hash, and what ``about`` says.
-        features: what the features are, where they are not those that the network pools by itself: an end of the
-            protocol's name, such as "/cls".
-        about: of another network than a ResNet: its architecture, and how its images were prepared.
-        drawings: test images that show one digit, and are therefore one item to verdicts.
-        overlap: test images that are among the training images; None where nothing trains.
-    """
-
-    checkpoint: dict[str, str]
+    checkpoint: dict[str, str]  # name and SHA-256
     network: str
     dataset: str
-    config: str
-    data: dict[str, int]
+    config: str  # hash of ``settings`` and ``about``
+    data: dict[str, int]  # numbers of ``images`` and ``classes`` that test, which identify the set
     settings: CfgNode
-    features: str = ""
-    about: dict[str, str] = field(default_factory=dict)
-    drawings: int = 1
-    overlap: int | None = None
+    features: str = ""  # end of the protocol's name, such as "/cls", for features other than those the network pools
+    about: dict[str, str] = field(default_factory=dict)  # architecture and input of another network than a ResNet
+    drawings: int = 1  # test images that show one digit, and are therefore one item to verdicts
+    overlap: int | None = None  # test images that are among the training images; None where nothing trains
 
     def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:
         """The line of the results file, with the items file where there is one."""
@@ -86,28 +65,11 @@ class Subject:
             details["items"] = items
         if self.overlap is not None:
             details["overlap"] = self.overlap
-        return results.make_record(
-            score.task,
-            score.metric,
-            score.value,
-            checkpoint=self.checkpoint,
-            network=network,
-            dataset=self.dataset,
-            config=self.config,
-            protocol=score.protocol + self.features,
-            engine=score.engine,
-            trial=score.trial,
-            seed=score.seed,
-            data=self.data,
-            **details,
-        )
-
-
-def _checkpoint_of(source: SourceBackbone | None, weights: str) -> tuple[dict[str, str], str]:
-    """What records say about the weights: the checkpoint's name and hash, and its network."""
-    if source is None:
-        return {"name": weights, "sha256": sha256_of_text(weights)}, ""
-    return source.checkpoint, source.network
+        return make_record(
+            score.task, score.metric, score.value, checkpoint=self.checkpoint, network=network, dataset=self.dataset,
+            config=self.config, protocol=score.protocol + self.features, engine=score.engine, trial=score.trial,
+            seed=score.seed, data=self.data, **details,
+        )  # fmt: skip
 
 
 def decisive(cfg: CfgNode) -> CfgNode:
@@ -129,7 +91,7 @@ def settings_hash(cfg: CfgNode) -> str:
 
 
 def about_network(architecture: AnyArchitecture) -> dict[str, str]:
-    """What records say of another network than a ResNet, and what makes its scores others: itself, its images."""
+    """What identifies another network than a ResNet in records: its architecture and its input."""
     if isinstance(architecture, Architecture):
         return {}
     own = own_input(architecture)
@@ -140,19 +102,19 @@ def subject_of(
     cfg: CfgNode, command: str, weights: str, source: SourceBackbone | None, counts: dict[str, int]
 ) -> Subject:
     """What records say of an evaluation of ``weights`` by ``command``."""
-    checkpoint, network = _checkpoint_of(source, weights)
+    checkpoint = {"name": weights, "sha256": sha256_of_text(weights)} if source is None else source.checkpoint
     about = {} if weights == inputs.PIXELS else about_network(inputs.architecture_of(cfg, source))
     settings, whole = settings_hash(cfg), decisive(cfg)
     whole.NETWORK = CfgNode(about)
     pooled = cfg.FEATURES.POOL == "pooled" or command in ("finetune", "fixmatch")
     return Subject(
         checkpoint,
-        network,
-        inputs.title(cfg, **counts),
-        sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
-        counts,
-        whole,
-        "" if pooled else f"/{cfg.FEATURES.POOL}",
-        about,
-        cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
+        network="" if source is None else source.network,
+        dataset=inputs.title(cfg, **counts),
+        config=sha256_of_text(f"{settings} {sorted(about.items())}")[:12] if about else settings,
+        data=counts,
+        settings=whole,
+        features="" if pooled else f"/{cfg.FEATURES.POOL}",
+        about=about,
+        drawings=cfg.DATASETS.DRAWINGS if cfg.DATASETS.NAME == "digits" else 1,
     )

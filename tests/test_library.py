@@ -204,7 +204,7 @@ def test_wrong_arrays_are_refused(change: dict, message: str):
     [
         (mt.linear, {"epochs": -1}, "epochs above 0, found -1"),
         (mt.linear, {"learning_rates": (0.1, 0.0)}, "learning_rates above 0, found 0"),
-        (mt.linear, {"learning_rates": ()}, "at least one number under learning_rates"),
+        (mt.linear, {"learning_rates": ()}, "expected learning_rates, found an empty list"),
         (mt.linear, {"batch_size": 0}, "batch_size .*at least 1, found 0"),
         (mt.svm, {"trials": 0}, "trials .*at least 1, found 0"),
     ],

@@ -13,7 +13,6 @@ from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.log import table
 from momentum_transfer.core.neighbours import search
 from momentum_transfer.lowshot import knn
-from momentum_transfer.lowshot import knn as retrieval
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 
 TOP = 1000
@@ -45,7 +44,7 @@ def main(args: argparse.Namespace) -> None:
         found = search(database.features, asked.features, min(TOP, size), precision=precision, device=device)
         searched = time.perf_counter() - begun
         (top1,) = knn.knn_scores(found, database, asked, ["eman"])
-        precision_of = retrieval.retrieval_scores(found, database, asked, TOP)[0].value
+        precision_of = knn.retrieval_scores(found, database, asked, TOP)[0].value
         whole = time.perf_counter() - begun
         gib = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -10,9 +10,8 @@ from benchmarks.svm import COSTS, synthetic
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.devices import choose_device
 from momentum_transfer.core.log import table
-from momentum_transfer.lowshot.svm.batched import fit_batched
-from momentum_transfer.lowshot.svm.problem import signed_targets
-from momentum_transfer.lowshot.svm.scoring import evaluate
+from momentum_transfer.lowshot.svm.lowshot_svm import evaluate
+from momentum_transfer.lowshot.svm.solvers import fit_batched, signed_targets
 
 
 def main(args: argparse.Namespace) -> None:

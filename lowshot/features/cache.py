@@ -1,9 +1,9 @@
 """Feature cache on disk: the format of an entry, appending to it, and resuming a killed extraction.
 
-An entry is a folder ``<key>/`` with ``features.npy`` [N, D] float32, ``labels.npy`` and ``about.json``, in which
-stand what determines the numbers, whose hash is the key, and the SHA-256 of both files. The rows are written into
-``features.partial.npy`` as they come, with a progress file per process beside it: how many there are, and the CRC-32 of
-their bytes. The final name appears only when every row is there.
+An entry is a folder ``<key>/`` with ``features.npy`` [N, D] float32, ``labels.npy`` and ``about.json``: what determines
+the numbers, whose hash is the key, and the SHA-256 of both files. The rows are written into
+``features.partial.npy`` as they come, with a progress file per process beside it: their number and the CRC-32 of their
+bytes. The final name appears only when every row is there.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class About:
     transform: str
     layer: str
     precision: str
-    format: int = 2  # 1, before 2026-11-22, had no checksums
+    format: int = 2
 
     @property
     def key(self) -> str:
@@ -55,7 +55,7 @@ class Entry:
         return (self.folder / "features.npy").is_file()
 
     def check(self, about: About) -> None:
-        """Raise :class:`InputError` if the entry describes itself as another: somebody moved or mixed files."""
+        """Raise :class:`InputError` if the entry describes itself as another: files were moved or mixed."""
         described = self.folder / "about.json"
         if not described.is_file():
             return
@@ -76,7 +76,7 @@ class Entry:
     def locked(self) -> Iterator[None]:
         """Keep other jobs from this entry; a second one that wants the same features waits here and then finds them.
 
-        The first process holds the lock, for all of its job. It lies beside the folder and ends with the process.
+        Rank 0 holds the lock, for all of its job. The file lies beside the folder; the lock ends with the process.
         """
         with contextlib.ExitStack() as held:
             if distributed.is_main():
@@ -91,11 +91,7 @@ class Entry:
             yield
 
     def open_rows(self, about: About, count: int, width: Callable[[], int]) -> np.memmap:
-        """The unfinished array [count, D], made by the first process if it is not there, opened by all.
-
-        Args:
-            width: gives D.
-        """
+        """The unfinished array [count, D], made by rank 0 if it is not there, opened by all; ``width`` gives D."""
         unfinished = self.folder / "features.partial.npy"
         if distributed.is_main() and not (unfinished.is_file() and (self.folder / "about.json").is_file()):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,22 +106,27 @@ class Entry:
         rows: np.memmap = self._array(unfinished, (count, None), mmap_mode="r+")
         return rows
 
-    def progress(self, rows: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-        """How many of the rows ``begin`` to ``end`` an earlier run has written, and the CRC-32 of their bytes."""
-        file = self._progress_file(begin, end)
+    def own_rows(self, rows: np.ndarray) -> tuple[range, int, int]:
+        """Rows of this process, how many of them an earlier run has written, and the CRC-32 of their bytes."""
+        rank, world_size = distributed.rank(), distributed.world_size()
+        own = range(len(rows) * rank // world_size, len(rows) * (rank + 1) // world_size)
+        file = self._progress_file(own)
         if not file.is_file():
-            return 0, 0
+            return own, 0, 0
         done, _, checksum = file.read_text(encoding="utf-8", errors="replace").partition(" ")
-        if not (done.isdecimal() and len(done) < 12 and int(done) <= end - begin):
+        if not (done.isdecimal() and len(done) < 12 and int(done) <= len(own)):
             raise self._damaged(file)
-        found = crc_of(rows[begin : begin + int(done)])
+        found = crc_of(rows[own.start : own.start + int(done)])
         if checksum != f"{found:08x}":
             raise self._damaged(self.folder / "features.partial.npy")
-        return int(done), found
+        return own, int(done), found
 
-    def write_progress(self, begin: int, end: int, done: int, checksum: int) -> None:
+    def write_progress(self, own: range, done: int, checksum: int) -> None:
         """Note that ``done`` of these rows are on disk, and the CRC-32 of their bytes."""
-        write_text(self._progress_file(begin, end), f"{done} {checksum:08x}")
+        write_text(self._progress_file(own), f"{done} {checksum:08x}")
+
+    def _progress_file(self, own: range) -> Path:
+        return self.folder / f"progress.{own.start}-{own.stop}"
 
     def finish(self, labels: np.ndarray) -> None:
         """Give the array its final name when every process has come to its end."""
@@ -148,28 +149,23 @@ class Entry:
             InputError: features or labels are not what was written, or the labels not the data set's ``labels``.
         """
         if distributed.is_main():
-            for name, wanted in self._checksums().items():
-                if not (self.folder / name).is_file() or sha256_of(self.folder / name) != wanted:
-                    raise self._damaged(self.folder / name)
+            described = self.folder / "about.json"
+            try:
+                content = read_json(described, "the checksums of features")["sha256"]
+                checksums = {self.folder / name: content[name] for name in ("features.npy", "labels.npy")}
+            except (InputError, KeyError, TypeError) as error:
+                raise self._damaged(described) from error
+            for file, checksum in checksums.items():
+                if not file.is_file() or sha256_of(file) != checksum:
+                    raise self._damaged(file)
         file = self.folder / "labels.npy"
         if not np.array_equal(self._array(file, labels.shape), labels):
             raise self._damaged(file)
         features: np.memmap = self._array(self.folder / "features.npy", (len(labels), None), mmap_mode="r")
         return features
 
-    def _checksums(self) -> dict[str, str]:
-        file = self.folder / "about.json"
-        try:
-            found = read_json(file, "the checksums of features")["sha256"]
-            return {name: found[name] for name in ("features.npy", "labels.npy")}
-        except (InputError, KeyError, TypeError) as error:
-            raise self._damaged(file) from error
-
     def _describe(self, content: dict[str, Any]) -> None:
         write_text(self.folder / "about.json", json.dumps(content, indent=1, sort_keys=True))
-
-    def _progress_file(self, begin: int, end: int) -> Path:
-        return self.folder / f"progress.{begin}-{end}"
 
     def _array(self, file: Path, shape: tuple[int | None, ...], **options: Any) -> Any:
         """The array in ``file``, of that shape (None is any size)."""
@@ -189,14 +185,14 @@ class Entry:
 
 
 def crc_of(rows: np.ndarray, so_far: int = 0) -> int:
-    """CRC-32 of the rows' bytes, going on from that of the rows before them."""
+    """CRC-32 of the rows' bytes, continuing that of the rows before them."""
     for part in chunks(len(rows)):
         so_far = zlib.crc32(np.ascontiguousarray(rows[part]).tobytes(), so_far)
     return so_far
 
 
 def _reserve(file: Path) -> None:
-    """Take the space now, where the system can: a disk that fills up later would kill the process that writes a map."""
+    """Reserve the space now, where the system can: a disk that fills up later would kill the process that writes."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:

@@ -1,17 +1,14 @@
-"""Extraction of frozen features: computed once, streamed to disk, cached under the hash of all inputs.
+"""Extraction of frozen features: one vector an image, computed once and cached under the hash of all inputs.
 
 Under torchrun every process fills its own range of rows, which needs a file system that all of them see. What lies on
-disk is described in lowshot/features/cache.py.
-
-From a backbone's tokens or maps to one vector an image: what FEATURES.LAYER and FEATURES.POOL name.
-
+disk is described in lowshot/features/cache.py. FEATURES.LAYER and FEATURES.POOL name the map or tokens of a backbone:
 DINO (arXiv 2104.14294, appendix F.2) takes the CLS tokens of the last four blocks; DINOv2 (arXiv 2304.07193, appendix
 B.3) the CLS token of the last one, with or without the mean of its patches.
 """
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -40,17 +37,10 @@ from momentum_transfer.lowshot.features.feature_set import FeatureSet, check
 
 @dataclass(frozen=True)
 class Source:
-    """What produces features: a frozen network and the name under which its results are kept.
+    """What produces features."""
 
-    Attributes:
-        network: images [N, 3, H, W] -> features [N, D], in eval mode, not changed.
-        weights: hash of the weights (of the file, and which network in it); any change of it misses the cache.
-        description: for messages, for example "teacher of last.pt".
-    """
-
-    network: Callable[[Tensor], Tensor]
-    weights: str
-    description: str
+    network: Callable[[Tensor], Tensor]  # images [N, 3, H, W] -> features [N, D], in eval mode, not changed
+    weights: str  # hash of the file's weights and of which network in it; any change of it misses the cache
 
 
 class Pixels(nn.Module):
@@ -64,10 +54,7 @@ def data_hash(dataset: LabelledImages, *, content: bool = False) -> str:
     """Hash of which images a data set lists, in order, with their labels.
 
     Images in memory count by their content; files by path, size and time of change, so that a replaced one is noticed
-    at the cost of a look into its folder, or by their ``content``, which is to read all of them.
-
-    Raises:
-        InputError: a data set of another kind.
+    without reading it, or by their ``content``, which reads all of them. InputError for a data set of another kind.
     """
     digest = sha256(np.ascontiguousarray(dataset.labels).tobytes())
     inner = dataset
@@ -91,13 +78,13 @@ def _file_key(path: str, content: bool) -> bytes:
         if content:
             return bytes.fromhex(sha256_of(path))
         known = os.stat(path)
-    except OSError:  # reading it will say so, or replace it by another image, as the data set is told
+    except OSError:  # reading it fails later, or the data set replaces it by another image
         return b"missing"
     return f"{known.st_size} {known.st_mtime_ns}\n".encode()
 
 
 class _Transformed(Dataset[Tensor]):
-    """Index -> transformed image; the labels are known without reading images."""
+    """Index -> transformed image."""
 
     def __init__(self, dataset: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor]) -> None:
         self.dataset, self.transform = dataset, transform
@@ -110,27 +97,14 @@ class _Transformed(Dataset[Tensor]):
 
 
 def extract(
-    source: Source,
-    dataset: LabelledImages,
-    transform: Callable[[PIL.Image.Image], Tensor],
-    about: About,
-    cache: Path,
-    *,
-    name: str,
-    batch_size: int = 256,
-    workers: int = 0,
-    device: str | torch.device = "cpu",
-) -> FeatureSet:
+    source: Source, dataset: LabelledImages, transform: Callable[[PIL.Image.Image], Tensor], about: About, cache: Path,
+    *, name: str, batch_size: int = 256, workers: int = 0, device: str | torch.device = "cpu",
+) -> FeatureSet:  # fmt: skip
     """Features of ``dataset`` from the cache, or computed and put there.
 
     Args:
-        dataset: ``momentum_transfer.images.datasets`` protocol: ``dataset[i] -> (image, label)``, ``.labels``.
-        about: what determines the result, see :class:`About`.
         cache: folder of all entries.
         name: what messages call this split.
-
-    Raises:
-        InputError: an entry of that key was made with other settings, or the features are not finite.
     """
     SETTINGS["FEATURES.PRECISION"].require(about.precision)
     entry, labels = Entry(cache / about.key), np.asarray(dataset.labels)
@@ -138,9 +112,9 @@ def extract(
         with entry.locked():
             entry.check(about)
             if not entry.complete:
-                images = _Transformed(dataset, transform)
-                rows = entry.open_rows(about, len(dataset), partial(_width, source, images, about, device))
-                _fill(rows, images, source, about, entry, name, batch_size, workers, device)
+                features_of = partial(compute, source.network, precision=about.precision, device=device)
+                load = partial(ordered_loader, batch=batch_size, workers=workers, pin_memory=torch.cuda.is_available())
+                _fill(entry, about, _Transformed(dataset, transform), features_of, load, name)
                 entry.finish(labels)
     entry.check(about)
     result = FeatureSet(entry.read(labels), labels, name, about.weights)
@@ -148,44 +122,29 @@ def extract(
     return result
 
 
-def _width(source: Source, images: _Transformed, about: About, device: str | torch.device) -> int:
-    """D, by one image."""
-    return int(compute(source.network, images[0][None], about.precision, device).shape[1])
-
-
 def _fill(
-    rows: np.memmap,
-    images: _Transformed,
-    source: Source,
-    about: About,
-    entry: Entry,
-    name: str,
-    batch_size: int,
-    workers: int,
-    device: str | torch.device,
-) -> None:
-    """Compute this process's range of rows, from where an earlier run has come to; rows first, then the progress."""
-    begin, end = _own_range(len(images))
-    done, checksum = entry.progress(rows, begin, end)
-    position = begin + done
-    if position > begin:
-        say(f"features of {name}: going on after {position - begin} of {end - begin} images")
-    own = Subset(images, range(position, end))
-    loader = ordered_loader(own, batch_size, workers=workers, pin_memory=torch.cuda.is_available())
-    for batch in track(loader, f"features of {name}"):
-        features = compute(source.network, batch, about.precision, device).cpu().numpy()
-        rows[position : position + len(batch)] = features
+    entry: Entry, about: About, images: _Transformed, features_of: Callable[[Tensor], Tensor],
+    load: Callable[[Subset[Tensor]], Iterable[Tensor]], name: str,
+) -> None:  # fmt: skip
+    """Compute this process's rows, from where an earlier run stopped; the rows are written first, then the progress."""
+    rows = entry.open_rows(about, len(images), lambda: int(features_of(images[0][None]).shape[1]))
+    own, done, checksum = entry.own_rows(rows)
+    if done:
+        say(f"features of {name}: resumed after {done} of {len(own)} images")
+    for batch in track(load(Subset(images, own[done:])), f"features of {name}"):
+        features = features_of(batch).cpu().numpy()
+        rows[own[done] : own[done] + len(batch)] = features
         checksum = crc_of(features, checksum)
-        position += len(batch)
+        done += len(batch)
         rows.flush()
-        entry.write_progress(begin, end, position - begin, checksum)
+        entry.write_progress(own, done, checksum)
 
 
 @torch.no_grad()
 def compute(network: Callable[[Tensor], Tensor], images: Tensor, precision: str, device: str | torch.device) -> Tensor:
     """Features [N, D] float32 on the device, under bf16 autocast unless ``precision`` is fp32.
 
-    Images lie channels last, but for a network of timm: its features are to have the bits of its own forward.
+    Images lie channels last, except for a network of timm: its features have the bits of its own forward.
     """
     device = torch.device(device)
     last = getattr(network, "channels_last", not hasattr(network, "forward_features"))
@@ -195,16 +154,11 @@ def compute(network: Callable[[Tensor], Tensor], images: Tensor, precision: str,
         return network(batch).float()
 
 
-def _own_range(count: int) -> tuple[int, int]:
-    rank, world = distributed.rank(), distributed.world_size()
-    return count * rank // world, count * (rank + 1) // world
-
-
 class StageFeatures(nn.Module):
     """One vector an image, [N, D], in float32 whatever the precision of the network.
 
     Args:
-        backbone: of ``momentum_transfer.backbones.build.build_backbone``; frozen here.
+        backbone: is frozen here.
         layer: "pooled", or "res2" … "res5": that map averaged over positions.
         pool: "pooled" (as the network pools by itself), and of a network of tokens "cls", "patch_mean",
             "cls+patch_mean" (both, one after the other) or "last-N-blocks": the CLS tokens of the last N blocks, or the

@@ -10,25 +10,18 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import sha256_of
 from momentum_transfer.core.neighbours import chunks
 
-#: Class indices from here on are taken for something else (an image's number, a hash): tables have a place for each.
-MOST_CLASSES = 10**6
+#: Class indices from here on must be something else (an image's number, a hash): tables have a place for each.
+_MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """Features of one split.
+    """Features of one split."""
 
-    Attributes:
-        features: [N, D] float32, often a read-only memory map.
-        labels: [N] int64 class indices, or [N, K] of 0 and 1 (an image may carry several labels).
-        name: what messages and records call this split.
-        sha256: hash of what the features were made from (weights), or of the file that holds them.
-    """
-
-    features: np.ndarray
-    labels: np.ndarray
-    name: str
-    sha256: str
+    features: np.ndarray  # [N, D] float32, often a read-only memory map
+    labels: np.ndarray  # [N] int64 class indices, or [N, K] of 0 and 1 (an image may carry several labels)
+    name: str  # what messages and records call this split
+    sha256: str  # hash of what the features were made from (weights), or of the file that holds them
 
     @property
     def multi_label(self) -> bool:
@@ -45,8 +38,7 @@ class FeatureSet:
 def read_npz(path: str | Path) -> FeatureSet:
     """Features made elsewhere: ``features`` [N, D] float and ``labels`` [N] int or [N, K] multi-hot, in one .npz.
 
-    Raises:
-        InputError: no such file, no .npz, an array is missing, or :func:`check` finds something.
+    Raises InputError if there is no such file, it is no .npz, an array is missing, or :func:`check` fails.
     """
     path = Path(path)
     if not path.is_file():
@@ -72,7 +64,7 @@ def read_npz(path: str | Path) -> FeatureSet:
 
 
 def check(data: FeatureSet) -> None:
-    """Raise :class:`InputError` for shapes that do not fit, NaN or infinite features, or labels that are none."""
+    """Raise :class:`InputError` for shapes that do not fit, NaN or infinite features, or invalid labels."""
     features, labels = data.features, data.labels
     if features.ndim != 2 or not len(features):
         raise InputError(f"features of {data.name} have shape {features.shape}, expected [N, D] with N ≥ 1")
@@ -81,10 +73,10 @@ def check(data: FeatureSet) -> None:
             f"labels of {data.name} have shape {labels.shape} for {len(features)} features; "
             "expected [N] class indices or an [N, K] multi-hot matrix"
         )
-    if labels.ndim == 1 and not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
+    if labels.ndim == 1 and not 0 <= labels.min() <= labels.max() < _MOST_CLASSES:
         raise InputError(
             f"labels of {data.name} go from {labels.min()} to {labels.max()}; expected class indices from 0, below "
-            f"{MOST_CLASSES}"
+            f"{_MOST_CLASSES}"
         )
     if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
         raise InputError(f"multi-hot labels of {data.name} hold values other than 0 and 1")
@@ -129,14 +121,23 @@ def check_pair(train: FeatureSet, test: FeatureSet) -> None:
             raise InputError(f"{train.name} holds one class only; expected multi-hot labels of at least two")
         if not test.labels.any():
             raise InputError(f"no image of {test.name} carries a label; expected at least one positive to score")
-        return
-    known = np.unique(train.labels)
+    else:
+        check_known(train.labels, test.labels, train.name, test.name)
+
+
+def check_known(labels: np.ndarray, test_labels: np.ndarray, name: str, test_name: str) -> None:
+    """Raise :class:`InputError` unless there are two classes to train on, and no other ones to test.
+
+    Args:
+        labels, test_labels: [N] and [M] class indices. name, test_name: of the sets.
+    """
+    known = np.unique(labels)
     if len(known) < 2:
-        raise InputError(f"{train.name} holds one class only (label {known[0]}); expected at least two")
-    unknown = np.setdiff1d(test.labels, known)
+        raise InputError(f"expected at least two classes in {name}, found one class only (label {known[0]})")
+    unknown = np.setdiff1d(test_labels, known)
     if len(unknown):
         raise InputError(
-            f"labels do not match: {test.name} holds classes that {train.name} lacks: "
+            f"labels do not match: {test_name} has classes that {name} lacks: "
             f"{', '.join(map(str, unknown[:10]))}{' …' if len(unknown) > 10 else ''}; "
             "were both splits indexed by the same list of classes?"
         )

@@ -13,7 +13,7 @@ import torch
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.files import sha256_of
-from momentum_transfer.lowshot import fixmatch_run, linear
+from momentum_transfer.lowshot import fixmatch, linear
 from momentum_transfer.pretrain.train import train
 from tests.pretrain.conftest import tiny_cfg  # noqa: F401  a fixture
 from tests.tools.in_process import run_tool
@@ -103,7 +103,7 @@ def test_few_labels_within_a_trial(command, tmp_path, monkeypatch):
     weights = tmp_path / "backbone.pth"
     torch.manual_seed(0)
     torch.save(build_backbone(Architecture("resnet10", 8)).state_dict(), weights)
-    for room in (linear, fixmatch_run):
+    for room in (linear, fixmatch):
 
         def fit(run, *arguments, fit=room.fit):
             run.checkpoint_every = 2

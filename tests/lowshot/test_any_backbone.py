@@ -14,7 +14,7 @@ from momentum_transfer.backbones.module_network import ModuleBackbone, of_module
 from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.lowshot.finetune import recompute_statistics
+from momentum_transfer.lowshot.finetune import _recompute_statistics
 from momentum_transfer.lowshot.fixmatch import build_method, check_backbone
 from momentum_transfer.lowshot.library import evaluate
 from momentum_transfer.lowshot.presets import FIXMATCH
@@ -225,14 +225,14 @@ def test_eman_of_a_network_without_batch_norm_is_ema_and_is_said(caplog):
 
 @pytest.mark.parametrize("preset", ["momentum-bn", "gn", "syncbn", "teacher-pn"])
 def test_fixmatch_refuses_to_replace_a_batch_norm_that_is_not_there(preset):
-    with pytest.raises(InputError, match=r"has none to put it in the place of; take FIXMATCH\.PRESET eman"):
+    with pytest.raises(InputError, match=r"has none to replace; take FIXMATCH\.PRESET eman"):
         check_backbone(FIXMATCH[preset], build_backbone(parse_architecture(CONVNEXT)), 32)
 
 
 def test_precise_bn_leaves_a_network_without_batch_norm_as_it_is(caplog):
     backbone = build_backbone(parse_architecture(CONVNEXT))
     with caplog.at_level(logging.INFO):
-        recompute_statistics(backbone, iter([]), 3)
+        _recompute_statistics(backbone, iter([]), 3)
     assert "no batch normalisation: no statistics" in caplog.text
     assert not backbone.training
 
@@ -241,15 +241,15 @@ def test_published_weights_of_timm_are_read_from_a_mirror(tmp_path, monkeypatch)
     import timm
     from safetensors.torch import save_file
 
-    theirs = timm.create_model("test_vit").eval()
+    published = timm.create_model("test_vit").eval()
     folder = tmp_path / "timm" / "test_vit.r160_in1k"
     folder.mkdir(parents=True)
-    save_file(theirs.state_dict(), folder / "model.safetensors")
+    save_file(published.state_dict(), folder / "model.safetensors")
     monkeypatch.setenv("MOMENTUM_TRANSFER_HUB", str(tmp_path))
     source = load_backbone("timm:test_vit.r160_in1k")
     images = torch.randn(1, 3, 160, 160)
     with torch.no_grad():
-        wanted = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+        wanted = published.forward_head(published.forward_features(images), pre_logits=True)
         assert torch.equal(source.build()(images), wanted)
     assert (source.name, str(source.architecture)) == ("test_vit.r160_in1k", "timm:test_vit.r160_in1k")
     with pytest.raises(InputError, match="expected no --network"):

@@ -13,9 +13,8 @@ from momentum_transfer.images.datasets import DATASETS, ArrayImages
 from momentum_transfer.lowshot import inputs
 from momentum_transfer.lowshot.augment import SMALL_SQUARES
 from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
-from momentum_transfer.lowshot.evaluations import ON_FEATURES
+from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, percent
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, percent
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = [
@@ -73,8 +72,8 @@ def miniature(cfg, split):
     """Three classes of 16 px images, 600 to train on: two a class are 1 %."""
     generator = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 200 if split == "TRAIN" else 2)
-    pictures = generator.integers(0, 80, (len(labels), 16, 16, 3)) + 50 * labels[:, None, None, None]
-    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b", "c"])
+    pixels = generator.integers(0, 80, (len(labels), 16, 16, 3)) + 50 * labels[:, None, None, None]
+    return ArrayImages(pixels.astype(np.uint8), labels, ["a", "b", "c"])
 
 
 def features(cfg, seed):

@@ -22,21 +22,21 @@ def feature_set(features) -> FeatureSet:
 def test_rank_is_the_exponential_of_the_entropy_of_singular_values():
     features = RANDOM.normal(size=(50, 8)) @ np.diag([5, 3, 1, 1, 0.5, 0.1, 0, 0])
     values = np.linalg.svd(features, compute_uv=False)
-    share = values / values.sum() + 1e-7
-    assert diagnostics.effective_rank(features) == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-5)
+    part = values / values.sum() + 1e-7
+    assert diagnostics._effective_rank(features) == pytest.approx(np.exp(-(part * np.log(part)).sum()), rel=1e-5)
     orthonormal = np.linalg.qr(RANDOM.normal(size=(50, 8)))[0]
-    assert diagnostics.effective_rank(orthonormal) == pytest.approx(8, rel=1e-4)
-    assert diagnostics.effective_rank(np.ones((9, 4)), np.ones(4)) == 1.0
+    assert diagnostics._effective_rank(orthonormal) == pytest.approx(8, rel=1e-4)
+    assert diagnostics._effective_rank(np.ones((9, 4)), np.ones(4)) == 1.0
 
 
 def test_uniformity_and_alignment_are_their_definitions():
     x, y = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in RANDOM.normal(size=(2, 30, 5)))
     pairs = [np.exp(-2 * np.sum((a - b) ** 2)) for a, b in itertools.combinations(x, 2)]
-    assert diagnostics.uniformity(x) == pytest.approx(np.log(np.mean(pairs)))
-    assert diagnostics.alignment(x, y) == pytest.approx(
+    assert diagnostics._uniformity(x) == pytest.approx(np.log(np.mean(pairs)))
+    assert diagnostics._alignment(x, y) == pytest.approx(
         np.mean([np.sum((a - b) ** 2) for a, b in zip(x, y, strict=True)])
     )
-    assert diagnostics.uniformity(np.tile(x[:1], (9, 1))) == pytest.approx(0.0, abs=1e-9)  # collapse
+    assert diagnostics._uniformity(np.tile(x[:1], (9, 1))) == pytest.approx(0.0, abs=1e-9)  # collapse
 
 
 def test_dead_features_and_norms_are_counted():
@@ -49,7 +49,7 @@ def test_dead_features_and_norms_are_counted():
     norms = np.linalg.norm(features, axis=1)
     assert (found["norm_mean"], found["norm_std"]) == pytest.approx((norms.mean(), norms.std()), rel=1e-5)
     assert found["alignment"] == 0.0
-    assert found["rankme"] == pytest.approx(diagnostics.effective_rank(features), rel=1e-4)
+    assert found["rankme"] == pytest.approx(diagnostics._effective_rank(features), rel=1e-4)
     assert "alignment" not in {score.metric for score in diagnostics.scores(feature_set(features))}
 
 

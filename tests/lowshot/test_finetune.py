@@ -8,8 +8,8 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core import distributed
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import finetune
-from momentum_transfer.lowshot.classifier import Classifier, accuracy, in_order
-from momentum_transfer.lowshot.finetune import evaluate_finetune, recompute_statistics
+from momentum_transfer.lowshot.classifier import Classifier, Plan, accuracy
+from momentum_transfer.lowshot.finetune import _recompute_statistics, evaluate_finetune
 from momentum_transfer.lowshot.labelled_data import LabelledData
 from momentum_transfer.lowshot.presets import FINETUNE, FinetunePreset, Schedule
 from tests.lowshot.toy_data import bright_or_dark
@@ -25,6 +25,10 @@ DATA = LabelledData(bright_or_dark(32, 0), bright_or_dark(20, 1), VIEW, VIEW)
 def build():
     torch.manual_seed(0)
     return build_backbone(Architecture("resnet10", 4, "small"))
+
+
+def plan(folder, rows=32, batch=8):
+    return Plan(np.arange(rows), batch, 0, folder, CPU)
 
 
 def test_presets_are_those_of_the_papers():
@@ -44,13 +48,13 @@ def test_supervised_row_is_trained_at_supervised_rates():
     assert (preset.learning_rates, preset.batch_size, preset.rate_of_head(0.1, 1.0)) == ((0.1,), 256, 0.1)
     assert (preset.weight_decay, preset.nesterov, preset.recompute) == (1e-4, False, False)
     schedule = preset.schedule(1.0)
-    assert [share * schedule.epochs for share in schedule.milestones] == pytest.approx([30, 60])
+    assert [part * schedule.epochs for part in schedule.milestones] == pytest.approx([30, 60])
     assert (schedule.epochs, schedule.shape, schedule.warmup) == (90, "step", 0)
 
 
 def test_finetuning_learns_and_takes_the_rate_that_does(tmp_path):
     preset = FinetunePreset((8, 8), (1e-9, 0.05), (1e-9, 0.05), batch_size=8)
-    found = evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, tmp_path, CPU)
+    found = evaluate_finetune(DATA, build, 0.1, preset, plan(tmp_path))
     assert found.top1 > 0.8
     assert found.top5 == 1.0
     assert (tmp_path / "search_0.05").is_dir()
@@ -73,9 +77,9 @@ def test_search_sees_held_out_labelled_images_and_never_the_test_set(tmp_path, m
             return super().testing(batch)
 
     data, rows = Watched(DATA.train, DATA.test, VIEW, VIEW), np.arange(0, 32, 2) + np.arange(16) % 2
-    monkeypatch.setattr(finetune, "recompute_statistics", lambda model, images, count: list(images))
+    monkeypatch.setattr(finetune, "_recompute_statistics", lambda model, images, count: list(images))
     preset = FinetunePreset((1, 1), (0.01, 0.02), (0.01, 0.01), batch_size=8, recompute=True)
-    evaluate_finetune(data, build, rows, 0.1, preset, 0, tmp_path, CPU)
+    evaluate_finetune(data, build, 0.1, preset, replace(plan(tmp_path), rows=rows))
     # a rate is fitted, its statistics are recomputed on the same images, then it is scored
     assert [kind for kind, _ in asked] == ["train", "train", "held"] * 2 + ["train", "train", "test"]
     fitted, held = asked[0][1], asked[2][1]
@@ -89,14 +93,14 @@ def test_statistics_are_recomputed_where_the_preset_asks_and_the_network_scored_
     tmp_path, monkeypatch, recompute
 ):
     events = []
-    fit, compute = finetune.fit, finetune.recompute_statistics
+    fit, compute = finetune.fit, finetune._recompute_statistics
     monkeypatch.setattr(finetune, "fit", lambda *a: (fit(*a), events.append("fitted")))
-    monkeypatch.setattr(finetune, "recompute_statistics", lambda *a: (compute(*a), events.append(f"{a[2]} batches")))
+    monkeypatch.setattr(finetune, "_recompute_statistics", lambda *a: (compute(*a), events.append(f"{a[2]} batches")))
     monkeypatch.setattr(
         finetune, "accuracy", lambda model, *_: events.append(f"training: {model.training}") or accuracy(model, *_)
     )
     preset = FinetunePreset((2, 2), (0.01,), None, batch_size=8, recompute=recompute)
-    evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, tmp_path, CPU)
+    evaluate_finetune(DATA, build, 0.1, preset, plan(tmp_path))
     assert events == ["fitted", *["4 batches"] * recompute, "training: False"]
 
 
@@ -105,8 +109,8 @@ def test_run_follows_the_preset_and_scales_both_rates_with_the_batch(tmp_path, m
     monkeypatch.setattr(finetune, "fit", lambda run, *_: runs.append(run))
     for fraction in (0.01, 0.1):
         preset = replace(FINETUNE["eman"], learning_rates=(1e-2,))
-        evaluate_finetune(DATA, build, np.arange(32), fraction, preset, 0, tmp_path, CPU, batch_size=16)
-    evaluate_finetune(DATA, build, np.arange(32), 0.01, FINETUNE["m2"], 0, tmp_path, CPU, batch_size=16)
+        evaluate_finetune(DATA, build, fraction, preset, plan(tmp_path, batch=16))
+    evaluate_finetune(DATA, build, 0.01, FINETUNE["m2"], plan(tmp_path, batch=16))
     rates = [[group["lr"] for group in run.groups] for run in runs]
     eman, m2 = 16 / 256, 16 / 1024
     assert rates == [pytest.approx([1e-2 * eman, 1.0 * eman]), pytest.approx([1e-2 * eman, 0.1 * eman]),
@@ -118,7 +122,7 @@ def test_run_follows_the_preset_and_scales_both_rates_with_the_batch(tmp_path, m
 def test_backbone_and_head_move_with_their_own_rates(tmp_path):
     frozen = FinetunePreset((1, 1), (0.0,), (0.0, 1.0), batch_size=8)
     before = build().state_dict()
-    evaluate_finetune(DATA, build, np.arange(16), 0.1, frozen, 0, tmp_path, CPU)
+    evaluate_finetune(DATA, build, 0.1, frozen, plan(tmp_path, 16))
     state = torch.load(next((tmp_path / "final").glob("step_*.pt")), weights_only=True)["modules"]["model"]
     assert torch.equal(state["backbone.conv1.weight"], before["conv1.weight"])
     assert not torch.equal(state["fc.weight"], Classifier(build(), 2, 0).fc.weight)
@@ -128,7 +132,7 @@ def test_statistics_are_those_of_the_given_images():
     torch.manual_seed(1)
     model = Classifier(build(), 2, 0)
     images = torch.randn(12, 3, 16, 16)
-    recompute_statistics(model, iter([images[:6], images[6:]]), 2)
+    _recompute_statistics(model, iter([images[:6], images[6:]]), 2)
     with torch.no_grad():
         maps = model.backbone.conv1(images)
     assert torch.allclose(model.backbone.bn1.running_mean, maps.mean((0, 2, 3)), atol=1e-5)
@@ -138,9 +142,9 @@ def test_statistics_are_those_of_the_given_images():
 
 def _recomputed(batches):
     """BN tensors after precise BN over this process's batches; over all of them where there is one process."""
-    world = distributed.world_size()
+    count = distributed.world_size()
     model = Classifier(build(), 2, 0)
-    recompute_statistics(model, iter(batches[distributed.rank() :: world]), len(batches) // world)
+    _recompute_statistics(model, iter(batches[distributed.rank() :: count]), len(batches) // count)
     return {name: buffer.numpy() for name, buffer in model.named_buffers() if "running" in name}
 
 
@@ -153,7 +157,7 @@ def test_statistics_of_two_processes_are_those_of_one_over_all_batches():
 
 def _finetuned(folder):
     preset = FinetunePreset((2, 2), (0.05,), (0.05, 0.05), batch_size=8)
-    found = evaluate_finetune(DATA, build, np.arange(32), 0.1, preset, 0, folder, CPU)
+    found = evaluate_finetune(DATA, build, 0.1, preset, plan(folder))
     state = torch.load(next((folder / "final").glob("step_*.pt")), weights_only=True)["modules"]["model"]
     return found.top1, state["fc.weight"].numpy(), found.hits["top1"]
 
@@ -168,11 +172,14 @@ def test_two_processes_agree_on_the_network_and_its_score(tmp_path):
     assert hits.mean() == pytest.approx(top1)
 
 
-def _dealt(total):
-    own = torch.arange(total)[distributed.rank() :: distributed.world_size()] % 3 == 0
-    return in_order({"top1": list(own[None].split(2, dim=1))})["top1"]
+def _hits_in_order(total):
+    """Of images that are right where their number is divisible by 3; this process has every second one."""
+    own = torch.arange(total)[distributed.rank() :: distributed.world_size()]
+    logits = torch.stack([own % 3 == 0, own % 3 != 0], dim=1).float()
+    batches = zip(logits.split(2), torch.zeros_like(own).split(2), strict=True)
+    return accuracy(lambda part: part, batches, CPU)[1]["top1"]
 
 
 def test_hits_that_processes_had_in_turn_come_back_in_the_test_sets_order():
-    for found in in_two_processes(_dealt, 7):
+    for found in in_two_processes(_hits_in_order, 7):
         assert np.array_equal(found, np.arange(7) % 3 == 0)

@@ -12,20 +12,20 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.loggers import read
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot import classifier as fitting
-from momentum_transfer.lowshot import fixmatch_run
+from momentum_transfer.lowshot import fixmatch as product
 from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
-from momentum_transfer.lowshot.classifier import Classifier
+from momentum_transfer.lowshot.classifier import Classifier, Plan
 from momentum_transfer.lowshot.fixmatch import (
     FixMatch,
+    _unlabelled_loss,
+    _with_norm,
     build_method,
     check_backbone,
     check_preset,
-    unlabelled_loss,
-    with_norm,
+    evaluate_fixmatch,
 )
-from momentum_transfer.lowshot.fixmatch_run import FixMatchSetting, evaluate_fixmatch
 from momentum_transfer.lowshot.labelled_data import LabelledData, training_batches
-from momentum_transfer.lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, Schedule
+from momentum_transfer.lowshot.presets import FIXMATCH, FIXMATCH_SCHEDULES, FixMatchSetting, Schedule
 from momentum_transfer.pretrain.norms import Norm
 from tests.lowshot.toy_data import bright_or_dark
 from tests.process_group import outcome_in_own_group, signal_own_group
@@ -80,14 +80,14 @@ def test_unlabelled_loss_equals_a_naive_loop(threshold):
             pseudo = other.index(max(other))
             total += math.log(sum(math.exp(value) for value in own)) - own[pseudo]
             kept += 1
-    loss, pseudo, mask = unlabelled_loss(student, teacher, threshold)
+    loss, pseudo, mask = _unlabelled_loss(student, teacher, threshold)
     assert float(loss) == pytest.approx(total / 20, abs=1e-6)
     assert int(mask.sum()) == kept
     assert torch.equal(pseudo, teacher.argmax(1))
 
 
 def test_a_label_as_confident_as_the_threshold_counts():
-    assert unlabelled_loss(torch.zeros(1, 2), torch.zeros(1, 2), 0.5)[2].tolist() == [True]
+    assert _unlabelled_loss(torch.zeros(1, 2), torch.zeros(1, 2), 0.5)[2].tolist() == [True]
 
 
 def test_accuracy_of_pseudo_labels_is_that_of_the_confident_ones():
@@ -95,15 +95,15 @@ def test_accuracy_of_pseudo_labels_is_that_of_the_confident_ones():
     labelled, labels, weak, strong, _ = batch()
     logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0], [0.1, 0, 0], [0.1, 0, 0], [0.1, 0, 0]])
     fixmatch.teacher.forward = lambda images: logits
-    losses = fixmatch(labelled, labels, weak, strong, torch.tensor([0, 2, 0, 0, 0]))
-    assert (losses.coverage, losses.pseudo_accuracy) == (pytest.approx(0.4), 0.5)
-    assert losses.pseudo_top1 == pytest.approx(0.8), "of all, confident or not"
+    _, numbers = fixmatch(labelled, labels, weak, strong, torch.tensor([0, 2, 0, 0, 0]))
+    assert (numbers["coverage"], numbers["pseudo_accuracy"]) == (pytest.approx(0.4), 0.5)
+    assert numbers["pseudo_top1"] == pytest.approx(0.8), "of all, confident or not"
 
 
 def test_no_gradient_flows_into_the_pseudo_labels():
     teacher = torch.randn(4, 3, requires_grad=True)
     student = torch.randn(4, 3, requires_grad=True)
-    unlabelled_loss(student, teacher, 0.0)[0].backward()
+    _unlabelled_loss(student, teacher, 0.0)[0].backward()
     assert teacher.grad is None
     assert student.grad.abs().sum() > 0
 
@@ -117,10 +117,10 @@ def test_total_is_labelled_plus_weighted_unlabelled_from_one_student_forward():
     student.train()
     logits = student(torch.cat([labelled, strong]))
     expected = cross_entropy(logits[:4], labels) + 3 * cross_entropy(logits[4:], teacher.argmax(1))
-    losses = fixmatch(labelled, labels, weak, strong, hidden)
-    assert float(losses.total.detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
-    assert losses.coverage == 1.0
-    assert losses.pseudo_accuracy == pytest.approx(float((teacher.argmax(1) == hidden).float().mean()))
+    total, numbers = fixmatch(labelled, labels, weak, strong, hidden)
+    assert float(total.detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+    assert numbers["coverage"] == 1.0
+    assert numbers["pseudo_accuracy"] == pytest.approx(float((teacher.argmax(1) == hidden).float().mean()))
 
 
 def test_plain_fixmatch_puts_all_views_through_one_forward():
@@ -131,15 +131,14 @@ def test_plain_fixmatch_puts_all_views_through_one_forward():
     logits = student(torch.cat([labelled, strong, weak]))
     pseudo = logits[9:].argmax(1)
     expected = cross_entropy(logits[:4], labels) + cross_entropy(logits[4:9], pseudo)
-    assert float(fixmatch(labelled, labels, weak, strong, hidden).total.detach()) == pytest.approx(
-        float(expected.detach()), abs=1e-5
-    )
+    total, _ = fixmatch(labelled, labels, weak, strong, hidden)
+    assert float(total.detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
     assert fixmatch.networks() == {"student": fixmatch.student}
 
 
 def train_a_step(fixmatch):
     optimizer = torch.optim.SGD(fixmatch.student.parameters(), lr=0.1)
-    fixmatch(*batch()).total.backward()
+    fixmatch(*batch())[0].backward()
     optimizer.step()
 
 
@@ -267,7 +266,7 @@ def test_momentum_bn_teacher_blends_batch_and_history_by_alpha():
 @pytest.mark.parametrize("norm", ["BN", "SyncBN", "GN", "IN"])
 def test_with_norm_keeps_every_tensor_that_the_normalisation_has(norm):
     before = backbone().state_dict()
-    after = with_norm(backbone(), Norm(norm)).state_dict()
+    after = _with_norm(backbone(), Norm(norm)).state_dict()
     statistics = {name for name in before if "running" in name or "num_batches" in name}
     assert set(before) - set(after) == (statistics if norm in ("GN", "IN") else set())
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
@@ -312,9 +311,9 @@ PRESET = replace(FIXMATCH["eman"], unlabelled_ratio=2, weight=1.0, momentum=0.5,
 
 
 def train(folder, steps, preset=PRESET, rows=10, workers=0, rate=3.0, eval_every=0):
-    setting = FixMatchSetting(preset, Schedule(1), rate=rate, batch_size=4, steps=steps, eval_every=eval_every)
+    setting = FixMatchSetting(preset, Schedule(1), rate=rate, steps=steps, eval_every=eval_every)
     data, views = replace(DATA, workers=workers), WeakAndStrong("digits", 16)
-    return evaluate_fixmatch(data, views, backbone, np.arange(rows), setting, 0, folder, CPU)
+    return evaluate_fixmatch(data, views, backbone, setting, Plan(np.arange(rows), 4, 0, folder, CPU))
 
 
 @pytest.mark.parametrize(("preset", "workers"), [("eman", 2), ("momentum-bn", 0)])
@@ -348,7 +347,7 @@ def test_training_resumes_bit_for_bit_with_its_log(tmp_path, monkeypatch, preset
     assert [line["step"] for line in logs[0]] == list(range(1, 7))
 
 
-def _share_right(classifier):
+def _fraction_right(classifier):
     images = torch.stack([DATA.plain(image) for image, _ in (DATA.test[row] for row in range(len(DATA.test)))])
     with torch.no_grad():
         return float((classifier.eval()(images).argmax(1).numpy() == DATA.test.labels).mean())
@@ -362,7 +361,7 @@ def test_student_is_scored_and_the_teacher_beside_it(tmp_path):
     for name in ("student", "teacher"):
         classifier = Classifier(backbone(), 2, 0)
         classifier.load_state_dict({k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(name)})
-        expected[name] = _share_right(classifier)
+        expected[name] = _fraction_right(classifier)
     assert expected["student"] > expected["teacher"] + 0.2
     assert {name: values["top1"] for name, values in found.items()} == pytest.approx(expected)
 
@@ -414,8 +413,8 @@ def test_accuracy_on_the_way_is_logged_and_changes_nothing(tmp_path, preset):
 def test_streams_and_run_follow_the_setting(tmp_path, monkeypatch):
     """Twice as many unlabelled images as labelled ones, none of them labelled; rates scaled with the batch."""
     streams, runs = [], []
-    monkeypatch.setattr(fixmatch_run, "training_batches", lambda *a: streams.append(a) or training_batches(*a))
-    monkeypatch.setattr(fixmatch_run, "fit", lambda run, batches, *_: runs.append((run, next(iter(batches(0))))))
+    monkeypatch.setattr(product, "training_batches", lambda *a: streams.append(a) or training_batches(*a))
+    monkeypatch.setattr(product, "fit", lambda run, batches, *_: runs.append((run, next(iter(batches(0))))))
     train(tmp_path, 2, rate=3.0)
     ((_, views, stream, _),) = streams
     assert (stream.batch, stream.steps) == (4 * 2, 2)
@@ -455,7 +454,7 @@ def test_two_processes_train_the_teacher_of_one(tmp_path, norm):
         assert all(np.allclose(found[name], alone[name], rtol=1e-3, atol=1e-4) for name in alone)
 
 
-def test_shuffle_bn_draws_the_same_orders_again(tmp_path):
+def test_shuffle_bn_takes_the_same_orders_again(tmp_path):
     preset = replace(PRESET, teacher="ShuffleBN", threshold=0.0)
     once, again = (in_two_processes(_teacher_weights, tmp_path / name, preset)[0] for name in ("once", "again"))
     assert all(np.array_equal(once[name], again[name]) for name in once)

@@ -78,11 +78,8 @@ def test_any_k_comes_from_one_search():
     assert one[0].value == pytest.approx(100 * np.mean(alone[:, 0] == TEST.labels))
 
 
-def test_unknown_preset_and_too_small_database_are_refused():
+def test_unknown_preset_is_refused():
     with pytest.raises(InputError, match=r"expected KNN\.PRESETS of eman, dino, majority-K, weighted-K, found 'best'"):
         knn.preset("best")
     with pytest.raises(InputError, match="found 'majority-0'"):
         knn.preset("majority-0")
-    found = search(TRAIN.features, TEST.features, 20)
-    with pytest.raises(InputError, match="asks for 200 neighbours"):
-        list(knn.knn_scores(found, TRAIN, TEST, ["dino"]))

@@ -9,12 +9,12 @@ import pytest
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages, build_dataset
 from momentum_transfer.images.views import eval_transform
-from momentum_transfer.lowshot import image_evaluations
+from momentum_transfer.lowshot import evaluations
+from momentum_transfer.lowshot.classifier import Result
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.image_evaluations import run_folder
-from momentum_transfer.lowshot.inputs import Images, feature_sets, labelled_data
+from momentum_transfer.lowshot.evaluations import _run_folder
+from momentum_transfer.lowshot.inputs import Images, feature_sets
 from momentum_transfer.lowshot.labelled_data import LabelledData, file_names, search_split
-from momentum_transfer.lowshot.linear import LinearResult
 from momentum_transfer.lowshot.score import settings_hash
 
 VIEW = eval_transform("digits", 16)
@@ -46,7 +46,7 @@ def settings(folder, name="imagefolder"):
 
 @pytest.mark.parametrize("name", ["imagefolder", "filelist"])
 def test_split_file_finds_its_images_by_name(folder, name):
-    data = labelled_data(settings(folder, name), Images(settings(folder, name)), workers=0)
+    data = Images(settings(folder, name)).labelled(workers=0)
     listing = folder / "10percent.txt"
     listing.write_text("cat_train2.jpeg\nant_train1.jpeg\n")
     rows = data.labelled_rows(0.17, str(listing), 0)
@@ -57,7 +57,7 @@ def test_split_file_finds_its_images_by_name(folder, name):
 def test_split_file_finds_its_images_in_a_long_tail(folder):
     cfg = settings(folder)
     cfg.DATASETS.LONG_TAIL = 0.25
-    data = labelled_data(cfg, Images(cfg), workers=0)
+    data = Images(cfg).labelled(workers=0)
     names = file_names(data.train)
     assert len(names) == len(data.train) < 12
     assert all(CLASSES[label] in name for name, label in zip(names, data.train.labels, strict=True))
@@ -73,7 +73,7 @@ def test_split_file_finds_its_images_in_a_long_tail(folder):
         ("ant_train0.jpeg\nant_train1.jpeg\n", "names images of one class only"),
         (
             "ant_train0.jpeg\nbee_train0.jpeg\ncat_train0.jpeg\n",
-            r"FRACTION 0\.25, the share .* found 0\.17; set it",
+            r"FRACTION 0\.25, the fraction .* found 0\.17; set it",
         ),
         ("\n", "is empty"),
     ],
@@ -81,9 +81,7 @@ def test_split_file_finds_its_images_in_a_long_tail(folder):
 def test_unusable_split_file_is_refused(folder, text, message):
     (folder / "list.txt").write_text(text)
     with pytest.raises(InputError, match=message):
-        labelled_data(settings(folder), Images(settings(folder)), workers=0).labelled_rows(
-            0.17, str(folder / "list.txt"), 0
-        )
+        Images(settings(folder)).labelled(workers=0).labelled_rows(0.17, str(folder / "list.txt"), 0)
 
 
 def test_split_file_needs_files():
@@ -98,7 +96,7 @@ def test_class_that_only_one_split_has_is_refused_as_it_shifts_the_others(folder
     shutil.rmtree(folder / "val" / "ant")
     listing = folder / "val.txt"
     listing.write_text("".join(line for line in listing.read_text().splitlines(True) if " ant" not in line))
-    for build in (lambda cfg: labelled_data(cfg, Images(cfg), 0), lambda cfg: feature_sets(cfg, None, Images(cfg))):
+    for build in (lambda cfg: Images(cfg).labelled(0), lambda cfg: feature_sets(cfg, None, Images(cfg))):
         with pytest.raises(InputError, match="class 0 is 'ant' in the training images and 'bee' in the test images"):
             build(settings(folder, name))
 
@@ -107,7 +105,7 @@ def test_classes_may_be_missing_at_the_end_of_the_test_set(folder):
     shutil.rmtree(folder / "val" / "cat")
     train, test = feature_sets(settings(folder), None, Images(settings(folder)))
     assert (train.num_classes, test.num_classes) == (3, 2)
-    assert len(labelled_data(settings(folder), Images(settings(folder)), 0).test) == 8
+    assert len(Images(settings(folder)).labelled(0).test) == 8
 
 
 def test_labels_that_do_not_fit_are_refused():
@@ -116,7 +114,7 @@ def test_labels_that_do_not_fit_are_refused():
         LabelledData(one_class, one_class, VIEW, VIEW)
     two = ArrayImages(np.zeros((4, 16, 16, 3), np.uint8), [0, 1, 0, 1], ["a", "b"])
     more = ArrayImages(np.zeros((3, 16, 16, 3), np.uint8), [0, 1, 2], ["a", "b", "c"])
-    with pytest.raises(InputError, match="classes that the training images lack"):
+    with pytest.raises(InputError, match="classes that the training set lacks"):
         LabelledData(two, more, VIEW, VIEW)
 
 
@@ -138,12 +136,12 @@ def test_search_split_holds_out_a_fifth_of_every_class_of_a_long_tail():
 def test_an_edited_list_is_another_experiment(folder):
     cfg = settings(folder, "filelist")
     before = settings_hash(cfg)
-    folders = {run_folder(cfg, None, "linear", 0, np.arange(rows)) for rows in (3, 4, 4)}
+    folders = {_run_folder(cfg, None, "linear", 0, np.arange(rows)) for rows in (3, 4, 4)}
     assert len(folders) == 2
     with (folder / "train.txt").open("a") as listing:
         listing.write("train/ant/ant_train0.jpeg ant\n")
     assert settings_hash(cfg) != before
-    assert run_folder(cfg, None, "linear", 0, np.arange(3)) not in folders
+    assert _run_folder(cfg, None, "linear", 0, np.arange(3)) not in folders
 
 
 def test_unreadable_test_image_is_an_error_and_not_replaced(folder):
@@ -158,9 +156,9 @@ def test_linear_evaluation_takes_the_layer_that_is_asked_for(folder, monkeypatch
     cfg.FEATURES.LAYER, cfg.FEATURES.PRECISION, cfg.OUTPUT_DIR = layer, "fp32", str(folder / "out")
     cfg.MODEL.ARCH, cfg.MODEL.WIDTH, cfg.MODEL.STEM = "resnet10", 4, "small"
     cfg.LINEAR.BATCH_SIZE, cfg.LINEAR.WORKERS = 4, 0
-    scores = LinearResult(1.0, 1.0, 0.1, dict.fromkeys(("top1", "top5"), np.ones(8, bool)))
-    monkeypatch.setattr(image_evaluations, "evaluate_linear", lambda source, *_: dims.append(source.dim) or scores)
-    list(image_evaluations.linear(cfg, None, Images(cfg), lambda *_: True))
+    scores = Result(1.0, 1.0, 0.1, dict.fromkeys(("top1", "top5"), np.ones(8, bool)))
+    monkeypatch.setattr(evaluations, "evaluate_linear", lambda source, *_: dims.append(source.dim) or scores)
+    list(evaluations.ON_IMAGES["linear"](cfg, None, Images(cfg), lambda *_: True))
     assert dims == [channels]
 
 

@@ -7,11 +7,11 @@ import torch
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.datasets import ArrayImages
 from momentum_transfer.images.views import eval_transform
-from momentum_transfer.lowshot.augment import WeakAndStrong, strong_view, weak_view
+from momentum_transfer.lowshot.augment import WeakAndStrong, weak_view
 from momentum_transfer.lowshot.labelled_data import Stream, evaluation_batches, steps_of, training_batches
 
-PICTURES = np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8)
-IMAGES = ArrayImages(PICTURES, [0, 1] * 5, ["a", "b"])
+PIXELS = np.random.default_rng(0).integers(0, 255, (10, 16, 16, 3), dtype=np.uint8)
+IMAGES = ArrayImages(PIXELS, [0, 1] * 5, ["a", "b"])
 ROWS = np.array([1, 3, 4, 8, 9])
 
 
@@ -34,16 +34,16 @@ def test_batch_may_exceed_the_number_of_rows():
     assert [epoch for epoch, _ in batch] == [0, 0, 1, 1, 2]
 
 
-def test_processes_share_each_batch_without_overlap(monkeypatch):
+def test_processes_divide_each_batch_without_overlap(monkeypatch):
     whole = list(Stream(ROWS, 4, 3, seed=0))
     monkeypatch.setattr("momentum_transfer.core.distributed.world_size", lambda: 2)
-    shares = []
+    parts = []
     for rank in (0, 1):
         monkeypatch.setattr("momentum_transfer.core.distributed.rank", lambda rank=rank: rank)
-        shares.append(list(Stream(ROWS, 4, 3, seed=0)))
-    for one, other, both in zip(*shares, whole, strict=True):
+        parts.append(list(Stream(ROWS, 4, 3, seed=0)))
+    for one, other, both in zip(*parts, whole, strict=True):
         assert [place for pair in zip(one, other, strict=True) for place in pair] == both
-    with pytest.raises(InputError, match="a batch size that 2 processes can share equally, found 5"):
+    with pytest.raises(InputError, match="a batch size that 2 processes can divide equally, found 5"):
         Stream(ROWS, 5, 3, seed=0)
 
 
@@ -88,13 +88,13 @@ def test_evaluation_shows_each_row_once_in_order():
 def test_views_keep_size_and_normalisation_and_digits_are_never_mirrored():
     wide = np.zeros((16, 16, 3), np.uint8)
     wide[:, 10:] = 255  # bright on the right, whatever the shift by two
-    picture = ArrayImages(wide[None], [0], ["a"])[0][0]
+    image = ArrayImages(wide[None], [0], ["a"])[0][0]
     for seed in range(20):
         torch.manual_seed(seed)
-        view = weak_view("digits", 16)(picture)
+        view = weak_view("digits", 16)(image)
         assert view.shape == (3, 16, 16)
         assert view[0, :, 13].mean() > view[0, :, 5].mean()
-    assert torch.equal(eval_transform("digits", 16)(picture).amax((1, 2)), view.amax((1, 2)))
+    assert torch.equal(eval_transform("digits", 16)(image).amax((1, 2)), view.amax((1, 2)))
 
 
 def test_weak_and_strong_view_have_their_own_randomness():
@@ -104,4 +104,4 @@ def test_weak_and_strong_view_have_their_own_randomness():
     torch.manual_seed(0)
     assert torch.equal(weak, weak_view("imagefolder", 8)(IMAGES[0][0]))
     torch.manual_seed(0)
-    assert not torch.equal(strong, strong_view("imagefolder", 8)(IMAGES[0][0]))
+    assert not torch.equal(strong, WeakAndStrong("imagefolder", 8).strong(IMAGES[0][0]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import ImageEnhance, ImageOps
 
-from momentum_transfer.lowshot.augment import LEVELS, OPERATIONS, RandomLevelAugment
+from momentum_transfer.lowshot.augment import _OPERATIONS, LEVELS, _RandomLevelAugment
 
 SIDE = 40
 VALUES = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
@@ -18,7 +18,7 @@ def shifted(image, x, y):
 
 
 def sheared(image, x, y):
-    """A positive share takes from further right (x) or below (y); the upper left corner is at rest."""
+    """A positive fraction takes from further right (x) or below (y); the upper left corner is at rest."""
     return image.transform(image.size, PIL.Image.Transform.AFFINE, (1, x, 0, y, 1, 0))
 
 
@@ -40,8 +40,8 @@ EXPECTED = {
     "Contrast": (lambda level: 0.1 + 1.8 * level, lambda image, f: ImageEnhance.Contrast(image).enhance(f)),
     "Brightness": (lambda level: 0.1 + 1.8 * level, lambda image, f: ImageEnhance.Brightness(image).enhance(f)),
     "Sharpness": (lambda level: 0.1 + 1.8 * level, lambda image, f: ImageEnhance.Sharpness(image).enhance(f)),
-    "ShearX": (lambda level: 0.3 * level, lambda image, share: sheared(image, share, 0)),
-    "ShearY": (lambda level: 0.3 * level, lambda image, share: sheared(image, 0, share)),
+    "ShearX": (lambda level: 0.3 * level, lambda image, part: sheared(image, part, 0)),
+    "ShearY": (lambda level: 0.3 * level, lambda image, part: sheared(image, 0, part)),
     "TranslateX": (lambda level: 12 * level, lambda image, pixels: shifted(image, pixels, 0)),
     "TranslateY": (lambda level: 12 * level, lambda image, pixels: shifted(image, 0, pixels)),
     "SolarizeAdd": ({0: 0, 0.5: 55, 1: 110}.get, solarized_by_addition),
@@ -50,9 +50,9 @@ SIGNED = {"Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"}
 
 
 def test_operations_are_the_sixteen_of_the_published_list():
-    assert len(OPERATIONS) == 16
-    assert set(OPERATIONS) == set(EXPECTED)
-    assert {name for name, operation in OPERATIONS.items() if operation.signed} == SIGNED
+    assert len(_OPERATIONS) == 16
+    assert set(_OPERATIONS) == set(EXPECTED)
+    assert {name for name, operation in _OPERATIONS.items() if operation.signed} == SIGNED
 
 
 @pytest.mark.parametrize("level", [0, 0.5, 1])
@@ -60,17 +60,17 @@ def test_operations_are_the_sixteen_of_the_published_list():
 def test_operation_has_its_published_range(name, level):
     strength_at, apply = EXPECTED[name]
     strength = strength_at(level)
-    # shears turn the angle back into the share, so that a pixel on an edge may fall on either side of it
+    # shears turn the angle back into the fraction, so that a pixel on an edge may fall on either side of it
     allowed = 0.02 if "Shear" in name else 0.0
     for negated in (False, True):
-        found = np.asarray(OPERATIONS[name](NOISE, level, negated))
+        found = np.asarray(_OPERATIONS[name](NOISE, level, negated))
         expected = np.asarray(apply(NOISE, -strength if negated and name in SIGNED else strength))
         assert (found != expected).any(axis=2).mean() <= allowed
 
 
 @pytest.mark.parametrize("name", sorted(SIGNED | {"SolarizeAdd"}))
 def test_level_zero_changes_nothing(name):
-    assert np.array_equal(np.asarray(OPERATIONS[name](NOISE, 0)), VALUES)
+    assert np.array_equal(np.asarray(_OPERATIONS[name](NOISE, 0)), VALUES)
 
 
 def test_emans_levels_are_the_integers_1_to_9_of_10_equally_often():
@@ -89,11 +89,11 @@ def test_uniform_levels_fill_the_range_evenly():
 @pytest.mark.parametrize("levels", LEVELS)
 def test_two_operations_are_drawn_for_each_image_each_with_its_own_level_and_sign(levels, monkeypatch):
     seen = []
-    for name in list(OPERATIONS):
+    for name in list(_OPERATIONS):
         recorded = lambda image, level, negated, name=name: seen.append((name, level, negated)) or image  # noqa: E731
-        monkeypatch.setitem(OPERATIONS, name, recorded)
+        monkeypatch.setitem(_OPERATIONS, name, recorded)
     torch.manual_seed(0)
-    augment = RandomLevelAugment(levels)
+    augment = _RandomLevelAugment(levels)
     for _ in range(800):
         augment(NOISE)
     assert len(seen) == 1600
@@ -110,5 +110,5 @@ def test_same_seed_gives_the_same_image():
     images = []
     for _ in range(2):
         torch.manual_seed(3)
-        images.append(np.asarray(RandomLevelAugment()(NOISE)))
+        images.append(np.asarray(_RandomLevelAugment()(NOISE)))
     assert np.array_equal(*images)

@@ -36,7 +36,7 @@ def test_map_and_recall_equal_a_naive_loop(top):
 def test_average_precision_of_known_lists():
     hits = np.array([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=bool)
     expected = [(1 + 2 / 3) / 2, 0, 1, 1 / 4]
-    assert np.allclose(knn.average_precisions(hits), expected, rtol=0, atol=1e-12)
+    assert np.allclose(knn._average_precisions(hits), expected, rtol=0, atol=1e-12)
 
 
 def test_whole_database_has_full_recall():
@@ -44,7 +44,7 @@ def test_whole_database_has_full_recall():
     assert recall.value == pytest.approx(100)
 
 
-def test_images_with_several_labels_are_relevant_when_they_share_one():
+def test_images_with_several_labels_are_relevant_with_one_in_common():
     database, queries = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 1]]), np.array([[1, 1, 0]])
-    assert knn.relevant(database, np.array([[2, 1, 0]]), queries).tolist() == [[False, True, True]]
-    assert knn.relevant_counts(database, queries).tolist() == [2]
+    assert knn._relevant(database, np.array([[2, 1, 0]]), queries).tolist() == [[False, True, True]]
+    assert knn._relevant_counts(database, queries).tolist() == [2]

@@ -9,15 +9,10 @@ from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.lowshot import presets
 from momentum_transfer.lowshot.augment import LEVELS
 from momentum_transfer.lowshot.config import KNN_PRESET, SETTINGS, check_settings, get_cfg
+from momentum_transfer.lowshot.evaluations import _check_batch, _fixmatch_protocol
 from momentum_transfer.lowshot.fixmatch import STUDENTS
-from momentum_transfer.lowshot.image_evaluations import (
-    check_batch,
-    finetune_preset,
-    fixmatch_protocol,
-    fixmatch_setting,
-    linear_preset,
-)
 from momentum_transfer.lowshot.knn import PRESETS
+from momentum_transfer.lowshot.presets import finetune_preset, fixmatch_setting, linear_preset
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 from momentum_transfer.pretrain.norms import TEACHER_NORMS
 
@@ -146,10 +141,10 @@ def test_training_settings_outside_their_range_are_refused(name, key, value, mes
         (2, 2, "at least two images a process"),
     ],
 )
-def test_batch_that_cannot_be_filled_or_shared_is_refused(batch, processes, message):
-    check_batch("FINETUNE.BATCH_SIZE", 64, 64, processes)
+def test_batch_that_cannot_be_filled_or_divided_is_refused(batch, processes, message):
+    _check_batch("FINETUNE.BATCH_SIZE", 64, 64, processes)
     with pytest.raises(InputError, match=message):
-        check_batch("FINETUNE.BATCH_SIZE", batch, 64, processes)
+        _check_batch("FINETUNE.BATCH_SIZE", batch, 64, processes)
 
 
 def fixmatch(**settings):
@@ -161,8 +156,8 @@ def test_normalisations_are_switches_and_the_protocol_names_them():
     node = fixmatch(PRESET="eman", STUDENT_NORM="SyncBN")
     preset = fixmatch_setting(node, pretrained=True).preset
     assert (preset.student, preset.teacher) == ("SyncBN", "EMAN")
-    assert fixmatch_protocol(node) == "eman-1x/student=SyncBN"
-    assert fixmatch_protocol(fixmatch(TEACHER_NORM="EMAN")) == "eman-1x"
+    assert _fixmatch_protocol(node) == "eman-1x/student=SyncBN"
+    assert _fixmatch_protocol(fixmatch(TEACHER_NORM="EMAN")) == "eman-1x"
     with pytest.raises(InputError, match=r"expected a preset with a teacher under FIXMATCH\.TEACHER_NORM"):
         fixmatch_setting(fixmatch(PRESET="fixmatch", TEACHER_NORM="EMAN"), pretrained=False)
 
@@ -176,10 +171,10 @@ def test_shuffle_bn_of_one_process_needs_groups_to_shuffle_between():
 def test_levels_of_the_strong_view_are_a_switch_and_the_protocol_names_them():
     assert fixmatch_setting(fixmatch(), pretrained=False).preset.strong_levels == "eman"
     assert fixmatch_setting(fixmatch(STRONG_LEVELS="uniform"), pretrained=False).preset.strong_levels == "uniform"
-    assert fixmatch_protocol(fixmatch(STRONG_LEVELS="uniform")) == "eman-1x/strong_levels=uniform"
+    assert _fixmatch_protocol(fixmatch(STRONG_LEVELS="uniform")) == "eman-1x/strong_levels=uniform"
 
 
-def test_settings_override_the_presets_numbers_and_keep_shares_of_the_schedule():
-    setting = fixmatch_setting(fixmatch(EPOCHS=20.0, UNLABELLED_RATIO=3, BATCH_SIZE=16), pretrained=True)
+def test_settings_override_the_presets_numbers_and_keep_fractions_of_the_schedule():
+    setting = fixmatch_setting(fixmatch(EPOCHS=20.0, UNLABELLED_RATIO=3), pretrained=True)
     assert (setting.schedule.epochs, setting.schedule.warmup, setting.schedule.milestones) == (20, 1, (0.6, 0.8))
-    assert (setting.preset.unlabelled_ratio, setting.batch_size, setting.rate) == (3, 16, 0.003)
+    assert (setting.preset.unlabelled_ratio, setting.rate) == (3, 0.003)

@@ -3,15 +3,13 @@
 import copy
 
 import numpy as np
-import pytest
 import torch
 
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
-from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.views import eval_transform
 from momentum_transfer.lowshot.augment import SeededView, weak_view
 from momentum_transfer.lowshot.classifier import Classifier
-from momentum_transfer.lowshot.fixmatch_run import check_weak_batches, weak_label_hits
+from momentum_transfer.lowshot.fixmatch import weak_label_hits
 from momentum_transfer.lowshot.labelled_data import LabelledData
 from tests.lowshot.toy_data import bright_or_dark
 
@@ -44,9 +42,3 @@ def test_hits_are_those_of_a_loop_over_batches():
     assert found["running"].tolist() == (running == labels).tolist()
     assert found["n=4"].tolist() == (own == labels).tolist()
     assert all(hits.dtype == np.bool_ for hits in found.values())
-
-
-def test_more_views_a_batch_than_there_are_images_are_refused():
-    check_weak_batches((2, 10), 10)
-    with pytest.raises(InputError, match=r"WEAK_BATCHES of at most 10 .* found 11"):
-        check_weak_batches((2, 11), 10)

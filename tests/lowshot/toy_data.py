@@ -20,6 +20,6 @@ def bright_or_dark(count, seed):
     """Noise of 16 px, of two classes in turn; images of the second have a bright upper half."""
     generator = np.random.default_rng(seed)
     labels = np.arange(count) % 2
-    pictures = generator.integers(0, 80, (count, 16, 16, 3))
-    pictures[labels == 1, :8] += 120
-    return ArrayImages(pictures.astype(np.uint8), labels, ["a", "b"])
+    pixels = generator.integers(0, 80, (count, 16, 16, 3))
+    pixels[labels == 1, :8] += 120
+    return ArrayImages(pixels.astype(np.uint8), labels, ["a", "b"])

@@ -11,7 +11,7 @@ import yaml
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.published import COUNTS, published_counts, same_dataset
 from momentum_transfer.lowshot import knn, presets
-from momentum_transfer.lowshot.image_evaluations import ON_IMAGES, percent
+from momentum_transfer.lowshot.evaluations import ON_IMAGES, percent
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 from momentum_transfer.report.aggregate import Measure
 from momentum_transfer.report.details import published_rows

@@ -19,8 +19,7 @@ from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import weights_name
 from momentum_transfer.core.settings import load_config
-from momentum_transfer.lowshot.evaluations import ON_FEATURES
-from momentum_transfer.lowshot.image_evaluations import ON_IMAGES
+from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES
 from momentum_transfer.report.reference import load_tables, published
 from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.suites.attempt import full_command, last_lines, last_word

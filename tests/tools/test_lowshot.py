@@ -90,7 +90,7 @@ def test_every_score_of_hits_keeps_its_items_and_their_mean_is_the_value(lowshot
     assert lowshot("retrieval", *npz, "KNN.PRESETS", "['eman']") == 0
     assert lowshot("svm", *npz, "SVM.TRIALS", "2", "SVM.SHOTS", "[4]") == 0
     found = [record for record in records(tmp_path) if record["metric"] != "mean_per_class"]
-    assert len(found) == 2 + 2 + 4  # top1 and top5 by kNN, mAP and recall, two draws of top1 and top5
+    assert len(found) == 2 + 2 + 4  # top1 and top5 by kNN, mAP and recall, two trials of top1 and top5
     for record in found:
         outcomes = items.read_items(tmp_path, record["items"])
         assert 100 * outcomes.values[record["metric"]].mean() == pytest.approx(record["value"], rel=1e-12)
@@ -125,7 +125,7 @@ def test_second_run_skips_what_is_recorded(lowshot, npz, tmp_path, capsys):
     lines = file.read_text().splitlines(keepends=True)
     assert lowshot(*arguments) == 0
     assert "already" in capsys.readouterr().out
-    file.write_text("".join(lines[:2]))  # as if killed after the first draw
+    file.write_text("".join(lines[:2]))  # as if killed after the first trial
     assert lowshot(*arguments) == 0
     assert [record["trial"] for record in records(tmp_path)] == [0, 0, 1, 1]
 
@@ -148,6 +148,8 @@ def test_fixmatch_records_the_student_as_the_result_and_the_teacher_beside_it_on
     scored = [(metric, name) for name in ("student", "teacher") for metric in ("top1", "top5")]
     scored += [("pseudo_top1", "teacher"), ("pseudo_accuracy", "teacher")]
     assert found == [(metric, name, "backbone") for metric, name in scored]
+    (test_set,) = {items.read_items(tmp_path, r["items"]).test_set for r in records(tmp_path) if "items" in r}
+    assert test_set, "of teachers and students alike, so that verdicts may pair any two of them"
     assert lowshot("fixmatch", "--weights", weights, *short) == 0
     assert "already" in capsys.readouterr().out
     assert len(records(tmp_path)) == 6
@@ -227,7 +229,7 @@ def test_wrong_input_is_one_line_and_code_2(lowshot, capsys, arguments, message)
         ("knn", ("KNN.PRESETS", "['majority-2000']"), "asks for 2000 neighbours, digits train has 1257 images"),
         ("knn", ("SEARCH.PRECISION", "fp8"), "expected SEARCH.PRECISION of fp32, bf16"),
         ("svm", ("SVM.SOLVER", "magic"), "expected SVM.SOLVER of batched, liblinear"),
-        ("svm", ("SVM.SHOTS", "[500]"), "images to draw from, expected at least 500"),
+        ("svm", ("SVM.SHOTS", "[500]"), "images to sample from, expected at least 500"),
         ("svm", ("SVM.PRESET", "voc07"), "does not fit digits train"),
     ],
 )

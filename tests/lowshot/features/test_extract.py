@@ -44,7 +44,7 @@ class CountingNetwork(nn.Module):
 
 def run(network, cache, about=ABOUT, **options):
     options = {"name": "images", "batch_size": 4, **options}
-    return extract(Source(network, "w", "a test"), IMAGES, TRANSFORM, about, cache, **options)
+    return extract(Source(network, "w"), IMAGES, TRANSFORM, about, cache, **options)
 
 
 def expected():
@@ -198,7 +198,7 @@ def test_full_disk_is_noticed_before_the_extraction(tmp_path, monkeypatch):
     network = CountingNetwork()
     with pytest.raises(OSError, match="No space left"):
         run(network, tmp_path)
-    assert network.seen == 1  # the one that tells the number of features
+    assert network.seen == 1  # the one that gives the number of features
     assert not list(tmp_path.rglob("*.npy"))
 
 

@@ -75,7 +75,7 @@ def test_check_looks_into_every_chunk():
         (feature_set([[0, 1]]), feature_set([[0, 1, 1]]), "labels do not match"),
         (feature_set([[0], [1]]), feature_set([[1]]), "one class only; expected multi-hot labels of at least two"),
         (feature_set([3, 3]), feature_set([3]), r"one class only \(label 3\)"),
-        (feature_set([0, 1]), feature_set([0, 7], name="test"), "test holds classes that train lacks: 7"),
+        (feature_set([0, 1]), feature_set([0, 7], name="test"), "test has classes that train lacks: 7"),
     ],
 )
 def test_sets_that_do_not_belong_together_are_refused(train, test, message):

@@ -48,13 +48,13 @@ def test_without_a_cls_token_the_last_blocks_are_means_of_patches():
 @pytest.mark.parametrize("text", ["timm:test_vit?img_size=64", "timm:test_convnext?img_size=64", "timm:test_resnet"])
 def test_extracted_features_have_the_bits_of_timms_own_forward(text: str):
     network, images = features(text, "pooled")
-    theirs = network.backbone.network
+    published = network.backbone.network
     with torch.no_grad():
-        wanted = theirs.forward_head(theirs.forward_features(images), pre_logits=True).numpy()
-    for one in (network, network.backbone, theirs.eval()):
+        wanted = published.forward_head(published.forward_features(images), pre_logits=True).numpy()
+    for one in (network, network.backbone, published.eval()):
         assert (extract_features(one, images) == wanted).all()
     whole = timm.create_model(network.backbone.architecture.name, **({"img_size": 64} if "vit" in text else {}))
-    whole.load_state_dict(theirs.state_dict(), strict=False)
+    whole.load_state_dict(published.state_dict(), strict=False)
     whole.reset_classifier(0)
     assert (extract_features(whole, images) == wanted).all()
 

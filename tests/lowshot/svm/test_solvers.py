@@ -6,10 +6,16 @@ import torch
 from sklearn.svm import LinearSVC
 
 from momentum_transfer.core.neighbours import normalized
-from momentum_transfer.lowshot.svm import batched as batched_svm
-from momentum_transfer.lowshot.svm import batched as svm_newton
-from momentum_transfer.lowshot.svm.batched import Classes, Step, fit_batched, share
-from momentum_transfer.lowshot.svm.problem import LinearClassifiers, fit_liblinear, objectives, signed_targets
+from momentum_transfer.lowshot.svm import solvers
+from momentum_transfer.lowshot.svm.solvers import (
+    LinearClassifiers,
+    _Classes,
+    _Step,
+    fit_batched,
+    fit_liblinear,
+    shared_basis,
+    signed_targets,
+)
 
 COSTS = [2.0**power for power in range(-5, 6)]
 
@@ -21,6 +27,18 @@ def problem(classes, shots, dim, seed=0, overlap=1.0):
     rows = np.repeat(means, shots, axis=0) + overlap * generator.standard_normal((classes * shots, dim))
     labels = np.repeat(np.arange(classes), shots)
     return normalized(np.maximum(rows + 0.3, 0)), signed_targets(labels, classes)
+
+
+def objectives(classifiers, features, targets, costs, positive_weight):
+    """The minimised quantity [costs, classes], in float64."""
+    values = []
+    for cost, weights, biases in zip(costs, classifiers.weights, classifiers.biases, strict=True):
+        hinge = np.maximum(0, 1 - targets * (features.astype(np.float64) @ weights.T + biases))
+        losses = (np.where(targets > 0, positive_weight, np.abs(targets)) * hinge**2).sum(axis=0)
+        values.append(
+            (weights.astype(np.float64) ** 2).sum(axis=1) / 2 + biases.astype(np.float64) ** 2 / 2 + cost * losses
+        )
+    return np.array(values)
 
 
 SHAPES = {
@@ -83,9 +101,9 @@ def test_predictions_agree_with_liblinears(shape, positive_weight, copies):
     costs = COSTS[::5]
     found = fit_batched(features, targets, costs, positive_weight)
     reference = fit_liblinear(features, targets, costs, positive_weight, tol=1e-6)
-    mine, theirs = (np.einsum("nd,scd->snc", others, fit.weights) + fit.biases[:, None] for fit in (found, reference))
-    assert np.mean(mine.argmax(2) == theirs.argmax(2)) >= 0.999
-    assert np.mean(mine.argmax(2) == labels) > 3 / classes
+    ours, expected = (np.einsum("nd,scd->snc", others, fit.weights) + fit.biases[:, None] for fit in (found, reference))
+    assert np.mean(ours.argmax(2) == expected.argmax(2)) >= 0.999
+    assert np.mean(ours.argmax(2) == labels) > 3 / classes
 
 
 def test_images_left_out_of_a_class_are_not_there():
@@ -128,48 +146,50 @@ def test_duplicated_images_and_contradicting_labels_are_solved():
     assert (found <= objectives(fit_liblinear(*arguments, tol=1e-6), *arguments) * (1 + 1e-6)).all()
 
 
-def test_solution_does_not_depend_on_order_of_costs_on_batching_or_on_the_gram_matrix():
+def test_solution_does_not_depend_on_order_of_costs_on_batching_or_on_the_gram_matrix(monkeypatch):
     features, targets = problem(9, 6, 30)
     whole = fit_batched(features, targets, COSTS, double=True)
     backwards = fit_batched(features, targets, COSTS[::-1], double=True)
     assert np.allclose(whole.weights, backwards.weights[::-1], rtol=0, atol=1e-10)
-    batches = fit_batched(features, targets, COSTS, double=True, class_batch=4)
+    monkeypatch.setattr(solvers, "_CLASS_BATCH", 4)
+    batches = fit_batched(features, targets, COSTS, double=True)
     assert np.allclose(whole.weights, batches.weights, rtol=0, atol=1e-10)
-    without_gram = fit_batched(features, targets, COSTS, double=True, gram_bytes=0)
+    monkeypatch.setattr(solvers, "_GRAM_BYTES", 0)
+    without_gram = fit_batched(features, targets, COSTS, double=True)
     assert np.allclose(whole.weights, without_gram.weights, rtol=0, atol=1e-10)
 
 
-def test_gram_matrix_that_would_not_fit_is_left_out_aloud(capsys):
+def test_gram_matrix_that_would_not_fit_is_left_out_with_a_warning(capsys, monkeypatch):
     features, _ = problem(4, 10, 30)
-    assert share(features, torch.float32, "cpu", gram_bytes=100).gram is None
+    monkeypatch.setattr(solvers, "_GRAM_BYTES", 100)
+    assert shared_basis(features, torch.float32, "cpu").gram is None
     assert "no 40 × 40 Gram matrix" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("few", [0, 10**6], ids=["conjugate gradients", "cholesky"])
 def test_both_ways_to_take_a_newton_step_reach_the_same_minimum(few):
     features, targets = problem(6, 20, 60, overlap=2.0)
-    shared = share(features, torch.float64, "cpu", 1e9)
-    classes = Classes(shared, torch.from_numpy(targets.T.astype(np.float64)), 1.0)
+    basis = shared_basis(features, torch.float64, "cpu")
+    classes = _Classes(basis, torch.from_numpy(targets.T.astype(np.float64)), 1.0)
     classes.few = few
     for cost in COSTS:
         assert classes.solve(cost) == 0
     expected = fit_batched(features, targets, COSTS[-1:], double=True)
-    found = (classes.weights @ shared.basis.T).numpy()
+    found = (classes.weights @ basis.vectors.T).numpy()
     assert np.allclose(found[:, :-1], expected.weights[0], rtol=0, atol=1e-8 * np.abs(expected.weights).max() * 10)
 
 
 def test_coordinates_keep_every_inner_product():
     for shape in SHAPES.values():
         features, _ = problem(*shape[:3], overlap=shape[3])
-        shared = share(features, torch.float64, "cpu", 1e9)
-        assert np.allclose(shared.gram.numpy(), features.astype(np.float64) @ features.T + 1, atol=1e-10)
-        assert torch.allclose(shared.rows.T @ shared.rows, torch.diag(shared.moments), atol=1e-8)
+        basis = shared_basis(features, torch.float64, "cpu")
+        assert np.allclose(basis.gram.numpy(), features.astype(np.float64) @ features.T + 1, atol=1e-10)
+        assert torch.allclose(basis.rows.T @ basis.rows, torch.diag(basis.moments), atol=1e-8)
 
 
-def test_fits_that_do_not_arrive_are_counted_aloud(capsys, monkeypatch):
+def test_fits_that_do_not_arrive_are_counted_in_a_warning(capsys, monkeypatch):
     features, targets = problem(4, 10, 30, overlap=2.0)
-    monkeypatch.setattr(batched_svm, "MAX_NEWTON", 1)
-    monkeypatch.setattr(svm_newton, "MAX_NEWTON", 1)
+    monkeypatch.setattr(solvers, "_MAX_NEWTON", 1)
     fit_batched(features, targets, COSTS[:2])
     assert re.search(r"[1-8] of 8 SVMs did not reach the tolerance in 1 Newton steps", capsys.readouterr().err)
     fit_liblinear(features, targets, [2.0**5], max_iter=1)
@@ -179,11 +199,11 @@ def test_fits_that_do_not_arrive_are_counted_aloud(capsys, monkeypatch):
 def test_cholesky_takes_float64_where_float32_makes_the_matrix_indefinite():
     """Images ten times over, at a cost whose diagonal is far below float32's rounding of their products."""
     features, targets = (np.repeat(part, 10, axis=0) for part in problem(3, 2, 40))
-    shared = share(features, torch.float32, "cpu", 1e9)
-    assert int(torch.linalg.cholesky_ex(shared.gram + 1e-8 * torch.eye(60)).info)
-    classes = Classes(shared, torch.from_numpy(targets.T.astype(np.float32)), 1.0)
-    step = Step(classes, torch.arange(3), cost=0.5e8)
-    rows = shared.rows.double()
+    basis = shared_basis(features, torch.float32, "cpu")
+    assert int(torch.linalg.cholesky_ex(basis.gram + 1e-8 * torch.eye(60)).info)
+    classes = _Classes(basis, torch.from_numpy(targets.T.astype(np.float32)), 1.0)
+    step = _Step(classes, torch.arange(3), cost=0.5e8)
+    rows = basis.rows.double()
     for row in range(3):  # all images are active at the start
         expected = torch.linalg.solve(torch.eye(rows.shape[1]) + 1e8 * rows.T @ rows, -step.gradient[row].double())
         assert torch.allclose(step._by_cholesky(row).double(), expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
