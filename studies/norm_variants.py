@@ -3,9 +3,9 @@
     python studies/norm_variants.py detect --config configs/smoke/faster_rcnn_c4_digits.yaml --weights CKPT
     python studies/norm_variants.py finetune --config configs/smoke/lowshot_digits.yaml --weights CKPT
 
-A variant is the checkpoint (a ResNet) with weights of larger norms, as LARS leaves them (tools/convert.py --scale), some
-rescaled again: by NormRescale with the checkpoint as its anchor, or by .1. Every variant is fine-tuned with the same
-seeds, so that trials are pairs; records bear the variants' names. `momentum-transfer study norm_rescale` runs all of it.
+A variant is the checkpoint (a ResNet) with larger weights, as LARS leaves them (tools/convert.py --scale);
+some are rescaled again: by NormRescale with the checkpoint as its anchor, or by .1. Each is fine-tuned with the
+same seeds, so that trials are pairs; records bear the variants' names. `momentum-transfer study norm_rescale` runs all.
 """
 
 import argparse
