@@ -125,8 +125,9 @@ def _prepare(cfg: CfgNode, request: Request) -> tuple[Subject, _Evaluate]:
         raise InputError(f"--weights {request.weights} means nothing to {request.command}; see --help")
     source = request.source
     if source is None and request.weights not in (inputs.PIXELS, inputs.SCRATCH):
-        options = {"network": request.network, "family": request.family, "architecture": request.arch}
-        source = load_backbone(request.weights, **options)
+        source = load_backbone(
+            request.weights, network=request.network, family=request.family, architecture=request.arch
+        )
     cfg, own = _own_images(cfg, request, source)
     images = inputs.Images(cfg, request.verify, own)
     counts = _counts(images.test.labels, images.test.classes)

@@ -126,10 +126,10 @@ class TrainingBatches:
 
     def _from_batch(self, first: int, workers: int) -> Generator[Batch, None, None]:
         """Micro-batches ``first`` on, read by so many worker processes."""
-        rank, world = distributed.rank(), distributed.world_size()
+        rank, processes = distributed.rank(), distributed.world_size()
         micro, seed = self.plan.micro_batch, self.cfg.SEED
-        order = whole_steps(self.size, micro * world * self.plan.accumulate, seed)
-        batches = Batches(order, micro, rank=rank, world_size=world, start=first)
+        order = whole_steps(self.size, micro * processes * self.plan.accumulate, seed)
+        batches = Batches(order, micro, rank=rank, world_size=processes, start=first)
         pinned = self.device.type == "cuda"
         layout = torch.channels_last if self.cfg.RUN.CHANNELS_LAST else torch.contiguous_format
         images = EpochImages(self.dataset)

@@ -1,4 +1,4 @@
-"""Steps, micro-batches and scaled rates from config, data set and world size, checked before any work."""
+"""Steps, micro-batches and scaled rates from config, data set and number of processes, checked before any work."""
 
 from dataclasses import dataclass
 

@@ -10,18 +10,8 @@ from torch import Tensor, nn
 
 from momentum_transfer.backbones.build import AnyArchitecture
 from momentum_transfer.backbones.resnet import Architecture
-from momentum_transfer.core import distributed
-from momentum_transfer.core.checkpoints import (
-    FORMAT,
-    CheckpointFolder,
-    check_generator,
-    check_numbers,
-    check_parts,
-    check_step,
-    fitting,
-    load,
-    load_optimizer,
-)
+from momentum_transfer.core import checkpoints, distributed
+from momentum_transfer.core.checkpoints import check_parts, fitting
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.log import warn
 from momentum_transfer.core.settings import dump, learned_settings
@@ -42,7 +32,7 @@ def capture(run: Run, step: int) -> dict[str, Any]:
         processes = [None] * distributed.world_size()
         dist.all_gather_object(processes, local)
     return {
-        "format": FORMAT,
+        "format": checkpoints.FORMAT,
         "method": run.cfg.METHOD.NAME,
         "config": dump(run.cfg),
         "step": step,
@@ -72,10 +62,10 @@ def restore(run: Run, state: dict[str, Any], path: Path) -> int:
     _check(state, run.cfg, path)
     check_same_settings(state["config"], run.cfg)
     check_other_processes(run.cfg, len(state["processes"]), distributed.world_size())
-    check_step(state["step"], max(run.plan.steps, 1), path)
+    checkpoints.check_step(state["step"], max(run.plan.steps, 1), path)
     with fitting(path):
         run.method.load_state_dict(state["model"])
-        load_optimizer(run.optimizer, state["optimizer"], path)
+        checkpoints.load_optimizer(run.optimizer, state["optimizer"], path)
         run.scaler.load_state_dict(state["scaler"])
     processes = state["processes"]
     if len(processes) != distributed.world_size():
@@ -105,12 +95,12 @@ def _check(state: dict[str, Any], cfg: CfgNode, path: Path) -> None:
         raise InputError(f"expected a checkpoint of {cfg.METHOD.NAME}, found one of {shown(state['method'])}: {path}")
     for values in state.get("figures", {}).values():
         numbers = enumerate(values if isinstance(values, list) else [values])
-        check_numbers({str(place): value for place, value in numbers}, "figures", path)
+        checkpoints.check_numbers({str(place): value for place, value in numbers}, "figures", path)
     if not state["processes"]:
         raise InputError(f"expected the states of one process or more in {path}, found none; take another checkpoint")
     for number, process in enumerate(state["processes"]):
         check_parts(process if isinstance(process, dict) else {}, {"generators": dict, "buffers": dict}, path)
-        check_generator(process["generators"].get("torch"), f"processes[{number}]", path)
+        checkpoints.check_generator(process["generators"].get("torch"), f"processes[{number}]", path)
 
 
 def check_other_processes(cfg: CfgNode, before: int, now: int) -> None:
@@ -173,10 +163,10 @@ def load_embedding(run: str | Path, network: str | None = None) -> Branch | None
     Raises:
         InputError: the method has no such network, or the checkpoint is damaged.
     """
-    file = CheckpointFolder(Path(run) / "checkpoints").last() if Path(run).is_dir() else None
+    file = checkpoints.CheckpointFolder(Path(run) / "checkpoints").last() if Path(run).is_dir() else None
     if file is None:
         return None
-    state = load(file)
+    state = checkpoints.load(file)
     cfg = get_cfg()
     cfg.merge_from_other_cfg(CfgNode.load_cfg(state["config"]))
     classes = state["model"].get("student.fc.weight", [[]] * 10)

@@ -99,7 +99,7 @@ def shuffled_forward(network: nn.Module, images: Tensor, groups: int = 1) -> Ten
     processes = distributed.world_size()
     if processes * groups == 1:
         return network(images)
-    everyone = _by_process(distributed.all_gather_tensor(images), processes, groups)  # (world N)x3xHxW
+    everyone = _by_process(distributed.all_gather_tensor(images), processes, groups)  # (processes N)x3xHxW
     order = distributed.broadcast(torch.randperm(len(everyone), device=images.device))
     mine = _own_rows(order, processes, groups)
     outputs = _by_process(distributed.all_gather_tensor(network(everyone[mine])), processes, groups)  # shuffled
@@ -114,5 +114,5 @@ def _by_process(rows: Tensor, processes: int, groups: int) -> Tensor:
 
 
 def _own_rows(rows: Tensor, processes: int, groups: int) -> Tensor:
-    """Of indices [world N], those of one (virtual) process together: this process's, in its batch's order [N]."""
+    """Of indices [processes N], those of one (virtual) process together: this process's, in its batch's order [N]."""
     return rows.view(processes, groups, -1)[distributed.rank()].t().reshape(-1)

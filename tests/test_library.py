@@ -240,7 +240,7 @@ def test_a_step_of_ones_own_loop_learns_and_moves_the_teacher(name: str):
     assert all(np.isfinite(figure["loss"]) for figure in figures)
     moved = {key.split(".")[0] for key, value in method.state_dict().items() if not torch.equal(value, before[key])}
     assert {"student", *(["teacher"] if hasattr(method, "teacher") else [])} <= moved
-    with pytest.raises(mt.InputError, match="it is the share of the run"):
+    with pytest.raises(mt.InputError, match="it is the fraction of the run"):
         mt.train_step(method, optimizer, view1, view2, progress=3)
 
 

@@ -30,8 +30,7 @@ from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.shipped import started, workplace
-from momentum_transfer.suites.attempt import alone
-from momentum_transfer.suites.local import Outcome, run_local
+from momentum_transfer.suites.attempt import Outcome, alone, run_local
 from momentum_transfer.suites.plan import LISTED, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm

@@ -1,8 +1,9 @@
-"""An attempt at a job: its process, watched to its end; on Slurm this is what a job does on its node.
+"""Attempts at jobs: processes of this machine, several side by side (``run_local``), or one on a Slurm node.
 
-A stop by signal is no end. SIGTERM (preemption, ``scontrol requeue``, ``scancel``) lets the task save and leave, and no
-exit code is written, so that the requeued job, or the same command later, goes on. Before a time limit submitit is
-warned by SIGUSR2: :meth:`Attempt.checkpoint` lets the task save, and submitit puts the job into the queue again.
+A job that fails stops only those that need it. A stop by signal is no end: SIGTERM (preemption, ``scontrol requeue``,
+``scancel``) lets the task save and leave, and no exit code is written, so that the requeued job, or the same command
+later, goes on. Before a time limit submitit is warned by SIGUSR2: :meth:`Attempt.checkpoint` lets the task save, and
+submitit puts the job into the queue again.
 
 The runner holds the lock of its folder (``core.run_lock``), and its tasks inherit it; the system gives it up when the
 last of them ends. So two suites never write the same folder, and after a ``kill -9`` the next run waits for the tasks
@@ -17,12 +18,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from momentum_transfer.core import run_lock
+from momentum_transfer.core.command import Stopped, stop_signals
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.records import SPENT
@@ -52,10 +55,8 @@ _STOPS = {
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
     for code in (-number, 128 + number)
 }
-
 #: The lock of a job's folder; the task's own run in it has another (``run_lock.NAME``).
 JOB_LOCK = ".job.lock"
-
 #: Seconds that a job waits for another's processes in its folder: those of a node that came back are being killed.
 _PATIENCE = 600.0
 
@@ -146,6 +147,103 @@ def last_lines(log: Path) -> list[str]:
         return []
 
 
+AGAIN = "finished tasks are kept; run the same command again to go on"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: ``done``, ``done before``, ``failed``, ``stopped``, ``cancelled``, ``not run``; ``note``: why."""
+
+    job: Job
+    status: str
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def well(self) -> bool:
+        return self.status in ("done", "done before")
+
+
+def run_local(jobs: Sequence[Job], *, parallel: int = 1, gpus: int = 0, lock: int | None = None) -> list[Outcome]:
+    """Run jobs as processes of this machine, at most ``parallel`` at a time, each on its own GPU where there are GPUs.
+
+    The tasks inherit ``lock``, the descriptor of the suite's lock. Stopped: Ctrl-C or SIGTERM came; the running tasks
+    got it too and had time to save.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for job in jobs:
+        if job.done():
+            outcomes[job.title] = Outcome(job, "done before", float(job.state().get("seconds", 0)))
+            say(f"{job.title}: done before")
+    waiting = [job for job in jobs if job.title not in outcomes]
+    running: dict[int, _Running] = {}
+    with stop_signals("waiting for the running tasks to save") as stop:
+        try:
+            while waiting or running:
+                if stop:
+                    raise Stopped(f"stopped; {AGAIN}", stop.exit_code)
+                for slot, task in list(running.items()):
+                    if task.process.poll() is not None:
+                        outcomes[task.job.title] = task.outcome()
+                        del running[slot]
+                for slot in (slot for slot in range(parallel) if slot not in running):
+                    if next_one := _next(waiting, outcomes):
+                        say(f"{next_one.title}: running, output in {next_one.log}")
+                        device = slot % gpus if parallel > 1 and gpus else None
+                        locks = () if lock is None else (lock,)
+                        process, spent = start(next_one, min(gpus, 1) if parallel > 1 else gpus, device, locks)
+                        running[slot] = _Running(next_one, process, time.monotonic(), spent)
+                time.sleep(0.05)
+        finally:
+            _end(running.values())
+    return [outcomes[job.title] for job in jobs]
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A task's process; ``began`` by the monotonic clock, ``spent``: seconds of earlier attempts."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    began: float
+    spent: float
+
+    def outcome(self) -> Outcome:
+        """Note and log how it ended."""
+        seconds = time.monotonic() - self.began
+        status, note = note_end(self.job, self.process.returncode, seconds, self.spent)
+        return Outcome(self.job, status, seconds, note)
+
+
+def _next(waiting: list[Job], outcomes: dict[str, Outcome]) -> Job | None:
+    """The next job that may start; those that cannot run any more get their outcome on the way."""
+    for job in list(waiting):
+        needs = [outcomes.get(need.title) for need in job.needs]
+        if failed := [need.job.task.name for need in needs if need is not None and not need.well]:
+            outcomes[job.title] = Outcome(job, "not run", note=f"{failed[0]} did not end well")
+        elif None not in needs:
+            waiting.remove(job)
+            return job
+        else:
+            continue
+        waiting.remove(job)
+    return None
+
+
+def _end(running: Collection[_Running]) -> None:
+    """Ask tasks to stop, give them time to save, then insist."""
+    for task in running:
+        if task.process.poll() is None:
+            task.process.terminate()
+    for task in running:
+        try:
+            task.process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            task.process.kill()
+            task.process.wait()
+        task.outcome()
+
+
 class Attempt:
     """What a Slurm job runs: ``Attempt(job, gpus)()``; ``patience``: seconds to wait for another in its folder."""
 
@@ -157,10 +255,8 @@ class Attempt:
     def __call__(self) -> None:
         """Run the job to its end and note that.
 
-        Raises:
-            RuntimeError: the task failed, so that Slurm starts nothing that depends on it.
-            SystemExit: a signal stopped it.
-            InputError: another process is at work in the job's folder, and stays.
+        RuntimeError if the task failed, so that Slurm starts nothing that depends on it; SystemExit if a signal stopped
+        it; InputError if another process stays at work in the job's folder.
         """
         self._began = time.monotonic()  # not before: it is made on another machine
         with speaking():

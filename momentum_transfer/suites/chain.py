@@ -16,7 +16,9 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
+
+import msgspec
 
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
@@ -27,6 +29,7 @@ from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.untrusted import read_json
 
 _AGAIN = "the finished steps are kept; run the same command again to go on"
+_Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,10 @@ class Step:
 
 
 def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
-    """Run what is not yet done, at most ``jobs`` steps at a time; remember each finished one for a second call.
+    """Run what is not yet done, at most ``jobs`` steps at a time; returns the most memory that a process held, GiB.
 
     Args:
-        memory: JSON file of the finished steps, seconds by key.
-
-    Returns:
-        The most memory that a process held, GiB.
+        memory: JSON file of the finished steps, seconds by key, for a second call.
 
     Raises:
         InputError: a step failed; those beside it are ended, after they saved.
@@ -124,12 +124,10 @@ def _wait(running: list[_Running]) -> None:
 def _finished(memory: Path) -> dict[str, float]:
     if not memory.is_file():
         return {}
-    loaded = read_json(memory, "seconds by step")
-    if not isinstance(loaded, dict) or not all(
-        isinstance(value, (int, float)) and 0 <= value < 1e15 for value in loaded.values()
-    ):
-        raise InputError(f"expected seconds by step in {memory}, found something else; remove it to start over")
-    return {str(key): float(value) for key, value in loaded.items()}
+    try:
+        return msgspec.convert(read_json(memory, "seconds by step"), dict[str, _Seconds])
+    except msgspec.ValidationError as error:
+        raise InputError(f"expected seconds by step in {memory}, found {error}; remove it to start over") from error
 
 
 #: What most tools import. None of it computes, looks for a GPU, or starts threads other than OpenBLAS's, which survive
@@ -137,7 +135,6 @@ def _finished(memory: Path) -> dict[str, float]:
 IMPORTED: tuple[str, ...] = ("numpy", "torch", "torch._dynamo", "torchvision", "sklearn.datasets", "scipy.stats",
                              "matplotlib.figure")  # fmt: skip
 _THREADS = "OMP_NUM_THREADS"
-
 #: OMP_NUM_THREADS of the process that forks, and so of every fork; None: not started.
 _forks_have: str | None = None
 

@@ -30,11 +30,8 @@ from momentum_transfer.suites.task import NO_FILES, PRETRAIN, Job, Task, fill, s
 def plan(suite: Suite, checkpoints: Sequence[str], output: str | Path, presets: Sequence[str] = ()) -> list[Job]:
     """The jobs of the suite's own pretrainings and of every checkpoint; ``NO_FILES`` have no tasks that convert.
 
-    Args:
-        presets: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own.
-
-    Raises:
-        InputError: a checkpoint or a config file is missing, two checkpoints have the same name, or there are none.
+    ``presets``: ``PRESET`` or ``CHECKPOINT=PRESET`` instead of the checkpoint's own. InputError if a checkpoint or a
+    config file is missing, two checkpoints have the same name, or there are none.
     """
     planner = _Planner(suite, Path(output))
     own = []  # the suite's pretrainings, each with its checkpoints: name -> weights
@@ -153,15 +150,11 @@ class Expected:
 def expected(
     jobs: Sequence[Job], gpus: int, measured: Mapping[str, tuple[float, float]] | None = None
 ) -> dict[str, Expected]:
-    """What each job, by title, is expected to cost.
+    """What each job, by title, is expected to cost, from ``read_measured``'s hours and ``gpus`` for distributed tasks.
 
     A job that is done costs nothing more; one that ended well under other settings, or whose task ended well for
     another checkpoint of this suite, costs what that did (the median of several); else what records elsewhere show for
     a task with the same configs; else what the suite says.
-
-    Args:
-        gpus: those of a task that is distributed.
-        measured: configs of a command -> (GPU hours, hours), as :func:`read_measured` returns it.
     """
     own = {job.title: _measured_in(job.state()) for job in jobs}
     of_task: dict[str, list[tuple[float, float]]] = {}

@@ -21,7 +21,6 @@ from momentum_transfer.suites.task import LOG, Job, read_state
 
 #: The tasks of the last plan, in OUTPUT.
 PLAN = "plan.json"
-
 #: Seconds after which a running task whose lock is not renewed any more counts as gone; it is renewed every ten.
 SILENCE = 60.0
 _READERS = 16  # threads: shared file systems answer late, but many questions at once
@@ -45,20 +44,15 @@ class Planned:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a task is: ``done``, ``failed``, ``running``, ``silent``, ``stopped``, ``queued``, ``not run``, ``to do``.
-
-    Attributes:
-        seconds: of all attempts so far. left: seconds still expected, NaN if unknown.
-        fraction: how much is done, 0 to 1, NaN if unknown. note: the last line, or the reason.
-    """
+    """Where a task is; ``state``: done, failed, running, silent, stopped, queued, not run or to do."""
 
     planned: Planned
     state: str
-    seconds: float = 0.0
-    fraction: float = float("nan")
-    left: float = float("nan")
+    seconds: float = 0.0  # of all attempts so far
+    fraction: float = float("nan")  # done, 0 to 1; NaN if unknown
+    left: float = float("nan")  # seconds still expected; NaN if unknown
     gpus: int = 0
-    note: str = ""
+    note: str = ""  # the last line of the log, or the reason
 
     @property
     def gpu_hours(self) -> float:

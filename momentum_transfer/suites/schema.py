@@ -12,17 +12,14 @@ from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.untrusted import read_mapping
 
 Kind = TypeVar("Kind")
-
 #: Tasks of a whole plan: more than any sweep needs, less than any memory.
 MOST_TASKS = 200_000
-
 #: Longest name of a folder that a suite gives; file systems take 255 bytes.
 LONGEST_NAME = 200
 
 Hours = Annotated[float, msgspec.Meta(ge=0, le=10_000_000)]
 Cpus = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Minutes = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-
 #: msgspec's name of a type -> ours
 _WORDS = {
     "str": "text",

@@ -20,8 +20,7 @@ from momentum_transfer.core.errors import InputError, counted, extra
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.suites import slurm_queue as queue
-from momentum_transfer.suites.attempt import Attempt, last_lines, last_word
-from momentum_transfer.suites.local import AGAIN, Outcome
+from momentum_transfer.suites.attempt import AGAIN, Attempt, Outcome, last_lines, last_word
 from momentum_transfer.suites.slurm_queue import NEVER, STUCK, Array, Place, Seen, arrays
 from momentum_transfer.suites.task import Job
 
@@ -31,13 +30,10 @@ OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-de
 
 #: What was submitted, a line an array, in OUTPUT: {"number", "jobs": [[title, key], …]}.
 SUBMITTED = "submitted.jsonl"
-
 #: Seconds before a time limit at which a task is asked to save: of the job's own minutes at most a quarter.
 _WARNING = 120
-
 #: How often a job may reach its time limit, save, and go on.
 _TIME_LIMITS = 1000
-
 #: A job whose folder holds no end counts as ended once squeue has said so for so many seconds: files travel slower.
 SETTLE = 5.0
 

@@ -18,10 +18,8 @@ ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
      "TIMEOUT")
 )  # fmt: skip
-
 #: The reason of a pending job whose need failed.
 NEVER = "DependencyNeverSatisfied"
-
 #: Reasons of pending jobs (or their beginnings) that may never start -> what may be done.
 STUCK = {
     "BadConstraints": "no node is like that; ask for less with --sbatch",
@@ -162,14 +160,10 @@ class Place:
 
 
 def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> tuple[list[Array], dict[str, Place]]:
-    """The arrays of jobs, those that others need first, and the place of each job by title.
+    """The arrays of jobs, at most ``longest`` each, those that others need first, and the place of each job by title.
 
-    A job whose needs stand elsewhere in their arrays than it would in its own makes an array alone.
-
-    Args:
-        jobs: needs come before those that need them.
-        earlier: places of jobs that an earlier call submitted; a need that is in neither is done.
-        longest: jobs of one array.
+    A job whose needs stand elsewhere in their arrays than it would in its own makes an array alone. Needs come before
+    those that need them; ``earlier``: places of jobs that an earlier call submitted. A need in neither is done.
     """
     new: list[Array] = []
     places = dict(earlier)

@@ -1,27 +1,20 @@
 """A suite: a list of evaluations in YAML, which ``plan.py`` turns into jobs for given checkpoints.
 
     name: quick
+    presets:                                 # arguments that depend on the checkpoint's paper
+      m2: {linear: configs/lowshot/momentum2_linear.yaml, rates: ""}      # the first: for checkpoints of no paper
+      eman-byol: {linear: configs/lowshot/eman_table2_linear_100.yaml, rates: "LINEAR.LEARNING_RATES [0.2,0.4]"}
     tasks:
-      - name: knn
-        command: tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}
+      - name: linear
+        command: tools/lowshot.py linear --config {linear} --weights {weights} --results {results} {rates}
         gpu_hours: 0.01
 
 In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{rescaled}`` those under
 NormRescale, ``{folder}`` the task's own output folder and ``{results}`` the records of the whole suite. ``needs`` names
-tasks of the same checkpoint that come before. ``include`` names another suite, whose tasks come first.
-``weights`` names checkpoints that are evaluated where the command line names none.
-A suite may make its own checkpoints (``pretrain``) and ask for plots (``plots``), see ``sweep.py``, and say which of
-its scores answer a question (``study.py``). Arguments that depend on the checkpoint's paper stand in ``presets``:
-
-    presets:
-      m2: {linear: configs/lowshot/momentum2_linear.yaml, rates: ""}    # the first is for checkpoints of no paper here
-      eman-byol: {linear: configs/lowshot/eman_table2_linear_100.yaml, rates: "LINEAR.LEARNING_RATES [0.2,0.4,0.8]"}
-    tasks:
-      - name: linear
-        command: tools/lowshot.py linear --config {linear} --weights {weights} --results {results} {rates}
-
-A checkpoint's preset is that of its variant (``preset``), else of the method in its metadata, else of the family it was
-read as; ``--preset CHECKPOINT=NAME`` overrides all.
+earlier tasks of the same checkpoint, ``include`` another suite, whose tasks come first, and ``weights`` the checkpoints
+where the command line names none. ``pretrain`` and ``plots`` are in ``sweep.py``, ``study`` in ``study.py``. A
+checkpoint's preset is that of its variant (``preset``), else of the method in its metadata, else of the family it was
+read as; ``--preset`` overrides all.
 """
 
 import contextlib
@@ -48,10 +41,8 @@ from momentum_transfer.suites.task import PLACES, PRETRAIN, Task, check_command,
 Presets = Mapping[str, Mapping[str, str]]
 _Filled = msgspec.Meta(min_length=1)
 _Presets = Annotated[dict[str, Annotated[dict[str, str], _Filled]], _Filled]
-
 #: Methods that are of one paper -> preset.
 OF_METHOD = {"momentum2": "m2", "simsiam": "simsiam"}
-
 #: Families of published files -> preset. EMAN's MoCo has MoCo's names, and RCF's files do not name their optimizer.
 OF_FAMILY = {
     "momentum2": "m2",

@@ -39,29 +39,20 @@ from momentum_transfer.suites.schema import LONGEST_NAME, MOST_TASKS, Cpus, Hour
 _CONFIG, PRESET = "config", "preset"
 #: Stands for the epoch of a checkpoint taken on the way where a plot may name a setting.
 EPOCH = "EPOCH"
-
 #: Settings of one variant, by dotted key.
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        name: of the run and of its checkpoint in results.
-        variant: without variants the grid's values.
-        settings: of the grid and the variant, without SEED.
-        command: arguments after ``python``, without OUTPUT_DIR.
-        preset: of the variant; "" where it names none.
-    """
-
-    name: str
-    variant: str
-    settings: Settings
+    name: str  # of the run and of its checkpoint in results
+    variant: str  # without variants the grid's values
+    settings: Settings  # of the grid and the variant, without SEED
     seed: int
-    command: tuple[str, ...]
-    preset: str = ""
+    command: tuple[str, ...]  # after ``python``, without OUTPUT_DIR
+    preset: str = ""  # of the variant; "" where it names none
 
 
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,21 +182,14 @@ AXES = ("step", "seconds")
 
 
 class PlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One plot.
-
-    Attributes:
-        y, x: ``TASK METRIC`` of the records; x may be a setting or ``variant``, and is "step" or "seconds" for a curve.
-        by: the setting (or ``variant``) that the lines differ in; "" for a single line.
-        curve: key of metrics.jsonl, instead of y.
-        log: the axis of a setting is logarithmic.
-    """
+    """One plot, see above."""
 
     title: str
     y: str = ""
     x: str = ""
-    by: str = ""
-    curve: str = ""
-    log: bool = False
+    by: str = ""  # "" for a single line
+    curve: str = ""  # instead of y
+    log: bool = False  # the axis of a setting is logarithmic
 
 
 def is_setting(word: str) -> bool:

@@ -23,33 +23,22 @@ from momentum_transfer.suites.schema import Cpus, Hours, Minutes, check_name, ch
 #: Weights that are no file, so that nothing can be converted: the raw pixels, for low-shot evaluations alone, and a
 #: randomly initialised network, for evaluations that train on images.
 NO_FILES = ("pixels", "scratch")
-
 #: The task that makes a checkpoint of the suite's own.
 PRETRAIN = "pretrain"
-
 #: Places that every command may have.
 PLACES = ("weights", "converted", "rescaled", "folder", "results")
-
 #: Files of the plan beside the tasks' folders of a checkpoint.
 _TAKEN = ("rescaled", "backbone.pkl")
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One evaluation.
-
-    Attributes:
-        command: arguments after ``python``, with places such as ``{weights}``.
-        needs: tasks of the same checkpoint that have to end well first.
-        gpu_hours: expected cost, until measured times replace it.
-        distributed: runs under torchrun where there are several GPUs.
-        cpus, minutes: what a Slurm job asks for.
-    """
+    """One evaluation; ``cpus`` and ``minutes`` are for a Slurm job."""
 
     name: str
-    command: str
-    needs: str | tuple[str, ...] = ()
-    gpu_hours: Hours = 0.0
-    distributed: bool = False
+    command: str  # after ``python``, with places such as ``{weights}``
+    needs: str | tuple[str, ...] = ()  # tasks of the same checkpoint that have to end well first
+    gpu_hours: Hours = 0.0  # expected, until measured times replace it
+    distributed: bool = False  # runs under torchrun where there are several GPUs
     cpus: Cpus = 8
     minutes: Minutes = 720
 

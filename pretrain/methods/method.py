@@ -33,9 +33,14 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
+    def __init__(self, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local") -> None:
+        """Momentum BN's weight of the batch, and the policy of the processes' histories (``norms.commit_pair``)."""
+        super().__init__()
+        self.alpha_base, self.alpha_schedule, self.policy = alpha_base, alpha_schedule, policy
+
     def begin_step(self, progress: float) -> dict[str, float]:
         """Sets Momentum BN's alpha for the forwards at the fraction ``progress`` of the run; returns it for the log."""
-        return {}
+        return schedule_alpha(self, self.alpha_base, self.alpha_schedule, progress)
 
     def update_teacher(self, progress: float) -> dict[str, float]:
         """Moves the teacher, at the fraction ``progress`` (k/K, eq. 8) of the run; returns the momentum for the log."""
@@ -43,6 +48,7 @@ class Method(nn.Module):
 
     def commit_statistics(self) -> None:
         """Ends the iteration's pair of views for normalisations that keep pending statistics."""
+        commit_pair(pair_norms(self), self.policy)
 
     def networks(self) -> dict[str, nn.Module]:
         """The networks by name: "student", and "teacher" where there is one; each has a ``backbone``."""
@@ -78,27 +84,17 @@ class Branch(nn.Module):
 
 @dataclass(frozen=True)
 class TeacherRule:
-    """How the teacher follows the student. Every momentum is the weight of the new value.
+    """How the teacher follows the student. Every momentum is the weight of the new value."""
 
-    Args:
-        norm: the teacher's normalisation, a name of ``norms.TEACHER_NORMS``.
-        momentum_base, momentum_schedule: of the parameters, "cosine" (to 0) or "constant".
-        moves: "before" the forwards (Momentum^2 Teacher) or "after" the optimizer step (BYOL, MoCo as RCF trains it).
-        statistics_momentum: EMAN's own momentum for the statistics; None takes the parameters'.
-        alpha_base, alpha_schedule: Momentum BN's weight of the batch, in the same two schedules.
-        policy: of the processes' Momentum BN histories, see ``norms.commit_pair``.
-        groups: virtual processes within this one's batch, among which ShuffleBN exchanges images too.
-    """
-
-    norm: str = "BN"
-    momentum_base: float = 0.01
-    momentum_schedule: str = "cosine"
-    moves: str = "after"
-    statistics_momentum: float | None = None
-    alpha_base: float = 1.0
+    norm: str = "BN"  # the teacher's normalisation, of norms.TEACHER_NORMS
+    momentum_base: float = 0.01  # of the parameters
+    momentum_schedule: str = "cosine"  # to 0; or constant
+    moves: str = "after"  # the optimizer step (BYOL, RCF's MoCo); "before": the forwards (Momentum^2 Teacher)
+    statistics_momentum: float | None = None  # EMAN's own, for the statistics; None takes the parameters'
+    alpha_base: float = 1.0  # Momentum BN's weight of the batch
     alpha_schedule: str = "cosine"
-    policy: str = "local"
-    groups: int = 1
+    policy: str = "local"  # of the processes' Momentum BN histories, see norms.commit_pair
+    groups: int = 1  # virtual processes within this one's batch, among which ShuffleBN exchanges images too
 
 
 class StudentTeacher(Method):
@@ -108,15 +104,12 @@ class StudentTeacher(Method):
     """
 
     def __init__(self, student: Branch, teacher: Branch, rule: TeacherRule) -> None:
-        super().__init__()
+        super().__init__(rule.alpha_base, rule.alpha_schedule, rule.policy)
         self.student = student
         self.teacher = teacher
         self.rule = rule
         copy_student(student, teacher)
         set_alpha(pair_norms(self), rule.alpha_base)
-
-    def begin_step(self, progress: float) -> dict[str, float]:
-        return schedule_alpha(self, self.rule.alpha_base, self.rule.alpha_schedule, progress)
 
     def update_teacher(self, progress: float) -> dict[str, float]:
         rule = self.rule
@@ -131,28 +124,13 @@ class StudentTeacher(Method):
             return self.teacher(view)
         return shuffled_forward(self.teacher, view, self.rule.groups)
 
-    def commit_statistics(self) -> None:
-        commit_pair(pair_norms(self), self.rule.policy)
-
 
 class SingleNetwork(Method):
-    """A method of one network, the ``student``, which holds the ``backbone``.
-
-    Args:
-        alpha_base, alpha_schedule: Momentum BN's weight of the batch, where the student has it.
-        policy: of the processes' Momentum BN histories, see ``norms.commit_pair``.
-    """
+    """A method of one network, the ``student``, which holds the ``backbone``."""
 
     def __init__(
         self, student: nn.Module, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local"
     ) -> None:
-        super().__init__()
+        super().__init__(alpha_base, alpha_schedule, policy)
         self.student = student
-        self.alpha_base, self.alpha_schedule, self.policy = alpha_base, alpha_schedule, policy
         set_alpha(pair_norms(self), alpha_base)
-
-    def begin_step(self, progress: float) -> dict[str, float]:
-        return schedule_alpha(self, self.alpha_base, self.alpha_schedule, progress)
-
-    def commit_statistics(self) -> None:
-        commit_pair(pair_norms(self), self.policy)

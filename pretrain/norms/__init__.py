@@ -13,7 +13,6 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.ranges import Choice
 from momentum_transfer.pretrain.norms.batch_norm import (
     BatchNorm,
-    ShuffleBatchNorm,
     StudentStatisticsBatchNorm,
     SyncBatchNorm,
     use_fused_sync,
@@ -81,7 +80,7 @@ def _groups(channels: int, at_least: int) -> int:
 _LAYERS: dict[str, Callable[[Norm, int], nn.Module]] = {
     "BN": lambda norm, channels: BatchNorm(channels, norm.groups),
     "SyncBN": lambda norm, channels: SyncBatchNorm(channels),
-    "ShuffleBN": lambda norm, channels: ShuffleBatchNorm(channels, norm.groups),
+    "ShuffleBN": lambda norm, channels: BatchNorm(channels, norm.groups),  # after teacher.shuffled_forward
     "GN": lambda norm, channels: nn.GroupNorm(_groups(channels, _GROUP_CHANNELS), channels),
     "IN": lambda norm, channels: nn.InstanceNorm2d(channels, affine=True),
     "EMAN": lambda norm, channels: StudentStatisticsBatchNorm(channels, norm.groups),

@@ -91,14 +91,6 @@ class BatchNorm(AnyShapeBatchNorm):
         return self.ungrouped(output, input)
 
 
-class ShuffleBatchNorm(BatchNorm):
-    """Batch normalisation of a teacher whose images are exchanged between processes before its forward.
-
-    The layer itself is plain; ``teacher.shuffled_forward`` exchanges images once for the whole network, because MoCo
-    shuffles images, not activations. In a single process that would be plain BN: ``plan.make_plan`` refuses it.
-    """
-
-
 class StudentStatisticsBatchNorm(AnyShapeBatchNorm):
     """EMAN (eq. 8) and the student proxy norm: always normalises with its buffers, which the teacher's EMA moves."""
 

@@ -28,7 +28,7 @@ while count < last:
         print(f"saved at {count}", flush=True)
         sys.exit(143)
 if "fail" in sys.argv:
-    sys.exit("error: this task was told to fail")
+    sys.exit("error: this task was asked to fail")
 record = {"format": 1, "task": f"count/{name}", "metric": "top1", "value": float(last), "trial": 0, "seed": 0}
 record |= {"protocol": "counting", "checkpoint": {"name": weights, "sha256": "0"}, "network": "", "dataset": ""}
 record |= {"config": "", "engine": "", "versions": {}, "command": "", "time": "2026-11-22T00:00:00+00:00"}

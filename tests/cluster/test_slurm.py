@@ -28,7 +28,7 @@ def test_needs_come_first_and_a_failing_task_stops_its_followers_alone(evaluatio
     )
     code, said = suite.run()
     assert code == 1
-    assert "failed: pixels: bad, exit code 1: error: this task was told to fail; see" in said
+    assert "failed: pixels: bad, exit code 1: error: this task was asked to fail; see" in said
     assert "not run: pixels: after_bad, bad did not end well" in said
     assert "not run: pixels: after_that, after_bad did not end well" in said
     assert suite.records() == {("count/first", "pixels"): 1, ("count/second", "pixels"): 1}

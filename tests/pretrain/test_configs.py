@@ -17,7 +17,7 @@ from momentum_transfer.pretrain.train import train
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path for path in (ROOT / "configs/pretrain").glob("*.yaml") if not path.stem.startswith("base_"))
 SMOKE = [ROOT / f"configs/smoke/{name}_digits.yaml" for name in ("momentum2", "moco_eman", "random")]
-# What makes a run small; method, norms, optimiser, schedules, heads' form and augmentations stay the config's own.
+# What makes a run small; method, norms, optimizer, schedules, heads' form and augmentations stay the config's own.
 SMALL = {
     "DATA.NAME": "digits",
     "DATA.SPLIT": "train",

@@ -86,7 +86,7 @@ def unit(x):
 
 
 class NaiveUpdate:
-    """One parameter at a time, from the optimisers' definitions."""
+    """One parameter at a time, from the optimizers' definitions."""
 
     def __init__(self, name, parameters):
         self.name, self.parameters, self.step = name, parameters, 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.methods.moco import NegativeQueue
 
 VIEWS = torch.randn(2, 6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -51,7 +52,7 @@ def test_the_loss_is_the_contrast_of_each_view_with_the_other(settings, temperat
         expected = expected + contrast(queries[1], keys[0], queue, temperature)
     torch.testing.assert_close(moco(*VIEWS)["loss"], expected)
     torch.testing.assert_close(moco.queue.keys[:6], keys[1])
-    # The oracle tells images and views apart.
+    # The oracle distinguishes images and views.
     assert not torch.isclose(contrast(queries[0], keys[0], queue, temperature), expected, rtol=0.01)
     assert not torch.isclose(contrast(queries[0], keys[1].roll(1, 0), queue, temperature), expected, rtol=0.01)
 
@@ -63,3 +64,33 @@ def test_a_teachers_predictor_follows_the_students(tiny_cfg):
         moco.student.predictor[-1].bias.fill_(1.0)
     moco.update_teacher(0.0)
     torch.testing.assert_close(moco.teacher.predictor[-1].bias, torch.full((8,), moco.rule.momentum_base))
+
+
+def numbered(first, count):
+    return torch.arange(first, first + count).float()[:, None].repeat(1, 2)
+
+
+def test_oldest_keys_are_overwritten_first_across_the_end():
+    queue = NegativeQueue(8, 2)
+    for first in (0, 3, 6, 9):
+        queue.enqueue(numbered(first, 3))
+    assert queue.keys[:, 0].tolist() == [8, 9, 10, 11, 4, 5, 6, 7]
+    assert queue.pointer == 4
+
+
+def test_a_batch_larger_than_the_queue_leaves_its_last_keys():
+    queue = NegativeQueue(4, 2)
+    queue.enqueue(numbered(0, 10))
+    assert sorted(queue.keys[:, 0].tolist()) == [6, 7, 8, 9]
+    queue.enqueue(numbered(10, 1))
+    assert sorted(queue.keys[:, 0].tolist()) == [7, 8, 9, 10]
+
+
+def test_queue_starts_with_unit_vectors_and_resumes_with_its_pointer():
+    queue, resumed = NegativeQueue(5, 3), NegativeQueue(5, 3)
+    torch.testing.assert_close(queue.keys.norm(dim=1), torch.ones(5))
+    queue.enqueue(torch.ones(3, 3))
+    resumed.load_state_dict(queue.state_dict())
+    for each in (queue, resumed):
+        each.enqueue(torch.zeros(3, 3))
+    assert torch.equal(queue.keys, resumed.keys)

@@ -155,12 +155,12 @@ def test_a_micro_batch_without_whole_groups_is_refused_with_what_the_protocol_an
         virtual_processes(tiny_cfg({"NORM.GROUP": 4}))
 
 
-@pytest.mark.parametrize(("steps", "epochs", "share"), [(400, 1.5, "29%"), (50, 1.5, "98%"), (50, 0.075, "12%")])
-def test_a_warm_up_of_more_than_a_tenth_of_the_run_is_said(steps, epochs, share, tiny_cfg):
+@pytest.mark.parametrize(("steps", "epochs", "fraction"), [(400, 1.5, "29%"), (50, 1.5, "98%"), (50, 0.075, "12%")])
+def test_a_warm_up_of_more_than_a_tenth_of_the_run_is_said(steps, epochs, fraction, tiny_cfg):
     cfg = tiny_cfg({"SOLVER.STEPS": steps, "SOLVER.BATCH_SIZE": 16, "SOLVER.WARMUP_EPOCHS": epochs})
     plan = make_plan(cfg, 1257, 1257, 1)  # 78 steps an epoch
     (line,) = concerns(plan, cfg, 1)
-    assert f"{plan.warmup} of {steps} steps are warm-up ({share}; usual: at most 10%)" in line
+    assert f"{plan.warmup} of {steps} steps are warm-up ({fraction}; usual: at most 10%)" in line
     lower = float(re.search(r"WARMUP_EPOCHS to ([\d.]+)", line)[1])
     assert round(lower * 78) == steps // 10
     shorter = tiny_cfg({"SOLVER.STEPS": steps, "SOLVER.BATCH_SIZE": 16, "SOLVER.WARMUP_EPOCHS": lower})

@@ -65,15 +65,15 @@ def test_copy_starts_equal_and_frozen_whatever_the_norm():
 
 
 @pytest.mark.parametrize(
-    ("norm", "own", "share"), [("EMAN", None, 0.25), ("EMAN", 0.5, 0.5), ("StudentPN", 0.5, 1.0), ("BN", 0.5, 0.0)]
+    ("norm", "own", "weight"), [("EMAN", None, 0.25), ("EMAN", 0.5, 0.5), ("StudentPN", 0.5, 1.0), ("BN", 0.5, 0.0)]
 )
-def test_teacher_takes_the_students_share_of_weights_and_of_statistics_where_they_follow(norm, own, share):
+def test_teacher_takes_the_students_part_of_weights_and_of_statistics_where_they_follow(norm, own, weight):
     student, teacher = network(seed=1), network(norm, seed=2)
     student(torch.randn(8, 3, 32, 32))
     weight, mean = teacher.conv1.weight.clone(), teacher.bn1.running_mean.clone()
     update_teacher(student, teacher, 0.25, norm, own)
     torch.testing.assert_close(teacher.conv1.weight, 0.75 * weight + 0.25 * student.conv1.weight)
-    torch.testing.assert_close(teacher.bn1.running_mean, (1 - share) * mean + share * student.bn1.running_mean)
+    torch.testing.assert_close(teacher.bn1.running_mean, (1 - weight) * mean + weight * student.bn1.running_mean)
 
 
 def test_momentum_one_copies_and_zero_keeps():

@@ -112,8 +112,8 @@ def test_backbones_on_the_way_are_exported_under_names_of_their_own(tiny_cfg, tm
 def test_the_share_of_a_step_spent_waiting_for_images_is_said(tiny_cfg, capsys):
     train(tiny_cfg())
     lines = metrics(tiny_cfg())
-    share = sum(line["data_seconds"] for line in lines) / sum(line["seconds"] for line in lines)
-    assert f"{share:.1%} of it waiting for images" in capsys.readouterr().out
+    fraction = sum(line["data_seconds"] for line in lines) / sum(line["seconds"] for line in lines)
+    assert f"{fraction:.1%} of it waiting for images" in capsys.readouterr().out
 
 
 def test_metrics_have_one_whole_line_a_step_after_a_resume(tiny_cfg):
@@ -176,8 +176,8 @@ def test_resume_under_other_settings_names_them(tiny_cfg):
 
 
 @pytest.fixture
-def photographs(tmp_path):
-    """``photographs(offset)`` writes 24 images of two classes, under the same names for every offset."""
+def image_folder(tmp_path):
+    """``image_folder(offset)`` writes 24 images of two classes, under the same names for every offset."""
 
     def write(offset):
         for number in range(24):
@@ -190,27 +190,27 @@ def photographs(tmp_path):
     return write
 
 
-def test_resume_on_images_overwritten_under_the_same_names_and_sizes_is_refused(tiny_cfg, photographs):
-    settings = photographs(0)
+def test_resume_on_images_overwritten_under_the_same_names_and_sizes_is_refused(tiny_cfg, image_folder):
+    settings = image_folder(0)
     with pytest.raises(Stopped):
         train(tiny_cfg(settings), stop_after=1)
-    photographs(100)
+    image_folder(100)
     with pytest.raises(InputError, match=r"found others: their bytes differ; restore them, correct DATA\.ROOT"):
         train(tiny_cfg(settings), resuming=True)
-    photographs(0)
+    image_folder(0)
     train(tiny_cfg(settings), resuming=True)
 
 
-def test_resume_on_a_copy_of_the_images_elsewhere_goes_on(tiny_cfg, photographs, tmp_path):
-    settings = photographs(0)
+def test_resume_on_a_copy_of_the_images_elsewhere_goes_on(tiny_cfg, image_folder, tmp_path):
+    settings = image_folder(0)
     with pytest.raises(Stopped):
         train(tiny_cfg(settings), stop_after=1)
     (tmp_path / "data").rename(tmp_path / "moved")
     train(tiny_cfg({**settings, "DATA.ROOT": tmp_path / "moved"}), resuming=True)
 
 
-def test_resume_on_other_images_says_what_differs(tiny_cfg, photographs, tmp_path):
-    settings = photographs(0)
+def test_resume_on_other_images_says_what_differs(tiny_cfg, image_folder, tmp_path):
+    settings = image_folder(0)
     with pytest.raises(Stopped):
         train(tiny_cfg(settings), stop_after=1)
     (tmp_path / "data/train/class_0/0.bmp").rename(tmp_path / "data/train/class_1/0.bmp")

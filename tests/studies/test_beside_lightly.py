@@ -31,31 +31,31 @@ def test_loss_and_gradient_are_lightlys_from_the_same_weights(method):
     torch.manual_seed(0)
     cfg = settings(method)
     ours = build_method(cfg, 10).train()
-    theirs = PEERS[method](build_method(cfg, 10).backbone("student"), cfg).train()
-    theirs.backbone.load_state_dict(ours.student.backbone.state_dict())
+    peer = PEERS[method](build_method(cfg, 10).backbone("student"), cfg).train()
+    peer.backbone.load_state_dict(ours.student.backbone.state_dict())
     for name in ("projector", "predictor"):
         if getattr(ours.student, name) is not None:
-            _copy(getattr(ours.student, name), getattr(theirs, name))
-    for student, teacher in theirs.learned:
+            _copy(getattr(ours.student, name), getattr(peer, name))
+    for student, teacher in peer.learned:
         teacher.load_state_dict(student.state_dict())
     if method == "moco":
-        theirs.criterion.memory_bank.bank = ours.queue.keys.clone()
+        peer.criterion.memory_bank.bank = ours.queue.keys.clone()
     view1, view2 = torch.randn(2, 8, 3, 32, 32)
-    for network in (ours, theirs):
+    for network in (ours, peer):
         found = network(view1, view2)
         (found["loss"] if isinstance(found, dict) else found).backward()
     expected, shift = ours(view1, view2)["loss"], {"byol": 4.0, "moco": 0.0, "simsiam": 0.0}[method]
     if method != "moco":  # its queue has moved on
-        torch.testing.assert_close(theirs(view1, view2) + shift, expected)
+        torch.testing.assert_close(peer(view1, view2) + shift, expected)
     for (name, a), (_, b) in zip(
-        ours.student.backbone.named_parameters(), theirs.backbone.named_parameters(), strict=True
+        ours.student.backbone.named_parameters(), peer.backbone.named_parameters(), strict=True
     ):
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def _copy(ours, theirs):
-    """Parameters in the order of the layers, which both sides share."""
-    mine, yours = list(ours.parameters()), list(theirs.parameters())
+def _copy(ours, peer):
+    """Parameters in the order of the layers, the same on both sides."""
+    mine, yours = list(ours.parameters()), list(peer.parameters())
     assert [p.shape for p in mine] == [p.shape for p in yours]
     with torch.no_grad():
         for a, b in zip(mine, yours, strict=True):

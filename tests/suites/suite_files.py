@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-#: Writes its word to {results}, unless told to fail or to sleep; "once" sleeps the first time only.
+#: Writes its word to {results}, unless asked to fail or to sleep; "once" sleeps the first time only.
 SCRIPT = """
 import pathlib, sys, time
 results, word = sys.argv[1:3]

@@ -64,8 +64,8 @@ def test_family_tells_the_paper_where_there_is_no_metadata():
 def test_full_suite_has_the_presets_that_can_be_told():
     methods = [{"method": m, "norm_teacher": n, "optimizer": o} for m in ("momentum2", "byol", "moco")
                for n in ("BN", "EMAN") for o in ("sgd", "lars")]  # fmt: skip
-    told = {preset_of("", metadata)[0] for metadata in methods} | set(OF_FAMILY.values())
-    assert told == set(load_suite(FULL).presets)
+    presets = {preset_of("", metadata)[0] for metadata in methods} | set(OF_FAMILY.values())
+    assert presets == set(load_suite(FULL).presets)
 
 
 @pytest.mark.parametrize(

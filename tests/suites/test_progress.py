@@ -1,4 +1,4 @@
-"""What status tells from files: each state, the share done and the time left, and the plan's own hours."""
+"""What status reads from files: each state, the fraction done and the time left, and the plan's own hours."""
 
 import errno
 import json
@@ -11,11 +11,12 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.provenance import cost_tables
-from momentum_transfer.suites import local, progress
+from momentum_transfer.suites import attempt, progress
 from momentum_transfer.suites.attempt import JOB_LOCK
-from momentum_transfer.suites.plan import expected, plan, read_measured
+from momentum_transfer.suites.plan import Expected, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import read_plan, standings, write_plan
 from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.suites.task import Job, Task
 from tests.suites.suite_files import write_suite, write_weights
 from tests.tools.in_process import run_tool
 
@@ -147,6 +148,24 @@ def test_standings_are_shown_on_a_file_system_that_is_read_only(tmp_path, jobs, 
 def test_seconds_of_a_task_do_not_follow_a_clock_that_goes_back(jobs, monkeypatch):
     job = jobs[0]
     job.begin(1)
-    running = local._Running(job, SimpleNamespace(returncode=3), time.monotonic() - 5, 0.0)
+    running = attempt._Running(job, SimpleNamespace(returncode=3), time.monotonic() - 5, 0.0)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert running.outcome().seconds == pytest.approx(5, abs=2)
+
+
+def job(name: str, folder: Path, gpu_hours: float) -> Job:
+    task = Task(name, "tools/lowshot.py knn", (), gpu_hours)
+    return Job("m2", task, ("tools/lowshot.py", "knn"), folder / name, (), "0" * 16, folder / "results.jsonl")
+
+
+def test_a_task_of_unknown_hours_is_not_shown_as_free(tmp_path: Path, capsys: pytest.CaptureFixture):
+    jobs = [job("known", tmp_path, 4.0), job("unknown", tmp_path, 0.0)]
+    figures = {jobs[0].title: Expected(4.0, 4.0, "suite"), jobs[1].title: Expected(0.0, float("nan"), "")}
+    show_plan(jobs, figures, 1, 2.5)
+    said = capsys.readouterr().out
+    rows = {name: next(line for line in said.splitlines() if f": {name} " in line and "to do" in line)
+            for name in ("known", "unknown")}  # fmt: skip
+    assert "10.00" in rows["known"]
+    assert "0.00" not in rows["unknown"]
+    assert "cost 10.00" in said
+    assert "1 of them have no known hours" in said

@@ -23,21 +23,14 @@ from momentum_transfer.verdicts.comparison import ALPHA, Comparison, holm
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommendation.
+    """The recommendation."""
 
-    Attributes:
-        measure: the one that decided. means: of every start, best first.
-        best: the candidates that no other is ahead of, best first. behind: the others.
-        helped: those of ``best`` that are ahead of the random start of their architecture.
-        sentences: the verdict, the recommendation first.
-    """
-
-    measure: Measure
-    means: Mapping[str, float]
-    best: tuple[str, ...]
-    behind: tuple[str, ...]
-    helped: tuple[str, ...]
-    sentences: tuple[str, ...]
+    measure: Measure  # the one that decided
+    means: Mapping[str, float]  # of every start, best first
+    best: tuple[str, ...]  # the candidates that no other is ahead of, best first
+    behind: tuple[str, ...]  # the others
+    helped: tuple[str, ...]  # those of ``best`` that are ahead of the random start of their architecture
+    sentences: tuple[str, ...]  # the verdict, the recommendation first
 
 
 def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int = RESAMPLES) -> Choice:
@@ -117,10 +110,7 @@ def _ranking(measure: Measure, means: Mapping[str, float], best: Sequence[str], 
 
 
 def _beside_random(
-    means: Mapping[str, float],
-    best: Sequence[str],
-    baseline: Mapping[str, str],
-    ahead: Collection[tuple[str, str]],
+    means: Mapping[str, float], best: Sequence[str], baseline: Mapping[str, str], ahead: Collection[tuple[str, str]]
 ) -> list[str]:
     sentences = []
     for name in best:
@@ -151,9 +141,7 @@ def write_page(
 ) -> tuple[Path, Choice]:
     """Decides, and writes ``choice.html`` with its .md and .csv.
 
-    Args:
-        command: the tool's file and its arguments, for the page.
-        left_out: sentences on weights that cannot be read.
+    ``command``: the tool's file and arguments; ``left_out``: sentences on weights that cannot be read.
     """
     choice = decide(asked, read_records([asked.results])[0], resamples)
     runs = [folder for one in asked.everyone for stage in asked.stages

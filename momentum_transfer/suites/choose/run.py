@@ -19,18 +19,8 @@ from momentum_transfer.core.files import sha256_of, write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.chain import Step, run_chain
-from momentum_transfer.suites.choose.stages import (
-    CLASSIFICATION,
-    LEAST,
-    PROBE,
-    Candidate,
-    Plan,
-    Question,
-    Times,
-    lengths,
-    refuse_too_few,
-    training_step,
-)
+from momentum_transfer.suites.choose import stages
+from momentum_transfer.suites.choose.stages import CLASSIFICATION, LEAST, PROBE, Candidate, Plan, Question, Times
 
 Kind = TypeVar("Kind")
 
@@ -62,7 +52,7 @@ def probe_steps(asked: Question) -> list[tuple[str, Candidate, Step]]:
         first.setdefault(one.architecture, one)
     length = PROBE[asked.kind]
     return [
-        (stage, one, training_step(asked, one, stage, length, probe=True))
+        (stage, one, stages.training_step(asked, one, stage, length, probe=True))
         for stage in asked.stages
         for one in first.values()
     ]
@@ -165,11 +155,8 @@ def _damaged(file: Path) -> InputError:
 def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: int) -> Plan:
     """The plan in the output folder, else a new one: timed trainings, and lengths under the budget.
 
-    Args:
-        sources: a backbone of each architecture, by its text. tested: number of test images of one class.
-
-    Raises:
-        InputError: a probe failed, or no training fits the minutes.
+    ``sources``: a backbone of each architecture, by its text; ``tested``: number of test images. InputError if a probe
+    fails, or no training fits the minutes.
     """
     file = asked.out / _PLAN
     if (kept := _read(file, Plan)) is not None:
@@ -186,11 +173,11 @@ def make_plan(asked: Question, sources: Mapping[str, SourceBackbone], tested: in
         run_chain([step], memory, 1)
         wall = json.loads(memory.read_text(encoding="utf-8"))
         times[stage][one.architecture] = measured(asked, stage, one, wall[step.key])
-        refuse_too_few(asked, times)
+        stages.refuse_too_few(asked, times)
     # kNN and SVM (and the linear classifier) mostly compute features, which are computed once.
     commands, images = 3 if asked.kind == CLASSIFICATION else 2, sum(asked.counts) + tested
     each = {name: seconds_per_image(source, asked.image_size) for name, source in sources.items()}
     seconds = {name: commands * _START + one * images for name, one in each.items()}
-    plan = Plan(lengths(asked, times), times, seconds)
+    plan = Plan(stages.lengths(asked, times), times, seconds)
     write_text(file, json.dumps(msgspec.to_builtins(plan), indent=1))
     return plan

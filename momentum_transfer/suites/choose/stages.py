@@ -39,29 +39,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Question:
-    """Everything that the commands follow from, but no times.
+    """Everything that the commands follow from, but no times."""
 
-    Attributes:
-        out: where everything goes; ``images/train.txt`` and ``val.txt`` in it list the images of one class.
-        kind: DETECTION or CLASSIFICATION. title: of the data. counts: training images of every class.
-        settings: KEY VALUE of the detectors that follow from the data and the machine, the same for all.
-        overrides: KEY VALUE that the user gave, which win.
-        longest: iterations (epochs) beyond which no training is worth its time.
-    """
-
-    out: Path
-    kind: str
-    title: str
-    counts: tuple[int, ...]
+    out: Path  # where everything goes; images/train.txt and val.txt in it list the images of one class
+    kind: str  # DETECTION or CLASSIFICATION
+    title: str  # of the data
+    counts: tuple[int, ...]  # training images of every class
     image_size: int
     candidates: tuple[Candidate, ...]
     minutes: float
     trials: int = 1
     seed: int = 0
     workers: int = 2
-    settings: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    longest: int = 50
+    settings: tuple[str, ...] = ()  # KEY VALUE of all detectors, which follow from the data and the machine
+    overrides: tuple[str, ...] = ()  # KEY VALUE that the user gave, which win
+    longest: int = 50  # iterations (epochs) beyond which no training is worth its time
     engine: str = "auto"
 
     @property

@@ -41,10 +41,10 @@ def test_every_architecture_has_its_random_start():
 def test_the_longest_trainings_fit_the_minutes_and_one_iteration_more_does_not():
     found = lengths(ASKED, TIMES)
     plan = Plan(found, TIMES, {"resnet50": 60.0, "resnet18": 30.0})
-    for stage, share in (("frozen", 1 / 3), ("finetuned", 2 / 3)):
-        assert plan.seconds(ASKED, stage) <= 60 * 30 * share
+    for stage, fraction in (("frozen", 1 / 3), ("finetuned", 2 / 3)):
+        assert plan.seconds(ASKED, stage) <= 60 * 30 * fraction
         longer = Plan({**found, stage: found[stage] + 1}, TIMES)
-        assert longer.seconds(ASKED, stage) > 60 * 30 * share
+        assert longer.seconds(ASKED, stage) > 60 * 30 * fraction
     shown = rows(ASKED, plan)
     assert [row[0] for row in shown] == ["kNN, SVM", "frozen", "finetuned"]
     assert [row[2] for row in shown] == ["5", "10", "10"]
