@@ -38,16 +38,8 @@ def detail_tables(
         title = _title(measures[0].task)
         if titles[title] > 1 and measures[0].protocol:
             title = f"{title} · {measures[0].protocol}"
-        views.append(_detail_table(comparisons, title, _in_columns(measures), published, colours))
+        views.append(_detail_table(comparisons, title, measures, published, colours))
     return views
-
-
-def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
-    """Counted tasks (``svm/k=1``, ``svm/k=2``, …) stand side by side for each metric, as the papers print them."""
-    metrics = list(dict.fromkeys(measure.metric for measure in measures))
-    if all("=" in measure.task for measure in measures):
-        return sorted(measures, key=lambda measure: metrics.index(measure.metric))
-    return measures
 
 
 def _detail_table(
@@ -58,7 +50,13 @@ def _detail_table(
     colours: Mapping[str, int],
 ) -> TableView:
     results = comparisons.results
-    columns, groups = _headings(measures)
+    counted = all("=" in measure.task for measure in measures)
+    if counted:  # svm/k=1, svm/k=2, … stand side by side for each metric, as the papers print them
+        metrics = list(dict.fromkeys(measure.metric for measure in measures))
+        measures = sorted(measures, key=lambda measure: metrics.index(measure.metric))
+    columns = tuple(m.task.partition("/")[2] if counted else m.metric for m in measures)
+    above = itertools.groupby(measure.metric if counted else measure.task for measure in measures)
+    groups = tuple((heading, len(list(same))) for heading, same in above)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
     counts = {cell.trials for m in measures for cell in results.cells[m].values()}
     columns_of_cells = [tables.cell_views(results, measure, present, counted=len(counts) > 1) for measure in measures]
@@ -88,14 +86,6 @@ def _title(task: str) -> str:
     family, _, part = task.partition("/")
     heading = tables.FAMILIES.get(family, family)
     return f"{heading}: {_PARTS.get(part, part)}" if family in tables.DETECTION and part else heading
-
-
-def _headings(measures: Sequence[Measure]) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """Column headings and the groups above them: metrics under tasks, or counts (k=1 …) under metrics."""
-    counted = all("=" in measure.task for measure in measures)
-    columns = tuple(m.task.partition("/")[2] if counted else m.metric for m in measures)
-    above = itertools.groupby(measure.metric if counted else measure.task for measure in measures)
-    return columns, tuple((heading, len(list(same))) for heading, same in above)
 
 
 @dataclass

@@ -111,18 +111,14 @@ def build(
     )
 
 
-def environment() -> Environment:
-    """Jinja with escaping on for HTML, and undefined names as errors."""
-    return Environment(
+def render_html(report: Report) -> str:
+    """The page, in one file: style and images are inside it. Undefined names in the template are errors."""
+    environment = Environment(
         loader=PackageLoader("momentum_transfer.report", "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-
-
-def render_html(report: Report) -> str:
-    """The page, in one file: style and images are inside it."""
     style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
-    return environment().get_template("page.html.j2").render(report=report, style=style, number=number)
+    return environment.get_template("page.html.j2").render(report=report, style=style, number=number)
 
 
 def make_report(

@@ -113,12 +113,7 @@ Gain = tuple[float, float | None, float | None, bool]
 
 @styled
 def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]) -> str:
-    """Differences from a baseline with their intervals, one line a measure; filled where the rule says ahead or behind.
-
-    Args:
-        rows: measure to checkpoint to its gain.
-        colours: checkpoint to series number.
-    """
+    """Differences from a baseline by measure and checkpoint; filled where the rule says ahead or behind."""
     figure, axes = _row_axes(list(rows), 46, 9.5)
     names = list(dict.fromkeys(name for cells in rows.values() for name in cells))
     for place, cells in enumerate(rows.values()):
@@ -142,13 +137,7 @@ def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
     figure, axes = _row_axes(list(rows), 60, 9)
     for place, row in enumerate(rows.values()):
         axes.errorbar(
-            row[0],
-            place,
-            xerr=_whisker(*row),
-            color=series_colour(0),
-            marker=series_marker(0),
-            markersize=6.5,
-            capsize=2.5,
+            row[0], place, xerr=_whisker(*row), color=series_colour(0), marker="o", markersize=6.5, capsize=2.5
         )
     axes.set_xlim(-1.05, 1.05)
     title = "Rank correlation of pairs of measures over checkpoints"
@@ -188,13 +177,7 @@ def banded_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float, fl
 @styled
 def few_labels_plot(lines: Mapping[str, Sequence[tuple[float, float, float | None]]], colours: Mapping[str, int],
                     axis: str) -> str:  # fmt: skip
-    """Accuracy over the amount of labels, on a logarithmic axis.
-
-    Args:
-        lines: checkpoint to (images per class or percent of the labels, mean, standard deviation or None), percent.
-        colours: checkpoint to series number.
-        axis: what the amount is.
-    """
+    """Accuracy over the amount of labels, on a logarithmic axis; ``lines``: see ``banded_lines``."""
     figure, axes = make_axes(6.4, 3.6)
     amounts = banded_lines(axes, lines, colours)
     axes.set_xscale("log", base=2)
@@ -207,12 +190,10 @@ def few_labels_plot(lines: Mapping[str, Sequence[tuple[float, float, float | Non
 @styled
 def slope_plot(columns: Sequence[str], rows: Mapping[str, Mapping[str, tuple[float, float | None]]],
                colours: Mapping[str, int], title: str) -> str:  # fmt: skip
-    """One line a task across the checkpoints; points in the checkpoints' colours, labels at the right end.
+    """One line a task across the checkpoints (``columns``), with its label at the right end.
 
     Args:
-        columns: checkpoints from left to right.
         rows: task to checkpoint to (mean, standard deviation or None), percent.
-        colours: checkpoint to series number.
     """
     figure, axes = make_axes(6.4, 1.4 + 0.34 * max(5, len(rows)))
     ends: list[tuple[float, str]] = []

@@ -52,8 +52,7 @@ def answers(
     """Every comparison of the study.
 
     Args:
-        records: of the suite, as ``inputs.read_records`` gives them. runs: checkpoint -> variant, settings and seed of
-            the suite's pretrainings.
+        records: as ``inputs.read_records`` gives them. runs: checkpoint to variant, settings and seed of a pretraining.
 
     Raises:
         InputError: a selection means several scores at once.
@@ -163,11 +162,7 @@ def difference_figure(found: Sequence[Answer], title: str) -> Plot:
 
 
 def line_figure(lines: Lines, records: Sequence[Record], runs: Mapping[str, Any]) -> Plot:
-    """One plot of ``study.lines``; points without scores are left out.
-
-    Raises:
-        InputError: as ``answers``.
-    """
+    """One plot of ``study.lines``; points without scores are left out."""
     points: dict[str, list[Point]] = {}
     for label in lines.of:
         for x in lines.x:

@@ -127,9 +127,10 @@ def _over_setting(plot: PlotRequest, runs: Mapping[str, Any], results: Results) 
     if not groups:
         return _nothing(plot, plot.y)
     places = list(dict.fromkeys(_setting(runs, name, plot.x) for name in runs if name in values))
-    numeric = all(_number(x) is not None for x in places)  # words keep the suite's order: steps, one after the other
-    if numeric:
-        places.sort(key=float)
+    try:
+        places, numeric = sorted(places, key=float), True
+    except ValueError:  # words keep the suite's order: steps, one after the other
+        numeric = False
     lines = {
         label: [
             Point.of([float(x) if numeric else places.index(x)], found)
@@ -204,10 +205,3 @@ def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 
 def _nothing(plot: PlotRequest, what: str) -> Plot:
     return Plot(plot.title, f"Not drawn: there is no {what} among the records yet.", "")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -31,16 +31,10 @@ DETECTION = ("coco", "lvis", "voc")
 
 @dataclass(frozen=True)
 class CellView:
-    """One cell.
+    """One cell: ``main`` is the number, ``spread`` and ``trials`` are ``± 1.3`` and ``n=5`` where there are several.
 
-    Attributes:
-        main: the number, or a dash.
-        spread, trials: ``± 1.3`` and ``n=5`` where there are several trials.
-        best: the best mean of its column.
-        tone: ``up`` or ``down`` for a significant difference.
-        mark: a footnote sign of the paper; its meaning stands in the row's note.
-        differs: of another protocol, other settings or other data than the rows beside it.
-        note: a few words after the number.
+    ``tone``: up or down for a significant difference; ``mark``: a paper's footnote sign, explained in the row's note;
+    ``differs``: of another protocol, other settings or other data than the rows beside it.
     """
 
     main: str = "–"
@@ -92,14 +86,14 @@ class TableView:
     reading: str = ""
 
 
-def number(value: float) -> str:
-    """A percentage with one decimal and a true minus sign."""
-    return f"{value:.1f}".replace("-", "−")
+def number(value: float, digits: int = 1) -> str:
+    """With a true minus sign."""
+    return f"{value:.{digits}f}".replace("-", "−")
 
 
-def with_interval(value: float, interval: tuple[float, float]) -> CellView:
+def with_interval(value: float, interval: tuple[float, float], digits: int = 1) -> CellView:
     """``52.0 [50.1, 53.9]``."""
-    return CellView(number(value), f"[{number(interval[0])}, {number(interval[1])}]")
+    return CellView(number(value, digits), f"[{number(interval[0], digits)}, {number(interval[1], digits)}]")
 
 
 def cell_views(results: Results, measure: Measure, names: Sequence[str], counted: bool) -> list[CellView]:
@@ -118,10 +112,7 @@ def cell_views(results: Results, measure: Measure, names: Sequence[str], counted
 
 
 def difference_view(change: Comparison | None, word: str | None = None) -> CellView:
-    """A difference with its sign and its 95 % interval, and the word of the summary.
-
-    Without a word, it is coloured as up or down where p is at most 5 % for this number alone.
-    """
+    """A difference with its interval; coloured by the word of the summary, or without one by its own p."""
     if change is None:
         return CellView(note=word or "")
     sign = "+" if change.value >= 0 else ""

@@ -22,18 +22,13 @@ from scipy import sparse
 from momentum_transfer.verdicts.ap_metrics import coco_metrics, lvis_metrics, voc_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 
-#: Recall 0 : .01 : 1 as the references build them.
+#: Recall 0 : .01 : 1 as the references build them. Level j is not reached by a recall of exactly j / 100 where linspace
+#: rounds the level up.
 _LEVELS = np.linspace(0.0, 1.0, 101)
-
-#: Level j is not reached by a recall of exactly j / 100 where linspace rounds the level up.
 _MISSED = np.arange(101) / 100 < _LEVELS
 
-#: Resamples at a time, at most.
-_BLOCK = 64
-
-#: Bytes of the table of a block of resamples; entries × resamples that are worked on at a time, about 40 bytes each.
-_TABLE_BYTES = 96 << 20
-_CHUNK = 1 << 18
+#: At a time: resamples, bytes of their table, entries × resamples (about 40 bytes each).
+_BLOCK, _TABLE_BYTES, _CHUNK = 64, 96 << 20, 1 << 18
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Confusions:
-    """The confusion matrix of each of n images, the cells that are not 0 only.
+    """The cells that are not 0 in the confusion matrix of each of n images, K classes.
 
     Attributes:
-        images, classes: n, K.
         absent: which mean ``mIoU`` is: over classes in the ``ground-truth``, or in the ``union`` with predictions.
         image: [N] of the cell. cell: [N] true class · (K + 1) + predicted class (K: no class). pixels: [N].
     """

@@ -28,12 +28,7 @@ def label_hash(labels: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class PerItem:
-    """Metrics that are means over test items.
-
-    Attributes:
-        test_set: hash of the items in their order.
-        values: metric to [N]: bool (a hit) or a fraction.
-    """
+    """Metrics that are means over test items: metric to [N] bool (a hit) or fraction; ``test_set`` is a hash."""
 
     test_set: str
     values: Mapping[str, np.ndarray]
@@ -148,11 +143,7 @@ def replicates(outcomes: Outcomes, weights: np.ndarray) -> dict[str, np.ndarray]
 
 
 def check_paired(first: Outcomes, second: Outcomes, names: tuple[str, str]) -> None:
-    """Raise unless both are outcomes of one kind on the same test items in the same order.
-
-    Args:
-        names: what each is called, for the message.
-    """
+    """InputError (with ``names``) unless both are outcomes of one kind on the same test items in the same order."""
     if type(first) is not type(second):
         raise InputError(
             f"expected outcomes of one kind, found {_kind(first)} of {names[0]} and {_kind(second)} of {names[1]}; "

@@ -40,7 +40,7 @@ def test_shared_trials_are_students_paired_t():
     a, b = [50.0, 60.0, 58.0], [40.0, 52.0, 51.0]
     found = Comparisons(aggregate(trials_of("a", a) + trials_of("random", b))).of(SVM4, "a", "random")
     theirs = stats.ttest_rel(a, b)
-    assert (found.paired, found.source, found.n) == (True, "trials", (3, 3))
+    assert (found.paired, found.items, found.n) == (True, 0, (3, 3))
     interval = theirs.confidence_interval()
     assert (found.p, found.low, found.high) == pytest.approx((theirs.pvalue, interval.low, interval.high))
 
@@ -88,7 +88,7 @@ def test_one_trial_with_outcomes_is_judged_by_mcnemar_and_the_items(tmp_path):
     outcomes = [items.read_items(tmp_path, each["items"]).values["top1"] for each in (a, b)]
     only = [int((outcomes[0] & ~outcomes[1]).sum()), int((outcomes[1] & ~outcomes[0]).sum())]
     assert found.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue)
-    assert (found.source, found.items, found.n) == ("items", 400, (1, 1))
+    assert (found.items, found.n) == (400, (1, 1))
     weights = multinomial_weights(400, 1000)
     spread = (100 * weights @ (outcomes[0] * 1.0 - outcomes[1]) / 400).std(ddof=1) * (400 / 399) ** 0.5
     assert found.se == pytest.approx(spread)
@@ -102,7 +102,7 @@ def test_trials_and_items_add_their_variances(tmp_path):
                for name, share in (("a", 0.7), ("random", 0.5)) for t in range(3)]  # fmt: skip
     both = Comparisons(aggregate(records)).of(SVM4, "a", "random")
     trials = Comparisons(aggregate(records), resamples=0).of(SVM4, "a", "random")
-    assert (both.source, trials.source) == ("trials and items", "trials")
+    assert (both.items, trials.items) == (400, 0)
     assert both.se == pytest.approx(math.hypot(trials.se, both.floor))
     assert both.item_fraction == pytest.approx(both.floor**2 / both.se**2)
     assert 0 < both.floor < 100 * (0.5 / 400) ** 0.5

@@ -100,8 +100,7 @@ def test_test_images_count_where_every_trial_kept_them(tmp_path):
             made["items"] = {**made["items"], "folder": str(tmp_path)}
             records.append(made)
     (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), records, {})
-    assert answer.found.source == "trials and items"
-    assert answer.found.items == 200
+    assert (answer.found.items, answer.found.n) == (200, (4, 4))
     assert answer.word == "ahead"
 
 
