@@ -252,7 +252,7 @@ def _differing(row: Mapping[str, Cell], unlike: frozenset[str], settings: Mappin
 
 
 def _repeats(groups: Mapping[Measure, Mapping[str, Mapping[int, Sequence[Record]]]]) -> list[str]:
-    """Repeated records of a measure, checkpoint and trial: a line for those that differ, then one a task for the rest."""
+    """Repeated records of a measure, checkpoint and trial: a line where they differ, else one line a task."""
     agreeing: Counter[tuple[str, str]] = Counter()
     notices = []
     for measure, columns in groups.items():

@@ -18,7 +18,7 @@ from momentum_transfer.backbones import hub
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.files import atomic_path, write_text
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Record, Results
-from momentum_transfer.report.page import escape
+from momentum_transfer.report.page import escape, markdown_row
 from momentum_transfer.report.provenance import provenance
 
 #: Files of the folder; a pull without a file looks for the weights first.
@@ -148,10 +148,10 @@ def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
     baselines = [other for other in results.checkpoints if other != name and results.kinds[other]]
     head = ["task", "metric", "dataset", "protocol", name, *baselines]
     lines = [f"# {escape(name)}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
-             _row(head), _row(["---"] * len(head))]  # fmt: skip
+             markdown_row(head), markdown_row(["---"] * len(head))]  # fmt: skip
     for measure, cell in scores:
         beside = [results.cells[measure].get(other) for other in baselines]
-        lines.append(_row([measure.task, measure.metric, measure.dataset, measure.protocol or measure.engine,
+        lines.append(markdown_row([measure.task, measure.metric, measure.dataset, measure.protocol or measure.engine,
                            *(_number(one) for one in (cell, *beside))]))  # fmt: skip
     facts = next(block.facts for block in provenance(results) if block.name == name)
     lines += ["", "## Where the numbers come from", ""]
@@ -164,10 +164,6 @@ def _number(cell: Cell | None) -> str:
     if cell is None:
         return ""
     return f"{cell.mean:.2f}" if cell.std is None else f"{cell.mean:.2f} ± {cell.std:.2f} ({cell.trials})"
-
-
-def _row(words: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escape, words))} |"
 
 
 def write_folder(

@@ -123,7 +123,8 @@ def published_rows(
         item = row.first
         quoted = item.mark[:1] in ("§", "†", "‡", "*") and bool(item.mark)  # a ¶ is a baseline of the paper itself
         other = item.protocol != ours.protocol, bool(_other_data(item, ours, data))
-        return *other, -_words_in_common(item.protocol, ours.protocol), quoted, -len(row.cells), row.place
+        one, two = (set(re.split(r"[^a-z0-9]+", name.lower())) for name in (item.protocol, ours.protocol))
+        return *other, -len(one & two - {""}), quoted, -len(row.cells), row.place
 
     nearest = sorted(rows.values(), key=distance)
     count = min(_SHOWN, len(nearest))
@@ -138,7 +139,11 @@ def published_rows(
         marks = {item.mark for row in same_table for item in row.cells.values() if item.mark}
         note = "; ".join(["≠ " + ", ".join(reasons) if reasons else "same protocol and data", *sorted(marks)])
         shown.append(RowView(f"published: {first.source}", "source", (), note=note))
-        shown += [_view(row, len(measures), bool(reasons)) for row in same_table]
+        for row in same_table:
+            cells = [CellView()] * len(measures)
+            for index, item in row.cells.items():
+                cells[index] = CellView(number(item.value), mark=item.mark[:1], differs=bool(reasons))
+            shown.append(RowView(row.first.method, "published", tuple(cells)))
     return shown, len(nearest) - count
 
 
@@ -155,16 +160,3 @@ def _other_data(item: Published, ours: Measure, data: Mapping[str, Any]) -> str:
             f"here are {found[0]} images of {found[1]}"
         )
     return ""
-
-
-def _words_in_common(first: str, second: str) -> int:
-    """``fcos_1x`` and ``fcos_smoke`` have one."""
-    one, other = (set(re.split(r"[^a-z0-9]+", name.lower())) for name in (first, second))
-    return len(one & other - {""})
-
-
-def _view(row: _Row, columns: int, differs: bool) -> RowView:
-    cells = [CellView()] * columns
-    for index, item in row.cells.items():
-        cells[index] = CellView(number(item.value), mark=item.mark[:1], differs=differs)
-    return RowView(row.first.method, "published", tuple(cells))

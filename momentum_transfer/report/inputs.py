@@ -32,12 +32,9 @@ _DEPTH = 3
 
 
 def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Records of all files, each file once, and what is wrong with their lines.
+    """Records of all files, each file once, and what is wrong with their lines; InputError without any record.
 
     A record gets its ``file``, its items' ``folder``, and under ``settings`` those that its hash names.
-
-    Raises:
-        InputError: a file is missing, or no line of any file is a record.
     """
     records: list[dict[str, Any]] = []
     problems: list[str] = []

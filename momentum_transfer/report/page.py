@@ -188,16 +188,17 @@ def _table(table: TableView) -> list[str]:
         heads = [f"{task} {metric}" for task, metric in zip(tasks, table.columns, strict=True)]
     lines = [f"## {escape(table.title)}", ""]
     lines += [escape(table.caption), ""] if table.caption else []
-    lines += [_row([table.first, *heads]), _row(["---", *("---:" for _ in heads)])]
+    lines += [markdown_row([table.first, *heads]), markdown_row(["---", *("---:" for _ in heads)])]
     for row in table.rows:
         label = f"{row.label} *({row.note})*" if row.note else row.label
         label = f"published: {label}" if row.kind == "published" else label
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells] or [""] * len(heads)
-        lines.append(_row([label, *cells]))
+        lines.append(markdown_row([label, *cells]))
     return [*lines, "", *([escape(table.reading)] if table.reading else []), *table.notes, ""]
 
 
-def _row(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
+    """A line of a Markdown table, escaped."""
     return "| " + " | ".join(escape(cell) for cell in cells) + " |"
 
 

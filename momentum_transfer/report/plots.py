@@ -21,38 +21,27 @@ from matplotlib.figure import Figure
 from momentum_transfer.report.inputs import Curve
 
 #: Number of series colours that the page's style sheet defines (--series-0 …).
-SERIES = 8
+_SERIES = 8
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 _SENTINELS = {INK: "var(--ink-soft)", FAINT: "var(--line)", PAPER: "var(--card)"}
-_SENTINELS |= {f"#0a0b{index:02x}": f"var(--series-{index})" for index in range(SERIES)}
+_SENTINELS |= {f"#0a0b{index:02x}": f"var(--series-{index})" for index in range(_SERIES)}
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 11,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), FAINT),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
+    **{"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 11},
+    **{"axes.facecolor": "none", "axes.grid": True, "grid.linewidth": 0.8},
     "text.parse_math": False,  # a dollar sign in a checkpoint's name is a dollar sign
-    "svg.hashsalt": "report",
 }
 styled = matplotlib.rc_context(_STYLE)
 
 
 def series_colour(index: int) -> str:
     """The sentinel of the page's ``--series-index``; beyond the last colour they repeat (markers differ)."""
-    return f"#0a0b{index % SERIES:02x}"
+    return f"#0a0b{index % _SERIES:02x}"
 
 
 def series_marker(index: int) -> str:
@@ -135,10 +124,9 @@ def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]
 def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
     """Rank correlations with their intervals; ``rows``: pair of measures to (τ_b, low, high)."""
     figure, axes = _row_axes(list(rows), 60, 9)
+    style = {"color": series_colour(0), "marker": series_marker(0), "markersize": 6.5, "capsize": 2.5}
     for place, row in enumerate(rows.values()):
-        axes.errorbar(
-            row[0], place, xerr=_whisker(*row), color=series_colour(0), marker="o", markersize=6.5, capsize=2.5
-        )
+        axes.errorbar(row[0], place, xerr=_whisker(*row), **style)
     axes.set_xlim(-1.05, 1.05)
     title = "Rank correlation of pairs of measures over checkpoints"
     return finish(figure, "agreement", title, x="Kendall's τ_b over checkpoints")

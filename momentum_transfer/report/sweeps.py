@@ -176,7 +176,10 @@ def _regression(points: Sequence[tuple[str, float, float]]) -> tuple[float, floa
 
 def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) -> Plot:
     groups: dict[str, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    clocks = {curve.run: _elapsed(curve) for curve in curves if curve.key == "seconds"}
+    clocks = {}  # steps, and the seconds until each: a line holds the mean seconds of a step since the line before
+    for curve in (curve for curve in curves if curve.key == "seconds"):
+        steps = np.array([0, *curve.steps])
+        clocks[curve.run] = steps, np.cumsum([0, *(np.diff(steps) * np.array(curve.values))])
     for curve in (curve for curve in curves if curve.key == plot.curve):
         clock = clocks.get(curve.run)
         for step, value in zip(curve.steps, curve.values, strict=True):
@@ -195,12 +198,6 @@ def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) 
     }
     caption = f"{plot.curve} over {plot.x or 'step'}; bands are ±1 standard deviation over seeds."
     return Plot(plot.title, caption, setting_plot(lines, plot.x or "step", plot.curve, None, False))
-
-
-def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, and the seconds of training until each: a line holds the mean seconds of a step since the line before."""
-    steps = np.array([0, *curve.steps])
-    return steps, np.cumsum([0, *(np.diff(steps) * np.array(curve.values))])
 
 
 def _nothing(plot: PlotRequest, what: str) -> Plot:

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import AHEAD, ALPHA, BEHIND, Comparison
 
-#: Baselines that are not themselves compared with one.
-BASELINES_ONLY = ("baseline", "random", "pixels", "none")
-
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
     "coco": "COCO-style detection",
@@ -131,8 +128,8 @@ def compared(results: Results) -> list[tuple[str, str]]:
 
 
 def evaluated(results: Results) -> list[str]:
-    """The checkpoints that are compared with baselines."""
-    return [name for name in results.checkpoints if results.kinds[name] not in BASELINES_ONLY]
+    """The checkpoints that are compared with baselines; supervised weights are both."""
+    return [name for name in results.checkpoints if results.kinds[name] in ("", "supervised")]
 
 
 def _best(cells: Mapping[str, Cell]) -> set[str]:

@@ -103,17 +103,18 @@ def metrics(confusion: np.ndarray, absent: str) -> dict[str, float]:
     with np.errstate(invalid="ignore"):
         iou, accuracy = hit / union, hit / true
     in_truth, in_either = true > 0, union > 0
-    over_truth = _percent(iou[in_truth].mean() if in_truth.any() else np.nan)
-    over_union = _percent(iou[in_either].mean() if in_either.any() else np.nan)
+    over_truth = iou[in_truth].mean() if in_truth.any() else np.nan
+    over_union = iou[in_either].mean() if in_either.any() else np.nan
     pixels = true.sum()
-    return {
+    fractions = {
         "mIoU": over_truth if absent == "ground-truth" else over_union,
         "mIoU_ground_truth": over_truth,
         "mIoU_union": over_union,
-        "fwIoU": _percent((iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan),
-        "mACC": _percent(accuracy[in_truth].mean() if in_truth.any() else np.nan),
-        "pACC": _percent(hit.sum() / pixels if pixels else np.nan),
+        "fwIoU": (iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan,
+        "mACC": accuracy[in_truth].mean() if in_truth.any() else np.nan,
+        "pACC": hit.sum() / pixels if pixels else np.nan,
     }
+    return {name: float(fraction) * 100 for name, fraction in fractions.items()}
 
 
 def class_counts(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -121,7 +122,3 @@ def class_counts(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
     hit = np.diag(confusion).astype(np.float64)
     true, predicted = confusion.sum(axis=1), confusion[:, :-1].sum(axis=0)
     return hit, true, true + predicted - hit
-
-
-def _percent(fraction: float) -> float:
-    return float(fraction) * 100
