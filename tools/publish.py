@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> None:
                            files=[Path(file) for file in args.add])  # fmt: skip
     for problem in problems:
         warn(problem)
-    left = sorted({score.measure.dataset for score in scores} - set(datasets))
+    left = sorted({measure.dataset for measure, _ in scores} - set(datasets))
     if left:
         say(f"in the card alone, since no --dataset says their names on the Hub: {', '.join(left)}")
     files = ", ".join(str(path.relative_to(out)) for path in written)

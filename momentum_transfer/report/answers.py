@@ -41,10 +41,7 @@ _SENTENCES, _MEASURES = 6, 12
 
 @dataclass(frozen=True)
 class Balance:
-    """A checkpoint against a baseline: numbers of measures by word.
-
-    ``low``, ``middle`` and ``high`` are the smallest, the median and the largest difference, in points.
-    """
+    """A checkpoint against a baseline: measures by word, and the least, the median and the largest difference."""
 
     name: str
     base: str

@@ -170,14 +170,10 @@ def write_folder(
     out: Path, name: str, results: Results, scores: Sequence[Scored], *, datasets: Mapping[str, str],
     license: str | None = None, weights: Any = None, files: Sequence[Path] = (),
 ) -> list[Path]:  # fmt: skip
-    """Write the folder that a push uploads; the files, the card first.
+    """Write the folder that a push uploads; the files, the card first. InputError: see ``_check``.
 
     Args:
         weights: a ``SourceBackbone``, written as ``backbone.safetensors``. files: further ones, copied as they are.
-
-    Raises:
-        InputError: ``out`` is a file, holds what is read here or a README.md of another origin, or a further file is
-            missing or takes the name of one of the folder's own.
     """
     texts = {"README.md": card_text(name, results, scores, datasets, license)}
     texts[_RECORDS] = "".join(f"{json.dumps(_plain(record), sort_keys=True)}\n" for record in results.records[name])

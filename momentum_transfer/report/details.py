@@ -102,12 +102,9 @@ def published_rows(
 ) -> tuple[list[RowView], int]:
     """Rows for the columns ``measures``, under a heading for each printed table, and how many more there are.
 
-    Nearest means: the same protocol first, then the same data, then the protocol with most words in common (FCOS beside
-    FCOS), then the paper's own numbers before those that it quotes, then most columns filled. Among equals the rows of
-    one printed table stay together, so that its baselines come with its methods.
-
-    Args:
-        data: counts of ``images`` and ``classes`` that our rows were tested on.
+    The nearest come first: of the same protocol, then of the same data, then of a protocol with most words in common
+    (FCOS beside FCOS), then the paper's own numbers before those that it quotes, then most columns filled. Among equals
+    the rows of one table stay together. ``data`` are counts of ``images`` and ``classes`` that our rows were tested on.
     """
     columns = {(measure.task, measure.metric): index for index, measure in enumerate(measures)}
     places: dict[tuple[str, str], int] = {}

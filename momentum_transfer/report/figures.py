@@ -22,7 +22,7 @@ from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import AHEAD, BEHIND
 
 #: Lines of a plot of layers and of the slope chart, lines of the plot of gains, checkpoints in one plot (more could not
-#: be distinguished), plots of one kind (each costs time to draw and room on the page).
+#: be distinguished), plots of one kind (each costs time, and room on the page).
 _LINES, _GAINS, _CHECKPOINTS, _PLOTS = 8, 24, 8, 12
 
 #: Key of a metrics.jsonl to the heading of its plot and the label of its axis.

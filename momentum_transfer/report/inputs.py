@@ -81,9 +81,6 @@ def merge_methods(records: Sequence[Record], methods: Mapping[str, Sequence[str]
 
     So intervals cover the seed of pretraining, and verdicts are about methods, by Welch's t: seeds of two methods have
     nothing in common. Outcomes per item stay where a pretraining has one trial.
-
-    Raises:
-        InputError: a checkpoint of a method has no record.
     """
     places = {checkpoint: (name, s) for name, listed in methods.items() for s, checkpoint in enumerate(listed)}
     groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)

@@ -218,11 +218,7 @@ def escape(text: str) -> str:
 
 
 def write_report(report: Report, out: str | Path) -> list[Path]:
-    """Write ``out`` (.html) and the same under .md and .csv, each whole or not at all; the files, the page first.
-
-    Raises:
-        InputError: ``out`` does not end in .html.
-    """
+    """Write ``out`` (.html) and the same under .md and .csv, each whole or not at all; the files, the page first."""
     out = page_name(out)
     texts = {out: render_html(report), out.with_suffix(".md"): render_markdown(report)}
     texts[out.with_suffix(".csv")] = render_csv(report.results)

@@ -76,7 +76,7 @@ def finish(figure: Figure, name: str, title: str, *, x: str = "", y: str = "", l
     text = buffer.getvalue()
     text = text[text.index("<svg") :]  # without the XML prologue
     text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>", "", text, flags=re.DOTALL)
-    # All plots of a page share one space of ids; two of one name differ by their content.
+    # Ids are unique on a page: two of one name differ by their content.
     prefix = re.sub("[^a-z0-9]+", "-", name.lower()) + f"-{zlib.crc32(text.encode()):08x}"
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = re.sub(r"font-family: [^;]*;", "", text)
@@ -124,7 +124,7 @@ def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]
 def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
     """Rank correlations with their intervals; ``rows``: pair of measures to (τ_b, low, high)."""
     figure, axes = _row_axes(list(rows), 60, 9)
-    style = {"color": series_colour(0), "marker": series_marker(0), "markersize": 6.5, "capsize": 2.5}
+    style: dict[str, Any] = {"color": series_colour(0), "marker": series_marker(0), "markersize": 6.5, "capsize": 2.5}
     for place, row in enumerate(rows.values()):
         axes.errorbar(row[0], place, xerr=_whisker(*row), **style)
     axes.set_xlim(-1.05, 1.05)

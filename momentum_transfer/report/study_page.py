@@ -49,13 +49,10 @@ class Answer:
 def answers(
     study: Study, records: Sequence[Record], runs: Mapping[str, Any], resamples: int = RESAMPLES
 ) -> list[Answer]:
-    """Every comparison of the study.
+    """Every comparison of the study; InputError if a selection means several scores at once.
 
     Args:
         records: as ``inputs.read_records`` gives them. runs: checkpoint to variant, settings and seed of a pretraining.
-
-    Raises:
-        InputError: a selection means several scores at once.
     """
     found = [_answer(asked, records, runs, resamples) for asked in study.compare]
     words = verdicts({place: answer.found for place, answer in enumerate(found) if answer.found is not None})

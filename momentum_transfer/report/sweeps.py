@@ -1,6 +1,6 @@
 """Plots that a suite asks for: a measure over a setting of its pretrainings, with seeds as trials, or over another.
 
-``suite.json`` beside the records (written by the suite's runner) says what each run was and which plots to draw.
+``suite.json`` beside the records (written by the suite's runner) holds what each run was and which plots the page has.
 """
 
 import statistics

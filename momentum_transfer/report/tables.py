@@ -84,7 +84,7 @@ class TableView:
 
 
 def number(value: float, digits: int = 1) -> str:
-    """With a true minus sign."""
+    """A rounded number with a true minus sign."""
     return f"{value:.{digits}f}".replace("-", "−")
 
 

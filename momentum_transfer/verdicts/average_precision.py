@@ -3,10 +3,9 @@
 ``replicates`` gives what the evaluator would give for every resample of the images, without matching again. The curve
 of a run (category, area range, IoU threshold) changes only at its true positives, so each run is the list of its true
 positives in order of score; one pass of weighted cumulative sums gives true and false positives of every entry in every
-resample. Weights are whole numbers, so counts are exact: the unit weights reproduce the evaluator's numbers bit for
-bit. Against an evaluation of the resampled set, in which an image that was drawn twice stands twice under new ids, the
-numbers agree to 1e-12 where no two detections of an image and category have the same score; ties are ordered otherwise
-there (up to 4.5e-4 points of AP in a small set full of them).
+resample. Weights are whole numbers, so counts are exact: unit weights reproduce the evaluator's numbers bit for bit,
+and others those of the resampled set, in which an image drawn twice stands twice, to 1e-12 (up to 4.5e-4 points of AP
+off where many detections of an image have one score).
 
 The mean of the replicates lies above the score itself (a detection drawn twice makes precision less ragged), so a plain
 percentile interval of one checkpoint's AP is shifted; verdicts take the replicates' standard deviation alone.

@@ -70,9 +70,8 @@ class Confusions:
             confusions = cls(images, classes, str(found["absent"]), image, cell, pixels)
         except (KeyError, ValueError) as error:
             raise InputError(f"expected confusion matrices per image, found a file without {error}") from error
-        if not len(image) == len(cell) == len(pixels) or (
-            len(image) and not (image.max() < images and cell.max() < classes * (classes + 1))
-        ):
+        fit = len(image) == len(cell) == len(pixels) and confusions.absent in ("ground-truth", "union")
+        if not fit or (len(image) and not (image.max() < images and cell.max() < classes * (classes + 1))):
             raise InputError("expected confusion matrices whose arrays fit each other, found a damaged set")
         return confusions
 
@@ -107,7 +106,7 @@ def metrics(confusion: np.ndarray, absent: str) -> dict[str, float]:
     over_union = iou[in_either].mean() if in_either.any() else np.nan
     pixels = true.sum()
     fractions = {
-        "mIoU": over_truth if absent == "ground-truth" else over_union,
+        "mIoU": {"ground-truth": over_truth, "union": over_union}[absent],
         "mIoU_ground_truth": over_truth,
         "mIoU_union": over_union,
         "fwIoU": (iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan,

@@ -50,7 +50,7 @@ class PerItem:
         try:
             count, test_set = int(found["count"]), str(found["test_set"])
             if any(name.startswith("hit ") and 8 * values.size < count for name, values in found.items()):
-                raise ValueError(f"the hits of {count} items")  # unpackbits would pad
+                raise ValueError(f"the hits of {count} items")  # unpackbits would pad to any count
             values = {
                 name.removeprefix("hit "): np.unpackbits(values, count=count).astype(bool)
                 if name.startswith("hit ")
@@ -70,8 +70,7 @@ class PerItem:
 
 
 def per_item(values: np.ndarray, renderings: int) -> np.ndarray:
-    """[N / renderings] means over the renderings of each item: resampled one by one they would make intervals too
-    narrow.
+    """[N / renderings] means over the renderings of each item; resampled one by one, intervals would be too narrow.
 
     Args:
         values: [N] outcomes of all items once, then of all once more, and so on.

@@ -114,10 +114,7 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000) -> A
 
     Resamples in which a side is constant have no rank correlation and are left out; with more than 60 checkpoints fewer
     are taken, down to 100. With few checkpoints such intervals are too narrow rather than too wide: they are to warn,
-    not to prove.
-
-    Args:
-        first, second: [n] finite scores of the same n ≥ 5 checkpoints.
+    not to prove. ``first`` and ``second`` are [n] finite scores of the same n ≥ 5 checkpoints.
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < FEWEST_CHECKPOINTS:
