@@ -24,7 +24,7 @@ from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, a
 from momentum_transfer.report.examples import Gallery, galleries
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
 from momentum_transfer.report.inputs import RunFiles, merge_methods, read_records, read_runs, read_suites
-from momentum_transfer.report.reference import Published, load_tables, published
+from momentum_transfer.report.reference import REFERENCE_DIR, Published, load_tables, published
 from momentum_transfer.report.summary import evidence_tables, overall_table, summary_table
 from momentum_transfer.report.sweeps import sweep_figures
 from momentum_transfer.report.tables import TableView, number
@@ -140,7 +140,7 @@ def make_report(
     """
     records, problems = read_records(results)
     check_settings_agree(records)
-    tables = load_tables(*([] if reference_dir is None else [reference_dir]))
+    tables = load_tables(reference_dir or REFERENCE_DIR)
     return build(
         records,
         runs=read_runs(runs),

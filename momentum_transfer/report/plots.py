@@ -32,10 +32,10 @@ _STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.edgecolor", "grid.color"), FAINT),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
-    **{"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 11},
-    **{"axes.facecolor": "none", "axes.grid": True, "grid.linewidth": 0.8},
+    "svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 11,
+    "axes.facecolor": "none", "axes.grid": True, "grid.linewidth": 0.8,
     "text.parse_math": False,  # a dollar sign in a checkpoint's name is a dollar sign
-}
+}  # fmt: skip
 styled = matplotlib.rc_context(_STYLE)
 
 
