@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.core.files import weights_name
 from momentum_transfer.report import notices as notice
 
@@ -60,8 +60,8 @@ class Measure(NamedTuple):
 class Cell:
     """The trials of one measure for one checkpoint; values in percent, keyed by trial number.
 
-    ``configs`` are the hashes of the settings they were measured with; ``seeds`` and ``items`` are, by trial, its seed
-    and where its outcomes per test item are, as far as records have them.
+    ``configs`` are the hashes of their settings; ``seeds`` and ``items`` (where the outcomes per test item are) are by
+    trial, as far as records have them.
     """
 
     values: Mapping[int, float]
@@ -94,9 +94,8 @@ class Cell:
 class Results:
     """All cells, and what was set aside.
 
-    ``unlike`` are the checkpoints whose settings are not those of the others in a measure, ``kinds`` the checkpoints by
-    which of `BASELINES` they are ("" for one that is evaluated), ``data`` what records say of the test images: counts
-    of ``images`` and ``classes``.
+    ``unlike`` are the checkpoints with other settings than the rest of a measure, ``kinds`` which of `BASELINES` each
+    checkpoint is ("" for one that is evaluated), ``data`` counts of the test ``images`` and ``classes``.
     """
 
     checkpoints: list[str]
@@ -145,8 +144,7 @@ def _kinds(records: Mapping[str, Sequence[Record]], named: str) -> dict[str, str
 def aggregate(records: Sequence[Record], baseline: str = "") -> Results:
     """Group records into cells.
 
-    Duplicates (the same measure, checkpoint and trial) with one value count once; with different values the newest
-    counts. Both, records without a value, and trials of different settings in one mean are in ``notices``.
+    Of duplicates (the same measure, checkpoint and trial) the newest counts.
 
     Args:
         baseline: the checkpoint to compare with, whatever it is; "": those that are known by method or name.
@@ -162,13 +160,11 @@ def aggregate(records: Sequence[Record], baseline: str = "") -> Results:
             trials.setdefault(trial_of(record), []).append(record)
     settings = _settings(records)
     notices = notice.mixed_files(by_checkpoint)
-    repeats = notice.Repeats()
     undefined: dict[tuple[str, ...], dict[str, list[int]]] = defaultdict(dict)
     cells: dict[Measure, dict[str, Cell]] = {}
     for measure, columns in groups.items():
         for label, trials in columns.items():
             newest = {trial: max(same, key=time_of) for trial, same in sorted(trials.items())}
-            _note_repeats(measure, label, trials, repeats)
             values = {trial: _finite(record["value"]) for trial, record in newest.items()}
             configs = {str(record.get("config") or "") for record in newest.values()} - {""}
             if len(configs) > 1:
@@ -188,7 +184,7 @@ def aggregate(records: Sequence[Record], baseline: str = "") -> Results:
     notices += [
         *notice.overlapping(records),
         *notice.other_settings(differing),
-        *repeats.notices(),
+        *_repeats(groups),
         *notice.without_value(undefined),
         *notice.mixed_versions(records),
     ]
@@ -207,15 +203,9 @@ def _data(records: Sequence[Record]) -> dict[Measure, Record]:
 
 
 def check_settings_agree(records: Sequence[Record]) -> None:
-    """Refuse records of several files that would be one row though they were measured with other settings.
+    """InputError if a measure has other settings in one ``file`` of the records than in another; both are named.
 
     Within one results file other settings are shown beside each other and marked; untrusted files are not merged.
-
-    Args:
-        records: with the key ``file``, where each was read.
-
-    Raises:
-        InputError: one measure has other settings in one file than in another; both are named.
     """
     if len({record.get("file", "") for record in records}) < 2:
         return
@@ -261,17 +251,24 @@ def _differing(row: Mapping[str, Cell], unlike: frozenset[str], settings: Mappin
     return notice.differing(min(odd - usual or odd), min(usual - odd or usual), settings)
 
 
-def _note_repeats(
-    measure: Measure, label: str, trials: Mapping[int, Sequence[Record]], repeats: notice.Repeats
-) -> None:
-    for trial, same in sorted(trials.items()):
-        if len(same) > 1 and len({record["value"] for record in same}) == 1:
-            repeats.agreeing[measure.task, label] += len(same) - 1
-        elif len(same) > 1:
-            listed = ", ".join("none" if (v := _finite(r["value"])) is None else f"{v:.4g}" for r in same[:8])
-            repeats.differing.append(
-                f"{measure.label} of {label}, trial {trial}: {len(same)} records ({listed}); the newest counts"
-            )
+def _repeats(groups: Mapping[Measure, Mapping[str, Mapping[int, Sequence[Record]]]]) -> list[str]:
+    """Repeated records of a measure, checkpoint and trial: a line where they differ, else one line a task."""
+    agreeing: Counter[tuple[str, str]] = Counter()
+    notices = []
+    for measure, columns in groups.items():
+        for label, trials in columns.items():
+            for trial, same in sorted(trials.items()):
+                if len(same) > 1 and len({record["value"] for record in same}) == 1:
+                    agreeing[measure.task, label] += len(same) - 1
+                elif len(same) > 1:
+                    values = (_finite(record["value"]) for record in same[:8])
+                    listed = ", ".join("none" if value is None else f"{value:.4g}" for value in values)
+                    what = f"{measure.label} of {label}, trial {trial}: {len(same)} records ({listed})"
+                    notices.append(f"{what}; the newest counts")
+    return notices + [
+        f"{task} of {label}: {counted(count, 'record')} repeated with the same value; each counts once"
+        for (task, label), count in agreeing.items()
+    ]
 
 
 def time_of(record: Record) -> str:

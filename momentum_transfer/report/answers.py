@@ -29,25 +29,19 @@ _KINDS = {
     "none": "no weights",
 }
 
-#: With more sentences than these, only those against the first baseline are shown.
-_SENTENCES = 6
-
 #: The parts of a bar from left to right, with their words.
 _PARTS = {"up-clear": AHEAD, "even": LEVEL, "down-clear": BEHIND, "none": ONE_TRIAL, "other": NOT_COMPARED}
 
 #: Families that train for GPU hours; a pair of one of these and another kind comes first.
 _COSTLY = ("coco", "lvis", "voc", "semantic", "finetune", "fixmatch")
 
-#: Measures that are compared with each other; each pair costs time, and room on the page.
-_MEASURES = 12
+#: Sentences, above which only those against the first baseline are shown; measures that are compared with each other.
+_SENTENCES, _MEASURES = 6, 12
 
 
 @dataclass(frozen=True)
 class Balance:
-    """A checkpoint against a baseline: numbers of measures by word.
-
-    ``low``, ``middle`` and ``high`` are the smallest, the median and the largest difference, in points.
-    """
+    """A checkpoint against a baseline: measures by word, and the least, the median and the largest difference."""
 
     name: str
     base: str
@@ -171,8 +165,9 @@ def agreement_table(pairs: Sequence[Pair]) -> TableView | None:
         return None
     rows = []
     for pair in pairs:
-        tau, rho = _cell(pair.found.tau, pair.found.tau_interval), _cell(pair.found.rho, pair.found.rho_interval)
-        cells = (tau, rho, CellView(str(pair.found.n)))
+        found = pair.found
+        correlations = (found.tau, found.tau_interval), (found.rho, found.rho_interval)
+        cells = (*(tables.with_interval(*each, digits=2) for each in correlations), CellView(str(found.n)))
         note = "cheap → costly" if pair.mixed else ""
         rows.append(RowView(f"{pair.first} → {pair.second}", "ours", cells, note=note))
     caption = (
@@ -184,8 +179,3 @@ def agreement_table(pairs: Sequence[Pair]) -> TableView | None:
 
 def _costly(measure: Measure) -> bool:
     return measure.family in _COSTLY
-
-
-def _cell(value: float, interval: tuple[float, float]) -> CellView:
-    signed = [f"{each:.2f}".replace("-", "−") for each in (value, *interval)]
-    return CellView(signed[0], f"[{signed[1]}, {signed[2]}]")

@@ -18,16 +18,14 @@ from momentum_transfer.backbones import hub
 from momentum_transfer.core.errors import InputError, extra
 from momentum_transfer.core.files import atomic_path, write_text
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Record, Results
-from momentum_transfer.report.page import escape
+from momentum_transfer.report.page import escape, markdown_row
 from momentum_transfer.report.provenance import provenance
 
-RECORDS = "results.jsonl"
+#: Files of the folder; a pull without a file looks for the weights first.
+_RECORDS, _WEIGHTS = "results.jsonl", hub.PREFERRED[0]
 
 #: The last words of every card, by which a folder of cards is known.
 _SIGNATURE = "Measured with momentum-transfer."
-
-#: The name of the weights in the folder: what a pull without a file looks for first.
-WEIGHTS = hub.PREFERRED[0]
 
 _PURPOSE, _PUSHING = "results for the Hub", "pushing to the Hub"
 
@@ -49,11 +47,7 @@ Scored = tuple[Measure, Cell]
 
 
 def scores_of(results: Results, name: str) -> list[Scored]:
-    """What the records say of one checkpoint, without the metrics that only describe it.
-
-    Raises:
-        InputError: no record is about it.
-    """
+    """The measures of one checkpoint that score it; InputError if there is none."""
     found = [
         (measure, cells[name])
         for measure, cells in results.cells.items()
@@ -118,11 +112,7 @@ def _leaderboards(results: Results, name: str, scores: Sequence[Scored], dataset
 
 
 def read_datasets(arguments: Sequence[str], results: Results) -> dict[str, str]:
-    """``TITLE=org/name`` arguments as a mapping.
-
-    Raises:
-        InputError: another form, or a title that no record has.
-    """
+    """``TITLE=org/name`` arguments as a mapping; InputError for another form, or a title that no record has."""
     titles = list(dict.fromkeys(measure.dataset for measure in results.cells))
     found = {}
     for argument in arguments:
@@ -138,11 +128,7 @@ def read_datasets(arguments: Sequence[str], results: Results) -> dict[str, str]:
 def card_text(
     name: str, results: Results, scores: Sequence[Scored], datasets: Mapping[str, str], license: str | None = None
 ) -> str:
-    """The model card, front matter and Markdown.
-
-    Raises:
-        RuntimeError: huggingface_hub's parser reads something else in it than was written.
-    """
+    """The model card, front matter and Markdown; RuntimeError if huggingface_hub reads something else in it."""
     library = extra("huggingface_hub", _PURPOSE)
     entries = _card_results(scores, datasets)
     metadata = library.ModelCardData(
@@ -162,15 +148,15 @@ def _body(name: str, results: Results, scores: Sequence[Scored]) -> str:
     baselines = [other for other in results.checkpoints if other != name and results.kinds[other]]
     head = ["task", "metric", "dataset", "protocol", name, *baselines]
     lines = [f"# {escape(name)}", "", "Scores in percent, mean ± standard deviation over trials (their number).", "",
-             _row(head), _row(["---"] * len(head))]  # fmt: skip
+             markdown_row(head), markdown_row(["---"] * len(head))]  # fmt: skip
     for measure, cell in scores:
         beside = [results.cells[measure].get(other) for other in baselines]
-        lines.append(_row([measure.task, measure.metric, measure.dataset, measure.protocol or measure.engine,
+        lines.append(markdown_row([measure.task, measure.metric, measure.dataset, measure.protocol or measure.engine,
                            *(_number(one) for one in (cell, *beside))]))  # fmt: skip
     facts = next(block.facts for block in provenance(results) if block.name == name)
     lines += ["", "## Where the numbers come from", ""]
     lines += [f"- {heading}: {escape(', '.join(values))}" for heading, values in facts]
-    lines += ["", f"`{RECORDS}` holds every record, one JSON object a line. {_SIGNATURE}", ""]
+    lines += ["", f"`{_RECORDS}` holds every record, one JSON object a line. {_SIGNATURE}", ""]
     return "\n".join(lines)
 
 
@@ -180,30 +166,19 @@ def _number(cell: Cell | None) -> str:
     return f"{cell.mean:.2f}" if cell.std is None else f"{cell.mean:.2f} ± {cell.std:.2f} ({cell.trials})"
 
 
-def _row(words: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escape, words))} |"
-
-
 def write_folder(
     out: Path, name: str, results: Results, scores: Sequence[Scored], *, datasets: Mapping[str, str],
     license: str | None = None, weights: Any = None, files: Sequence[Path] = (),
 ) -> list[Path]:  # fmt: skip
-    """Write the folder that a push uploads.
+    """Write the folder that a push uploads; the files, the card first. InputError: see ``_check``.
 
     Args:
         weights: a ``SourceBackbone``, written as ``backbone.safetensors``. files: further ones, copied as they are.
-
-    Returns:
-        What was written, the card first.
-
-    Raises:
-        InputError: ``out`` is a file, holds what is read here or a README.md of another origin, or a further file is
-            missing or takes the name of one of the folder's own.
     """
     texts = {"README.md": card_text(name, results, scores, datasets, license)}
-    texts[RECORDS] = "".join(f"{json.dumps(_plain(record), sort_keys=True)}\n" for record in results.records[name])
+    texts[_RECORDS] = "".join(f"{json.dumps(_plain(record), sort_keys=True)}\n" for record in results.records[name])
     texts |= _leaderboards(results, name, scores, datasets)
-    _check(out, results, weights, files, {*texts, *([WEIGHTS] if weights is not None else [])})
+    _check(out, results, weights, files, {*texts, *([_WEIGHTS] if weights is not None else [])})
     written = []
     for place, text in texts.items():
         write_text(out / place, text)
@@ -211,8 +186,8 @@ def write_folder(
     if weights is not None:
         from momentum_transfer.backbones.convert import architecture_metadata, write
 
-        write(out / WEIGHTS, weights.state, weights.architecture, architecture_metadata(weights))
-        written.append(out / WEIGHTS)
+        write(out / _WEIGHTS, weights.state, weights.architecture, architecture_metadata(weights))
+        written.append(out / _WEIGHTS)
     for file in files:
         with atomic_path(out / file.name) as temporary:
             shutil.copyfile(file, temporary)
@@ -241,19 +216,15 @@ def _check(out: Path, results: Results, weights: Any, files: Sequence[Path], own
     if card.is_file() and _SIGNATURE not in card.read_text(encoding="utf-8", errors="replace"):
         raise InputError(f"expected --out as a folder of its own, found {card}, which is no card; give another name")
     sources = {str(record.get("file", "")) for records in results.records.values() for record in records}
-    pairs = [(out / RECORDS, Path(file)) for file in sources]
-    pairs += [(out / WEIGHTS, weights.path)] if weights is not None else []
+    pairs = [(out / _RECORDS, Path(file)) for file in sources]
+    pairs += [(out / _WEIGHTS, weights.path)] if weights is not None else []
     for place, source in pairs:
         if place.is_file() and source.is_file() and place.samefile(source):
             raise InputError(f"expected --out apart from what is published, found {source} in it; give another name")
 
 
 def target(text: str) -> hub.HubName:
-    """The repository that ``hf:org/name[@branch]`` means, checked before anything is made for it.
-
-    Raises:
-        InputError: another form, a file's name, no mirror and no network, or no login.
-    """
+    """The repository that ``hf:org/name[@branch]`` means; InputError without a mirror, or network and login, for it."""
     name = hub.parse(text)
     if name.file:
         raise InputError(f"expected a repository to push to, hf:org/name[@branch], found the file {text}")
@@ -267,11 +238,7 @@ def target(text: str) -> hub.HubName:
 
 
 def push(folder: Path, name: hub.HubName, written: Sequence[Path], *, private: bool = False) -> str:
-    """Upload ``written``, files within ``folder``, and make the repository if it is new; where they are now.
-
-    Raises:
-        InputError: the Hub refuses, in one line.
-    """
+    """Upload ``written``, files within ``folder``, to a repository that may be new; where they are now."""
     message = "Weights and scores by momentum-transfer"
     if (mirrored := hub.mirror()) is not None:
         repository = hub.mirrored_repository(mirrored, name)

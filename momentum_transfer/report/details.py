@@ -38,16 +38,8 @@ def detail_tables(
         title = _title(measures[0].task)
         if titles[title] > 1 and measures[0].protocol:
             title = f"{title} · {measures[0].protocol}"
-        views.append(_detail_table(comparisons, title, _in_columns(measures), published, colours))
+        views.append(_detail_table(comparisons, title, measures, published, colours))
     return views
-
-
-def _in_columns(measures: Sequence[Measure]) -> Sequence[Measure]:
-    """Counted tasks (``svm/k=1``, ``svm/k=2``, …) stand side by side for each metric, as the papers print them."""
-    metrics = list(dict.fromkeys(measure.metric for measure in measures))
-    if all("=" in measure.task for measure in measures):
-        return sorted(measures, key=lambda measure: metrics.index(measure.metric))
-    return measures
 
 
 def _detail_table(
@@ -58,7 +50,13 @@ def _detail_table(
     colours: Mapping[str, int],
 ) -> TableView:
     results = comparisons.results
-    columns, groups = _headings(measures)
+    counted = all("=" in measure.task for measure in measures)
+    if counted:  # svm/k=1, svm/k=2, … stand side by side for each metric, as the papers print them
+        metrics = list(dict.fromkeys(measure.metric for measure in measures))
+        measures = sorted(measures, key=lambda measure: metrics.index(measure.metric))
+    columns = tuple(m.task.partition("/")[2] if counted else m.metric for m in measures)
+    above = itertools.groupby(measure.metric if counted else measure.task for measure in measures)
+    groups = tuple((heading, len(list(same))) for heading, same in above)
     present = [name for name in results.checkpoints if any(name in results.cells[m] for m in measures)]
     counts = {cell.trials for m in measures for cell in results.cells[m].values()}
     columns_of_cells = [tables.cell_views(results, measure, present, counted=len(counts) > 1) for measure in measures]
@@ -90,14 +88,6 @@ def _title(task: str) -> str:
     return f"{heading}: {_PARTS.get(part, part)}" if family in tables.DETECTION and part else heading
 
 
-def _headings(measures: Sequence[Measure]) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """Column headings and the groups above them: metrics under tasks, or counts (k=1 …) under metrics."""
-    counted = all("=" in measure.task for measure in measures)
-    columns = tuple(m.task.partition("/")[2] if counted else m.metric for m in measures)
-    above = itertools.groupby(measure.metric if counted else measure.task for measure in measures)
-    return columns, tuple((heading, len(list(same))) for heading, same in above)
-
-
 @dataclass
 class _Row:
     """One printed row: the cells that our columns have, by column."""
@@ -112,12 +102,9 @@ def published_rows(
 ) -> tuple[list[RowView], int]:
     """Rows for the columns ``measures``, under a heading for each printed table, and how many more there are.
 
-    Nearest means: the same protocol first, then the same data, then the protocol with most words in common (FCOS beside
-    FCOS), then the paper's own numbers before those that it quotes, then most columns filled. Among equals the rows of
-    one printed table stay together, so that its baselines come with its methods.
-
-    Args:
-        data: counts of ``images`` and ``classes`` that our rows were tested on.
+    The nearest come first: of the same protocol, then of the same data, then of a protocol with most words in common
+    (FCOS beside FCOS), then the paper's own numbers before those that it quotes, then most columns filled. Among equals
+    the rows of one table stay together. ``data`` are counts of ``images`` and ``classes`` that our rows were tested on.
     """
     columns = {(measure.task, measure.metric): index for index, measure in enumerate(measures)}
     places: dict[tuple[str, str], int] = {}
@@ -133,7 +120,8 @@ def published_rows(
         item = row.first
         quoted = item.mark[:1] in ("§", "†", "‡", "*") and bool(item.mark)  # a ¶ is a baseline of the paper itself
         other = item.protocol != ours.protocol, bool(_other_data(item, ours, data))
-        return *other, -_words_in_common(item.protocol, ours.protocol), quoted, -len(row.cells), row.place
+        one, two = (set(re.split(r"[^a-z0-9]+", name.lower())) for name in (item.protocol, ours.protocol))
+        return *other, -len(one & two - {""}), quoted, -len(row.cells), row.place
 
     nearest = sorted(rows.values(), key=distance)
     count = min(_SHOWN, len(nearest))
@@ -148,7 +136,11 @@ def published_rows(
         marks = {item.mark for row in same_table for item in row.cells.values() if item.mark}
         note = "; ".join(["≠ " + ", ".join(reasons) if reasons else "same protocol and data", *sorted(marks)])
         shown.append(RowView(f"published: {first.source}", "source", (), note=note))
-        shown += [_view(row, len(measures), bool(reasons)) for row in same_table]
+        for row in same_table:
+            cells = [CellView()] * len(measures)
+            for index, item in row.cells.items():
+                cells[index] = CellView(number(item.value), mark=item.mark[:1], differs=bool(reasons))
+            shown.append(RowView(row.first.method, "published", tuple(cells)))
     return shown, len(nearest) - count
 
 
@@ -165,16 +157,3 @@ def _other_data(item: Published, ours: Measure, data: Mapping[str, Any]) -> str:
             f"here are {found[0]} images of {found[1]}"
         )
     return ""
-
-
-def _words_in_common(first: str, second: str) -> int:
-    """``fcos_1x`` and ``fcos_smoke`` have one."""
-    one, other = (set(re.split(r"[^a-z0-9]+", name.lower())) for name in (first, second))
-    return len(one & other - {""})
-
-
-def _view(row: _Row, columns: int, differs: bool) -> RowView:
-    cells = [CellView()] * columns
-    for index, item in row.cells.items():
-        cells[index] = CellView(number(item.value), mark=item.mark[:1], differs=differs)
-    return RowView(row.first.method, "published", tuple(cells))

@@ -15,9 +15,6 @@ from momentum_transfer.report.tables import CellView, RowView, TableView, number
 KINDS = ("classification", "localisation", "both", "duplicate", "background", "missed")
 _SIDES = ("false positives", "false negatives")
 
-#: The format that this version reads.
-_FORMAT = 1
-
 #: Rows of a table of classes, of confused pairs, of images; classes in a matrix; detectors with tables of their own.
 _CLASSES, _PAIRS, _IMAGES, MATRIX, _DETAILED = 100, 15, 10, 20, 4
 _Runs = Mapping[str, Mapping[str, Any]]
@@ -124,7 +121,7 @@ def error_parts(found: Sequence[Analysis], colours: Mapping[str, int], notices: 
     """A part for every detector, data set and kind of overlap; what cannot be read goes to ``notices``."""
     groups: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for analysis in found:
-        if analysis.content.get("format") != _FORMAT:
+        if analysis.content.get("format") != 1:
             notices.append(f"{analysis.run}: errors_{analysis.name}.json is of another version; it is left out")
             continue
         groups.setdefault((analysis.place, analysis.name), {})[analysis.run] = analysis.content
@@ -219,17 +216,14 @@ def _class_comparison(title: str, runs: _Runs) -> TableView:
     objects = {name: int(entry["objects"]) for name, entry in first.items() if entry["objects"]}
     rows = []
     for name in sorted(objects, key=lambda name: -objects[name])[:_CLASSES]:
-        values = [None if (entry := found.get(name)) is None else _class_ap(entry) for found in by_run.values()]
+        entries = [found.get(name, {}) for found in by_run.values()]
+        scores = [entry.get("ap50") if entry.get("ap") is None else entry["ap"] for entry in entries]
+        values = [None if score is None else float(score) for score in scores]
         top = max((round(v, 1) for v in values if v is not None), default=None)
         cells = [CellView(_percent(v), best=v is not None and len(values) > 1 and round(v, 1) == top) for v in values]
         rows.append(RowView(name, "fact", (CellView(str(objects[name])), *cells)))
     caption = f"By the protocol's own scorer.{_most_frequent(rows, len(objects))}"
     return TableView(f"AP by class: {title}", caption, "class", ("objects", *runs), tuple(rows))
-
-
-def _class_ap(entry: Mapping[str, Any]) -> float | None:
-    value = entry["ap"] if entry.get("ap") is not None else entry["ap50"]
-    return None if value is None else float(value)
 
 
 def _most_frequent(rows: Sequence[RowView], total: int) -> str:

@@ -16,8 +16,7 @@ from momentum_transfer.report.inputs import Example
 _BUDGET = 2_500_000
 
 #: The longest side of an image on the page, in pixels; one as wide as two (annotated beside detected) has twice that.
-_LONGEST = 480
-_PAIR = 1.6
+_LONGEST, _PAIR = 480, 1.6
 
 #: By the beginning of a file name what its image was chosen for; "" shows the same scenes for all detectors.
 _HEADINGS = {

@@ -21,14 +21,9 @@ from momentum_transfer.report.inputs import Curve
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import AHEAD, BEHIND
 
-#: Lines of a plot of layers and of the slope chart, and of the plot of gains: more could not be distinguished.
-_LINES, _GAINS = 8, 24
-
-#: Checkpoints in one plot: the first of those to be evaluated, and the baselines.
-_CHECKPOINTS = 8
-
-#: Plots of one kind; each costs time to draw and room on the page.
-_PLOTS = 12
+#: Lines of a plot of layers and of the slope chart, lines of the plot of gains, checkpoints in one plot (more could not
+#: be distinguished), plots of one kind (each costs time, and room on the page).
+_LINES, _GAINS, _CHECKPOINTS, _PLOTS = 8, 24, 8, 12
 
 #: Key of a metrics.jsonl to the heading of its plot and the label of its axis.
 _CURVES = {
@@ -219,11 +214,24 @@ def analysis_figures(records: Sequence[Mapping[str, Any]]) -> tuple[list[Plot], 
     found, views = [], []
     if cka:
         found.append(Plot("CKA by stage", "Linear CKA on the same images, in percent.", plots.line_plot(cka, "CKA, %")))
-        views.append(_cka_table(cka))
+        stages = list(dict.fromkeys(stage for points in cka.values() for stage, _ in points))
+        rows = []
+        for label, points in cka.items():
+            values = dict(points)
+            cells = (CellView(number(values[stage])) if stage in values else CellView() for stage in stages)
+            rows.append(RowView(label, "ours", tuple(cells)))
+        caption = "Linear CKA on the same images, in percent; 100 is equal up to rotation and scale."
+        views.append(TableView("Similarity of representations", caption, "pair", tuple(stages), tuple(rows)))
     if norms:
         caption = "2-norm of every convolution; LARS-trained weights are about ten times larger (RCF, figure 3a)."
         found.append(Plot("Weight norms by layer", caption, plots.line_plot(norms, "norm")))
-        views.append(_norm_table(norms))
+        rows = []
+        for label, points in norms.items():
+            own = [value for _, value in points]
+            cells = (CellView(f"{value:.2f}") for value in (min(own), sum(own) / len(own), max(own)))
+            rows.append(RowView(label, "ours", tuple(cells)))
+        title, caption = "Norms of the convolutions' weights", "2-norm of each weight tensor."
+        views.append(TableView(title, caption, "weights", ("smallest", "mean", "largest"), tuple(rows)))
     return found, views
 
 
@@ -243,26 +251,3 @@ def _layers(records: Sequence[Mapping[str, Any]], task: str) -> _Layers:
                 label += f" vs. {named(reference, reference.get('network'))}"
             found.setdefault(label, {})[str(record["metric"])] = float(value)
     return {label: list(points.items()) for label, points in list(found.items())[:_LINES]}
-
-
-def _cka_table(lines: _Layers) -> TableView:
-    """One row a pair, one column a stage."""
-    stages = list(dict.fromkeys(stage for points in lines.values() for stage, _ in points))
-    rows = []
-    for label, points in lines.items():
-        values = dict(points)
-        cells = [CellView(number(values[stage])) if stage in values else CellView() for stage in stages]
-        rows.append(RowView(label, "ours", tuple(cells)))
-    caption = "Linear CKA on the same images, in percent; 100 is equal up to rotation and scale."
-    return TableView("Similarity of representations", caption, "pair", tuple(stages), tuple(rows))
-
-
-def _norm_table(lines: _Layers) -> TableView:
-    """Smallest, mean and largest norm of each backbone; the plot has them all."""
-    rows = []
-    for label, points in lines.items():
-        norms = [value for _, value in points]
-        cells = tuple(CellView(f"{value:.2f}") for value in (min(norms), sum(norms) / len(norms), max(norms)))
-        rows.append(RowView(label, "ours", cells))
-    title, caption = "Norms of the convolutions' weights", "2-norm of each weight tensor."
-    return TableView(title, caption, "weights", ("smallest", "mean", "largest"), tuple(rows))

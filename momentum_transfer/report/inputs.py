@@ -32,12 +32,9 @@ _DEPTH = 3
 
 
 def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Records of all files, each file once, and what is wrong with their lines.
+    """Records of all files, each file once, and what is wrong with their lines; InputError without any record.
 
     A record gets its ``file``, its items' ``folder``, and under ``settings`` those that its hash names.
-
-    Raises:
-        InputError: a file is missing, or no line of any file is a record.
     """
     records: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -65,11 +62,7 @@ def read_records(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], lis
 
 
 def read_methods(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """``NAME=CKPT,CKPT,…`` to checkpoints by method.
-
-    Raises:
-        InputError: an argument has no such form, a method fewer than two checkpoints, or a checkpoint has two places.
-    """
+    """``NAME=CKPT,CKPT,…`` to checkpoints by method; InputError for another form, or a checkpoint in two places."""
     methods: dict[str, list[str]] = {}
     for argument in arguments:
         name, _, listed = argument.partition("=")
@@ -88,9 +81,6 @@ def merge_methods(records: Sequence[Record], methods: Mapping[str, Sequence[str]
 
     So intervals cover the seed of pretraining, and verdicts are about methods, by Welch's t: seeds of two methods have
     nothing in common. Outcomes per item stay where a pretraining has one trial.
-
-    Raises:
-        InputError: a checkpoint of a method has no record.
     """
     places = {checkpoint: (name, s) for name, listed in methods.items() for s, checkpoint in enumerate(listed)}
     groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
@@ -125,11 +115,7 @@ def merge_methods(records: Sequence[Record], methods: Mapping[str, Sequence[str]
 
 
 def read_suites(results: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """The ``suite.json`` beside each results file, where there is one.
-
-    Raises:
-        InputError: such a file is damaged.
-    """
+    """The ``suite.json`` beside each results file, where there is one; InputError if it is damaged."""
     found = []
     for path in dict.fromkeys(Path(file).parent / "suite.json" for file in results):
         if not path.is_file():
@@ -171,10 +157,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The errors of a detector (``transfer/error_analysis``); ``name`` is the data set and boxes or masks.
-
-    The same ``place`` and ``name`` in several runs is the same detector on the same data.
-    """
+    """The errors of the detector ``place`` (``transfer/error_analysis``) on ``name``: a data set, boxes or masks."""
 
     run: str
     place: str

@@ -2,10 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from momentum_transfer.core.errors import counted, one_line, shown
+from momentum_transfer.core.errors import one_line, shown
 from momentum_transfer.core.settings import differences
 
 #: Settings that one line names.
@@ -29,30 +28,8 @@ def mixed_files(by_checkpoint: Mapping[str, list[Mapping[str, Any]]]) -> list[st
     return notices
 
 
-@dataclass
-class Repeats:
-    """Records of one measure, checkpoint and trial beyond the first: those that agree, and those that do not.
-
-    ``agreeing`` counts (task, checkpoint); each of ``differing`` is a line of its own.
-    """
-
-    agreeing: Counter[tuple[str, str]] = field(default_factory=Counter)
-    differing: list[str] = field(default_factory=list)
-
-    def notices(self) -> list[str]:
-        """What differs first, then one line for every task of which records were repeated."""
-        return self.differing + [
-            f"{task} of {label}: {counted(count, 'record')} repeated with the same value; each counts once"
-            for (task, label), count in self.agreeing.items()
-        ]
-
-
 def differing(first: str, second: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """In which settings two hashes differ, each key with both values; the hashes where that is not known.
-
-    Args:
-        settings: by hash, as far as they lie beside the records.
-    """
+    """In which settings two hashes differ, each key with both values; the hashes where ``settings`` lack one."""
     keys = list(differences(settings[first], settings[second])) if {first, second} <= settings.keys() else []
     named = [f"{one_line(key)} {shown(one)} and {shown(other)}" for key, one, other in keys[:_MOST_KEYS]]
     named += [f"{len(keys) - _MOST_KEYS} more"] * (len(keys) > _MOST_KEYS)
@@ -71,11 +48,7 @@ def mixed_settings(
 
 
 def other_settings(unlike: Mapping[Any, tuple[Collection[str], str]]) -> list[str]:
-    """Checkpoints that were measured with other settings than those beside them: one line a task and protocol.
-
-    Args:
-        unlike: (task, metric, dataset, protocol, …) to checkpoints, and what differs.
-    """
+    """One line a task and protocol; ``unlike``: (task, metric, dataset, protocol, …) to checkpoints, what differs."""
     found = {(measure[0], measure[3], tuple(sorted(names)), what): None for measure, (names, what) in unlike.items()}
     return [
         f"{task}, {protocol or 'no protocol'}: {', '.join(names)} measured with other settings than the columns beside "
@@ -99,11 +72,7 @@ def overlapping(records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def without_value(undefined: Mapping[tuple[str, ...], Mapping[str, Sequence[int]]]) -> list[str]:
-    """Metrics that the data leave undefined (no large object, no APl): one line a task, not one a metric and trial.
-
-    Args:
-        undefined: (task, metric, dataset, protocol, …) to checkpoint to the trials without a value.
-    """
+    """Metrics that the data leave undefined (no large object, no APl), one line a task: checkpoint to trials."""
     metrics: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for (task, metric, dataset, protocol, *_), columns in undefined.items():
         who = ", ".join(f"{label} (trial {', '.join(map(str, trials))})" for label, trials in columns.items())

@@ -24,7 +24,7 @@ from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, a
 from momentum_transfer.report.examples import Gallery, galleries
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
 from momentum_transfer.report.inputs import RunFiles, merge_methods, read_records, read_runs, read_suites
-from momentum_transfer.report.reference import Published, load_tables, published
+from momentum_transfer.report.reference import REFERENCE_DIR, Published, load_tables, published
 from momentum_transfer.report.summary import evidence_tables, overall_table, summary_table
 from momentum_transfer.report.sweeps import sweep_figures
 from momentum_transfer.report.tables import TableView, number
@@ -111,18 +111,14 @@ def build(
     )
 
 
-def environment() -> Environment:
-    """Jinja with escaping on for HTML, and undefined names as errors."""
-    return Environment(
+def render_html(report: Report) -> str:
+    """The page, in one file: style and images are inside it. Undefined names in the template are errors."""
+    environment = Environment(
         loader=PackageLoader("momentum_transfer.report", "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-
-
-def render_html(report: Report) -> str:
-    """The page, in one file: style and images are inside it."""
     style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
-    return environment().get_template("page.html.j2").render(report=report, style=style, number=number)
+    return environment.get_template("page.html.j2").render(report=report, style=style, number=number)
 
 
 def make_report(
@@ -144,7 +140,7 @@ def make_report(
     """
     records, problems = read_records(results)
     check_settings_agree(records)
-    tables = load_tables(*([] if reference_dir is None else [reference_dir]))
+    tables = load_tables(reference_dir or REFERENCE_DIR)
     return build(
         records,
         runs=read_runs(runs),
@@ -192,16 +188,17 @@ def _table(table: TableView) -> list[str]:
         heads = [f"{task} {metric}" for task, metric in zip(tasks, table.columns, strict=True)]
     lines = [f"## {escape(table.title)}", ""]
     lines += [escape(table.caption), ""] if table.caption else []
-    lines += [_row([table.first, *heads]), _row(["---", *("---:" for _ in heads)])]
+    lines += [markdown_row([table.first, *heads]), markdown_row(["---", *("---:" for _ in heads)])]
     for row in table.rows:
         label = f"{row.label} *({row.note})*" if row.note else row.label
         label = f"published: {label}" if row.kind == "published" else label
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells] or [""] * len(heads)
-        lines.append(_row([label, *cells]))
+        lines.append(markdown_row([label, *cells]))
     return [*lines, "", *([escape(table.reading)] if table.reading else []), *table.notes, ""]
 
 
-def _row(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
+    """A line of a Markdown table, escaped."""
     return "| " + " | ".join(escape(cell) for cell in cells) + " |"
 
 
@@ -221,11 +218,7 @@ def escape(text: str) -> str:
 
 
 def write_report(report: Report, out: str | Path) -> list[Path]:
-    """Write ``out`` (.html) and the same under .md and .csv, each whole or not at all; the files, the page first.
-
-    Raises:
-        InputError: ``out`` does not end in .html.
-    """
+    """Write ``out`` (.html) and the same under .md and .csv, each whole or not at all; the files, the page first."""
     out = page_name(out)
     texts = {out: render_html(report), out.with_suffix(".md"): render_markdown(report)}
     texts[out.with_suffix(".csv")] = render_csv(report.results)

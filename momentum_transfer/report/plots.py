@@ -21,38 +21,27 @@ from matplotlib.figure import Figure
 from momentum_transfer.report.inputs import Curve
 
 #: Number of series colours that the page's style sheet defines (--series-0 …).
-SERIES = 8
+_SERIES = 8
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 _SENTINELS = {INK: "var(--ink-soft)", FAINT: "var(--line)", PAPER: "var(--card)"}
-_SENTINELS |= {f"#0a0b{index:02x}": f"var(--series-{index})" for index in range(SERIES)}
+_SENTINELS |= {f"#0a0b{index:02x}": f"var(--series-{index})" for index in range(_SERIES)}
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 11,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), FAINT),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
+    "svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 11,
+    "axes.facecolor": "none", "axes.grid": True, "grid.linewidth": 0.8,
     "text.parse_math": False,  # a dollar sign in a checkpoint's name is a dollar sign
-    "svg.hashsalt": "report",
-}
+}  # fmt: skip
 styled = matplotlib.rc_context(_STYLE)
 
 
 def series_colour(index: int) -> str:
     """The sentinel of the page's ``--series-index``; beyond the last colour they repeat (markers differ)."""
-    return f"#0a0b{index % SERIES:02x}"
+    return f"#0a0b{index % _SERIES:02x}"
 
 
 def series_marker(index: int) -> str:
@@ -87,7 +76,7 @@ def finish(figure: Figure, name: str, title: str, *, x: str = "", y: str = "", l
     text = buffer.getvalue()
     text = text[text.index("<svg") :]  # without the XML prologue
     text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>", "", text, flags=re.DOTALL)
-    # All plots of a page share one space of ids; two of one name differ by their content.
+    # Ids are unique on a page: two of one name differ by their content.
     prefix = re.sub("[^a-z0-9]+", "-", name.lower()) + f"-{zlib.crc32(text.encode()):08x}"
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = re.sub(r"font-family: [^;]*;", "", text)
@@ -113,12 +102,7 @@ Gain = tuple[float, float | None, float | None, bool]
 
 @styled
 def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]) -> str:
-    """Differences from a baseline with their intervals, one line a measure; filled where the rule says ahead or behind.
-
-    Args:
-        rows: measure to checkpoint to its gain.
-        colours: checkpoint to series number.
-    """
+    """Differences from a baseline by measure and checkpoint; filled where the rule says ahead or behind."""
     figure, axes = _row_axes(list(rows), 46, 9.5)
     names = list(dict.fromkeys(name for cells in rows.values() for name in cells))
     for place, cells in enumerate(rows.values()):
@@ -140,16 +124,9 @@ def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]
 def agreement_plot(rows: Mapping[str, tuple[float, float, float]]) -> str:
     """Rank correlations with their intervals; ``rows``: pair of measures to (τ_b, low, high)."""
     figure, axes = _row_axes(list(rows), 60, 9)
+    style: dict[str, Any] = {"color": series_colour(0), "marker": series_marker(0), "markersize": 6.5, "capsize": 2.5}
     for place, row in enumerate(rows.values()):
-        axes.errorbar(
-            row[0],
-            place,
-            xerr=_whisker(*row),
-            color=series_colour(0),
-            marker=series_marker(0),
-            markersize=6.5,
-            capsize=2.5,
-        )
+        axes.errorbar(row[0], place, xerr=_whisker(*row), **style)
     axes.set_xlim(-1.05, 1.05)
     title = "Rank correlation of pairs of measures over checkpoints"
     return finish(figure, "agreement", title, x="Kendall's τ_b over checkpoints")
@@ -188,13 +165,7 @@ def banded_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float, fl
 @styled
 def few_labels_plot(lines: Mapping[str, Sequence[tuple[float, float, float | None]]], colours: Mapping[str, int],
                     axis: str) -> str:  # fmt: skip
-    """Accuracy over the amount of labels, on a logarithmic axis.
-
-    Args:
-        lines: checkpoint to (images per class or percent of the labels, mean, standard deviation or None), percent.
-        colours: checkpoint to series number.
-        axis: what the amount is.
-    """
+    """Accuracy over the amount of labels, on a logarithmic axis; ``lines``: see ``banded_lines``."""
     figure, axes = make_axes(6.4, 3.6)
     amounts = banded_lines(axes, lines, colours)
     axes.set_xscale("log", base=2)
@@ -207,12 +178,10 @@ def few_labels_plot(lines: Mapping[str, Sequence[tuple[float, float, float | Non
 @styled
 def slope_plot(columns: Sequence[str], rows: Mapping[str, Mapping[str, tuple[float, float | None]]],
                colours: Mapping[str, int], title: str) -> str:  # fmt: skip
-    """One line a task across the checkpoints; points in the checkpoints' colours, labels at the right end.
+    """One line a task across the checkpoints (``columns``), with its label at the right end.
 
     Args:
-        columns: checkpoints from left to right.
         rows: task to checkpoint to (mean, standard deviation or None), percent.
-        colours: checkpoint to series number.
     """
     figure, axes = make_axes(6.4, 1.4 + 0.34 * max(5, len(rows)))
     ends: list[tuple[float, str]] = []

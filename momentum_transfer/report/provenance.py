@@ -59,7 +59,11 @@ def _block(name: str, records: Sequence[Record]) -> Provenance:
         "config (hash)": by_family(of("config")),
         "seed": of("seed"),
         # Records of one file have the same versions object: each is spelled once.
-        "versions": [_versions(one) for one in {id(versions): versions for versions in of("versions")}.values()],
+        "versions": [
+            ", ".join(f"{package} {version}" for package, version in sorted(one.items()))
+            for one in {id(versions): versions for versions in of("versions")}.values()
+            if isinstance(one, Mapping)
+        ],
         "measured": [" to ".join(dict.fromkeys((times[0], times[-1])))] if times else [],
     }
     distinct = tuple((heading, values) for heading, found in facts.items() if (values := _distinct(found)))
@@ -80,12 +84,6 @@ def _size(record: Record) -> str:
         f"{parameters / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained; {record.get('gflops', 0):.2f} G "
         f"multiply-adds at {record.get('gflops_side')} px ({record.get('protocol')})"
     )
-
-
-def _versions(versions: Any) -> str:
-    if not isinstance(versions, Mapping):
-        return ""
-    return ", ".join(f"{package} {version}" for package, version in sorted(versions.items()))
 
 
 def cost_tables(results: Sequence[str | Path]) -> list[TableView]:

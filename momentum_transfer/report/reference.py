@@ -76,11 +76,7 @@ class Published:
 
 
 def load_table(path: str | Path) -> ReferenceTable:
-    """Read one table.
-
-    Raises:
-        InputError: the file is not such a table (a key is missing, a row has another length than the columns, …).
-    """
+    """Read one table; InputError if a key is missing, a row has another length than the columns, …"""
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -49,14 +49,10 @@ class Answer:
 def answers(
     study: Study, records: Sequence[Record], runs: Mapping[str, Any], resamples: int = RESAMPLES
 ) -> list[Answer]:
-    """Every comparison of the study.
+    """Every comparison of the study; InputError if a selection means several scores at once.
 
     Args:
-        records: of the suite, as ``inputs.read_records`` gives them. runs: checkpoint -> variant, settings and seed of
-            the suite's pretrainings.
-
-    Raises:
-        InputError: a selection means several scores at once.
+        records: as ``inputs.read_records`` gives them. runs: checkpoint to variant, settings and seed of a pretraining.
     """
     found = [_answer(asked, records, runs, resamples) for asked in study.compare]
     words = verdicts({place: answer.found for place, answer in enumerate(found) if answer.found is not None})
@@ -163,11 +159,7 @@ def difference_figure(found: Sequence[Answer], title: str) -> Plot:
 
 
 def line_figure(lines: Lines, records: Sequence[Record], runs: Mapping[str, Any]) -> Plot:
-    """One plot of ``study.lines``; points without scores are left out.
-
-    Raises:
-        InputError: as ``answers``.
-    """
+    """One plot of ``study.lines``; points without scores are left out."""
     points: dict[str, list[Point]] = {}
     for label in lines.of:
         for x in lines.x:

@@ -1,6 +1,6 @@
 """Plots that a suite asks for: a measure over a setting of its pretrainings, with seeds as trials, or over another.
 
-``suite.json`` beside the records (written by the suite's runner) says what each run was and which plots to draw.
+``suite.json`` beside the records (written by the suite's runner) holds what each run was and which plots the page has.
 """
 
 import statistics
@@ -127,9 +127,10 @@ def _over_setting(plot: PlotRequest, runs: Mapping[str, Any], results: Results) 
     if not groups:
         return _nothing(plot, plot.y)
     places = list(dict.fromkeys(_setting(runs, name, plot.x) for name in runs if name in values))
-    numeric = all(_number(x) is not None for x in places)  # words keep the suite's order: steps, one after the other
-    if numeric:
-        places.sort(key=float)
+    try:
+        places, numeric = sorted(places, key=float), True
+    except ValueError:  # words keep the suite's order: steps, one after the other
+        numeric = False
     lines = {
         label: [
             Point.of([float(x) if numeric else places.index(x)], found)
@@ -175,7 +176,10 @@ def _regression(points: Sequence[tuple[str, float, float]]) -> tuple[float, floa
 
 def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) -> Plot:
     groups: dict[str, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    clocks = {curve.run: _elapsed(curve) for curve in curves if curve.key == "seconds"}
+    clocks = {}  # steps, and the seconds until each: a line holds the mean seconds of a step since the line before
+    for curve in (curve for curve in curves if curve.key == "seconds"):
+        steps = np.array([0, *curve.steps])
+        clocks[curve.run] = steps, np.cumsum([0, *(np.diff(steps) * np.array(curve.values))])
     for curve in (curve for curve in curves if curve.key == plot.curve):
         clock = clocks.get(curve.run)
         for step, value in zip(curve.steps, curve.values, strict=True):
@@ -196,18 +200,5 @@ def _curve(plot: PlotRequest, runs: Mapping[str, Any], curves: Sequence[Curve]) 
     return Plot(plot.title, caption, setting_plot(lines, plot.x or "step", plot.curve, None, False))
 
 
-def _elapsed(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, and the seconds of training until each: a line holds the mean seconds of a step since the line before."""
-    steps = np.array([0, *curve.steps])
-    return steps, np.cumsum([0, *(np.diff(steps) * np.array(curve.values))])
-
-
 def _nothing(plot: PlotRequest, what: str) -> Plot:
     return Plot(plot.title, f"Not drawn: there is no {what} among the records yet.", "")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import AHEAD, ALPHA, BEHIND, Comparison
 
-#: Baselines that are not themselves compared with one.
-BASELINES_ONLY = ("baseline", "random", "pixels", "none")
-
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
     "coco": "COCO-style detection",
@@ -31,16 +28,10 @@ DETECTION = ("coco", "lvis", "voc")
 
 @dataclass(frozen=True)
 class CellView:
-    """One cell.
+    """One cell: ``main`` is the number, ``spread`` and ``trials`` are ``± 1.3`` and ``n=5`` where there are several.
 
-    Attributes:
-        main: the number, or a dash.
-        spread, trials: ``± 1.3`` and ``n=5`` where there are several trials.
-        best: the best mean of its column.
-        tone: ``up`` or ``down`` for a significant difference.
-        mark: a footnote sign of the paper; its meaning stands in the row's note.
-        differs: of another protocol, other settings or other data than the rows beside it.
-        note: a few words after the number.
+    ``tone``: up or down for a significant difference; ``mark``: a paper's footnote sign, explained in the row's note;
+    ``differs``: of another protocol, other settings or other data than the rows beside it.
     """
 
     main: str = "–"
@@ -92,14 +83,14 @@ class TableView:
     reading: str = ""
 
 
-def number(value: float) -> str:
-    """A percentage with one decimal and a true minus sign."""
-    return f"{value:.1f}".replace("-", "−")
+def number(value: float, digits: int = 1) -> str:
+    """A rounded number with a true minus sign."""
+    return f"{value:.{digits}f}".replace("-", "−")
 
 
-def with_interval(value: float, interval: tuple[float, float]) -> CellView:
+def with_interval(value: float, interval: tuple[float, float], digits: int = 1) -> CellView:
     """``52.0 [50.1, 53.9]``."""
-    return CellView(number(value), f"[{number(interval[0])}, {number(interval[1])}]")
+    return CellView(number(value, digits), f"[{number(interval[0], digits)}, {number(interval[1], digits)}]")
 
 
 def cell_views(results: Results, measure: Measure, names: Sequence[str], counted: bool) -> list[CellView]:
@@ -118,10 +109,7 @@ def cell_views(results: Results, measure: Measure, names: Sequence[str], counted
 
 
 def difference_view(change: Comparison | None, word: str | None = None) -> CellView:
-    """A difference with its sign and its 95 % interval, and the word of the summary.
-
-    Without a word, it is coloured as up or down where p is at most 5 % for this number alone.
-    """
+    """A difference with its interval; coloured by the word of the summary, or without one by its own p."""
     if change is None:
         return CellView(note=word or "")
     sign = "+" if change.value >= 0 else ""
@@ -140,8 +128,8 @@ def compared(results: Results) -> list[tuple[str, str]]:
 
 
 def evaluated(results: Results) -> list[str]:
-    """The checkpoints that are compared with baselines."""
-    return [name for name in results.checkpoints if results.kinds[name] not in BASELINES_ONLY]
+    """The checkpoints that are compared with baselines; supervised weights are both."""
+    return [name for name in results.checkpoints if results.kinds[name] in ("", "supervised")]
 
 
 def _best(cells: Mapping[str, Cell]) -> set[str]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_AREAS = ("", "s", "m", "l")
 _AT_50, _AT_75 = 0, 5
 
 
@@ -26,9 +25,8 @@ def coco_metrics(
     Args:
         precision: [T, R, K, A] at the largest limit. recall: [T, K, A, M].
     """
-    metrics = _precisions(precision)
-    metrics |= {f"AR{limit}": _percent(recall[..., 0, m]) for m, limit in enumerate(limits)}
-    return metrics | {f"AR{_AREAS[a]}": _percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
+    averages = {f"AR{limit}": _percent(recall[..., 0, m]) for m, limit in enumerate(limits)}
+    return _precisions(precision) | averages | _by_area("AR", recall[..., -1])
 
 
 def lvis_metrics(
@@ -39,19 +37,18 @@ def lvis_metrics(
     Args:
         precision: [T, R, K, A]. recall: [T, K, A, 1]. limits: (detections per image,), −1 for no limit.
     """
-    metrics = _precisions(precision)
-    metrics |= {f"AP{name}": _percent(precision[:, :, chosen, 0]) for name, chosen in groups.items()}
-    metrics["AR" if limits[-1] < 0 else f"AR{limits[-1]}"] = _percent(recall[..., 0, -1])
-    return metrics | {f"AR{_AREAS[a]}": _percent(recall[..., a, -1]) for a in range(1, len(_AREAS))}
+    by_group = {f"AP{name}": _percent(precision[:, :, chosen, 0]) for name, chosen in groups.items()}
+    average = {"AR" if limits[-1] < 0 else f"AR{limits[-1]}": _percent(recall[..., 0, -1])}
+    return _precisions(precision) | by_group | average | _by_area("AR", recall[..., -1])
 
 
 def _precisions(precision: np.ndarray) -> dict[str, float]:
-    metrics = {
-        "AP": _percent(precision[..., 0]),
-        "AP50": _percent(precision[[_AT_50]][..., 0]),
-        "AP75": _percent(precision[[_AT_75]][..., 0]),
-    }
-    return metrics | {f"AP{_AREAS[a]}": _percent(precision[..., a]) for a in range(1, len(_AREAS))}
+    tables = {"AP": precision, "AP50": precision[[_AT_50]], "AP75": precision[[_AT_75]]}
+    return {name: _percent(table[..., 0]) for name, table in tables.items()} | _by_area("AP", precision)
+
+
+def _by_area(name: str, table: np.ndarray) -> dict[str, float]:
+    return {f"{name}{area}": _percent(table[..., a]) for a, area in enumerate("sml", start=1)}
 
 
 def voc_metrics(table: np.ndarray) -> dict[str, float]:

@@ -3,10 +3,9 @@
 ``replicates`` gives what the evaluator would give for every resample of the images, without matching again. The curve
 of a run (category, area range, IoU threshold) changes only at its true positives, so each run is the list of its true
 positives in order of score; one pass of weighted cumulative sums gives true and false positives of every entry in every
-resample. Weights are whole numbers, so counts are exact: the unit weights reproduce the evaluator's numbers bit for
-bit. Against an evaluation of the resampled set, in which an image that was drawn twice stands twice under new ids, the
-numbers agree to 1e-12 where no two detections of an image and category have the same score; ties are ordered otherwise
-there (up to 4.5e-4 points of AP in a small set full of them).
+resample. Weights are whole numbers, so counts are exact: unit weights reproduce the evaluator's numbers bit for bit,
+and others those of the resampled set, in which an image drawn twice stands twice, to 1e-12 (up to 4.5e-4 points of AP
+off where many detections of an image have one score).
 
 The mean of the replicates lies above the score itself (a detection drawn twice makes precision less ragged), so a plain
 percentile interval of one checkpoint's AP is shifted; verdicts take the replicates' standard deviation alone.
@@ -22,18 +21,13 @@ from scipy import sparse
 from momentum_transfer.verdicts.ap_metrics import coco_metrics, lvis_metrics, voc_metrics
 from momentum_transfer.verdicts.ranked import Ranked
 
-#: Recall 0 : .01 : 1 as the references build them.
+#: Recall 0 : .01 : 1 as the references build them. Level j is not reached by a recall of exactly j / 100 where linspace
+#: rounds the level up.
 _LEVELS = np.linspace(0.0, 1.0, 101)
-
-#: Level j is not reached by a recall of exactly j / 100 where linspace rounds the level up.
 _MISSED = np.arange(101) / 100 < _LEVELS
 
-#: Resamples at a time, at most.
-_BLOCK = 64
-
-#: Bytes of the table of a block of resamples; entries × resamples that are worked on at a time, about 40 bytes each.
-_TABLE_BYTES = 96 << 20
-_CHUNK = 1 << 18
+#: At a time: resamples, bytes of their table, entries × resamples (about 40 bytes each).
+_BLOCK, _TABLE_BYTES, _CHUNK = 64, 96 << 20, 1 << 18
 
 
 @dataclass(frozen=True)

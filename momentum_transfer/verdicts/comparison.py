@@ -103,12 +103,6 @@ class Comparison:
     discordant: int | None = None
 
     @property
-    def source(self) -> str:
-        """``trials``, ``items``, ``trials and items`` or ``nothing``."""
-        parts = ["trials"] * (self.p is not None and max(self.n) > 1) + ["items"] * (self.items > 0)
-        return " and ".join(parts) or "nothing"
-
-    @property
     def detectable(self) -> float | None:
         """The smallest true difference that this design shows in 80 % of cases, at 5 %; None without any spread."""
         if self.discordant is not None:
@@ -132,9 +126,6 @@ def compare(
         first, second: scores by trial, at least one of each side.
         shared: trials of one number are the same samples or seeds on both sides.
         evidence: outcomes per test item of the same scores.
-
-    Raises:
-        InputError: a score is not finite.
     """
     a, b = (np.array([side[trial] for trial in sorted(side)], dtype=np.float64) for side in (first, second))
     for side in (a, b):
@@ -282,8 +273,7 @@ def acceleration(jackknife: np.ndarray) -> float:
 def mcnemar(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
     """Exact McNemar test of two classifiers on the same images (McNemar 1947).
 
-    Of the images on which exactly one of them is right, each is as likely to be the first's as the second's if they are
-    equally good: a binomial test with probability ½.
+    A binomial test with probability ½ over the images on which exactly one of them is right.
 
     Args:
         first, second: [n] bool, whether each image was classified rightly; the same images in the same order.

@@ -17,10 +17,9 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Confusions:
-    """The confusion matrix of each of n images, the cells that are not 0 only.
+    """The cells that are not 0 in the confusion matrix of each of n images, K classes.
 
     Attributes:
-        images, classes: n, K.
         absent: which mean ``mIoU`` is: over classes in the ``ground-truth``, or in the ``union`` with predictions.
         image: [N] of the cell. cell: [N] true class · (K + 1) + predicted class (K: no class). pixels: [N].
     """
@@ -71,9 +70,8 @@ class Confusions:
             confusions = cls(images, classes, str(found["absent"]), image, cell, pixels)
         except (KeyError, ValueError) as error:
             raise InputError(f"expected confusion matrices per image, found a file without {error}") from error
-        if not len(image) == len(cell) == len(pixels) or (
-            len(image) and not (image.max() < images and cell.max() < classes * (classes + 1))
-        ):
+        fit = len(image) == len(cell) == len(pixels) and confusions.absent in ("ground-truth", "union")
+        if not fit or (len(image) and not (image.max() < images and cell.max() < classes * (classes + 1))):
             raise InputError("expected confusion matrices whose arrays fit each other, found a damaged set")
         return confusions
 
@@ -104,17 +102,18 @@ def metrics(confusion: np.ndarray, absent: str) -> dict[str, float]:
     with np.errstate(invalid="ignore"):
         iou, accuracy = hit / union, hit / true
     in_truth, in_either = true > 0, union > 0
-    over_truth = _percent(iou[in_truth].mean() if in_truth.any() else np.nan)
-    over_union = _percent(iou[in_either].mean() if in_either.any() else np.nan)
+    over_truth = iou[in_truth].mean() if in_truth.any() else np.nan
+    over_union = iou[in_either].mean() if in_either.any() else np.nan
     pixels = true.sum()
-    return {
-        "mIoU": over_truth if absent == "ground-truth" else over_union,
+    fractions = {
+        "mIoU": {"ground-truth": over_truth, "union": over_union}[absent],
         "mIoU_ground_truth": over_truth,
         "mIoU_union": over_union,
-        "fwIoU": _percent((iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan),
-        "mACC": _percent(accuracy[in_truth].mean() if in_truth.any() else np.nan),
-        "pACC": _percent(hit.sum() / pixels if pixels else np.nan),
+        "fwIoU": (iou[in_truth] * true[in_truth]).sum() / pixels if pixels else np.nan,
+        "mACC": accuracy[in_truth].mean() if in_truth.any() else np.nan,
+        "pACC": hit.sum() / pixels if pixels else np.nan,
     }
+    return {name: float(fraction) * 100 for name, fraction in fractions.items()}
 
 
 def class_counts(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -122,7 +121,3 @@ def class_counts(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
     hit = np.diag(confusion).astype(np.float64)
     true, predicted = confusion.sum(axis=1), confusion[:, :-1].sum(axis=0)
     return hit, true, true + predicted - hit
-
-
-def _percent(fraction: float) -> float:
-    return float(fraction) * 100

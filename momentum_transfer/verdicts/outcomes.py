@@ -28,12 +28,7 @@ def label_hash(labels: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class PerItem:
-    """Metrics that are means over test items.
-
-    Attributes:
-        test_set: hash of the items in their order.
-        values: metric to [N]: bool (a hit) or a fraction.
-    """
+    """Metrics that are means over test items: metric to [N] bool (a hit) or fraction; ``test_set`` is a hash."""
 
     test_set: str
     values: Mapping[str, np.ndarray]
@@ -55,7 +50,7 @@ class PerItem:
         try:
             count, test_set = int(found["count"]), str(found["test_set"])
             if any(name.startswith("hit ") and 8 * values.size < count for name, values in found.items()):
-                raise ValueError(f"the hits of {count} items")  # unpackbits would pad
+                raise ValueError(f"the hits of {count} items")  # unpackbits would pad to any count
             values = {
                 name.removeprefix("hit "): np.unpackbits(values, count=count).astype(bool)
                 if name.startswith("hit ")
@@ -75,8 +70,7 @@ class PerItem:
 
 
 def per_item(values: np.ndarray, renderings: int) -> np.ndarray:
-    """[N / renderings] means over the renderings of each item: resampled one by one they would make intervals too
-    narrow.
+    """[N / renderings] means over the renderings of each item; resampled one by one, intervals would be too narrow.
 
     Args:
         values: [N] outcomes of all items once, then of all once more, and so on.
@@ -148,11 +142,7 @@ def replicates(outcomes: Outcomes, weights: np.ndarray) -> dict[str, np.ndarray]
 
 
 def check_paired(first: Outcomes, second: Outcomes, names: tuple[str, str]) -> None:
-    """Raise unless both are outcomes of one kind on the same test items in the same order.
-
-    Args:
-        names: what each is called, for the message.
-    """
+    """InputError (with ``names``) unless both are outcomes of one kind on the same test items in the same order."""
     if type(first) is not type(second):
         raise InputError(
             f"expected outcomes of one kind, found {_kind(first)} of {names[0]} and {_kind(second)} of {names[1]}; "

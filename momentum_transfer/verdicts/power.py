@@ -35,11 +35,7 @@ def power_of(difference: float, se: float, df: float) -> float:
 
 
 def detectable(se: float, df: float) -> float:
-    """The smallest true difference that a comparison shows.
-
-    Args:
-        se: standard error of the difference, in points. df: degrees of freedom of its t; inf for a normal.
-    """
+    """The smallest true difference that a comparison of standard error ``se`` shows, in its unit; df inf: normal."""
     if not (se >= 0 and math.isfinite(se)) or not df > 0:
         raise InputError(f"expected a standard error of at least 0 and degrees of freedom above 0, found {se}, {df}")
     if se == 0:
@@ -54,13 +50,8 @@ def detectable_by_mcnemar(items: int, discordant: int) -> float | None:
     """The smallest true difference, in points, that McNemar's exact test of two networks' hits shows.
 
     Items on which exactly one of them is right are as frequent as observed, or as a larger difference asks for (all of
-    them then speak for one side); power is over their binomial number (Connor, Biometrics 43, 1987).
-
-    Args:
-        discordant: items on which exactly one is right.
-
-    Returns:
-        None where not even a difference on every item would be shown (with fewer than 6 items).
+    them then speak for one side); power is over their binomial number (Connor, Biometrics 43, 1987). None where not
+    even a difference on every item would be shown (with fewer than 6 items).
     """
     if not 0 <= discordant <= items:
         raise InputError(f"expected 0 to {items} items on which exactly one is right, found {discordant}")

@@ -111,16 +111,12 @@ class Ranked:
         return ranked
 
     def _check(self) -> None:
-        lengths = (
-            (len(self.image), len(self.false_candidates)),
-            (len(self.match), len(self.counted)), (len(self.match), len(self.ignored)),
-            (len(self.match), len(self.limit)),
-            (len(self.object_image), len(self.object_category)), (len(self.object_image), len(self.object_areas)),
-            (len(self.starts), self.categories + 1),
-        )  # fmt: skip
         whole = (
             self.rule in _RULES
-            and all(a == b for a, b in lengths)
+            and len(self.false_candidates) == len(self.image)
+            and len(self.counted) == len(self.ignored) == len(self.limit) == len(self.match)
+            and len(self.object_category) == len(self.object_areas) == len(self.object_image)
+            and len(self.starts) == self.categories + 1
             and 0 < self.runs <= _MOST_RUNS
             and _inside(self.image, self.images)
             and _inside(self.object_image, self.images)

@@ -15,11 +15,9 @@ FEWEST_CHECKPOINTS = 5
 
 @dataclass(frozen=True)
 class Ranking:
-    """Mean ranks over measures, 1 is best.
+    """Mean ranks of the checkpoints over measures (1 is best), with p of Friedman's test that all rank alike.
 
-    Attributes:
-        ranks: [k] mean rank of each checkpoint. p: Friedman's test of "all checkpoints rank alike".
-        critical_difference: mean ranks closer than this do not differ significantly at 5 % (Nemenyi).
+    Mean ranks closer than ``critical_difference`` do not differ significantly at 5 % (Nemenyi).
     """
 
     ranks: list[float]
@@ -32,9 +30,6 @@ def friedman(scores: np.ndarray) -> Ranking:
 
     Args:
         scores: [N measures, k checkpoints], higher is better; N ≥ 2, k ≥ 3. Ties get their mean rank.
-
-    Raises:
-        InputError: fewer measures or checkpoints, or a missing score.
     """
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 2 or scores.shape[0] < 2 or scores.shape[1] < 3:
@@ -56,25 +51,30 @@ def probability_of_improvement(first: Sequence[np.ndarray], second: Sequence[np.
     """Chance that a trial of the first beats one of the second on a random task; ties count half.
 
     Agarwal et al., "Deep RL at the edge of the statistical precipice", NeurIPS 2021, section 4.3: the mean over tasks
-    of the Mann-Whitney statistic.
-
-    Args:
-        first, second: scores over trials, [n_t] and [m_t], for each task t.
+    of the Mann-Whitney statistic; ``first`` and ``second`` are scores over trials, [n_t] and [m_t], for each task t.
     """
-    tasks = zip(first, second, strict=True)
-    return float(np.mean([((a[:, None] > b) + 0.5 * (a[:, None] == b)).mean() for a, b in tasks]))
+    return float(_improvement([task[None] for task in first], [task[None] for task in second])[0])
+
+
+def _improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
+    """[S] of scores [S, n_t] and [S, m_t] for each task t."""
+    sides = [(a[:, :, None], b[:, None, :]) for a, b in zip(first, second, strict=True)]
+    return np.asarray(np.mean([((a > b) + 0.5 * (a == b)).mean(axis=(1, 2)) for a, b in sides], axis=0))
 
 
 def interquartile_mean(scores: Sequence[np.ndarray]) -> float:
-    """Mean of the middle half of all trials of all tasks (Agarwal et al. 2021, section 4.3).
+    """Mean of the middle half of all trials of all tasks (Agarwal et al. 2021, section 4.3); ``scores``: [n_t] a task.
 
-    Args:
-        scores: [n_t] for each task t. Where the tasks have unlike numbers of trials, tasks still weigh the same: every
-            task's mean over trials counts once.
+    Where the tasks have unlike numbers of trials, every task's mean counts once, so that tasks weigh the same.
     """
-    alike = len({len(task) for task in scores}) == 1
-    pool = np.concatenate(scores) if alike else np.array([task.mean() for task in scores])
-    return float(stats.trim_mean(pool, 0.25))
+    return float(_interquartile_mean([task[None] for task in scores])[0])
+
+
+def _interquartile_mean(scores: Sequence[np.ndarray]) -> np.ndarray:
+    """[S] of scores [S, n_t] for each task t."""
+    alike = len({task.shape[1] for task in scores}) == 1
+    pool = np.concatenate(scores if alike else [task.mean(axis=1, keepdims=True) for task in scores], axis=1)
+    return np.asarray(stats.trim_mean(pool, 0.25, axis=1))
 
 
 def stratified_interval(
@@ -90,19 +90,12 @@ def stratified_interval(
     resamples = min(resamples, max(200, 2**21 // max(1, sum(map(len, first)))))  # a sweep of thousands of tasks
 
     def resampled(task: np.ndarray) -> np.ndarray:
-        """[resamples, n] of a task's n trials."""
         return task[random.integers(0, len(task), (resamples, len(task)))]
 
     if second is None:
-        trials = [resampled(task) for task in first]
-        alike = len({task.shape[1] for task in trials}) == 1
-        pool = np.concatenate(trials if alike else [task.mean(axis=1, keepdims=True) for task in trials], axis=1)
-        values = stats.trim_mean(pool, 0.25, axis=1)
-    else:
-        tasks = zip(map(resampled, first), map(resampled, second), strict=True)
-        sides = [(a[:, :, None], b[:, None, :]) for a, b in tasks]
-        values = np.mean([((a > b) + 0.5 * (a == b)).mean(axis=(1, 2)) for a, b in sides], axis=0)
-    return _middle(values)
+        return _middle(_interquartile_mean([resampled(task) for task in first]))
+    sides = [(resampled(a), resampled(b)) for a, b in zip(first, second, strict=True)]
+    return _middle(_improvement([a for a, _ in sides], [b for _, b in sides]))
 
 
 @dataclass(frozen=True)
@@ -121,13 +114,7 @@ def agreement(first: np.ndarray, second: np.ndarray, resamples: int = 1000) -> A
 
     Resamples in which a side is constant have no rank correlation and are left out; with more than 60 checkpoints fewer
     are taken, down to 100. With few checkpoints such intervals are too narrow rather than too wide: they are to warn,
-    not to prove.
-
-    Args:
-        first, second: [n] scores of the same n ≥ 5 checkpoints.
-
-    Raises:
-        InputError: fewer checkpoints, unlike numbers of them, or a score that is not finite.
+    not to prove. ``first`` and ``second`` are [n] finite scores of the same n ≥ 5 checkpoints.
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or len(a) < FEWEST_CHECKPOINTS:

@@ -9,7 +9,7 @@ def record(name: str, task: str, metric: str, value: float, trial: int = 0, **mo
 
 
 def small_records() -> list[dict]:
-    """Two checkpoints, low-shot with three draws and a detector with one trial."""
+    """Two checkpoints, low-shot with three trials and a detector with one trial."""
     records = []
     for name, start in (("momentum2_digits", 60.0), ("random_digits", 10.0)):
         for k in (1, 4):

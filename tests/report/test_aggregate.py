@@ -60,13 +60,13 @@ def test_other_protocols_data_and_engines_are_never_averaged_together():
     assert all(cell.trials == 1 for cells in results.cells.values() for cell in cells.values())
 
 
-def test_equal_duplicates_count_once_and_are_told():
+def test_equal_duplicates_count_once_and_are_notices():
     results = aggregate([record("a", 60.0), record("a", 60.0), record("a", 70.0, trial=1)])
     assert results.cells[SVM4]["a"].mean == 65.0
     assert results.notices == ["svm/k=4 of a: 1 record repeated with the same value; each counts once"]
 
 
-def test_of_differing_duplicates_the_newest_counts_and_both_are_told():
+def test_of_differing_duplicates_the_newest_counts_and_both_are_notices():
     old, new = record("a", 60.0), record("a", 50.0)
     old["time"], new["time"] = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
     for order in ([old, new], [new, old]):
@@ -97,7 +97,7 @@ def test_what_is_undefined_for_all_is_told_in_one_line_a_task():
     ]
 
 
-def test_records_of_several_versions_of_a_package_are_told():
+def test_records_of_several_versions_of_a_package_are_notices():
     records = [record("a", 1.0), record("b", 2.0), record("c", 3.0)]
     for one, version in zip(records, ("2.11.0", "2.14.1", "2.14.1"), strict=True):
         one["versions"] = {"torch": version, "python": "3.11"}
@@ -174,14 +174,14 @@ def test_a_network_that_some_records_leave_out_is_no_second_column():
     assert results.checkpoints == ["a"]
 
 
-def test_different_files_of_one_name_within_a_task_are_told():
+def test_different_files_of_one_name_within_a_task_are_notices():
     results = aggregate([record("a", 1.0, sha256="1" * 64), record("a", 2.0, trial=1, sha256="2" * 64)])
     assert any("2 different files" in notice for notice in results.notices)
     converted = aggregate([record("a", 1.0, sha256="1" * 64), record("a", 2.0, task="coco/bbox", sha256="2" * 64)])
     assert not converted.notices  # the detector reads converted weights: another file, the same backbone
 
 
-def test_trials_of_different_settings_in_one_mean_are_told():
+def test_trials_of_different_settings_in_one_mean_are_notices():
     same = aggregate(
         [record("a", 1.0, config="c1"), record("a", 2.0, trial=1, config="c1"), record("b", 2.0, config="c1")]
     )
@@ -194,7 +194,7 @@ def test_trials_of_different_settings_in_one_mean_are_told():
     )
 
 
-def test_a_checkpoint_measured_with_other_settings_than_its_row_is_told():
+def test_a_checkpoint_measured_with_other_settings_than_its_row_is_a_notice():
     records = [record(name, 1.0, config=config) for name, config in (("a", "c2"), ("b", "c1"), ("random", "c1"))]
     results = aggregate(records)
     assert results.unlike == {SVM4: {"a"}}

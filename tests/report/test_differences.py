@@ -1,4 +1,4 @@
-"""Differences by the rule: paired or not, one trial, other settings, outcomes per test item, Holm, strangers' files."""
+"""Differences by the rule: paired or not, one trial, other settings, outcomes per test item, Holm, untrusted files."""
 
 import math
 
@@ -26,10 +26,10 @@ def trials_of(name: str, values, first: int = 0, **more) -> list[dict]:
     return [record(name, "svm/k=4", "top1", value, trial=i, **more) for i, value in enumerate(values, first)]
 
 
-def hits(folder, name, share, trial=0, seed=0, labels=LABELS, shared=None, **more):
-    """A record whose outcomes are random hits with that chance; ``shared`` makes them depend on one another."""
+def hits(folder, name, fraction, trial=0, seed=0, *, labels=LABELS, common=None, **more):
+    """A record whose outcomes are random hits with that chance; ``common`` makes them depend on one another."""
     random = np.random.default_rng(seed)
-    found = (shared if shared is not None else random.random(len(labels))) < share
+    found = (common if common is not None else random.random(len(labels))) < fraction
     kept = items.write_items(folder, name, PerItem(label_hash(labels), {"top1": found}))
     return record(
         name, "svm/k=4", "top1", 100 * found.mean(), trial=trial, items={**kept, "folder": str(folder)}, **more
@@ -39,10 +39,10 @@ def hits(folder, name, share, trial=0, seed=0, labels=LABELS, shared=None, **mor
 def test_shared_trials_are_students_paired_t():
     a, b = [50.0, 60.0, 58.0], [40.0, 52.0, 51.0]
     found = Comparisons(aggregate(trials_of("a", a) + trials_of("random", b))).of(SVM4, "a", "random")
-    theirs = stats.ttest_rel(a, b)
-    assert (found.paired, found.source, found.n) == (True, "trials", (3, 3))
-    interval = theirs.confidence_interval()
-    assert (found.p, found.low, found.high) == pytest.approx((theirs.pvalue, interval.low, interval.high))
+    expected = stats.ttest_rel(a, b)
+    assert (found.paired, found.items, found.n) == (True, 0, (3, 3))
+    interval = expected.confidence_interval()
+    assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
 
 
 @pytest.mark.parametrize("other", [{"first": 1}, {"seed": 7}])
@@ -71,7 +71,7 @@ def test_words_are_by_rule_after_holm():
     assert words == expected
 
 
-def test_holm_takes_back_what_one_test_alone_would_tell():
+def test_holm_takes_back_what_one_test_alone_would_find():
     def records(tasks):
         values = {"a": (50.0, 51.0, 52.4), "random": (48.0, 48.2, 50.9)}
         return [record(n, task, "top1", v, trial=t) for task in tasks for n in values for t, v in enumerate(values[n])]
@@ -82,13 +82,13 @@ def test_holm_takes_back_what_one_test_alone_would_tell():
     assert set(many.values()) == {LEVEL}
 
 
-def test_one_trial_with_outcomes_is_judged_by_mcnemar_and_the_items(tmp_path):
+def test_one_trial_with_outcomes_is_compared_by_mcnemar_and_the_items(tmp_path):
     a, b = hits(tmp_path, "a", 0.8, seed=1), hits(tmp_path, "random", 0.6, seed=2)
     found = Comparisons(aggregate([a, b])).of(SVM4, "a", "random")
     outcomes = [items.read_items(tmp_path, each["items"]).values["top1"] for each in (a, b)]
     only = [int((outcomes[0] & ~outcomes[1]).sum()), int((outcomes[1] & ~outcomes[0]).sum())]
     assert found.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue)
-    assert (found.source, found.items, found.n) == ("items", 400, (1, 1))
+    assert (found.items, found.n) == (400, (1, 1))
     weights = multinomial_weights(400, 1000)
     spread = (100 * weights @ (outcomes[0] * 1.0 - outcomes[1]) / 400).std(ddof=1) * (400 / 399) ** 0.5
     assert found.se == pytest.approx(spread)
@@ -97,12 +97,12 @@ def test_one_trial_with_outcomes_is_judged_by_mcnemar_and_the_items(tmp_path):
 
 
 def test_trials_and_items_add_their_variances(tmp_path):
-    shared = np.random.default_rng(0).random(400)
-    records = [hits(tmp_path, name, share + 0.01 * t, t, shared=np.roll(shared, 7 * (name == "a")))
-               for name, share in (("a", 0.7), ("random", 0.5)) for t in range(3)]  # fmt: skip
+    common = np.random.default_rng(0).random(400)
+    records = [hits(tmp_path, name, fraction + 0.01 * t, t, common=np.roll(common, 7 * (name == "a")))
+               for name, fraction in (("a", 0.7), ("random", 0.5)) for t in range(3)]  # fmt: skip
     both = Comparisons(aggregate(records)).of(SVM4, "a", "random")
     trials = Comparisons(aggregate(records), resamples=0).of(SVM4, "a", "random")
-    assert (both.source, trials.source) == ("trials and items", "trials")
+    assert (both.items, trials.items) == (400, 0)
     assert both.se == pytest.approx(math.hypot(trials.se, both.floor))
     assert both.item_fraction == pytest.approx(both.floor**2 / both.se**2)
     assert 0 < both.floor < 100 * (0.5 / 400) ** 0.5
@@ -117,9 +117,9 @@ def test_unlike_test_sets_are_not_paired_and_both_are_named(tmp_path):
     assert ONE_TRIAL in report.verdicts[0]
 
 
-def test_a_lost_items_file_is_told_and_trials_still_judge(tmp_path):
+def test_a_lost_items_file_is_a_notice_and_trials_still_decide(tmp_path):
     records = [
-        hits(tmp_path, name, share, t, seed=t) for name, share in (("a", 0.9), ("random", 0.2)) for t in range(3)
+        hits(tmp_path, name, fraction, t, seed=t) for name, fraction in (("a", 0.9), ("random", 0.2)) for t in range(3)
     ]
     (tmp_path / records[0]["items"]["file"]).unlink()
     report = build(records)
@@ -127,22 +127,22 @@ def test_a_lost_items_file_is_told_and_trials_still_judge(tmp_path):
     assert "ahead on 1 of 1 measure." in report.verdicts[0]
 
 
-def test_files_of_strangers_with_other_settings_are_refused(tmp_path):
-    for name, config in (("mine", "c1"), ("theirs", "c2"), ("same", "c1")):
+def test_untrusted_files_with_other_settings_are_refused(tmp_path):
+    for name, config in (("mine", "c1"), ("other", "c2"), ("same", "c1")):
         records_file.append(tmp_path / f"{name}.jsonl", trials_of(name, [1.0, 2.0], config=config))
-    with pytest.raises(InputError, match=r"expected one protocol in a row.*mine\.jsonl.*theirs\.jsonl"):
-        make_report([tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl"])
+    with pytest.raises(InputError, match=r"expected one protocol in a row.*mine\.jsonl.*other\.jsonl"):
+        make_report([tmp_path / "mine.jsonl", tmp_path / "other.jsonl"])
     assert make_report([tmp_path / "mine.jsonl", tmp_path / "same.jsonl"]).results.checkpoints == ["mine", "same"]
 
 
 def test_a_refusal_names_the_settings_that_differ_where_they_lie_beside_the_records(tmp_path):
     hashes = []
-    for name, steps in (("mine", 34), ("theirs", 300)):
+    for name, steps in (("mine", 34), ("other", 300)):
         cfg = CfgNode({"SOLVER": {"MAX_ITER": steps, "BASE_LR": 0.1}})
         hashes.append(config_hash(cfg))
         keep(tmp_path / name, hashes[-1], cfg)
         records_file.append(tmp_path / name / "results.jsonl", trials_of(name, [1.0, 2.0], config=hashes[-1]))
-    files = [tmp_path / name / "results.jsonl" for name in ("mine", "theirs")]
+    files = [tmp_path / name / "results.jsonl" for name in ("mine", "other")]
     with pytest.raises(InputError, match=r"with other settings: SOLVER\.MAX_ITER 34 and 300; evaluate both alike"):
         make_report(files)
     kept = tmp_path / "mine" / "settings" / f"{hashes[0]}.yaml"
@@ -153,7 +153,7 @@ def test_a_refusal_names_the_settings_that_differ_where_they_lie_beside_the_reco
     assert any(str(kept) in notice for notice in report.notices)
 
 
-def test_page_tells_ranks_evidence_and_which_measure_predicts_which():
+def test_page_shows_ranks_evidence_and_which_measure_predicts_which():
     random = np.random.default_rng(0)
     names = ["random", *(f"m{n}" for n in range(5))]
     records = [

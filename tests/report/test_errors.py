@@ -1,4 +1,4 @@
-"""The section on errors: tables and plots of the analyses in run folders; damaged ones are told and left out."""
+"""The section on errors: tables and plots of the analyses in run folders; damaged ones are left out with a notice."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_values_that_are_undefined_are_dashes(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         ({"format": 2}, "of another version"),
         ({"format": 1}, "not an analysis of errors"),
@@ -93,8 +93,8 @@ def test_values_that_are_undefined_are_dashes(tmp_path: Path):
         (analysis(hardest=[{"f1": "much"}]), "not an analysis of errors"),
     ],
 )
-def test_a_damaged_analysis_is_told_and_the_page_is_made(content, told, tmp_path: Path):
+def test_a_damaged_analysis_is_a_notice_and_the_page_is_made(content, problem, tmp_path: Path):
     report = build(small_records(), runs=read_runs([write(tmp_path / "run", content)]))
     assert not report.errors
-    assert any(told in notice for notice in report.notices)
+    assert any(problem in notice for notice in report.notices)
     assert 'id="errors"' not in render_html(report)

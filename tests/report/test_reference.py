@@ -176,7 +176,7 @@ def test_gains_over_supervised_equal_the_printed_ones(tables):
     assert gains == [1.7, 2.0, 2.3]
 
 
-def test_numbers_lost_in_the_text_versions_are_empty_and_told(tables):
+def test_numbers_lost_in_the_text_versions_are_empty_with_a_notice(tables):
     lost = tables["rcf", 3]
     assert lost.rows[0].count(None) == 8
     assert any("lost" in note for note in lost.notes)

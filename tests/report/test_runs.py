@@ -16,7 +16,7 @@ from momentum_transfer.report.page import build, render_html, render_markdown
 from tests.report.report_records import small_records
 
 
-def test_missing_run_folder_is_an_input_error_and_an_empty_one_is_told(tmp_path: Path):
+def test_missing_run_folder_is_an_input_error_and_an_empty_one_is_a_notice(tmp_path: Path):
     with pytest.raises(InputError, match="run folder not found"):
         read_runs([tmp_path / "nowhere"])
     assert "no metrics.jsonl" in read_runs([tmp_path]).notices[0]
@@ -141,7 +141,7 @@ def test_conversion_report_lists_what_was_used_dropped_and_missing(tmp_path: Pat
     assert cells["family"] == ["", "ours"]
 
 
-def test_two_folders_of_one_name_are_not_mixed_and_the_second_is_told(tmp_path: Path):
+def test_two_folders_of_one_name_are_not_mixed_and_the_second_is_a_notice(tmp_path: Path):
     for parent, loss in (("first", 1.0), ("second", 9.0)):
         run = tmp_path / parent / "momentum2"
         run.mkdir(parents=True)

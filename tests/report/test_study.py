@@ -54,7 +54,7 @@ def test_variants_of_pretrainings_are_paired_by_seed():
     assert list(answer.first.values()) == pytest.approx(A)
 
 
-def test_trials_of_protocols_are_paired_and_comparisons_judged_together():
+def test_trials_of_protocols_are_paired_and_comparisons_corrected_together():
     records = [record("scratch", value, trial=t, protocol="a") for t, value in enumerate(A)]
     records += [record("scratch", value, trial=t, protocol="b") for t, value in enumerate(B)]
     records += [record("scratch", value + 3, "svm", t, protocol="b") for t, value in enumerate(B)]
@@ -82,7 +82,7 @@ def test_a_star_pairs_by_what_it_stands_for_and_a_missing_partner_is_left_out():
     assert answer.found.p == pytest.approx(stats.ttest_rel(A[:4], B[:4]).pvalue)
 
 
-def test_sides_without_a_common_key_are_judged_by_welch():
+def test_sides_without_a_common_key_are_compared_by_welch():
     records = [record(f"{name}{n}", v) for name, side in (("a_x", A), ("b_y", B)) for n, v in enumerate(side)]
     (answer,) = answers(study_of(between({"checkpoint": "a_*"}, {"checkpoint": "b_*"})), records, {})
     assert not answer.found.paired
@@ -92,16 +92,15 @@ def test_sides_without_a_common_key_are_judged_by_welch():
 def test_test_images_count_where_every_trial_kept_them(tmp_path):
     rng = np.random.default_rng(0)
     records = []
-    for protocol, share in (("a", 0.9), ("b", 0.6)):
+    for protocol, fraction in (("a", 0.9), ("b", 0.6)):
         for trial in range(4):
-            hits = rng.random(200) < share
+            hits = rng.random(200) < fraction
             kept = items.write_items(tmp_path, f"{protocol}{trial}", PerItem("digits", {"top1": hits}))
             made = record("scratch", 100 * hits.mean(), trial=trial, protocol=protocol, items=kept)
             made["items"] = {**made["items"], "folder": str(tmp_path)}
             records.append(made)
     (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), records, {})
-    assert answer.found.source == "trials and items"
-    assert answer.found.items == 200
+    assert (answer.found.items, answer.found.n) == (200, (4, 4))
     assert answer.word == "ahead"
 
 

@@ -25,7 +25,7 @@ def test_variance_is_that_of_the_several_and_of_the_items(se):
     assert found.se == pytest.approx(np.sqrt(sum(parts)))
     assert found.p == pytest.approx(2 * stats.t.sf(2.0 / np.sqrt(sum(parts)), df))
     assert (found.high - found.low) / 2 == pytest.approx(stats.t.ppf(0.975, df) * np.sqrt(sum(parts)))
-    assert (found.value, found.n, found.source, found.needed) == (-2.0, (5, 1), "trials and items", None)
+    assert (found.value, found.n, found.items, found.needed) == (-2.0, (5, 1), 540, None)
 
 
 def test_items_without_spread_leave_scipys_t_of_one_sample():
@@ -117,13 +117,14 @@ def test_interval_of_hits_excludes_0_exactly_where_mcnemars_p_is_below_5_percent
 
 def test_one_item_is_no_evidence():
     one = ItemEvidence(1, np.full(9, 100.0), np.zeros(9), np.full(1, np.nan), np.full(1, np.nan))
-    assert compare({0: 100.0}, {0: 0.0}, evidence=one).source == "nothing"
-    assert compare(SEVERAL, {0: 0.0, 1: 9.0}, evidence=one).source == "trials"
+    assert compare({0: 100.0}, {0: 0.0}, evidence=one).p is None
+    both = compare(SEVERAL, {0: 0.0, 1: 9.0}, evidence=one)
+    assert (both.items, both.p is None) == (0, False)
 
 
 def test_one_trial_without_outcomes_gives_no_verdict():
     found = compare(SEVERAL, {0: 60.0})
-    assert (found.p, found.low, found.se, found.source) == (None, None, None, "nothing")
+    assert (found.p, found.low, found.se, found.items) == (None, None, None, 0)
 
 
 def test_hits_that_never_differ_still_say_how_large_a_difference_would_have_been_seen():
