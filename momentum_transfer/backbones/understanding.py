@@ -15,8 +15,7 @@ from momentum_transfer.backbones.families import Family
 from momentum_transfer.backbones.model_config import clues_of
 from momentum_transfer.backbones.resnet import COUNTER, Architecture, infer_architecture
 from momentum_transfer.backbones.timm_inference import Clues, UnknownNetwork, infer_timm
-from momentum_transfer.backbones.timm_layout_tables import is_openai_order, layout_of
-from momentum_transfer.backbones.timm_layouts import Converted
+from momentum_transfer.backbones.timm_layouts import Converted, is_openai_order, layout_of
 from momentum_transfer.backbones.timm_models import TimmArchitecture
 from momentum_transfer.backbones.vitdet import resize_positions
 from momentum_transfer.core.errors import InputError

@@ -48,8 +48,7 @@ class VitShape(NamedTuple):
 
 
 def describe(network: TimmBackbone) -> VitShape:
-    """The shape of a plain ViT, where ViTDet's network computes what its patches do apart from prefix tokens.
-    InputError: it computes something else (rotary positions, gates, …); the message says what."""
+    """The shape of a plain ViT; InputError where ViTDet's network would compute something else (RoPE, gates, …)."""
     reason = next(_differences(network), None)
     if reason:
         raise InputError(
@@ -173,10 +172,9 @@ def for_detectron2(
         network = build_timm(architecture)
     shape = describe(network)
     if shape.prefix and not without_prefix:
-        raise InputError(
-            f"expected a ViT without prefix tokens for Detectron2's .pkl, found {shape.prefix} in {architecture}, "
-            "which take part in attention; write .safetensors, or declare the other function by --without-prefix"
-        )
+        advice = "write .safetensors, or declare the other function by --without-prefix"
+        found = f"{shape.prefix} in {architecture}, which take part in attention; {advice}"
+        raise InputError(f"expected a ViT without prefix tokens for Detectron2's .pkl, found {found}")
     return {f"backbone.net.{name}": tensor for name, tensor in to_vitdet(state, shape).items()}
 
 
