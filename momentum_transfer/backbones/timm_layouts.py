@@ -115,77 +115,79 @@ _BUFFER = "fixed by the network's size, not learned"
 _SAME = {"(.+)": r"\1"}
 
 
-def _ranks(made: Converted) -> None:
+def _ranks(converted: Converted) -> None:
     """Tokens [C] and position embeddings [N, C] as timm's [1, 1, C] and [1, N, C]."""
     for name in ("cls_token", "pos_embed", "reg_token", "attn_pool.latent"):
-        tensor = made.tensors.get(name)
+        tensor = converted.tensors.get(name)
         while tensor is not None and 0 < tensor.dim() < 3:
-            made.tensors[name] = tensor = tensor[None]
+            converted.tensors[name] = tensor = tensor[None]
 
 
-def _registers(made: Converted) -> None:
+def _registers(converted: Converted) -> None:
     """timm's networks with registers add no position to the class token: it is added to the token itself, once."""
-    cls, positions = made.tensors.get("cls_token"), made.tensors.get("pos_embed")
-    if "reg_token" not in made.tensors or cls is None or positions is None or positions.dim() != 3:
+    cls, positions = converted.tensors.get("cls_token"), converted.tensors.get("pos_embed")
+    if "reg_token" not in converted.tensors or cls is None or positions is None or positions.dim() != 3:
         return
     if positions.shape[-1] != cls.shape[-1] or positions.shape[1] < 2:
         return
     both = {"cls_token": cls + positions[:, :1], "pos_embed": positions[:, 1:].contiguous()}
-    made.replace(("cls_token", "pos_embed"), both)
-    made.notes.append("the class token's position embedding is added to the token, as timm's network wants it")
+    converted.replace(("cls_token", "pos_embed"), both)
+    converted.notes.append("the class token's position embedding is added to the token, as timm's network wants it")
 
 
-def _dinov3_biases(made: Converted) -> None:
+def _dinov3_biases(converted: Converted) -> None:
     """timm keeps the biases of q and v only: k's is masked in the project's own forward, whatever it holds."""
-    for name in [name for name in made.tensors if name.endswith("attn.qkv.bias") and len(made.tensors[name]) % 3 == 0]:
-        q, _, v = made.tensors[name].chunk(3)
+    for name in [
+        name for name in converted.tensors if name.endswith("attn.qkv.bias") and len(converted.tensors[name]) % 3 == 0
+    ]:
+        q, _, v = converted.tensors[name].chunk(3)
         stem = name.removesuffix("qkv.bias")
-        made.replace((name,), {f"{stem}q_bias": q, f"{stem}v_bias": v})
-    made.notes.append("biases of q and v are kept, k's is fixed at 0")
+        converted.replace((name,), {f"{stem}q_bias": q, f"{stem}v_bias": v})
+    converted.notes.append("biases of q and v are kept, k's is fixed at 0")
 
 
-def _attention_pool(made: Converted) -> None:
+def _attention_pool(converted: Converted) -> None:
     """SigLIP's pooling head: torch's fused in_proj as timm's q and kv."""
     for kind in ("weight", "bias"):
-        fused = made.tensors.get(f"attn_pool.in_proj_{kind}")
+        fused = converted.tensors.get(f"attn_pool.in_proj_{kind}")
         if fused is not None and len(fused) % 3 == 0:
             third = len(fused) // 3
             split = {f"attn_pool.q.{kind}": fused[:third], f"attn_pool.kv.{kind}": fused[third:]}
-            made.replace((f"attn_pool.in_proj_{kind}",), split)
-    _ranks(made)
+            converted.replace((f"attn_pool.in_proj_{kind}",), split)
+    _ranks(converted)
 
 
-def _flat_grn(made: Converted) -> None:
+def _flat_grn(converted: Converted) -> None:
     """ConvNeXt V2's response normalisation [1, 1, 1, C] as timm's [C]."""
-    for name, tensor in made.tensors.items():
+    for name, tensor in converted.tensors.items():
         if ".grn." in name:
-            made.tensors[name] = tensor.flatten()
+            converted.tensors[name] = tensor.flatten()
 
 
-def _downsampling_first(made: Converted) -> None:
+def _downsampling_first(converted: Converted) -> None:
     """Swin's patch merging, at the end of a stage in the releases, to the start of the next, as in timm."""
-    _number_up(made, r"(layers)\.(\d+)\.(downsample\..+)")
+    _number_up(converted, r"(layers)\.(\d+)\.(downsample\..+)")
 
 
-def _layers_from_one(made: Converted) -> None:
+def _layers_from_one(converted: Converted) -> None:
     """torchvision numbers its stages from 1: layer1 to layer4."""
-    _number_up(made, r"(layer)\.(\d+)\.(.+)", joint="")
+    _number_up(converted, r"(layer)\.(\d+)\.(.+)", joint="")
 
 
-def _number_up(made: Converted, pattern: str, joint: str = ".") -> None:
-    matches = [match for name in made.tensors if (match := re.fullmatch(pattern, name))]
-    moved = [(made.tensors.pop(match[0]), made.sources.pop(match[0])) for match in matches]
+def _number_up(converted: Converted, pattern: str, joint: str = ".") -> None:
+    matches = [match for name in converted.tensors if (match := re.fullmatch(pattern, name))]
+    moved = [(converted.tensors.pop(match[0]), converted.sources.pop(match[0])) for match in matches]
     for match, (tensor, source) in zip(matches, moved, strict=True):
         name = f"{match[1]}{joint}{int(match[2]) + 1}.{match[3]}"
-        made.tensors[name], made.sources[name] = tensor, source
+        converted.tensors[name], converted.sources[name] = tensor, source
 
 
-def _plain_or_gated(made: Converted) -> None:
+def _plain_or_gated(converted: Converted) -> None:
     """transformers calls the first layer of both kinds of MLP up_proj: timm's fc1, or fc1_x beside a gate."""
-    gated = any(".mlp.fc1_g." in name for name in made.tensors)
-    for name in [name for name in made.tensors if ".mlp.up." in name]:
+    gated = any(".mlp.fc1_g." in name for name in converted.tensors)
+    for name in [name for name in converted.tensors if ".mlp.up." in name]:
         target = name.replace(".mlp.up.", ".mlp.fc1_x." if gated else ".mlp.fc1.")
-        made.tensors[target], made.sources[target] = made.tensors.pop(name), made.sources.pop(name)
+        converted.tensors[target], converted.sources[target] = converted.tensors.pop(name), converted.sources.pop(name)
 
 
 #: A block of transformers' ViTs: published files and version 4 in memory, then version 5 in memory.
