@@ -144,7 +144,7 @@ def _open_safetensors(path: Path) -> Any:
     try:
         return safetensors.safe_open(str(path), framework="pt")
     except (safetensors.SafetensorError, OSError) as error:
-        raise _damaged("safetensors file", path, error) from error
+        raise _damaged("one", path, error) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
