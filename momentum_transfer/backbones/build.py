@@ -114,8 +114,6 @@ def expected_shapes(architecture: AnyArchitecture) -> Mapping[str, tuple[int, ..
 def detectron2_names(architecture: AnyArchitecture) -> dict[str, str]:
     """torchvision name -> Detectron2 name of every parameter and buffer, one to one; InputError if it is no ResNet."""
     if not isinstance(architecture, Architecture):
-        raise InputError(
-            f"expected a ResNet for Detectron2's .pkl, found {architecture}, for which Detectron2 has no names; "
-            "write OUT.safetensors under timm's names"
-        )
+        advice = "for which Detectron2 has no names; write OUT.safetensors under timm's names"
+        raise InputError(f"expected a ResNet for Detectron2's .pkl, found {architecture}, {advice}")
     return {name: to_detectron2(name) for name in expected_shapes(architecture)}

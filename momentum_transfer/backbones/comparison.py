@@ -28,7 +28,6 @@ class ImageBatches:
 
     Args:
         images: a folder, searched for image files at any depth, or "digits" for the embedded held-out ones.
-        image_size: side in pixels.
         batch_size: images a batch; an incomplete last batch is left out, so that all weigh the same.
         count: at most this many images; 0: all.
     """
@@ -56,10 +55,8 @@ class ImageBatches:
         order = torch.randperm(len(self._items), generator=torch.Generator().manual_seed(seed))
         self._order = order[: count or None].tolist()
         if len(self) < 1:
-            raise InputError(
-                f"expected at least one batch of {batch_size} images in {images}, found {len(self._order)}; give more "
-                "or a smaller --batch-size"
-            )
+            found = f"{len(self._order)}; give more or a smaller --batch-size"
+            raise InputError(f"expected at least one batch of {batch_size} images in {images}, found {found}")
 
     def __len__(self) -> int:
         return len(self._order) // self.batch_size
@@ -161,10 +158,7 @@ def write_matrix(path: Path, comparison: Comparison) -> None:
 def plot(folder: Path, labels: list[str], sources: list[SourceBackbone], comparisons: list[Comparison]) -> list[Path]:
     """Write norms.png (figure 3a), cka.png (figure 3b) and one heat map a pair; ``labels`` are of ``sources``, and
     ``comparisons`` of the first source with each of the others, in order."""
-    from matplotlib.figure import Figure  # no pyplot: nothing global, no display
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(7, 4)
     for order, (label, source) in enumerate(zip(labels, sources, strict=True)):
         values = list(weight_norms(source.state, kernel=3).values())
         width = 1.5 + 2 * (len(labels) - 1 - order)  # the first stays visible below a rescaled one of equal norms
@@ -173,8 +167,7 @@ def plot(folder: Path, labels: list[str], sources: list[SourceBackbone], compari
     axes.legend(frameon=False)
     paths = [_save(figure, folder / "norms.png")]
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(7, 4)
     for label, comparison in zip(labels[1:], comparisons, strict=True):
         stages = comparison.stages()
         axes.plot(list(stages), list(stages.values()), marker="o", markersize=4, label=f"{label} vs. {labels[0]}")
@@ -188,17 +181,21 @@ def plot(folder: Path, labels: list[str], sources: list[SourceBackbone], compari
 
 
 def _heat_map(comparison: Comparison, row_label: str, column_label: str) -> Any:
-    from matplotlib.figure import Figure
-
     rows, columns = comparison.reference_blocks, comparison.other_blocks
-    figure = Figure(figsize=(2.5 + 0.3 * len(columns), 1.5 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(2.5 + 0.3 * len(columns), 1.5 + 0.3 * len(rows))
     image = axes.imshow(comparison.cka.numpy(), vmin=0, vmax=1, origin="lower", cmap="magma")
     axes.set_xticks(range(len(columns)), columns, rotation=90)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(xlabel=column_label, ylabel=row_label)
     figure.colorbar(image, ax=axes, label="linear CKA")
     return figure
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # no pyplot: nothing global, no display
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -129,10 +129,8 @@ def read_shards(index: Path, *, trust_pickle: bool = False) -> dict[str, Any]:
         held = set(tree) if isinstance(tree, Mapping) else set()
         if held != listed:
             name = sorted(map(str, held ^ listed))[0]
-            raise InputError(
-                f"expected in {file} the {len(listed)} tensors that {index.name} lists, found {len(held)} "
-                f"({name} differs); the files are of different downloads, take all anew"
-            )
+            found = f"{len(held)} ({name} differs); the files are of different downloads, take all anew"
+            raise InputError(f"expected in {file} the {len(listed)} tensors that {index.name} lists, found {found}")
         whole.update(tree)
     return whole
 

@@ -48,10 +48,8 @@ def _check(state: Mapping[str, Tensor], architecture: AnyArchitecture) -> None:
                  if name in expected and tuple(tensor.shape) != expected[name]]  # fmt: skip
     if problems:
         width = f" of width {architecture.width}" if isinstance(architecture, Architecture) else ""
-        raise InputError(
-            f"expected exactly the {len(expected)} tensors of a {architecture.name}{width}, found {len(problems)} "
-            f"problems, the first: {problems[0]}; nothing was converted"
-        )
+        found = f"{len(problems)} problems, the first: {problems[0]}; nothing was converted"
+        raise InputError(f"expected exactly the {len(expected)} tensors of a {architecture.name}{width}, found {found}")
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
@@ -61,13 +59,9 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def write(
-    path: str | Path,
-    state: Mapping[str, Tensor],
-    architecture: AnyArchitecture,
-    metadata: Mapping[str, str] | None = None,
-    *,
-    without_prefix: bool = False,
-) -> None:
+    path: str | Path, state: Mapping[str, Tensor], architecture: AnyArchitecture,
+    metadata: Mapping[str, str] | None = None, *, without_prefix: bool = False,
+) -> None:  # fmt: skip
     """Write a backbone as .pkl (Detectron2's names), .pth or .safetensors (torchvision's or timm's), by the suffix.
 
     A .pkl of a plain ViT is for Detectron2's ViT under its simple feature pyramid (``vitdet.for_detectron2``, with
@@ -94,7 +88,7 @@ def write(
 
 
 def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors that share their storage with another, which safetensors does not write; others as they are."""
+    """Copies of tensors on one storage, which safetensors does not write; others as they are."""
     users = Counter(tensor.untyped_storage().data_ptr() for tensor in state.values())
     return {
         name: tensor.clone() if users[tensor.untyped_storage().data_ptr()] > 1 else tensor

@@ -30,10 +30,8 @@ def _check_settings_file(path: Path) -> None:
     """Raise InputError, before anything is computed, where the settings cannot be written."""
     convert.check_target(path)
     if path.exists() and not path.read_bytes().startswith(_HEADER.encode()):
-        raise InputError(
-            f"expected no file {path}, or one of an earlier conversion: Detectron2's settings go there; found another; "
-            "choose another output name"
-        )
+        what = f"no file {path}, or one of an earlier conversion: Detectron2's settings go there"
+        raise InputError(f"expected {what}; found another; choose another output name")
 
 
 def _write_settings(path: Path, source: SourceBackbone) -> None:
@@ -63,14 +61,11 @@ def settings(source: SourceBackbone) -> dict[str, Any]:
     model: dict[str, Any] = {"PIXEL_MEAN": mean, "PIXEL_STD": std}
     if isinstance(architecture, Architecture):
         block, _ = DEPTHS[architecture.name]
+        width = architecture.width
         model["RESNETS"] = {
-            "DEPTH": int(architecture.name.removeprefix("resnet")),
-            "STRIDE_IN_1X1": False,
-            "STEM_OUT_CHANNELS": architecture.width,
-            "RES2_OUT_CHANNELS": architecture.width * block.expansion,
-            "NUM_GROUPS": 1,
-            "WIDTH_PER_GROUP": architecture.width,
-        }
+            "DEPTH": int(architecture.name.removeprefix("resnet")), "STRIDE_IN_1X1": False, "STEM_OUT_CHANNELS": width,
+            "RES2_OUT_CHANNELS": width * block.expansion, "NUM_GROUPS": 1, "WIDTH_PER_GROUP": width,
+        }  # fmt: skip
     else:
         model |= {"BACKBONE": {"ARCH": str(architecture), "FREEZE_AT": 0}, "VIT": {"FORM": "vitdet"}}
     return {"VERSION": 2, "INPUT": {"FORMAT": "RGB"}, "MODEL": model}

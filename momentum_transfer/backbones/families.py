@@ -1,8 +1,8 @@
 """Checkpoint families: where each published project keeps its backbone, one rule a family, as data.
 
 Names are compared after wrapper components (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed.
-Families that write exactly the same names share one rule. A family says where the tensors are; how they are named there
-is a layout (``timm_layout_tables``), so that a MoCo v3 or DINO file may hold a ResNet or a ViT.
+Families that write exactly the same names are one rule. A family says where the tensors are; how they are named there
+is a layout (``timm_layouts``), so that a MoCo v3 or DINO file may hold a ResNet or a ViT.
 """
 
 import re
@@ -41,8 +41,8 @@ class Family:
         drops: pattern on the normalised name -> why it is no part of the backbone.
         evidence: the rule competes only if one of these patterns matches a name in the file; empty: always.
         needs: the rule competes only if the file holds this network.
-        layout: how backbone tensors may be named: names of ``timm_layout_tables``, "numbered" (lightly's Sequential)
-            or "detectron2"; "" for any of ``timm_layout_tables``.
+        layout: how backbone tensors may be named: names of ``timm_layouts``, "numbered" (lightly's Sequential)
+            or "detectron2"; "" for any of ``timm_layouts``.
     """
 
     name: str

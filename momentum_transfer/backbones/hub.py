@@ -101,10 +101,8 @@ def mirrored_repository(folder: Path, name: HubName) -> Path:
 def _mirrored(folder: Path, name: HubName) -> Path:
     repository = mirrored_repository(folder, name)
     if not repository.is_dir():
-        raise InputError(
-            f"expected {name} as {repository} in the mirror that {MIRROR} names, found no such folder; put the "
-            "repository there, or unset the variable to ask the Hub"
-        )
+        found = f"no such folder in the mirror of {MIRROR}; put it there, or unset the variable to ask the Hub"
+        raise InputError(f"expected {name} as {repository}, found {found}")
     files = sorted(path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file())
     return repository / _choose(name, files)
 
@@ -194,10 +192,8 @@ def clear_errors(name: HubName, online: bool) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise InputError(f"expected a revision of {name.repository}, found none called {name.revision}") from error
     except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"expected a model repository {name.repository} on the Hub, found none that is open to you; check the "
-            "name, or `hf auth login` for a private one"
-        ) from error
+        found = "none that is open to you; check the name, or `hf auth login` for a private one"
+        raise InputError(f"expected a model repository {name.repository} on the Hub, found {found}") from error
     except Exception as error:  # requests, httpx and httpx2 raise their own kinds, by the version of huggingface_hub
         if not online:
             raise InputError(

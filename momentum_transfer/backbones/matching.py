@@ -79,10 +79,8 @@ def choose(tables: Tables, tree: Any, network: str | None, family: str | None, p
     ties = [other for other in others if other.score == best.score and best.score[0]]
     if ties:
         names = [reading.family.name for reading in (best, *ties)]
-        raise InputError(
-            f"expected one family to fit {path} best, found a tie of {', '.join(names)} ({best.score[0]} backbone "
-            f"tensors each); choose one, for example --family {names[0]}"
-        )
+        found = f"a tie of {', '.join(names)} ({best.score[0]} backbone tensors each)"
+        raise InputError(f"expected one family to fit {path} best, found {found}; choose one: --family {names[0]}")
     runner_up = f"; runner-up {others[0].describe()}" if others else ""
     best.report.notes.append(f"{path.name}: {best.describe()}, {best.family.title}{runner_up}")
     best.report.notes.append(_network_note(best, network))

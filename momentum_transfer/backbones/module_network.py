@@ -11,7 +11,8 @@ import copy
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,17 @@ from momentum_transfer.core.errors import InputError, first_line
 MODULE = "module:"
 #: Errors that are not the fault of the user's code: they keep their own message.
 _OF_MACHINE = (InputError, MemoryError, torch.cuda.OutOfMemoryError)
+
+
+@contextmanager
+def _users_code(expected: str, advice: str = "") -> Iterator[None]:
+    """Errors of the user's own code in one line."""
+    try:
+        yield
+    except _OF_MACHINE:
+        raise
+    except Exception as error:
+        raise InputError(f"expected {expected}, found {first_line(error)}; {advice}--debug shows where") from error
 
 
 @dataclass(frozen=True)
@@ -59,13 +71,8 @@ class ModuleArchitecture:
             raise InputError(f"expected {self.text} to take no arguments, found {error}; give it defaults") from error
         except ValueError:
             pass  # no signature to read: a class written in C
-        try:
+        with _users_code(f"{self.text} to give a torch.nn.Module"):
             module = self.factory()
-        except _OF_MACHINE:
-            raise
-        except Exception as error:  # the user's own code runs here
-            found = f"{first_line(error)}; --debug shows where"
-            raise InputError(f"expected {self.text} to give a torch.nn.Module, found {found}") from error
         if not isinstance(module, nn.Module):
             raise InputError(f"expected {self.text} to give a torch.nn.Module, found a {type(module).__name__}")
         if norm_layer is not None:
@@ -143,15 +150,10 @@ class ModuleBackbone(nn.Module):
         return {name: outputs[key] for name, key in self._by_name.items()}
 
     def _outputs(self, x: Tensor) -> dict[str, Tensor]:
-        try:
+        images = f"images [N, {', '.join(map(str, x.shape[1:]))}]"
+        advice = "correct it, or give it an attribute input of the size that it takes; "
+        with _users_code(f"{self.architecture} to take {images}", advice):
             outputs = self.net(x)
-        except _OF_MACHINE:
-            raise
-        except Exception as error:  # the user's own code runs here
-            raise InputError(
-                f"expected {self.architecture} to take images [N, {', '.join(map(str, x.shape[1:]))}], found "
-                f"{first_line(error)}; correct it or its attribute input, the size that it takes (--debug shows where)"
-            ) from error
         if isinstance(outputs, Tensor):
             outputs = {"pooled" if outputs.dim() == 2 else "map": outputs}
         if not isinstance(outputs, Mapping) or not outputs:

@@ -7,18 +7,16 @@ parameters as the cause; so the default scope ``conv+bn`` is every learned tenso
 learned: scaling them is the further scope ``all``. The method is for fine-tuning, where BatchNorm takes batch
 statistics; in eval mode the stored ones no longer fit the weights: compute them again (precise BN) before.
 
-Synthetic LARS: larger weights of a ResNet, and nothing else about it. RCF (and its appendix B.4) finds that LARS leaves
-weights about 10 times as large as SGD does; two such checkpoints also differ in what they have learned. Here one
-checkpoint's weights are multiplied by c:
+Synthetic LARS: larger weights of a ResNet, and nothing else about it (RCF, section 4.1 and appendix B.4: LARS leaves
+weights about 10 times as large as SGD does). One checkpoint's weights are multiplied by c:
 
 - convolutions: the BatchNorm behind each divides c out, so the network computes the same function, but SGD turns a
   weight at 1/c² of the rate (the gradient is 1/c of what it was, the weight c times as large).
-- gamma and beta of the BatchNorms: ReLU, pooling and the sum of a block's branches are homogeneous, so every feature is
-  c times as large. The next convolution's BatchNorm divides that out too, but not a head without one.
+- gamma and beta of the BatchNorms: every feature is c times as large. The next convolution's BatchNorm divides that
+  out too, but not a head without one.
 
-The stored statistics follow: means are as many times as large as a convolution's input and weights together, variances
-the square of it. So ``eval()`` computes what it computed before (features times c where gamma and beta are scaled), up
-to BatchNorm's eps.
+The stored statistics follow (means grow with a convolution's input and weights, variances with the square), so that
+``eval()`` computes what it computed before, up to BatchNorm's eps.
 """
 
 import math
@@ -83,16 +81,14 @@ def rescale_to_anchor(
 
 def _same_architecture(state: Mapping[str, Tensor], anchor: Mapping[str, Tensor], scope: str) -> None:
     """Both ways: a shallower checkpoint finds all its names in a deeper anchor, whose norms are still not its own."""
-    shapes, others = (
-        {name: list(tensor.shape) for name, tensor in side.items() if in_scope(name, tensor, scope)}
-        for side in (state, anchor)
-    )
+    shapes, others = ({name: list(tensor.shape) for name, tensor in side.items() if in_scope(name, tensor, scope)}
+                      for side in (state, anchor))  # fmt: skip
     for name in [*shapes, *others]:
         if shapes.get(name) != others.get(name):
             found, expected = (f"shape {side[name]}" if name in side else "no such tensor" for side in (others, shapes))
+            both = f"{found} for {name} where the checkpoint has {expected}"
             raise InputError(
-                f"expected an anchor of the same architecture, found {found} for {name} where the checkpoint has "
-                f"{expected}; take another anchor, or --constant 0.1"
+                f"expected an anchor of the same architecture, found {both}; take another, or --constant 0.1"
             )
 
 
@@ -121,10 +117,8 @@ def _nonzero(name: str, tensor: Tensor, owner: str) -> float:
 def _scaled(name: str, tensor: Tensor, factor: float) -> Tensor:
     scaled = _times(name, tensor, factor)
     if _norm(scaled) == 0.0:
-        raise InputError(
-            f"expected weights above zero, found {name} vanishing in {tensor.dtype} at factor {factor:.3g}; convert "
-            "the checkpoint to float32 first, or take a larger factor"
-        )
+        found = f"{name} vanishing in {tensor.dtype} at factor {factor:.3g}"
+        raise InputError(f"expected weights above zero, found {found}; convert to float32 first, or raise the factor")
     return scaled
 
 
@@ -136,13 +130,9 @@ def _times(name: str, tensor: Tensor, factor: float) -> Tensor:
 
 
 def apply(
-    source: SourceBackbone,
-    anchor: str | Path | None,
-    constant: float | None,
-    scope: str = DEFAULT_SCOPE,
-    *,
+    source: SourceBackbone, anchor: str | Path | None, constant: float | None, scope: str = DEFAULT_SCOPE, *,
     trust_pickle: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     """Rescale ``source.state`` by an anchor (any source) or a constant; returns what was done, for the metadata."""
     before = source.state
     if anchor is not None:
@@ -154,26 +144,20 @@ def apply(
         text = f"constant {constant} scope {scope}"
     else:
         return ""
-    _say_factors(norms(before, scope), norms(source.state, scope))
-    return text
-
-
-def _say_factors(before: Mapping[str, float], after: Mapping[str, float]) -> None:
-    factors = [after[name] / norm for name, norm in before.items()]
+    after = norms(source.state, scope)
+    factors = [after[name] / norm for name, norm in norms(before, scope).items()]
     spread = f"{min(factors):.3g} to {max(factors):.3g}, median {median(factors):.3g}"
     say(f"NormRescale: {len(factors)} tensors, factors {spread}; for fine-tuning: running statistics no longer fit")
+    return text
 
 
 def he_ratio(state: Mapping[str, Tensor]) -> float:
     """Median over the 3x3 convolutions of ``||w||`` over its expectation under He initialisation (fan-out).
 
-    He initialisation draws variance ``2 / (9 C_out)`` for ``9 C_in C_out`` numbers, so the norm is about sqrt(2 C_in).
+    He initialisation has variance ``2 / (9 C_out)`` for ``9 C_in C_out`` numbers, so the norm is about sqrt(2 C_in).
     """
-    ratios = [
-        _norm(tensor) / math.sqrt(2 * tensor.shape[1])
-        for tensor in state.values()
-        if tensor.dim() == 4 and tensor.shape[2:] == (3, 3)
-    ]
+    kernels = [tensor for tensor in state.values() if tensor.dim() == 4 and tensor.shape[2:] == (3, 3)]
+    ratios = [_norm(tensor) / math.sqrt(2 * tensor.shape[1]) for tensor in kernels]
     return median(ratios) if ratios else 0.0
 
 
@@ -219,9 +203,7 @@ def apply_lars(source: SourceBackbone, factor: float | None, scope: str = "conv+
     if factor is None:
         return ""
     if not isinstance(source.architecture, Architecture):
-        raise InputError(
-            f"expected a ResNet for --scale, found {source.architecture}, whose layers are followed by other "
-            "normalisations; --constant multiplies weights alone"
-        )
+        advice = "whose layers are followed by other normalisations; --constant multiplies weights alone"
+        raise InputError(f"expected a ResNet for --scale, found {source.architecture}, {advice}")
     source.state = scale_weights(source.state, factor, scope)
     return f"scale {factor:g} scope {scope}, statistics follow"

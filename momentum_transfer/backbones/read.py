@@ -41,14 +41,9 @@ _EXPORTED = ("backbone.safetensors", "model.safetensors", f"model.safetensors{IN
 
 
 def load_backbone(
-    path: str | Path,
-    architecture: str | AnyArchitecture | None = None,
-    *,
-    network: str | None = None,
-    family: str | None = None,
-    trust_pickle: bool = False,
-    resize_positions: bool = False,
-) -> SourceBackbone:
+    path: str | Path, architecture: str | AnyArchitecture | None = None, *, network: str | None = None,
+    family: str | None = None, trust_pickle: bool = False, resize_positions: bool = False,
+) -> SourceBackbone:  # fmt: skip
     """Read the backbone of a checkpoint of any known family.
 
     Args:
@@ -95,7 +90,11 @@ def load_backbone(
             containers.refuse_other_models(tree, tables, file)
         reading = choose(tables, tree, network, family, file, hints)
         reading.report.dropped.update(containers.leftovers(tree, tables))
-    _say_network(reading, carried)
+    if reading.network == ONLY and "network" in carried:  # the layout does not show it
+        reading.network = carried["network"]
+        reading.report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
+    for note in reading.report.notes:
+        say(note)
     if network is not None and reading.network != network:
         held = "one network and does not say which" if reading.network == ONLY else f"the {reading.network} only"
         raise InputError(f"expected the {network}, found a file that holds {held}: {file}; leave --network out")
@@ -188,15 +187,6 @@ def checkpoint_file(path: str | Path) -> Path:
     )
 
 
-def _say_network(reading: Reading, carried: Mapping[str, str]) -> None:
-    """Take the network's name from the metadata where the layout does not show it; print the decisions."""
-    if reading.network == ONLY and "network" in carried:
-        reading.network = carried["network"]
-        reading.report.notes[-1] = f"network: {reading.network}, as the file's metadata says"
-    for note in reading.report.notes:
-        say(note)
-
-
 def _finish(reading: Reading, carried: Mapping[str, str], path: Path) -> SourceBackbone:
     report, architecture = reading.report, reading.architecture
     if not report.complete or architecture is None:
@@ -241,14 +231,9 @@ class Loaded(NamedTuple):
 
 
 def load(
-    path: str | Path,
-    into: nn.Module | None = None,
-    *,
-    network: str | None = None,
-    family: str | None = None,
-    trust_pickle: bool = False,
-    architecture: str | None = None,
-) -> Loaded:
+    path: str | Path, into: nn.Module | None = None, *, network: str | None = None, family: str | None = None,
+    trust_pickle: bool = False, architecture: str | None = None,
+) -> Loaded:  # fmt: skip
     """The backbone of a checkpoint of any known family.
 
     Args:
@@ -276,7 +261,7 @@ def _check(module: nn.Module, state: Mapping[str, Tensor]) -> None:
                  if name in held and held[name].shape != value.shape]  # fmt: skip
     problems += [f"the checkpoint lacks {name}" for name in held if name.split(".")[0] in parts and name not in state]
     if problems:
+        found = f"{len(problems)} differences, the first: {problems[0]}; leave into out, and the right one is made"
         raise InputError(
-            f"expected a network of the checkpoint's architecture under torchvision's names, found {len(problems)} "
-            f"differences, the first: {problems[0]}; leave into out, and the right one is made"
+            f"expected a network of the checkpoint's architecture under torchvision's names, found {found}"
         )

@@ -118,7 +118,7 @@ def block_names(network: Backbone) -> list[str]:
 
 
 def stage_ends(names: Sequence[str]) -> dict[str, str]:
-    """stem, res2 to res5 (of a plain ViT: block) and avgpool -> the last block of each: what different depths share."""
+    """stem, res2 to res5 (of a plain ViT: block) and avgpool -> the last block of each: common to all depths."""
     return {name.split(".")[0]: name for name in names}
 
 

@@ -177,10 +177,8 @@ def named_backbone(text: str, network: str | None = None, family: str | None = N
 def of_network(network: Backbone) -> SourceBackbone:
     """A network in memory as a source: its tensors as they are, named by its architecture's text."""
     if absent := [name for name, tensor in network.state_dict().items() if tensor.is_meta]:
-        raise InputError(
-            f"expected the weights of {network.architecture}, found none in {absent[0]}, which is on the meta device; "
-            "make the module on the CPU, and load its weights"
-        )
+        found = f"none in {absent[0]}, which is on the meta device; make the module on the CPU, and load its weights"
+        raise InputError(f"expected the weights of {network.architecture}, found {found}")
     state = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
     text = str(network.architecture)
     refuse_values({name: tensor for name, tensor in state.items() if tensor.is_floating_point()}, Path(text))

@@ -1,8 +1,8 @@
 """The timm network whose tensors a file holds, from timm names and shapes: its name, size and options.
 
 Rules, where shapes leave a choice:
-- several names share the shapes: the one of the file's own project (DINOv2's for DINOv2's layout, …), within it the one
-  that shares most of width, MLP, patch, depth and image size, in this order; what differs is spelled out as an option;
+- several names have these shapes: that of the file's own project (DINOv2 for its layout, …), within it the one that
+  agrees in most of width, MLP, patch, depth and image size, in this order; what differs is spelled out as an option;
 - a plain ViT with a classifier is timm's own name of it; without one, or out of a self-supervised project, the name
   tagged with DINO's or MAE's weights: the same network, and ImageNet's mean and standard deviation;
 - the number of heads, which no shape shows: the model config beside the file, else that of the project's networks of
@@ -107,10 +107,8 @@ def _vit(shapes: Shapes, clues: Clues) -> TimmArchitecture:
         options["no_embed_class"] = True
         prefix, side = 0, isqrt(positions)
     if side**2 != positions - prefix or side == 0:
-        raise InputError(
-            f"expected position embeddings of a square grid, found {positions} of a ViT with {prefix} more tokens; "
-            "name the network, --arch timm:NAME"
-        )
+        found = f"{positions} of a ViT with {prefix} more tokens; name the network, --arch timm:NAME"
+        raise InputError(f"expected position embeddings of a square grid, found {found}")
     layer_scale = "blocks.0.ls1.gamma" in shapes
     if layer_scale and not fixed.get("layer_scale"):
         options["init_values"] = 1e-05
@@ -125,7 +123,7 @@ def _vit(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     if "fc_norm.weight" in shapes:
         options["global_pool"] = "avg"
     ratio = shapes["blocks.0.mlp.fc1.weight"][0] / width
-    return _named(rows, width, _depth(shapes), patch, side * patch, ratio, clues, options)
+    return _named(rows, Named("", width, _depth(shapes), 0, patch, side * patch, ratio), clues, options)
 
 
 def _project(
@@ -173,25 +171,27 @@ def _dinov3(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     if clues.layout != "timm":
         options["global_pool"] = "token"
     first = "blocks.0.mlp.fc1_x.weight" if gated else "blocks.0.mlp.fc1.weight"
-    return _named(rows, width, _depth(shapes), patch, None, shapes[first][0] / width, clues, options)
+    ratio = shapes[first][0] / width
+    return _named(rows, Named("", width, _depth(shapes), 0, patch, None, ratio), clues, options)
 
 
-def _named(
-    rows: tuple[Named, ...], width: int, depth: int, patch: int, side: int | None, ratio: float, clues: Clues,
-    options: dict[str, Any],
-) -> TimmArchitecture:  # fmt: skip
-    """The row that shares most of these measures, width first, with the others spelled out."""
-    hidden = round(width * ratio)
+def _named(rows: tuple[Named, ...], held: Named, clues: Clues, options: dict[str, Any]) -> TimmArchitecture:
+    """The row that agrees in most measures with what the file holds, width first, with the others spelled out."""
+    width, side, hidden = held.width, held.side, round(held.width * held.ratio)
 
-    def shared(row: Named) -> tuple[bool, ...]:
-        return (row.width == width, int(row.width * row.ratio) == hidden, row.patch == patch, row.depth == depth,
-                row.side == side)  # fmt: skip
+    def agreement(row: Named) -> tuple[bool, ...]:
+        return (row.width == width, int(row.width * row.ratio) == hidden, row.patch == held.patch,
+                row.depth == held.depth, row.side == side)  # fmt: skip
 
-    row = max(rows, key=shared)
-    measures = {"embed_dim": (width, row.width), "depth": (depth, row.depth), "patch_size": (patch, row.patch)}
-    spelled: dict[str, Any] = {key: found for key, (found, own) in measures.items() if found != own}
+    row = max(rows, key=agreement)
+    measures = {
+        "embed_dim": (width, row.width),
+        "depth": (held.depth, row.depth),
+        "patch_size": (held.patch, row.patch),
+    }
+    spelled: dict[str, Any] = {key: value for key, (value, own) in measures.items() if value != own}
     if hidden != int(width * row.ratio):
-        spelled["mlp_ratio"] = next(r for r in (ratio, (hidden + 0.5) / width) if int(width * r) == hidden)
+        spelled["mlp_ratio"] = next(r for r in (held.ratio, (hidden + 0.5) / width) if int(width * r) == hidden)
     if side is not None and side != row.side:
         spelled["img_size"] = side
     text = str(TimmArchitecture(row.name, tuple({**spelled, **options}.items())))
@@ -203,17 +203,17 @@ def _named(
 
 def _values(name: str, clues: Clues) -> dict[str, Any]:
     """Options that no tensor shows: what the layout's own class computes where timm's of that name differs."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     own = 1e-5 if re.search(r"clip|dinov3|swin", name) else 1e-6
     if clues.eps is not None and clues.eps != own:
-        found["norm_eps"] = clues.eps
+        options["norm_eps"] = clues.eps
     if clues.final_eps is not None and clues.final_eps != (clues.eps or own):
-        found["final_norm_eps"] = clues.final_eps
+        options["final_norm_eps"] = clues.final_eps
     usual = "quick_gelu" if "quickgelu" in name else "silu" if "giant_patch14_dinov2" in name else "gelu"
     gated = re.search(r"_plus_|_7b_|giant_patch14(_reg4)?_dinov2", name)
     if clues.activation and clues.activation != usual and not gated:
-        found["act_layer"] = clues.activation
-    return found
+        options["act_layer"] = clues.activation
+    return options
 
 
 _CONVNEXT: Mapping[tuple[tuple[int, ...], int], str] = {
@@ -284,15 +284,11 @@ def _swin_v2(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     """Swin V2's tensors do not depend on the window: it comes from the release's buffers or a model config."""
     depths, width, heads = _swin_measures(shapes, "logit_scale", 0)
     if clues.scaled_window:
-        raise InputError(
-            "expected a Swin V2 with the window of its training, found one fine-tuned with a larger window; name it, "
-            "--arch timm:swinv2_base_window12to16_192to256 for example"
-        )
+        found = "one fine-tuned with a larger one; name it, such as --arch timm:swinv2_base_window12to16_192to256"
+        raise InputError(f"expected a Swin V2 with the window of its training, found {found}")
     if clues.window is None:
-        raise InputError(
-            "expected to know the window of a Swin V2, found that no tensor of this file shows it; name the network, "
-            "--arch timm:swinv2_tiny_window8_256 for example"
-        )
+        found = "that no tensor of this file shows it; name it, such as --arch timm:swinv2_tiny_window8_256"
+        raise InputError(f"expected to know the window of a Swin V2, found {found}")
     size, window = _SWIN_NAMES.get((depths, width), ""), clues.window
     side = clues.side or shapes["patch_embed.proj.weight"][-1] * 2 ** (len(depths) - 1) * window
     name = f"swinv2_{size}_window{window}_{side}"

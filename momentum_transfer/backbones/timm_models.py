@@ -80,7 +80,7 @@ class Named(NamedTuple):
     depth: int
     heads: int
     patch: int
-    side: int
+    side: int | None
     ratio: float
 
 
@@ -92,7 +92,7 @@ _SIZES: dict[str, tuple[int, int, int, float]] = {
     "gigantic": (1664, 48, 16, 64 / 13), "giant_dinov2": (1536, 40, 24, 2.66667 * 2),
     "small_plus": (384, 12, 6, 4), "huge_plus": (1280, 32, 20, 4), "7b": (4096, 40, 32, 2),
 }  # fmt: skip
-#: Kind of network -> timm's names; where a file shares nothing with any, the first stands for it, with all options.
+#: Kind of network -> timm's names; for a file like none of them the first, with all options.
 _NAMES = {
     "vit": "vit_base_patch16_224 vit_base_patch16_384 vit_base_patch32_224 vit_base_patch8_224 vit_tiny_patch16_224 "
            "vit_tiny_patch16_384 vit_small_patch16_224 vit_small_patch16_384 vit_small_patch32_224 "
@@ -154,13 +154,7 @@ def create(architecture: TimmArchitecture, **source: Any) -> Any:
     options = dict(architecture.options)
     _check_sizes(options, architecture)
     epsilons = {key: options.pop(key) for key in _EPSILONS if key in options}
-    try:
-        network = _create_with(architecture, options, source)
-    except _NoSuchOption as error:
-        if error.name != "img_size":
-            raise
-        del options["img_size"]
-        network = _create_with(architecture, options, source)
+    network = _create_with(architecture, options, source)
     _check_patches(network, architecture)
     _set_epsilons(network, **epsilons)
     return network
@@ -170,16 +164,12 @@ def _check_sizes(options: dict[str, Any], architecture: TimmArchitecture) -> Non
     """InputError for untrusted options that would build for hours or fill any memory, and for drop rates that are no
     probability, which timm takes."""
     for key, value in options.items():
-        if key.endswith(("drop_rate", "drop_path_rate")) and not (_is_number(value) and 0 <= value < 1):
+        if key.endswith(("drop_rate", "drop_path_rate")) and not (type(value) in (int, float) and 0 <= value < 1):
             raise InputError(f"expected {key} from 0 to below 1, found {shown(value)} in {architecture!s:.80}")
         numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if isinstance(number, int)]
         most = _MOST_BLOCKS if key in _DEPTHS else _MOST_WIDTH
         if numbers and (max(map(abs, numbers)) > most or (key in _DEPTHS and sum(numbers) > most)):
             raise InputError(f"expected options up to {most}, found {key} {shown(value)} in {architecture!s:.80}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: float | None = None) -> None:
@@ -197,14 +187,6 @@ def _set_epsilons(network: Any, norm_eps: float | None = None, final_norm_eps: f
             final.eps = float(final_norm_eps)
 
 
-class _NoSuchOption(InputError):
-    """An option that a network's constructor does not take."""
-
-    def __init__(self, name: str, architecture: TimmArchitecture) -> None:
-        super().__init__(f"expected options that timm leaves open, found {name} in {architecture}; leave it out")
-        self.name = name
-
-
 #: What timm's constructors raise for values that they cannot build with; not OSError, which is of files and the Hub.
 _OF_OPTIONS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError)
 
@@ -215,13 +197,16 @@ def _create_with(architecture: TimmArchitecture, options: dict[str, Any], source
         return timm.create_model(architecture.name, num_classes=0, **source, **options)
     except _OF_OPTIONS as error:
         named = re.search(r"(?:unexpected|multiple values for) keyword argument(?:\(s\): \[)? ?'(\w+)'", str(error))
-        if isinstance(error, TypeError) and named and named[1] in options:
-            raise _NoSuchOption(named[1], architecture) from error
+        refused = named[1] if isinstance(error, TypeError) and named and named[1] in options else ""
+        if refused == "img_size":  # the network takes any size
+            return _create_with(architecture, {k: v for k, v in options.items() if k != "img_size"}, source)
+        if refused:
+            text = f"expected options that timm leaves open, found {refused} in {architecture}; leave it out"
+            raise InputError(text) from error
         if not options:
             raise
-        raise InputError(
-            f"expected options that fit together, found {architecture}: timm says {first_line(error)}; correct them"
-        ) from error
+        found = f"{architecture}: timm says {first_line(error)}; correct them"
+        raise InputError(f"expected options that fit together, found {found}") from error
 
 
 def _check_patches(network: Any, architecture: TimmArchitecture) -> None:
@@ -229,9 +214,9 @@ def _check_patches(network: Any, architecture: TimmArchitecture) -> None:
     size, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
     if size is not None and patch is not None and any(s % p for s, p in zip(_pair(size), _pair(patch), strict=True)):
         side, p = _pair(size)[0], _pair(patch)[0]
+        sides = " or ".join(str(n * p) for n in (side // p, side // p + 1) if n)
         raise InputError(
-            f"expected img_size divisible by the patch of {p} px, found {side} in {architecture}; "
-            f"use {' or '.join(str(n * p) for n in (side // p, side // p + 1) if n)}"
+            f"expected img_size divisible by the patch of {p} px, found {side} in {architecture}; use {sides}"
         )
 
 

@@ -56,10 +56,8 @@ def published(architecture: TimmArchitecture) -> "TimmBackbone":
         try:  # from the address of its own that timm knows
             return TimmBackbone(create(architecture, pretrained=True), architecture)
         except OSError as error:  # urllib's URLError is one
-            raise InputError(
-                f"expected to get timm's weights of {architecture}, found no way there ({error}); fetch them where "
-                "there is a network, or give a checkpoint's file"
-            ) from error
+            found = f"no way there ({error}); fetch them where there is a network, or give a checkpoint's file"
+            raise InputError(f"expected to get timm's weights of {architecture}, found {found}") from error
     repository = config.hf_hub_id + (f"{config.architecture}.{config.tag}" if config.hf_hub_id.endswith("/") else "")
     file = local_file(f"hf:{repository}" + (f":{config.hf_hub_filename}" if config.hf_hub_filename else ""))
     overlay = {"file": str(file), "custom_load": False}
@@ -69,7 +67,7 @@ def published(architecture: TimmArchitecture) -> "TimmBackbone":
 class TimmBackbone(nn.Module):
     """A network of timm without its classifier.
 
-    It shares parameters, buffers and children with timm's module inside, so that its state dict has timm's names.
+    Parameters, buffers and children are those of timm's module inside, so that its state dict has timm's names.
 
     Attributes:
         architecture: from which ``build_backbone`` makes it again.
@@ -160,10 +158,8 @@ class TimmBackbone(nn.Module):
     def _map_numbers(self) -> list[int]:
         if not self.strides:
             kind = "the tokens of one map" if self.plain else f"strides {self._found}"
-            raise InputError(
-                f"expected a network with maps of stride 4, 8, 16 or 32, found {kind} in {self.architecture}; "
-                "choose another network"
-            )
+            what = "a network with maps of stride 4, 8, 16 or 32"
+            raise InputError(f"expected {what}, found {kind} in {self.architecture}; choose another network")
         return sorted(set(self._index.values()))
 
     def tokens(self, x: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
@@ -224,9 +220,7 @@ _OF_SIZES = re.compile(r"must match the size|[Ss]hape '\[|[Kk]ernel size|too sma
 def _feature_info(network: Any) -> list[dict[str, Any]]:
     """timm's description of the maps; empty where it has none, or no way to give them."""
     info = getattr(network, "feature_info", None)
-    if info is None or not hasattr(network, "forward_intermediates"):
-        return []
-    return list(getattr(info, "info", info))
+    return list(getattr(info, "info", info)) if info is not None and hasattr(network, "forward_intermediates") else []
 
 
 def _input(network: Any, architecture: TimmArchitecture) -> NetworkInput:
@@ -234,6 +228,5 @@ def _input(network: Any, architecture: TimmArchitecture) -> NetworkInput:
     config = timm_data.resolve_model_data_config(network)
     size = dict(architecture.options).get("img_size") or max(config["input_size"][1:])
     interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic"
-    return NetworkInput(
-        int(size), tuple(config["mean"]), tuple(config["std"]), interpolation, float(config["crop_pct"])
-    )
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    return NetworkInput(int(size), mean, std, interpolation, float(config["crop_pct"]))

@@ -15,8 +15,7 @@ from momentum_transfer.backbones.families import Family
 from momentum_transfer.backbones.model_config import clues_of
 from momentum_transfer.backbones.resnet import COUNTER, Architecture, infer_architecture
 from momentum_transfer.backbones.timm_inference import Clues, UnknownNetwork, infer_timm
-from momentum_transfer.backbones.timm_layout_tables import is_openai_order, layout_of
-from momentum_transfer.backbones.timm_layouts import Converted
+from momentum_transfer.backbones.timm_layouts import Converted, is_openai_order, layout_of
 from momentum_transfer.backbones.timm_models import TimmArchitecture
 from momentum_transfer.backbones.vitdet import resize_positions
 from momentum_transfer.core.errors import InputError
@@ -87,10 +86,10 @@ def _renamed(tensors: Mapping[str, Tensor], layout: str) -> Converted:
     return converted
 
 
-def _resnet(made: Converted, hints: Hints) -> Understood:
-    understood = Understood(**vars(made))
+def _resnet(converted: Converted, hints: Hints) -> Understood:
+    understood = Understood(**vars(converted))
     try:
-        understood.architecture = infer_architecture(_shapes(made))
+        understood.architecture = infer_architecture(_shapes(converted))
     except InputError as error:
         understood.problem = str(error)
         return understood
@@ -100,8 +99,8 @@ def _resnet(made: Converted, hints: Hints) -> Understood:
     return understood
 
 
-def _timm(layout: str, rule: Family, made: Converted, inside: Mapping[str, Tensor], hints: Hints) -> Understood:
-    understood, shapes = Understood(**vars(made)), _shapes(made)
+def _timm(layout: str, rule: Family, converted: Converted, inside: Mapping[str, Tensor], hints: Hints) -> Understood:
+    understood, shapes = Understood(**vars(converted)), _shapes(converted)
     classifier = any(name in shapes for name in ("head.weight", "head.fc.weight", "head_dist.weight"))
     clues = replace(clues_of(layout, rule.name, classifier, shapes, hints.config), **_fixed_by_buffers(inside))
     if isinstance(hints.asked, Architecture):
@@ -166,8 +165,8 @@ def _fixed_by_buffers(inside: Mapping[str, Tensor]) -> dict[str, Any]:
     return clues
 
 
-def _shapes(made: Converted) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in made.tensors.items()}
+def _shapes(converted: Converted) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in converted.tensors.items()}
 
 
 def _fits(shapes: Mapping[str, tuple[int, ...]], architecture: AnyArchitecture) -> bool:

@@ -48,8 +48,7 @@ class VitShape(NamedTuple):
 
 
 def describe(network: TimmBackbone) -> VitShape:
-    """The shape of a plain ViT, where ViTDet's network computes what its patches do apart from prefix tokens.
-    InputError: it computes something else (rotary positions, gates, …); the message says what."""
+    """The shape of a plain ViT; InputError where ViTDet's network would compute something else (RoPE, gates, …)."""
     reason = next(_differences(network), None)
     if reason:
         raise InputError(
@@ -173,10 +172,9 @@ def for_detectron2(
         network = build_timm(architecture)
     shape = describe(network)
     if shape.prefix and not without_prefix:
-        raise InputError(
-            f"expected a ViT without prefix tokens for Detectron2's .pkl, found {shape.prefix} in {architecture}, "
-            "which take part in attention; write .safetensors, or declare the other function by --without-prefix"
-        )
+        advice = "write .safetensors, or declare the other function by --without-prefix"
+        found = f"{shape.prefix} in {architecture}, which take part in attention; {advice}"
+        raise InputError(f"expected a ViT without prefix tokens for Detectron2's .pkl, found {found}")
     return {f"backbone.net.{name}": tensor for name, tensor in to_vitdet(state, shape).items()}
 
 
@@ -184,7 +182,7 @@ def for_detectron2(
 POSITIONS = ("pos_embed", "relative_position_bias_table")
 
 
-def resize_positions(made: Converted, architecture: TimmArchitecture) -> None:
+def resize_positions(converted: Converted, architecture: TimmArchitecture) -> None:
     """Resample ``pos_embed`` of a ViT and the bias tables of a Swin to the shapes of ``architecture``, and note it.
 
     Bicubic with antialiasing, tokens without a place untouched (``resample_abs_pos_embed``); bias tables by their
@@ -193,30 +191,36 @@ def resize_positions(made: Converted, architecture: TimmArchitecture) -> None:
     layers = extra("timm.layers", "networks of timm")
     with torch.device("meta"):
         network = build_backbone(architecture).network
-    positions, expected = made.tensors.get("pos_embed"), getattr(network, "pos_embed", None)
+    positions, expected = converted.tensors.get("pos_embed"), getattr(network, "pos_embed", None)
     if positions is not None and expected is not None and positions.shape != expected.shape:
-        made.tensors["pos_embed"] = _resampled(positions, network, made, layers)
-    for name in [name for name in made.tensors if name.endswith(POSITIONS[1])]:
+        converted.tensors["pos_embed"] = _resampled(positions, network, converted, layers)
+    for name in [name for name in converted.tensors if name.endswith(POSITIONS[1])]:
         try:
             attention = network.get_submodule(name.rpartition(".")[0])
         except AttributeError:
             continue
         table = getattr(attention, POSITIONS[1], None)
-        if table is not None and table.shape != made.tensors[name].shape:
+        if table is not None and table.shape != converted.tensors[name].shape:
             resized = layers.resize_rel_pos_bias_table(
-                made.tensors[name].float(), new_window_size=attention.window_size, new_bias_shape=tuple(table.shape)
+                converted.tensors[name].float(),
+                new_window_size=attention.window_size,
+                new_bias_shape=tuple(table.shape),
             )
-            made.notes.append(f"{name} resized from {list(made.tensors[name].shape)} to {list(table.shape)}, as asked")
-            made.tensors[name] = resized.to(made.tensors[name].dtype)
+            converted.notes.append(
+                f"{name} resized from {list(converted.tensors[name].shape)} to {list(table.shape)}, as asked"
+            )
+            converted.tensors[name] = resized.to(converted.tensors[name].dtype)
 
 
-def _resampled(positions: Tensor, network: Any, made: Converted, layers: Any) -> Tensor:
+def _resampled(positions: Tensor, network: Any, converted: Converted, layers: Any) -> Tensor:
     grid = tuple(network.patch_embed.grid_size)
     prefix = network.pos_embed.shape[1] - grid[0] * grid[1]
     side = isqrt(max(0, positions.shape[1] - prefix))
     if side < 1 or side**2 != positions.shape[1] - prefix or positions.shape[-1] != network.pos_embed.shape[-1]:
         return positions  # no square grid of this network: the key report says so
-    made.notes.append(f"position embeddings resampled from {side} x {side} to {grid[0]} x {grid[1]} patches, as asked")
+    converted.notes.append(
+        f"position embeddings resampled from {side} x {side} to {grid[0]} x {grid[1]} patches, as asked"
+    )
     resized = layers.resample_abs_pos_embed(
         positions.float(), new_size=list(grid), old_size=[side, side], num_prefix_tokens=prefix
     )

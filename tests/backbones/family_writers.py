@@ -344,8 +344,8 @@ def detectron2_name(name: str) -> str:
     """As Detectron2's own converter does it: replace in order, and put the stem in front."""
     if "layer" not in name:
         name = f"stem.{name}"
-    for ours_, theirs in _DETECTRON2:
-        name = name.replace(ours_, theirs)
+    for ours_, detectron2s in _DETECTRON2:
+        name = name.replace(ours_, detectron2s)
     return name
 
 
@@ -362,9 +362,9 @@ def finished_detector() -> Sample:
     places = {"res5.": "roi_heads.", "stem.": "backbone.", "res": "backbone."}
     model = {}
     for name, tensor in only.state_dict().items():
-        theirs = detectron2_name(name)
-        prefix = next(prefix for start, prefix in places.items() if theirs.startswith(start))
-        model[prefix + theirs] = tensor
+        detectron2s = detectron2_name(name)
+        prefix = next(prefix for start, prefix in places.items() if detectron2s.startswith(start))
+        model[prefix + detectron2s] = tensor
     model["proposal_generator.rpn_head.conv.weight"] = torch.ones(2, 2, 3, 3)
     model["roi_heads.box_predictor.cls_score.weight"] = torch.ones(3, 8)
     dropped = ("proposal_generator", "roi_heads.box_predictor")

@@ -295,11 +295,11 @@ def test_features_in_detectron2_equal_torchvisions_at_every_stage(depth, tmp_pat
     load_into(model, tmp_path / "w.pkl")
     images = torch.randn(2, 3, 96, 64)
     with torch.no_grad():
-        theirs = model.backbone.bottom_up.eval()(images)
+        detectron2s = model.backbone.bottom_up.eval()(images)
         x = reference.maxpool(reference.relu(reference.bn1(reference.conv1(images))))
         for name in ("res2", "res3", "res4", "res5"):
             x = getattr(reference, f"layer{int(name[-1]) - 1}")(x)
-            assert torch.equal(theirs[name], x), name
+            assert torch.equal(detectron2s[name], x), name
 
 
 @pytest.mark.detectron2

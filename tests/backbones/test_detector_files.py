@@ -33,8 +33,8 @@ def test_the_backbone_is_taken_out_whole(kind, tmp_path):
     assert source.report.complete
     names = detectron2_names(source.architecture)
     for own, tensor in source.state.items():
-        theirs = [f"{prefix}{names[own]}" for prefix in ("backbone.bottom_up.", "backbone.", "roi_heads.")]
-        found = [name for name in theirs if name in state]
+        detectron2s = [f"{prefix}{names[own]}" for prefix in ("backbone.bottom_up.", "backbone.", "roi_heads.")]
+        found = [name for name in detectron2s if name in state]
         assert len(found) == 1 or own.endswith("num_batches_tracked")
         if found:
             assert torch.equal(tensor, state[found[0]])
@@ -91,8 +91,8 @@ def test_a_network_of_timm_is_taken_out_whole_under_timms_names(kind, architectu
 def test_a_run_tells_which_network_of_timm_is_in_its_detector(tmp_path):
     _, architecture, _ = ON_TIMM[1]
     on_timm(tmp_path / "model_final.pth", "retinanet", architecture)
-    told = {"architecture": f"{architecture}&dynamic_img_size=True&drop_path_rate=0.1", "parameters": 1}
-    (tmp_path / "network.json").write_text(json.dumps(told))
+    described = {"architecture": f"{architecture}&dynamic_img_size=True&drop_path_rate=0.1", "parameters": 1}
+    (tmp_path / "network.json").write_text(json.dumps(described))
     assert str(load_backbone(tmp_path / "model_final.pth").architecture) == architecture
     for broken in ("", "[]", '{"architecture": 3}', '{"architecture": "timm:no_such"}'):
         (tmp_path / "network.json").write_text(broken)

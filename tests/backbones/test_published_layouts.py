@@ -27,7 +27,7 @@ MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE 16 MODEL.RPN.POST_NMS_TOPK_TRAIN 40 MODEL.R
 MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION 7"""
 
 
-def picture(file, boxes_and_classes):
+def save_image(file, boxes_and_classes):
     file.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(np.full((SIZE, SIZE, 3), 30, dtype=np.uint8))
     for (x, y, side), kind in boxes_and_classes:
@@ -42,7 +42,7 @@ def scenes(count):
 
 
 def write_lvis(root, version):
-    """LVIS v1 names its pictures by URL, v0.5 by the names that COCO had in 2014."""
+    """LVIS v1 names its images by URL, v0.5 by the names that COCO had in 2014."""
     for split in ("train", "val"):
         content = {"images": [], "annotations": [], "categories": []}
         for k, (name, frequency) in enumerate((("cup", "f"), ("pan", "c"), ("lute", "r"))):
@@ -50,7 +50,7 @@ def write_lvis(root, version):
         for number, objects in scenes(12 if split == "train" else 4):
             base = f"{number + 1:012d}.png"
             place = f"{split}2017"
-            picture(root / "coco" / place / base, objects)
+            save_image(root / "coco" / place / base, objects)
             where = {"coco_url": f"http://images.cocodataset.org/{place}/{base}"}
             if version == "v0.5":
                 where = {"file_name": f"COCO_{split}2014_{base}"}
@@ -76,7 +76,7 @@ def write_voc(root, year, splits):
         for number, objects in scenes(4):
             name = f"{year}_{split}_{number:06d}"
             listed.append(name)
-            picture(folder / "JPEGImages" / f"{name}.jpg", objects)
+            save_image(folder / "JPEGImages" / f"{name}.jpg", objects)
             boxes = "".join(
                 f"<object><name>{names[kind]}</name><difficult>0</difficult><bndbox><xmin>{x + 1}</xmin>"
                 f"<ymin>{y + 1}</ymin><xmax>{x + side}</xmax><ymax>{y + side}</ymax></bndbox></object>"

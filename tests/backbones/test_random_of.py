@@ -53,13 +53,13 @@ def test_the_seeds_around_it_neither_change_it_nor_are_changed(checkpoint):
 
 
 def test_batch_norms_have_the_statistics_of_real_images(checkpoint):
-    """The outputs of the first BatchNorm in evaluation are normal over the images, by a plain computation."""
+    """The outputs of the first BatchNorm in evaluation are normal over the sample images, by a plain computation."""
     from momentum_transfer.backbones.network_input import NetworkInput
     from momentum_transfer.backbones.source import _sample_crops
 
     network = load_backbone(f"random-of:{checkpoint}").build()
     images = _sample_crops(NetworkInput(128))
-    assert images.std() > 0.5  # photographs, normalised
+    assert images.std() > 0.5  # images, normalised
     with torch.no_grad():
         normal = network.bn1(network.conv1(images))
     torch.testing.assert_close(normal.mean((0, 2, 3)), torch.zeros(8), atol=1e-3, rtol=0)

@@ -60,9 +60,9 @@ class TestEveryFamily:
     def test_every_tensor_of_the_file_is_used_or_dropped_with_a_rule(self, writer, tmp_path):
         sample = writer()
         report = load_backbone(write(sample, tmp_path)).report
-        told = set(report.used) | set(report.dropped)
+        accounted = set(report.used) | set(report.dropped)
         for path in tensor_paths(sample.tree):
-            assert path in told or f"{path.rpartition('.')[0]}.*" in told or parent_told(path, told), path
+            assert path in accounted or f"{path.rpartition('.')[0]}.*" in accounted or in_group(path, accounted), path
         assert report.complete
         assert all(report.dropped.values())
         assert sorted(report.used.values()) == sorted(expected_shapes(TINY))
@@ -78,9 +78,9 @@ def tensor_paths(tree, prefix=""):
             yield f"{prefix}{key}"
 
 
-def parent_told(path: str, told: set[str]) -> bool:
+def in_group(path: str, accounted: set[str]) -> bool:
     parts = path.split(".")
-    return any(f"{'.'.join(parts[:count])}.*" in told for count in range(1, len(parts)))
+    return any(f"{'.'.join(parts[:count])}.*" in accounted for count in range(1, len(parts)))
 
 
 def test_every_rule_has_a_fixture():

@@ -11,19 +11,19 @@ from momentum_transfer.core.errors import InputError
 def test_state_dict_is_torchvisions_without_the_classifier(name):
     with torch.device("meta"):
         ours = build_backbone(Architecture(name)).state_dict()
-        theirs = getattr(torchvision.models, name)().state_dict()
-    expected = {key: value.shape for key, value in theirs.items() if not key.startswith("fc.")}
+        reference = getattr(torchvision.models, name)().state_dict()
+    expected = {key: value.shape for key, value in reference.items() if not key.startswith("fc.")}
     assert {key: value.shape for key, value in ours.items()} == expected
 
 
 def test_features_equal_torchvisions_with_the_same_weights():
     ours = build_backbone(Architecture("resnet18")).eval()
-    theirs = torchvision.models.resnet18()
-    theirs.load_state_dict(ours.state_dict(), strict=False)
-    theirs.fc = nn.Identity()
+    reference = torchvision.models.resnet18()
+    reference.load_state_dict(ours.state_dict(), strict=False)
+    reference.fc = nn.Identity()
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(ours(images), theirs.eval()(images), rtol=0, atol=0)
+        torch.testing.assert_close(ours(images), reference.eval()(images), rtol=0, atol=0)
 
 
 def test_double_width_has_twice_the_channels_in_every_layer():

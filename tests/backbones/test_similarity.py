@@ -194,19 +194,19 @@ def test_networks_are_reduced_block_by_block_and_features_are_not_kept(monkeypat
 @torch.no_grad()
 def test_networks_of_any_make_are_compared_block_by_block_under_their_own_statistics(text: str):
     torch.manual_seed(0)
-    ours, theirs = build_backbone(Architecture("resnet10", 8)).eval(), build_any(text).eval()
+    ours, reference = build_backbone(Architecture("resnet10", 8)).eval(), build_any(text).eval()
     batches = [torch.randn(8, 3, 32, 32) for _ in range(2)]
-    names = block_names(theirs)
-    assert [name for name, _ in block_outputs(theirs, batches[0])] == names
+    names = block_names(reference)
+    assert [name for name, _ in block_outputs(reference, batches[0])] == names
     assert names[-1] == "avgpool"
     assert len(names) == (7 if "vit" in text else 5)
-    found = cka_of_networks(ours, theirs, batches)
+    found = cka_of_networks(ours, reference, batches)
     assert found.shape == (len(block_names(ours)), len(names))
     raw = [(images * images.new_tensor(IMAGENET_STD).view(3, 1, 1) + images.new_tensor(IMAGENET_MEAN).view(3, 1, 1))
            for images in batches]  # fmt: skip
     pooled = MinibatchCKA()
     for images, pixels in zip(batches, raw, strict=True):
-        pooled.update([ours(images)], [theirs((pixels - 0.5) / 0.5)])
+        pooled.update([ours(images)], [reference((pixels - 0.5) / 0.5)])
     torch.testing.assert_close(found[-1, -1], pooled.compute()[0, 0])
-    own = cka_of_networks(theirs, theirs, batches).diagonal()
+    own = cka_of_networks(reference, reference, batches).diagonal()
     torch.testing.assert_close(own, torch.ones(len(names), dtype=own.dtype))

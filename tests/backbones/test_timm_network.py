@@ -52,11 +52,11 @@ def test_features_have_the_bits_of_timms_own_network_with_its_classifier(text: s
     options = dict(backbone.architecture.options)
     if "test_convnext" in text or "efficientnet" in text:
         del options["img_size"]  # convolutions know no size
-    theirs = timm.create_model(backbone.architecture.name, num_classes=7, **options).eval()
-    missing, unexpected = theirs.load_state_dict(backbone.state_dict(), strict=False)
+    reference = timm.create_model(backbone.architecture.name, num_classes=7, **options).eval()
+    missing, unexpected = reference.load_state_dict(backbone.state_dict(), strict=False)
     assert not unexpected
     assert all(name.startswith(("head.", "classifier.")) for name in missing)
-    wanted = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+    wanted = reference.forward_head(reference.forward_features(images), pre_logits=True)
     assert wanted.shape == (2, backbone.num_features)
     assert torch.equal(backbone(images), wanted)
 
@@ -77,12 +77,12 @@ def test_maps_have_the_strides_and_channels_that_are_said_and_the_bits_of_featur
         del options["img_size"]
     count = len(timm.create_model(backbone.architecture.name, features_only=True, **options).feature_info)
     last = tuple(range(count - 4, count))
-    theirs = timm.create_model(backbone.architecture.name, features_only=True, out_indices=last, **options).eval()
+    reference = timm.create_model(backbone.architecture.name, features_only=True, out_indices=last, **options).eval()
     source = {name.replace(".", "_"): tensor for name, tensor in backbone.state_dict().items()}
-    theirs.load_state_dict(
-        {name: source[name.replace(".", "_").removeprefix("model_")] for name in theirs.state_dict()}
+    reference.load_state_dict(
+        {name: source[name.replace(".", "_").removeprefix("model_")] for name in reference.state_dict()}
     )
-    for name, wanted in zip(backbone.strides, theirs(images), strict=True):
+    for name, wanted in zip(backbone.strides, reference(images), strict=True):
         nhwc = wanted.shape[1] != backbone.channels[name]
         assert torch.equal(stages[name], wanted.permute(0, 3, 1, 2) if nhwc else wanted)
 
@@ -140,7 +140,7 @@ def test_shapes_are_those_of_the_state_dict_and_inputs_are_timms():
 
 
 class Doubling(nn.Module):
-    """A normalisation that can be told from BatchNorm."""
+    """A normalisation that differs from BatchNorm."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -170,8 +170,8 @@ def test_another_normalisation_takes_the_place_of_every_batch_norm_and_keeps_nam
     ("timm:convnext_atto?num_classes=3", "options of the network itself, found num_classes"),
     ("timm:convnext_atto?pretrained=True", "options of the network itself, found pretrained"),
     ("timm:convnext_atto?checkpoint_path=x.pth", "options of the network itself, found checkpoint_path"),
-    ("timm:convnext_atto?img_size=0", "img_size as a side in pixels, 1 to 10000, found 0"),
-    ("timm:test_vit?img_size=1000000", "img_size as a side in pixels, 1 to 10000, found 1000000"),
+    ("timm:convnext_atto?img_size=0", "img_size in pixels, 1 to 10000, found 0"),
+    ("timm:test_vit?img_size=1000000", "img_size in pixels, 1 to 10000, found 1000000"),
     ("timm:ConvNeXt", "found 'ConvNeXt'; the nearest are convnext_"),
     ("timm:dinov2", "found 'dinov2'; the nearest are vit_base_patch14_dinov2, "),
     ("timm:qqq", "found 'qqq'; timm.list_models.. gives them all"),
@@ -262,13 +262,13 @@ def test_an_exported_backbone_tells_its_architecture_and_is_converted_under_timm
 
 
 def test_a_file_of_timm_is_read_as_the_architecture_that_is_given(tmp_path: Path):
-    theirs = timm.create_model("test_convnext")
-    torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, tmp_path / "theirs.pth")
-    source = load_backbone(tmp_path / "theirs.pth", architecture="timm:test_convnext")
+    reference = timm.create_model("test_convnext")
+    torch.save({"state_dict": reference.state_dict(), "epoch": 3}, tmp_path / "reference.pth")
+    source = load_backbone(tmp_path / "reference.pth", architecture="timm:test_convnext")
     assert set(source.report.dropped) == {"state_dict.head.fc.weight", "state_dict.head.fc.bias", "epoch"}
     assert "head.norm.weight" in source.state
     with pytest.raises(CoverageError, match=r"every tensor of a timm:test_convnext2, found .* of another shape"):
-        load_backbone(tmp_path / "theirs.pth", architecture="timm:test_convnext2")
+        load_backbone(tmp_path / "reference.pth", architecture="timm:test_convnext2")
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_a_file_of_timm_is_read_as_the_architecture_that_is_given(tmp_path: Path
 )
 def test_zero_biases_of_the_first_convolution_are_drawn_as_pytorch_does_and_nothing_else_differs_from_timm(name, drawn):
     torch.manual_seed(0)
-    theirs, following = timm.create_model(name, num_classes=0).state_dict(), torch.rand(4)
+    reference, following = timm.create_model(name, num_classes=0).state_dict(), torch.rand(4)
     torch.manual_seed(0)
     ours = build_backbone(f"timm:{name}").state_dict()
     assert torch.equal(torch.rand(4), following)
-    assert [key for key, value in theirs.items() if not torch.equal(value, ours[key])] == drawn
+    assert [key for key, value in reference.items() if not torch.equal(value, ours[key])] == drawn
     for key in drawn:
-        bound = theirs[key.replace("bias", "weight")][0].numel() ** -0.5
-        assert not theirs[key].any()
+        bound = reference[key.replace("bias", "weight")][0].numel() ** -0.5
+        assert not reference[key].any()
         assert bound / 2 < ours[key].abs().max() <= bound
         assert ours[key].unique().numel() == ours[key].numel()

@@ -231,7 +231,7 @@ def open_clip_case(kind: str) -> Case:
 
     model = open_clip.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text, quick_gelu=kind == "QuickGELU")
     name = "timm:vit_base_patch16_clip_quickgelu_224?embed_dim=192&depth=2&img_size=32&num_heads=3"
-    options = {} if kind == "GELU" else {"architecture": name}  # no tensor of open_clip's tells it
+    options = {} if kind == "GELU" else {"architecture": name}  # no tensor of open_clip's shows it
     return Case(model, under("state_dict"), tower, 32, options)
 
 
@@ -299,9 +299,9 @@ def test_a_file_of_the_projects_own_class_gives_its_own_features(package, family
     assert source.family == family
     assert source.report.complete
     images = torch.randn(2, 3, case.side, case.side)
-    theirs, ours = case.forward(model.eval(), images), source.build()(images)
-    assert theirs.abs().mean() > 0.01
-    assert (theirs - ours).abs().max() <= TOLERANCE * max(1.0, float(theirs.abs().max()))
+    reference, ours = case.forward(model.eval(), images), source.build()(images)
+    assert reference.abs().mean() > 0.01
+    assert (reference - ours).abs().max() <= TOLERANCE * max(1.0, float(reference.abs().max()))
 
 
 #: Package to import -> what the documentation calls it.

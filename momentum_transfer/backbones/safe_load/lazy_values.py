@@ -92,10 +92,8 @@ class LazyTensor:
         count = int(np.prod(self.size, dtype=object)) if self.size else 1
         last = self.offset + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True)) if count else 0
         if count > self.storage.count or last >= max(self.storage.count, 1):
-            raise InputError(
-                f"expected tensors that fit their storage, found one of shape {list(self.size)} on "
-                f"{self.storage.count} elements; the checkpoint is damaged or crafted"
-            )
+            found = f"shape {list(self.size)} on {self.storage.count} elements"
+            raise InputError(f"expected tensors that fit their storage, found one of {found}; damaged or crafted")
         return self.storage.read().as_strided(self.size, self.stride, self.offset)
 
 

@@ -62,10 +62,8 @@ def refuse_other_formats(path: Path) -> None:
     if re.search(r"\.data-\d+-of-\d+$", path.name):
         kind = "a TensorFlow checkpoint"
     if kind and path.is_file():
-        raise InputError(
-            f"expected torch weights, found {kind}: {path}; take the torch file of the same network, timm's or "
-            "transformers' (model.safetensors)"
-        )
+        advice = "take the torch file of the same network, timm's or transformers' (model.safetensors)"
+        raise InputError(f"expected torch weights, found {kind}: {path}; {advice}")
 
 
 def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
@@ -102,7 +100,7 @@ def read_tree(path: Path, *, trust_pickle: bool = False) -> Any:
         verify(tree, path)
         return tree
     except _DAMAGE as error:
-        raise _damaged("checkpoint", path, error) from error
+        raise _damaged("one", path, error) from error
 
 
 def read_safetensors_metadata(path: Path) -> dict[str, str]:
@@ -118,7 +116,7 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
 
 def _damaged(what: str, path: Path, error: Exception) -> InputError:
     detail = one_line(error)
-    return InputError(f"expected a whole {what}, found a truncated or damaged one: {path} ({detail}); {_NEXT}")
+    return InputError(f"expected a whole checkpoint, found a truncated or damaged {what}: {path} ({detail}); {_NEXT}")
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -134,9 +132,6 @@ def _first_bytes(path: Path) -> bytes:
     return head
 
 
-# ----------------------------------------------------------------------------------------------------- safetensors
-
-
 def _is_safetensors(path: Path, head: bytes) -> bool:
     """Eight bytes of header length, then a JSON object; the suffix decides only for what looks like nothing known."""
     if head[8:9] == b"{":
@@ -149,7 +144,7 @@ def _open_safetensors(path: Path) -> Any:
     try:
         return safetensors.safe_open(str(path), framework="pt")
     except (safetensors.SafetensorError, OSError) as error:
-        raise _damaged("safetensors file", path, error) from error
+        raise _damaged("one", path, error) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -159,9 +154,6 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         except (safetensors.SafetensorError, *_DAMAGE) as error:
             reason = one_line(error)
             raise InputError(f"expected tensors of known kinds, found others: {path} ({reason}); {_NEXT}") from error
-
-
-# ----------------------------------------------------------------------------------------------------- torch's zips
 
 
 def _check_zip(path: Path) -> None:
@@ -185,10 +177,8 @@ def _check_zip(path: Path) -> None:
         raise InputError(f"expected a torch checkpoint, found a zip without data.pkl: {path}; unpack it first")
     packed = next((r for r in records if r.compress_type != zipfile.ZIP_STORED or r.compress_size != r.file_size), None)
     if packed is not None:  # its declared size may be a lie that only unpacking shows
-        raise InputError(
-            f"expected records stored without compression, as torch.save writes them, found {packed.filename} "
-            f"compressed in {path}; unpack the archive and save the checkpoint again"
-        )
+        found = f"{packed.filename} compressed in {path}; unpack the archive and save the checkpoint again"
+        raise InputError(f"expected records stored without compression, as torch.save writes them, found {found}")
     verify_records(path)
 
 
@@ -200,9 +190,8 @@ def _read_zip(path: Path) -> Any:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, AttributeError) as error:
         if "truncated" in str(error) or "resize storage" in str(error):
-            raise InputError(
-                f"expected tensors that fit the file, found {path} declaring more than it holds; {_NEXT}"
-            ) from error
+            found = f"{path} declaring more than it holds"
+            raise InputError(f"expected tensors that fit the file, found {found}; {_NEXT}") from error
         # Whatever else it could not read, the restricted reader reads or refuses with a reason.
     return _read_zip_restricted(path)
 
@@ -214,15 +203,11 @@ def _check_tree(tree: Any, path: Path) -> Any:
         node, depth = waiting.pop()
         seen += 1
         if depth > _MAX_DEPTH or seen > _MAX_NODES:
-            raise InputError(
-                f"expected nested dicts of tensors, found more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values in "
-                f"{path}; the checkpoint is crafted"
-            )
+            found = f"more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values in {path}; the checkpoint is crafted"
+            raise InputError(f"expected nested dicts of tensors, found {found}")
         if isinstance(node, Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
-            raise InputError(
-                f"expected tensors that fit their storage, found one of shape {list(node.shape)} on "
-                f"{node.untyped_storage().nbytes():,} bytes in {path}; the checkpoint is damaged or crafted"
-            )
+            found = f"shape {list(node.shape)} on {node.untyped_storage().nbytes():,} bytes in {path}"
+            raise InputError(f"expected tensors that fit their storage, found one of {found}; damaged or crafted")
         if isinstance(node, (Mapping, list, tuple)):
             waiting.extend((value, depth + 1) for value in (node.values() if isinstance(node, Mapping) else node))
     return tree
@@ -270,9 +255,6 @@ def _data_offset(path: Path, record: zipfile.ZipInfo) -> int:
         stream.seek(record.header_offset + 26)
         name_length, extra_length = struct.unpack("<HH", stream.read(4))
     return int(record.header_offset + 30 + name_length + extra_length)
-
-
-# ------------------------------------------------------------------------------------- legacy streams, plain pickles
 
 
 def _read_stream(path: Path) -> Any:

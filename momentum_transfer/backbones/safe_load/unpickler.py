@@ -213,10 +213,8 @@ class RestrictedUnpickler(pickle._Unpickler):
         if full in _allow_list():
             return _allow_list()[full]
         if full in _OTHER_TENSORS:
-            raise InputError(
-                f"expected dense floating-point tensors, found {_OTHER_TENSORS[full]} ({full}) in {self.path}; save "
-                "the checkpoint again with dense float32 weights"
-            )
+            found = f"{_OTHER_TENSORS[full]} ({full}) in {self.path}; save it again with dense float32 weights"
+            raise InputError(f"expected dense floating-point tensors, found {found}")
         if full in _SHELL_NAMES or top in _SHELL_MODULES:
             return lazy.Shell
         if top in _JAX_MODULES:

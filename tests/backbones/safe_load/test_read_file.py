@@ -1,4 +1,4 @@
-"""Files from strangers: nothing runs, nothing large is allocated, and the error says what was found."""
+"""Untrusted files: nothing runs, nothing large is allocated, and the error says what was found."""
 
 import argparse
 import collections
