@@ -19,11 +19,7 @@ __all__ = ["Detection", "Segmentation", "Task", "open_task"]
 def open_task(cfg: CfgNode, *, training: bool = True) -> Task:
     """Open the data sets that a config names, each once, and make the task that its network is for.
 
-    Args:
-        training: without it the training sets need not be on disk, and are not looked for.
-
-    Raises:
-        InputError: no set is named, an unknown name, a missing folder or file.
+    Without ``training`` the training sets need not be on disk. InputError for an unknown name or a missing file.
     """
     names = {"TRAIN": list(cfg.DATASETS.TRAIN) if training else [], "TEST": list(cfg.DATASETS.TEST)}
     for split in ("TRAIN", "TEST") if training else ("TEST",):

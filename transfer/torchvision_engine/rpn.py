@@ -17,11 +17,7 @@ from momentum_transfer.transfer.torchvision_engine.structures import Maps, Propo
 
 
 class RPNHead(nn.Module):
-    """3×3 convolutions, then objectness and offsets by 1×1 convolutions; shared between levels.
-
-    Args:
-        convs: output channels of each 3×3 convolution, -1 for as many as come in.
-    """
+    """3×3 convolutions of ``convs`` channels (-1: as many as come in), then objectness and offsets; for all levels."""
 
     def __init__(self, channels: int, anchors: int, convs: Sequence[int] = (-1,)) -> None:
         super().__init__()

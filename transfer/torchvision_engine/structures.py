@@ -186,8 +186,9 @@ def rescale(detections: Detections, image_size: tuple[int, int], height: int, wi
     return kept
 
 
-#: Feature maps [N, C, H, W] by name; (height, width) of each image.
+#: Feature maps [N, C, H, W] by name.
 Maps = dict[str, Tensor]
+#: (height, width) of each image.
 Sizes = Sequence[tuple[int, int]]
 #: What detectors give: detections of each image (none in training), and losses by name (in training only).
 Output = tuple[list[Detections], dict[str, Tensor]]

@@ -71,7 +71,7 @@ def train(
         Metrics(out_dir, first) as metrics,
         ProgressLine("train", total, start=first) as progress,
     ):
-        log = _Log(metrics, position)
+        log = Log(metrics, position)
         for step in range(first, total):
             before = time.monotonic()
             samples = next(stream)
@@ -166,7 +166,7 @@ def _diverged(step: int, samples: Sequence[Sample], what: str) -> InputError:
     )
 
 
-class _Log:
+class Log:
     """Every ``METRICS_PERIOD`` iterations, and at the end, one line of metrics.jsonl: the means since the last one."""
 
     def __init__(self, metrics: Metrics, position: Position) -> None:

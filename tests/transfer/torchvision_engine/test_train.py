@@ -36,8 +36,8 @@ def stop_after(monkeypatch):
     def arrange(iteration):
         original = train.Log.add
 
-        def add(self, step, *rest):
-            original(self, step, *rest)
+        def add(self, step, *rest, **times):
+            original(self, step, *rest, **times)
             if step + 1 == iteration:
                 os.kill(os.getpid(), signal.SIGTERM)
 

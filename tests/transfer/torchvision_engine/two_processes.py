@@ -26,8 +26,8 @@ def stop_the_second_process() -> None:
     """SIGTERM reaches only one process, at the end of its first iteration."""
     original = train.Log.add
 
-    def add(self: train.Log, step: int, *rest: object) -> None:
-        original(self, step, *rest)  # type: ignore[arg-type]
+    def add(self: train.Log, step: int, *rest: object, **times: object) -> None:
+        original(self, step, *rest, **times)  # type: ignore[arg-type]
         if distributed.rank() == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         train.Log.add = original  # type: ignore[method-assign]
