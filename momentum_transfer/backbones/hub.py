@@ -101,8 +101,8 @@ def mirrored_repository(folder: Path, name: HubName) -> Path:
 def _mirrored(folder: Path, name: HubName) -> Path:
     repository = mirrored_repository(folder, name)
     if not repository.is_dir():
-        found = f"no such folder in the mirror of {MIRROR}; put it there, or unset the variable to ask the Hub"
-        raise InputError(f"expected {name} as {repository}, found {found}")
+        advice = "put it there, or unset the variable to ask the Hub"
+        raise InputError(f"expected {name} as {repository} in the mirror of {MIRROR}, found no such folder; {advice}")
     files = sorted(path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file())
     return repository / _choose(name, files)
 
