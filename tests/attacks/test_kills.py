@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from momentum_transfer.backbones import convert
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.files import sha256_of
 from momentum_transfer.lowshot import fixmatch, linear
@@ -44,7 +45,8 @@ def killed_while_writing(number: int, work: Callable[[], object]) -> bool:
         save_file(tensors, path, metadata)
         slow(Path(path).read_bytes(), Path(path).write_bytes)
 
-    torch.save, safetensors.torch.save_file = slow_save, slow_save_file
+    torch.save = slow_save
+    safetensors.torch.save_file = convert.save_file = slow_save_file
     try:
         work()
     finally:

@@ -137,7 +137,7 @@ def test_no_other_code_opens_image_files():
 
 
 def test_every_ending_that_is_looked_for_has_a_format():
-    assert set(comparison.SUFFIXES) | set(IMG_EXTENSIONS) | set(_IMAGE_SUFFIXES) <= set(reading.FORMATS)
+    assert set(comparison._SUFFIXES) | set(IMG_EXTENSIONS) | set(_IMAGE_SUFFIXES) <= set(reading.FORMATS)
     for suffix, known in reading.FORMATS.items():
         assert Image.registered_extensions()[suffix] == known
 

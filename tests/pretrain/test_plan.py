@@ -15,7 +15,7 @@ from momentum_transfer.pretrain.methods import METHODS, virtual_processes
 from momentum_transfer.pretrain.norms import POLICIES, STUDENT_NORMS, TEACHER_NORMS
 from momentum_transfer.pretrain.optimizers import OPTIMIZERS
 from momentum_transfer.pretrain.plan import concerns, describe, learning_rate_at, make_plan
-from momentum_transfer.pretrain.train import AUTOCAST
+from momentum_transfer.pretrain.train import _AUTOCAST
 
 
 def test_rates_follow_the_batch_and_are_printed(tiny_cfg):
@@ -183,7 +183,7 @@ def test_a_warm_up_of_more_than_a_tenth_of_the_run_is_said(steps, epochs, fracti
         ("DATA.VIEWS", (*RECIPES, "digits")),
         ("SOLVER.OPTIMIZER", OPTIMIZERS),
         ("SOLVER.SCHEDULE", LR_SCHEDULES),
-        ("RUN.PRECISION", ("float32", *AUTOCAST)),
+        ("RUN.PRECISION", ("float32", *_AUTOCAST)),
     ],
 )
 def test_names_in_the_table_are_those_that_the_code_has(key, names):

@@ -70,9 +70,9 @@ def test_copy_starts_equal_and_frozen_whatever_the_norm():
 def test_teacher_takes_the_students_part_of_weights_and_of_statistics_where_they_follow(norm, own, weight):
     student, teacher = network(seed=1), network(norm, seed=2)
     student(torch.randn(8, 3, 32, 32))
-    weight, mean = teacher.conv1.weight.clone(), teacher.bn1.running_mean.clone()
+    before, mean = teacher.conv1.weight.clone(), teacher.bn1.running_mean.clone()
     update_teacher(student, teacher, 0.25, norm, own)
-    torch.testing.assert_close(teacher.conv1.weight, 0.75 * weight + 0.25 * student.conv1.weight)
+    torch.testing.assert_close(teacher.conv1.weight, 0.75 * before + 0.25 * student.conv1.weight)
     torch.testing.assert_close(teacher.bn1.running_mean, (1 - weight) * mean + weight * student.bn1.running_mean)
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.published import COUNTS, published_counts, same_dataset
+from momentum_transfer.images.published import _COUNTS, published_counts, same_dataset
 from momentum_transfer.lowshot import knn, presets
 from momentum_transfer.lowshot.evaluations import ON_IMAGES, percent
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
@@ -326,7 +326,7 @@ def test_every_dense_column_is_a_measure_that_its_config_gives(tables):
 def test_every_data_set_of_the_tables_has_its_counts(tables):
     named = {row.dataset for row in published(list(tables.values()))}
     assert {name for name in named if published_counts(name) is None} == {"CIFAR-10-LT", "CIFAR-100-LT"} & named
-    assert not [(a, b) for a in COUNTS for b in COUNTS if a != b and same_dataset(a, b)]
+    assert not [(a, b) for a in _COUNTS for b in _COUNTS if a != b and same_dataset(a, b)]
 
 
 @pytest.mark.parametrize(

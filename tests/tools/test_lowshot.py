@@ -303,7 +303,7 @@ def test_files_that_are_no_npz_are_one_line(lowshot, npz, tmp_path, capsys):
     (tmp_path / "cut.npz").write_bytes((tmp_path / "train.npz").read_bytes()[:500])
     for name in ("array.npy", "cut.npz"):
         assert lowshot("knn", "--features", tmp_path / name, "--test-features", tmp_path / "test.npz") == 2
-        assert "expected a NumPy .npz archive" in capsys.readouterr().err
+        assert "expected a NumPy .npz without pickled objects" in capsys.readouterr().err
 
 
 def test_multi_hot_labels_are_refused_where_they_cannot_be_scored(lowshot, npz, tmp_path, capsys):

@@ -41,7 +41,7 @@ def test_data_is_looked_through_alone_without_weights_and_nothing_is_written(tmp
 )
 def test_arch_is_the_backbone_in_the_place_of_the_configs(arch: str, settings_said: dict, tmp_path: Path, monkeypatch):
     seen = []
-    monkeypatch.setattr("momentum_transfer.transfer.run.run", lambda cfg, request: seen.append(cfg))
+    monkeypatch.setattr("momentum_transfer.transfer.run.run", lambda cfg, request, opened: seen.append(cfg))
     run("--weights", "none", "--arch", arch, *settings(tmp_path), code=0)
     assert {key: value_of(seen[0].MODEL, key) for key in settings_said} == settings_said
     run("--weights", "none", "--arch", arch, *settings(tmp_path), "MODEL.RESNETS.DEPTH", 34, code=0)
@@ -50,7 +50,7 @@ def test_arch_is_the_backbone_in_the_place_of_the_configs(arch: str, settings_sa
 
 def test_a_resnet_takes_the_place_of_a_configs_other_network(tmp_path: Path, monkeypatch):
     seen = []
-    monkeypatch.setattr("momentum_transfer.transfer.run.run", lambda cfg, request: seen.append(cfg))
+    monkeypatch.setattr("momentum_transfer.transfer.run.run", lambda cfg, request, opened: seen.append(cfg))
     words = settings(tmp_path)
     config = tmp_path / "other.yaml"
     config.write_text(f"_BASE_: {words[1]}\nMODEL: {{BACKBONE: {{ARCH: 'timm:convnext_atto'}}}}\n")

@@ -99,7 +99,7 @@ def test_a_kill_while_saving_leaves_nothing_behind_after_the_resumption(tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(train.Log, "add", with_signal_before(train.Log.add))
         assert tool(cfg) == 143
-    (tmp_path / "out/checkpoints/.step_0000001.k3jh2.pth").write_bytes(b"half")
+    (tmp_path / "out/checkpoints/.step_0000001.k3jh2xyz.tmp.pth").write_bytes(b"half")
     with open(tmp_path / "out/metrics.jsonl", "a") as stream:
         stream.write(json.dumps({"step": 3, "loss": 1.0}) + '\n{"step": 4, "lo')  # written after the last checkpoint
     assert tool(cfg, resume=True) == 0

@@ -224,7 +224,7 @@ def test_data_and_weights_are_opened_once_with_minutes_and_a_begun_training_is_r
     forms, weights, tmp_path, seconds_a_step, monkeypatch
 ):
     read, seconds_a_step[:] = [], [1e9, 1e9]
-    for module, name in ((backbone_reading, "sha256_of_checkpoint"), (annotations, "read_annotations")):
+    for module, name in ((backbone_reading, "sha256_of"), (annotations, "read_annotations")):
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda file, original=original: read.append(file) or original(file))
     words = [*SMALL, "OUTPUT_DIR", str(tmp_path / "run/one")]

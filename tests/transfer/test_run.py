@@ -90,7 +90,7 @@ def test_weights_and_data_are_read_once_for_all_trials(tmp_path, monkeypatch):
     backbone = tmp_path / "backbone.pth"
     torch.save(build_backbone(Architecture("resnet10", 32)).state_dict(), backbone)
     cfg, read = shapes_config("retinanet", tmp_path, *SHORT, "TRIALS", "2"), []
-    for module, name in ((backbone_reading, "sha256_of_checkpoint"), (annotations, "read_annotations")):
+    for module, name in ((backbone_reading, "sha256_of"), (annotations, "read_annotations")):
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda file, original=original: read.append(file) or original(file))
     run(cfg, Request(str(backbone)))

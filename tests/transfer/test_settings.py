@@ -8,12 +8,14 @@ import torch
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import value_of
-from momentum_transfer.report.differences import NOT_COMPARED, Comparisons
-from momentum_transfer.report.page import build, read_records
+from momentum_transfer.report.differences import Comparisons
+from momentum_transfer.report.inputs import read_records
+from momentum_transfer.report.page import build
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import SETTINGS, check_settings, get_cfg, identity
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
+from momentum_transfer.verdicts.comparison import NOT_COMPARED
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config
 
 ROOT = Path(__file__).parents[2]

@@ -54,7 +54,7 @@ def test_unusable_npz_is_refused_without_a_warning(tmp_path, arrays, message):
 
 def test_file_that_is_no_archive_is_refused(tmp_path):
     (tmp_path / "bad.npz").write_bytes(b"not a zip")
-    with pytest.raises(InputError, match=r"expected a NumPy \.npz archive"):
+    with pytest.raises(InputError, match=r"expected a NumPy \.npz without pickled objects"):
         read_npz(tmp_path / "bad.npz")
     with pytest.raises(InputError, match="feature file not found"):
         read_npz(tmp_path / "none.npz")

@@ -201,7 +201,7 @@ def test_options_that_contradict_or_lack_are_told(forms: Path, tmp_path: Path):
         open_own(forms / "voc", forms / "voc", 0.5)
     with pytest.raises(InputError, match="expected --val FOLDER_OR_FILE or --split"):
         open_own(forms / "voc" / "Annotations", images=forms / "voc")
-    with pytest.raises(InputError, match="share between 0 and 1"):
+    with pytest.raises(InputError, match="training fraction between 0 and 1"):
         open_own(forms / "voc", split=8)
     with pytest.raises(InputError, match="found nothing"):
         open_own(tmp_path / "nowhere")
