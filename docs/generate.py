@@ -41,16 +41,12 @@ def commands() -> str:
         "# Commands\n\n`momentum-transfer NAME …`, or `python tools/NAME.py …` in a checkout. Pretraining, `transfer` "
         "and `lowshot` run under `torchrun` too.\n"
     ]
-    for name, line in TOOLS.items():
-        parts.append(f"## {name}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{help_of(name)}\n```\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *(f"## {name}\n\n```text\n{help_of(name)}\n```\n" for name in TOOLS)])
 
 
 def help_of(name: str) -> str:
     """What ``momentum-transfer NAME --help`` prints; a tool without options of its own shows its docstring."""
-    path = list(sys.path)
     module = importlib.import_module(f"momentum_transfer.tools.{name}")
-    sys.path[:] = path
     if not hasattr(module, "parser"):
         return str(module.__doc__).strip()
     parser = module.parser()
