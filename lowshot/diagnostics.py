@@ -19,7 +19,7 @@ import numpy as np
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import chunks, normalized
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.score import Score
+from momentum_transfer.lowshot.identity import Score
 
 #: Images of whose pairs the uniformity is taken, evenly spaced over the set.
 _MOST_IMAGES = 10_000

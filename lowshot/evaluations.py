@@ -24,9 +24,9 @@ from momentum_transfer.lowshot.features.extract import StageFeatures, compute
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_vary
 from momentum_transfer.lowshot.finetune import evaluate_finetune
 from momentum_transfer.lowshot.fixmatch import check_backbone, check_preset, evaluate_fixmatch, grouped
+from momentum_transfer.lowshot.identity import Score, about_network, settings_hash
 from momentum_transfer.lowshot.labelled_data import LabelledData
 from momentum_transfer.lowshot.linear import FeatureBatches, check_frozen, evaluate_linear, from_cache, from_images
-from momentum_transfer.lowshot.score import Score, about_network, settings_hash
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
 from momentum_transfer.verdicts.outcomes import label_hash
 

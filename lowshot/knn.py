@@ -21,7 +21,7 @@ import numpy as np
 from momentum_transfer.core.neighbours import Neighbours, chunks, ranked_classes
 from momentum_transfer.lowshot.config import KNN_PRESET
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
-from momentum_transfer.lowshot.score import Score
+from momentum_transfer.lowshot.identity import Score
 from momentum_transfer.verdicts.outcomes import label_hash
 
 

@@ -28,7 +28,7 @@ from momentum_transfer.lowshot import evaluations, inputs
 from momentum_transfer.lowshot.config import EVALUATIONS, check_settings
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, Wanted
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair, read_npz
-from momentum_transfer.lowshot.score import Score, Subject, decisive, settings_hash, subject_of
+from momentum_transfer.lowshot.identity import Score, Subject, decisive, settings_hash, subject_of
 from momentum_transfer.verdicts.outcomes import PerItem, per_item
 
 _Evaluate = Callable[[Wanted], Iterator[list[Score]]]

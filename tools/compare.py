@@ -23,7 +23,7 @@ from momentum_transfer.core.log import say, table
 def main(args: argparse.Namespace) -> None:
     say(f"reading {args.reference} and {len(args.others)} more")
     # Here, because they import torch, which takes seconds.
-    from momentum_transfer.backbones import comparison
+    from momentum_transfer.backbones import compare_backbones
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.backbones.similarity import weight_norms
     from momentum_transfer.core.devices import choose_device
@@ -33,13 +33,15 @@ def main(args: argparse.Namespace) -> None:
     if len(labels) != len(paths):
         raise InputError(f"expected {len(paths)} --labels, one a checkpoint, found {len(labels)}; give each a name")
     device = choose_device()
-    batches = comparison.ImageBatches(args.images, args.image_size, args.batch_size, args.count, args.seed, device)
+    batches = compare_backbones.ImageBatches(
+        args.images, args.image_size, args.batch_size, args.count, args.seed, device
+    )
     archs = args.arch or [None] * len(paths)
     if len(archs) != len(paths):
         raise InputError(f"expected {len(paths)} --arch, one a checkpoint, found {len(archs)}; give each its own")
     sources = [load_backbone(path, network=args.network, trust_pickle=args.trust_pickle, architecture=arch)
                for path, arch in zip(paths, archs, strict=True)]  # fmt: skip
-    pairs = [comparison.compare(sources[0], other, batches, batch_statistics=args.batch_statistics)
+    pairs = [compare_backbones.compare(sources[0], other, batches, batch_statistics=args.batch_statistics)
              for other in sources[1:]]  # fmt: skip
     by_stage = [pair.stages() for pair in pairs]
     stages = max((list(values) for values in by_stage), key=len)
@@ -53,13 +55,13 @@ def main(args: argparse.Namespace) -> None:
                for label, n in zip(labels, norms, strict=True) if n])  # fmt: skip
     out = Path(args.output)
     for number, pair in enumerate(pairs, start=1):
-        comparison.write_matrix(out / f"cka_blocks_{number}.json", pair)
-    records = [record for pair in pairs for record in comparison.records(pair)]
-    records += [record for source in sources for record in comparison.norm_records(source)]
+        compare_backbones.write_matrix(out / f"cka_blocks_{number}.json", pair)
+    records = [record for pair in pairs for record in compare_backbones.records(pair)]
+    records += [record for source in sources for record in compare_backbones.norm_records(source)]
     file = Path(args.results or out / "results.jsonl")
-    new = comparison.add_records(file, records)
+    new = compare_backbones.add_records(file, records)
     say(f"{counted(new, 'record')} appended to {file}, {len(records) - new} were there")
-    for path in comparison.plot(out, labels, sources, pairs):
+    for path in compare_backbones.plot(out, labels, sources, pairs):
         say(f"wrote {path}")
 
 

@@ -31,7 +31,7 @@ from momentum_transfer.core.files import RANDOM_OF, is_made, weights_name
 from momentum_transfer.core.log import say, table
 from momentum_transfer.core.shipped import started, workplace
 from momentum_transfer.suites.attempt import Outcome, alone, run_local
-from momentum_transfer.suites.plan import LISTED, expected, plan, read_measured, show_plan
+from momentum_transfer.suites.planning import LISTED, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import write_plan
 from momentum_transfer.suites.slurm import OURS, run_slurm
 from momentum_transfer.suites.slurm_queue import largest_node

@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"expected --alpha between 0 and 1, found {bad[0]:g}; correct it")
     say(f"noise of the batch statistics of {args.weights} on {cfg.DATASETS.NAME} {cfg.DATASETS.TRAIN}")
     from momentum_transfer.backbones.batch_statistics import check_sizes
-    from momentum_transfer.backbones.comparison import add_records
+    from momentum_transfer.backbones.compare_backbones import add_records
     from momentum_transfer.backbones.read import load_backbone
     from momentum_transfer.core.devices import choose_device
     from momentum_transfer.core.records import make_record

@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> None:
     from momentum_transfer.backbones.read import load_backbone  # here, because it imports torch, which takes seconds
     from momentum_transfer.report.aggregate import aggregate, check_settings_agree
     from momentum_transfer.report.card import push, read_datasets, scores_of, target, write_folder
-    from momentum_transfer.report.inputs import read_records
+    from momentum_transfer.report.read_inputs import read_records
 
     records, problems = read_records(args.results)
     check_settings_agree(records)

@@ -20,8 +20,8 @@ from momentum_transfer.core.shipped import typed
 
 def main(args: argparse.Namespace) -> None:
     say(f"reading {', '.join(args.results)}")
-    from momentum_transfer.report.inputs import read_methods
     from momentum_transfer.report.page import make_report, page_name, write_report  # here: matplotlib takes a second
+    from momentum_transfer.report.read_inputs import read_methods
 
     out = page_name(args.out or Path(args.results[0]).parent / "report.html")
     report = make_report(

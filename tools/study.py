@@ -72,8 +72,8 @@ def study_suite(name: str) -> Suite:
 
 def answer(suite: Suite, output: Path) -> None:
     """Write the table and the plots of the scores in ``output``, and print the table."""
-    from momentum_transfer.report.inputs import read_records
     from momentum_transfer.report.plots import standalone  # here, because matplotlib takes a second
+    from momentum_transfer.report.read_inputs import read_records
     from momentum_transfer.report.study_page import COLUMNS, answers, difference_figure, line_figure, table_markdown
 
     assert suite.study is not None

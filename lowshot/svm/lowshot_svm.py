@@ -36,8 +36,8 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import chunks, normalized
 from momentum_transfer.lowshot.config import SETTINGS
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from momentum_transfer.lowshot.identity import Score
 from momentum_transfer.lowshot.labelled_data import sample_classes, sample_negatives, set_aside
-from momentum_transfer.lowshot.score import Score
 from momentum_transfer.lowshot.svm.solvers import LinearClassifiers, fit_batched, fit_liblinear, signed_targets
 from momentum_transfer.verdicts.outcomes import label_hash
 

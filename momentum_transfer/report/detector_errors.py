@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 
 from momentum_transfer.report import plots
 from momentum_transfer.report.figures import Plot, run_colours
-from momentum_transfer.report.inputs import Analysis
+from momentum_transfer.report.read_inputs import Analysis
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 
 #: Kinds of error in the order of the paper (TIDE, arXiv 2008.08115).

@@ -10,7 +10,7 @@ from PIL import Image
 
 from momentum_transfer.core.errors import counted
 from momentum_transfer.images.reading import UnreadableImage, opened
-from momentum_transfer.report.inputs import Example
+from momentum_transfer.report.read_inputs import Example
 
 #: All images of a page together, in bytes of base64 text.
 _BUDGET = 2_500_000

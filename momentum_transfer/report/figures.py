@@ -17,7 +17,7 @@ from momentum_transfer.report import plots, tables
 from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.answers import Pair
 from momentum_transfer.report.differences import Comparisons
-from momentum_transfer.report.inputs import Curve
+from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import AHEAD, BEHIND
 

@@ -23,7 +23,7 @@ from momentum_transfer.report.detector_errors import ErrorPart, error_parts
 from momentum_transfer.report.differences import RESAMPLES, RULE, Comparisons, about
 from momentum_transfer.report.examples import Gallery, galleries
 from momentum_transfer.report.figures import Plot, analysis_figures, summary_figures, training_figures
-from momentum_transfer.report.inputs import RunFiles, merge_methods, read_records, read_runs, read_suites
+from momentum_transfer.report.read_inputs import RunFiles, merge_methods, read_records, read_runs, read_suites
 from momentum_transfer.report.reference import REFERENCE_DIR, Published, load_tables, published
 from momentum_transfer.report.summary import evidence_tables, overall_table, summary_table
 from momentum_transfer.report.sweeps import sweep_figures

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from momentum_transfer.report.inputs import Curve
+from momentum_transfer.report.read_inputs import Curve
 
 #: Number of series colours that the page's style sheet defines (--series-0 …).
 _SERIES = 8

@@ -11,7 +11,7 @@ from typing import Any
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import Record, Results
-from momentum_transfer.report.inputs import Curve
+from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.report.reference import ReferenceTable
 from momentum_transfer.report.tables import CellView, RowView, TableView
 from momentum_transfer.suites.progress import PLAN, Standing, standings

@@ -17,7 +17,7 @@ from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.sweeps import Point, setting_plot
-from momentum_transfer.suites.study import Difference, Lines, Selection, Study
+from momentum_transfer.suites.study_entry import Difference, Lines, Selection, Study
 from momentum_transfer.suites.sweep import VARIANT
 from momentum_transfer.verdicts.comparison import AHEAD, BEHIND, Comparison, verdicts
 

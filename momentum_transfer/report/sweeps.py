@@ -14,7 +14,7 @@ from scipy import stats
 from momentum_transfer.report import plots
 from momentum_transfer.report.aggregate import Results
 from momentum_transfer.report.figures import Plot
-from momentum_transfer.report.inputs import Curve
+from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.suites.sweep import AXES, VARIANT, PlotRequest, is_setting
 
 

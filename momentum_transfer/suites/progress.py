@@ -16,7 +16,7 @@ from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
 from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.suites.attempt import JOB_LOCK, last_lines, last_word
-from momentum_transfer.suites.plan import Expected
+from momentum_transfer.suites.planning import Expected
 from momentum_transfer.suites.task import LOG, Job, read_state
 
 #: The tasks of the last plan, in OUTPUT.

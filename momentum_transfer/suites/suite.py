@@ -33,7 +33,7 @@ from momentum_transfer.core.files import RANDOM_OF, write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.core.shipped import CONFIGS, find_config
 from momentum_transfer.suites.schema import MOST_TASKS, check_name, checked, read_entry
-from momentum_transfer.suites.study import Study, read_study
+from momentum_transfer.suites.study_entry import Study, read_study
 from momentum_transfer.suites.sweep import PRESET, PlotRequest, Sweep, describe, read_plots, read_sweep
 from momentum_transfer.suites.task import PLACES, PRETRAIN, Task, check_command, read_task
 

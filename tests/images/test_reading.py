@@ -8,7 +8,7 @@ import pytest
 from PIL import EpsImagePlugin, Image, ImageOps
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from momentum_transfer.backbones import comparison
+from momentum_transfer.backbones import compare_backbones
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images import reading
 from momentum_transfer.images.labelled_images import FileImages
@@ -137,7 +137,7 @@ def test_no_other_code_opens_image_files():
 
 
 def test_every_ending_that_is_looked_for_has_a_format():
-    assert set(comparison._SUFFIXES) | set(IMG_EXTENSIONS) | set(_IMAGE_SUFFIXES) <= set(reading.FORMATS)
+    assert set(compare_backbones._SUFFIXES) | set(IMG_EXTENSIONS) | set(_IMAGE_SUFFIXES) <= set(reading.FORMATS)
     for suffix, known in reading.FORMATS.items():
         assert Image.registered_extensions()[suffix] == known
 

@@ -13,9 +13,9 @@ from momentum_transfer.lowshot import evaluations
 from momentum_transfer.lowshot.classifier import Result
 from momentum_transfer.lowshot.config import get_cfg
 from momentum_transfer.lowshot.evaluations import _run_folder
+from momentum_transfer.lowshot.identity import settings_hash
 from momentum_transfer.lowshot.inputs import Images, feature_sets
 from momentum_transfer.lowshot.labelled_data import LabelledData, file_names, search_split
-from momentum_transfer.lowshot.score import settings_hash
 
 VIEW = eval_transform("digits", 16)
 CLASSES = ("ant", "bee", "cat")

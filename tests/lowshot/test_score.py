@@ -1,5 +1,5 @@
 from momentum_transfer.lowshot.config import get_cfg
-from momentum_transfer.lowshot.score import settings_hash
+from momentum_transfer.lowshot.identity import settings_hash
 
 
 def test_where_and_how_an_evaluation_works_is_no_other_experiment():

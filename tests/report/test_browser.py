@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from momentum_transfer.core.records import make_record
-from momentum_transfer.report.inputs import read_runs
 from momentum_transfer.report.page import build, render_html
+from momentum_transfer.report.read_inputs import read_runs
 from momentum_transfer.report.reference import load_tables, published
 
 CHROMIUM = next(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.report.detector_errors import KINDS, MATRIX
-from momentum_transfer.report.inputs import read_runs
 from momentum_transfer.report.page import build, render_html, render_markdown
+from momentum_transfer.report.read_inputs import read_runs
 from tests.report.report_records import small_records
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from momentum_transfer.core import records
-from momentum_transfer.report.inputs import read_runs
 from momentum_transfer.report.page import make_report, render_html, render_markdown
+from momentum_transfer.report.read_inputs import read_runs
 
 GOOD = {"task": "knn/k=20", "metric": "top1", "value": 50.0, "checkpoint": {"name": "m2", "sha256": "a"}}
 GARBAGE = {

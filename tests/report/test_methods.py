@@ -5,8 +5,8 @@ from scipy import stats
 
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.inputs import read_methods
 from momentum_transfer.report.page import make_report
+from momentum_transfer.report.read_inputs import read_methods
 from tests.report.report_records import record
 
 VALUES = {"a0": (60.0, 62.0), "a1": (64.0, 66.0), "a2": (70.0, 71.0), "random0": (20.0, 22.0), "random1": (30.0, 31.0)}

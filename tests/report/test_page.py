@@ -15,9 +15,9 @@ from PIL import Image
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.published import same_dataset
-from momentum_transfer.report.inputs import read_records, read_runs
 from momentum_transfer.report.page import build, make_report, render_csv, render_html, render_markdown
 from momentum_transfer.report.provenance import _block
+from momentum_transfer.report.read_inputs import read_records, read_runs
 from momentum_transfer.report.reference import load_tables, published
 from tests.report.report_records import record, small_records
 

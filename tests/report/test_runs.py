@@ -11,8 +11,8 @@ from PIL import Image
 
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.report.figures import training_figures
-from momentum_transfer.report.inputs import read_runs
 from momentum_transfer.report.page import build, render_html, render_markdown
+from momentum_transfer.report.read_inputs import read_runs
 from tests.report.report_records import small_records
 
 

@@ -8,7 +8,7 @@ from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.records import make_record
 from momentum_transfer.report.study_page import answers, difference_figure, line_figure, table_markdown
-from momentum_transfer.suites.study import read_study
+from momentum_transfer.suites.study_entry import read_study
 from momentum_transfer.verdicts.outcomes import PerItem
 
 A, B = [81.0, 88.0, 85.0, 84.0, 86.0], [61.0, 85.0, 60.0, 80.0, 83.0]

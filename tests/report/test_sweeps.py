@@ -7,10 +7,10 @@ import pytest
 from scipy.stats import linregress
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report import inputs, sweeps
+from momentum_transfer.report import read_inputs, sweeps
 from momentum_transfer.report.aggregate import aggregate
-from momentum_transfer.report.inputs import Curve
 from momentum_transfer.report.page import make_report, render_html
+from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.suites.sweep import PlotRequest
 
 RUNS = {
@@ -171,4 +171,4 @@ def test_the_page_draws_what_stands_beside_the_records(tmp_path):
 def test_a_damaged_description_is_refused(text, tmp_path):
     (tmp_path / "suite.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"suite\.json"):
-        inputs.read_suites([tmp_path / "results.jsonl"])
+        read_inputs.read_suites([tmp_path / "results.jsonl"])

@@ -1,7 +1,7 @@
 import statistics
 
-from momentum_transfer.report.inputs import Curve
 from momentum_transfer.report.provenance import published_times, time_tables
+from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.report.reference import load_tables
 
 

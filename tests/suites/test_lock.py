@@ -11,7 +11,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites.attempt import alone, run_local
-from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 from tests.suites.suite_files import words, write_suite, write_weights
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
 import sys
 from pathlib import Path
-from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.attempt import alone
 from momentum_transfer.suites.attempt import run_local

@@ -8,7 +8,7 @@ from momentum_transfer.backbones.families import BY_NAME
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import CONFIGS
-from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import OF_FAMILY, load_suite, preset_of, read_choices, read_presets
 from momentum_transfer.transfer.config import load
 

@@ -13,7 +13,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.provenance import cost_tables
 from momentum_transfer.suites import attempt, progress
 from momentum_transfer.suites.attempt import JOB_LOCK
-from momentum_transfer.suites.plan import Expected, expected, plan, read_measured, show_plan
+from momentum_transfer.suites.planning import Expected, expected, plan, read_measured, show_plan
 from momentum_transfer.suites.progress import read_plan, standings, write_plan
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job, Task

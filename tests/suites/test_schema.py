@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
 
 COMMAND = "tools/lowshot.py knn --config configs/smoke/lowshot_digits.yaml --weights {weights} --results {results}"

@@ -14,7 +14,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites.attempt import Attempt
-from momentum_transfer.suites.plan import plan
+from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.slurm import run_slurm
 from momentum_transfer.suites.slurm_queue import Array, Place, arrays, largest_node, squeue
 from momentum_transfer.suites.suite import load_suite

@@ -9,8 +9,8 @@ from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.settings import value_of
 from momentum_transfer.report.differences import Comparisons
-from momentum_transfer.report.inputs import read_records
 from momentum_transfer.report.page import build
+from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import SETTINGS, check_settings, get_cfg, identity
 from momentum_transfer.transfer.engines import choose_engine

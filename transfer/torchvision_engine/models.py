@@ -22,8 +22,8 @@ from momentum_transfer.transfer.torchvision_engine.boxes import AnchorGenerator
 from momentum_transfer.transfer.torchvision_engine.dense import RetinaNet, RetinaNetHead
 from momentum_transfer.transfer.torchvision_engine.detectors import RCNN, Detector, OneStage
 from momentum_transfer.transfer.torchvision_engine.fcos import FCOS, FCOSHead
-from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor, MaskHead
 from momentum_transfer.transfer.torchvision_engine.layers import norm_layer
+from momentum_transfer.transfer.torchvision_engine.region_heads import BoxHead, BoxPredictor, MaskHead
 from momentum_transfer.transfer.torchvision_engine.roi_heads import (
     CascadeRoIHeads,
     ProposalSampler,

@@ -13,8 +13,13 @@ from torch import Tensor, nn
 from torchvision.ops import roi_align
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
-from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss, mask_probabilities
 from momentum_transfer.transfer.torchvision_engine.layers import NormLayer, ScaleGradient
+from momentum_transfer.transfer.torchvision_engine.region_heads import (
+    BoxPredictor,
+    MaskHead,
+    mask_loss,
+    mask_probabilities,
+)
 from momentum_transfer.transfer.torchvision_engine.structures import Detections, Maps, Output, Proposals, Target
 
 

@@ -15,8 +15,8 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import typed
 from momentum_transfer.report.aggregate import Measure, Results, aggregate
 from momentum_transfer.report.differences import RESAMPLES, Comparisons
-from momentum_transfer.report.inputs import read_records
 from momentum_transfer.report.page import make_report, write_report
+from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.suites.choose.stages import DETECTION, Question
 from momentum_transfer.verdicts.comparison import ALPHA, Comparison, holm
 

@@ -9,7 +9,7 @@ import pytest
 from momentum_transfer.core import records
 from momentum_transfer.core import records as items
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.inputs import read_records
+from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.suites.choose.recommend import decide, write_page
 from momentum_transfer.suites.choose.stages import CLASSIFICATION, Candidate, Question
 from momentum_transfer.verdicts.comparison import holm, mcnemar

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from momentum_transfer.transfer.torchvision_engine.heads import BoxPredictor, MaskHead, mask_loss
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
+from momentum_transfer.transfer.torchvision_engine.region_heads import BoxPredictor, MaskHead, mask_loss
 from momentum_transfer.transfer.torchvision_engine.roi_heads import ProposalSampler, Res5RoIHeads, RoIPooler, res5_head
 from momentum_transfer.transfer.torchvision_engine.structures import BitMasks, Proposals, Target
 from tests.transfer.torchvision_engine.tiny import tiny_config

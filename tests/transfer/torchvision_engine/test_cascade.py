@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
-from momentum_transfer.transfer.torchvision_engine.heads import BoxHead, BoxPredictor
+from momentum_transfer.transfer.torchvision_engine.region_heads import BoxHead, BoxPredictor
 from momentum_transfer.transfer.torchvision_engine.roi_heads import (
     CascadeRoIHeads,
     ProposalSampler,

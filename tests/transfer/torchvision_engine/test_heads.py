@@ -4,14 +4,14 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
-from momentum_transfer.transfer.torchvision_engine.heads import (
+from momentum_transfer.transfer.torchvision_engine.layers import FrozenBatchNorm2d, norm_layer
+from momentum_transfer.transfer.torchvision_engine.region_heads import (
     BoxHead,
     BoxPredictor,
     MaskHead,
     mask_loss,
     mask_probabilities,
 )
-from momentum_transfer.transfer.torchvision_engine.layers import FrozenBatchNorm2d, norm_layer
 from momentum_transfer.transfer.torchvision_engine.structures import Proposals
 
 SETTINGS = {

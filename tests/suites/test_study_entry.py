@@ -2,7 +2,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.shipped import CONFIGS
-from momentum_transfer.suites.study import read_study
+from momentum_transfer.suites.study_entry import read_study
 from momentum_transfer.suites.suite import load_suite
 
 SIDES = {"first": {"protocol": "a"}, "second": {"protocol": "b"}}

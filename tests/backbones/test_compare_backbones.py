@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from momentum_transfer.backbones import comparison
-from momentum_transfer.backbones.comparison import ImageBatches
+from momentum_transfer.backbones import compare_backbones
+from momentum_transfer.backbones.compare_backbones import ImageBatches
 from momentum_transfer.backbones.norm_rescale import rescale_by_constant
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.resnet import Architecture
@@ -71,7 +71,7 @@ def test_missing_folder_too_few_images_and_unreadable_ones_are_named(images):
 def test_stages_pair_the_last_blocks_of_networks_of_other_depth(images, checkpoints):
     first, second = (load_backbone(path) for path in checkpoints)
     batches = ImageBatches(str(images), 32, 6)
-    made = comparison.compare(first, second, batches)
+    made = compare_backbones.compare(first, second, batches)
     matrix = cka_of_networks(first.build(), second.build(), batches)
     assert torch.allclose(made.cka, matrix)
     stages = made.stages()
@@ -84,9 +84,9 @@ def test_batch_statistics_do_not_see_the_norm_of_convolutions(images, checkpoint
     smaller = load_backbone(checkpoints[0])
     smaller.state = rescale_by_constant(first.state, 0.1, "conv")
     batches = ImageBatches(str(images), 32, 6)
-    stored = comparison.compare(first, smaller, batches)
-    batch = comparison.compare(first, smaller, batches, batch_statistics=True)
-    same = comparison.compare(first, first, batches, batch_statistics=True)
+    stored = compare_backbones.compare(first, smaller, batches)
+    batch = compare_backbones.compare(first, smaller, batches, batch_statistics=True)
+    same = compare_backbones.compare(first, first, batches, batch_statistics=True)
     torch.testing.assert_close(batch.cka, same.cka, atol=0.02, rtol=0)
     assert stored.stages()["res5"] < 0.98
     assert {stored.protocol[-17:], batch.protocol[-16:]} == {"stored statistics", "batch statistics"}
@@ -124,8 +124,8 @@ def test_a_comparison_at_another_size_batch_or_seed_is_another_record(images, ch
     first, second = (load_backbone(path) for path in checkpoints)
     file, written = tmp_path / "results.jsonl", []
     for options in ((32, 6, 0, 0), (40, 6, 0, 0), (32, 4, 12, 0), (32, 6, 0, 1), (32, 6, 6, 0), (32, 6, 0, 0)):
-        made = comparison.compare(first, second, ImageBatches(str(images), *options))
-        written.append(comparison.add_records(file, comparison.records(made)))
+        made = compare_backbones.compare(first, second, ImageBatches(str(images), *options))
+        written.append(compare_backbones.add_records(file, compare_backbones.records(made)))
     assert written == [6, 6, 6, 6, 6, 0]
     record = results.read(file)[0][6]
     assert [record[key] for key in ("image_size", "batch_size", "seed", "images")] == [40, 6, 0, 12]
