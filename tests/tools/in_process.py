@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def _restored():
-    """Put back what a tool may set for its process: paths, environment, folder, threads, log handlers."""
+    """Put back what a tool may set for its process: paths, environment, folder, threads, cores, log handlers."""
     folder, threads, handlers = os.getcwd(), torch.get_num_threads(), list(logging.getLogger().handlers)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     path = [str(ROOT / "tools"), *sys.path]  # the tools replace the first entry, their own folder
     with mock.patch.dict(os.environ), mock.patch.object(sys, "path", path), mock.patch.object(sys, "argv", []):
         os.chdir(ROOT)
@@ -27,6 +28,8 @@ def _restored():
         finally:
             os.chdir(folder)
             torch.set_num_threads(threads)
+            if hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, cores)
             logging.getLogger().handlers[:] = handlers
 
 
