@@ -53,11 +53,11 @@ def settings(args: argparse.Namespace, depth: int, size: int) -> Any:
 
 def batch_of(cfg: Any, count: int) -> tuple[list[Sample], float]:
     """``count`` digit scenes through the config's data path, and the seconds that took."""
-    data, mapper = annotated_images(get_dataset("digit_scenes_train")), mapper_of(cfg, train=True)
+    images, mapper = annotated_images(get_dataset("digit_scenes_train")), mapper_of(cfg, train=True)
     random = np.random.default_rng(0)
-    mapper.train(data.pictures[0], random)  # the first one imports and opens
+    mapper.train(images[0], random)  # the first one imports and opens
     begun = time.perf_counter()
-    samples = [mapper.train(picture, random) for picture in data.pictures[:count]]
+    samples = [mapper.train(image, random) for image in images[:count]]
     return samples, time.perf_counter() - begun
 
 

@@ -83,7 +83,7 @@ def mutants(text: str) -> Iterator[tuple[int, int, str]]:
         elif isinstance(node, ast.BoolOp):
             for left, right in zip(node.values, node.values[1:], strict=False):
                 yield from between(left, right, node.op)
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
             start, end = place(node.lineno, node.col_offset), place(node.end_lineno or 0, node.end_col_offset or 0)
             yield start, end, str(not node.value) if isinstance(node.value, bool) else repr(node.value + 1)
         elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and "TYPE_CHECKING" not in ast.unparse(node.test):
