@@ -39,7 +39,7 @@ def prepare(folder: Path, images: int) -> None:
     for name, results in zip(SIDES, (first, [entry for n, entry in enumerate(first) if n % 10]), strict=True):
         (folder / f"{name}.json").write_text(json.dumps(results), encoding="utf-8")
         found = coco.evaluate(folder / "ground_truth.json", results)
-        np.savez_compressed(folder / f"{name}.npz", **found.items.arrays())  # type: ignore[arg-type]  # as in items.py
+        np.savez_compressed(folder / f"{name}.npz", **found.items.arrays())  # type: ignore[arg-type]  # as in core/records.py
 
 
 def ours(folder: Path, resamples: int) -> dict[str, Any]:
