@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=at_least(1), default=1000)
     parser.add_argument("--tasks", type=at_least(1), default=10, help="for each checkpoint")
-    parser.add_argument("--records", type=at_least(1), help="report on a file of so many lines instead of a suite")
+    parser.add_argument("--records", type=at_least(1), help="report on a file of N records instead of a suite")
     return parser
 
 

@@ -12,7 +12,7 @@ student in one batch, with the same BN statistics.
 
 Without a teacher this is plain FixMatch: the weak views join the same forward, and no gradient flows through their
 labels. A teacher is a moving average of the student's parameters, updated after the optimizer's step; how it normalises
-is a choice of ``pretrain.norms``: BN (the statistics of its own batch), SyncBN, ShuffleBN, GN, IN, EMAN (a moving
+is a choice of ``pretrain/norms``: BN (the statistics of its own batch), SyncBN, ShuffleBN, GN, IN, EMAN (a moving
 average of the student's statistics), the proxy norms of table 8, Momentum BN. It serves training alone: the student is
 what is evaluated ("the teacher model is discarded once training finished", EMAN section 3.1).
 
@@ -117,7 +117,7 @@ class FixMatch(nn.Module):
     Args:
         student: images [N, 3, H, W] -> logits [N, classes].
         teacher: a module of the same parameter names that normalises as ``preset.teacher`` says, overwritten with the
-            student; None where the student is the teacher.
+            student; None if the student is the teacher.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module | None, preset: FixMatchPreset) -> None:

@@ -106,13 +106,13 @@ def svm(
     train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *,
     shots: Sequence[int] = (1, 2, 4, 8, 16), trials: int = 5, **settings: Any,
 ) -> dict[int, list[float]]:  # fmt: skip
-    """Low-shot linear SVMs (:mod:`lowshot.svm.lowshot_svm`) on k random images of every class, ``trials`` times.
+    """Low-shot linear SVMs (``lowshot/svm/lowshot_svm.py``) on k random images of every class, ``trials`` times.
 
     Args:
         train, test: features [N, D] and [M, D].
         train_labels, test_labels: class indices [N] and [M]; or 0 and 1 [N, K] and [M, K], scored by mAP as VOC07 is.
         shots: every k.
-        settings: further ones of :class:`lowshot.svm.lowshot_svm.LowShot`, such as ``select_c`` or ``seed``.
+        settings: further ones of ``lowshot_svm.LowShot``, such as ``select_c`` or ``seed``.
 
     Returns:
         k -> top-1 accuracy (mAP for several labels an image) of every trial.
@@ -134,7 +134,7 @@ def linear(
     preset: str = "m2", epochs: float | None = None, learning_rates: Sequence[float] | None = None,
     batch_size: int | None = None, seed: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """A linear classifier trained by SGD on stored features (:mod:`lowshot.linear`, protocol ``<preset>/cached``).
+    """A linear classifier trained by SGD on stored features (``lowshot/linear.py``, protocol ``<preset>/cached``).
 
     Args:
         train, test: features [N, D] and [M, D], with class indices [N] and [M].

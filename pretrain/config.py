@@ -72,7 +72,7 @@ SETTINGS = table(
     Setting("NORM.ALPHA_BASE", 1.0, Number(0, 1, note="the weight of the batch"), "alpha of Momentum BN at the start"),
     Setting("NORM.ALPHA_SCHEDULE", "cosine", Choice(("cosine", "constant")), "cosine: to 0"),
     Setting("NORM.GROUP", 0, _count(2**24, "images", low=0, note="0: the whole batch"),
-            "images of one virtual process: BN sees groups of so many within a batch"),
+            "images of one virtual process: BN sees groups of this size within a batch"),
     Setting("NORM.POLICY", "local", Choice(("local", "broadcast", "reduce")),
             "what several processes do with their Momentum BN histories"),
     Setting("MOCO.QUEUE", 65536, _count(2**26, "keys"), "length of the queue"),

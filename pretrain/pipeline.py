@@ -125,7 +125,7 @@ class TrainingBatches:
         return measured_batches(self._from_batch, start, end, candidates(processes))
 
     def _from_batch(self, first: int, workers: int) -> Generator[Batch, None, None]:
-        """Micro-batches ``first`` on, read by so many worker processes."""
+        """Micro-batches ``first`` on, read by ``workers`` processes."""
         rank, processes = distributed.rank(), distributed.world_size()
         micro, seed = self.plan.micro_batch, self.cfg.SEED
         order = whole_steps(self.size, micro * processes * self.plan.accumulate, seed)

@@ -28,7 +28,7 @@ class Plan:
 
 
 def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Plan:
-    """The plan for ``images`` (of a data set of ``full_images`` before subsets) on so many processes.
+    """The plan for ``images`` (of a data set of ``full_images`` before subsets) on ``processes`` processes.
 
     Raises:
         InputError: a batch that does not divide into processes and micro-batches, fewer images than a batch, or a
@@ -62,7 +62,7 @@ def make_plan(cfg: CfgNode, images: int, full_images: int, processes: int) -> Pl
 
 
 def _check_batch_statistics(cfg: CfgNode, micro: int, processes: int) -> None:
-    """Raises InputError where BN would see a single image (no variance over images) or ShuffleBN would be plain BN."""
+    """Raises InputError if BN would see a single image (no variance over images) or ShuffleBN would be plain BN."""
     alone = norms(cfg) - {"GN", "IN"} - ({"SyncBN"} if processes > 1 else set())
     if 1 in (micro, cfg.NORM.GROUP) and alone and cfg.METHOD.NAME != "random":
         raise InputError(
@@ -112,7 +112,7 @@ def describe(plan: Plan, cfg: CfgNode, processes: int) -> list[str]:
 def concerns(plan: Plan, cfg: CfgNode, processes: int, preset: CfgNode | None = None) -> list[str]:
     """Warnings before a run, a line each: BN or SyncBN of other images than in its config, a long warm-up.
 
-    ``preset``: the config before what the command line changed; None where there is no file.
+    ``preset``: the config before what the command line changed; None if there is no file.
     """
     lines, solver = [], cfg.SOLVER
     seen, pinned = cfg.NORM.GROUP or plan.micro_batch, preset.NORM.GROUP if preset else 0

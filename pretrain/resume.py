@@ -158,7 +158,7 @@ def load_embedding(run: str | Path, network: str | None = None) -> Branch | None
         network: "student" or "teacher"; None for the one that the paper evaluates.
 
     Returns:
-        None where ``run`` is no folder with checkpoints of ours, or its method has no projector.
+        None if ``run`` is no folder with checkpoints of ours, or its method has no projector.
 
     Raises:
         InputError: the method has no such network, or the checkpoint is damaged.

@@ -35,7 +35,7 @@ from momentum_transfer.pretrain.plan import Plan, concerns, describe, make_plan
 def compile_networks(method: Method, device: torch.device) -> None:
     """Compiles student and teacher in place, so that the names in the state stay; the first step does the work.
 
-    On the CPU it takes a C++ compiler; InputError where there is none.
+    On the CPU it takes a C++ compiler; InputError if there is none.
     """
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None and shutil.which("clang++") is None:

@@ -60,3 +60,13 @@ def test_the_command_line_shows_the_settings_that_hold_all_words(words, first, c
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == count
     assert lines[0].startswith(first)
+
+
+def test_settings_that_are_not_there_end_with_the_nearest(monkeypatch, capsys):
+    cli = importlib.import_module("momentum_transfer.tools.cli")
+    monkeypatch.setattr(sys, "argv", ["momentum-transfer", "--settings", "transfer", "SOLVER.MAXITER"])
+    assert cli.main() == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: no setting holds transfer SOLVER.MAXITER; the nearest are SOLVER.MAX_ITER")
+    assert printed.err.count("\n") == 1

@@ -56,7 +56,14 @@ def main() -> int:
         print("\n".join(config for config in shipped_configs() if all(word in config for word in arguments)))
         return 0
     if name == "--settings":
-        print("\n".join(settings(arguments)))
+        lines = settings(arguments)
+        if not lines:
+            keys = [line.split()[1] for line in settings([])]
+            near = difflib.get_close_matches(arguments[-1].upper(), keys, n=3, cutoff=0)
+            words = " ".join(arguments)
+            print(f"error: no setting holds {words}; the nearest are {', '.join(near)}", file=sys.stderr)
+            return 2
+        print("\n".join(lines))
         return 0
     if name not in TOOLS:
         near = difflib.get_close_matches(name, TOOLS, n=1, cutoff=0)[0]

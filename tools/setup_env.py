@@ -109,6 +109,9 @@ def explain_failure():
 
 
 def main():
+    if any(word.startswith("-") for word in sys.argv[1:]):
+        print(__doc__.strip())
+        sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
     check_python()
     wanted, present = set(sys.argv[1:]), installed_extras()
     if present is not None and wanted <= present:

@@ -196,7 +196,7 @@ class Estimate:
         )
 
     def steps_within(self, seconds: float) -> int:
-        """How many iterations fit into so many seconds, predictions and all; at least one."""
+        """How many iterations fit into ``seconds``, predictions included; at least one."""
         rest = seconds - self.statistics * self.step / 3 - self.images * self.image
         return max(1, int(rest / self.step))
 

@@ -57,7 +57,7 @@ def write_classes(folder: Path, classes: RunClasses) -> None:
 
 
 def read_classes(folder: Path) -> RunClasses:
-    """What ``write_classes`` wrote; InputError where the file is damaged."""
+    """What ``write_classes`` wrote; InputError if the file is damaged."""
     file = folder / CLASSES
     try:
         content = read_json(file, "the classes of a run")
@@ -82,7 +82,7 @@ class Found:
     """What a detector found in one image, best score first.
 
     boxes: float64 [D, 4], x1 y1 x2 y2 in the image's pixels. scores: [D]. names, category_ids: the class of each.
-    masks: bool [D, H, W], or None where the detector makes none. labels: uint8 [H, W], the class of every pixel, for
+    masks: bool [D, H, W], or None if the detector makes none. labels: uint8 [H, W], the class of every pixel, for
     semantic segmentation, where the rest is empty.
     """
 

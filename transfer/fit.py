@@ -19,7 +19,7 @@ from momentum_transfer.transfer.data.semantic_datasets import SemanticData
 #: Shorter side in pixels: small boxes (the tenth percentile) get this side, within the limits of the device.
 SMALL_BOX = 24
 LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
-#: Training images seen in all: so many, and so many more for each image, up to the last; four times as many on a GPU.
+#: Training images seen in all: a fixed number, more for each image of the set, at most the last; on a GPU four times.
 VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1000, 8, 12_000
 GPU_VIEWS = 4
 BATCH = {"cpu": 4, "cuda": 8}

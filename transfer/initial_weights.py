@@ -127,7 +127,7 @@ def read_source(weights: str, asked: TimmArchitecture | None = None) -> InitialW
 
 
 def _detector_in(path: Path) -> dict[str, Tensor] | None:
-    """A detector's tensors; None where the file is of another kind, which ``load_backbone`` reads."""
+    """A detector's tensors; None if the file is of another kind, which ``load_backbone`` reads."""
     if path.suffix != ".pth":
         return None
     try:

@@ -159,7 +159,7 @@ def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = Fals
     Args:
         place: the common folder of the runs of a comparison. resume: the run in OUTPUT_DIR keeps its own schedule.
 
-    Returns None where nothing is decided yet: see `timed_schedule`. InputError for a damaged file.
+    Returns None if nothing is decided yet: see `timed_schedule`. InputError for a damaged file.
     """
     if not 0 < minutes < float("inf"):
         raise InputError(f"expected --minutes above 0, found {minutes:g}; give a length of time")
@@ -175,7 +175,7 @@ def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = Fals
 
 
 def timed_schedule(experiment: Experiment, minutes: float, place: Path) -> CfgNode:
-    """The settings with a schedule that ends within so many minutes, by a few timed steps.
+    """The settings with a schedule that ends within ``minutes``, by a few timed steps.
 
     The schedule is kept in ``place``: later runs of the same settings, data and minutes take it from there, so that all
     weights are compared under one schedule, however busy the machine is by then. InputError for a network whose steps

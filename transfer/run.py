@@ -89,12 +89,12 @@ def _resolve(cfg: CfgNode, request: Request, engine: Engine, opened: Opened) -> 
         for trial in range(cfg.TRIALS):
             if to_time or not _is_done(cfg, request, engine, initial, trial):
                 _refuse_to_overwrite(_folder(cfg, trial))
-    task = opened.task or open_task(cfg, training=not request.eval_only)
-    if request.eval_only:
-        task.train = ()
+    task = opened.task or open_task(cfg, training=to_time or not request.eval_only)
     experiment = Experiment(cfg, task, initial)
     if to_time and request.minutes is not None:
         experiment = replace(experiment, cfg=timed_schedule(experiment, request.minutes, place))
+    if request.eval_only:
+        task.train = ()
     return _Command(experiment, engine, request)
 
 

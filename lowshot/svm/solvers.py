@@ -140,7 +140,7 @@ class Basis:
     rows: Tensor  # [n, r] the images in the diagonal basis
     moments: Tensor  # [r] diagonal of rowsT·rows
     vectors: Tensor  # [D + 1, r] orthonormal columns; weights are ``vectors @ coordinates``
-    gram: Tensor | None  # [n, n] rows·rowsT, or None where it would not fit
+    gram: Tensor | None  # [n, n] rows·rowsT, or None if it would not fit
 
 
 def shared_basis(features: np.ndarray, dtype: torch.dtype, device: str | torch.device) -> Basis:

@@ -94,7 +94,7 @@ def metadata_of(architecture: AnyArchitecture) -> dict[str, str]:
 
 
 def architecture_in(metadata: Mapping[str, str]) -> Architecture | TimmArchitecture | None:
-    """The architecture that ``metadata_of`` described; None where metadata say none that is known."""
+    """The architecture that ``metadata_of`` described; None if metadata say none that is known."""
     text = metadata.get("architecture", "")
     if text.startswith(TIMM):
         found = parse_architecture(text)

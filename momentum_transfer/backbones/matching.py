@@ -99,7 +99,7 @@ def _network_note(reading: Reading, network: str | None) -> str:
 def _read(
     rule: Family, tables: Tables, network: str | None, default: str | None, family: str | None, hints: Hints
 ) -> Reading | None:
-    """Apply one rule; None where the file has none of its places."""
+    """Apply one rule; None if the file has none of its places."""
     found = {
         name: place
         for name, spots in rule.networks.items()
@@ -128,7 +128,7 @@ def _first_place(spots: tuple[Place, ...], tables: Tables, *, asked: bool) -> Pl
 def _account(
     rule: Family, network: str, found: Mapping[str, Place], tables: Tables, hints: Hints
 ) -> Reading | None:  # fmt: skip
-    """Account for every tensor of the file under ``rule``; None where the rule has no names of this layout."""
+    """Account for every tensor of the file under ``rule``; None if the rule has no names of this layout."""
     report, unexplained, second = KeyReport(), 0, []
     inside: dict[str, Entry] = {}
     for container, entries in tables.items():

@@ -29,7 +29,7 @@ class Clues:
     Attributes:
         classifier: whether the file has one.
         heads: of a plain network, or of each stage.
-        eps, final_eps: of all LayerNorms, of the last one; None where timm's own of the name is right.
+        eps, final_eps: of all LayerNorms, of the last one; None if timm's own of the name is right.
         activation: timm's name of it; "" where timm's own of the name is right.
         side: of the images in pixels.
         window, scaled_window: of Swin; whether a Swin V2 was fine-tuned with larger windows than it was trained with.

@@ -48,7 +48,7 @@ class VitShape(NamedTuple):
 
 
 def describe(network: TimmBackbone) -> VitShape:
-    """The shape of a plain ViT; InputError where ViTDet's network would compute something else (RoPE, gates, …)."""
+    """The shape of a plain ViT; InputError if ViTDet's network would compute something else (RoPE, gates, …)."""
     reason = next(_differences(network), None)
     if reason:
         raise InputError(

@@ -69,7 +69,7 @@ def _tasks_here(environment: MutableMapping[str, str]) -> int:
     return counts[node] if node < len(counts) else 1
 
 
-#: A SIGTERM within so many seconds of the first is the same request: torchrun, srun and Slurm each pass one on.
+#: Seconds after a first SIGTERM in which another is the same request: torchrun, srun and Slurm each pass one on.
 _SAME_SIGNAL = 10.0
 
 

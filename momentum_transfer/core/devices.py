@@ -62,7 +62,7 @@ Batch = TypeVar("Batch")
 MEASURED = -1
 #: Batches of a candidate: the first ones fill the workers' queues and are not timed.
 UNTIMED, TIMED = 2, 4
-#: A run of fewer batches than so many candidates would read measures nothing.
+#: Nothing is measured where fewer batches are left than this many times those of one candidate.
 WORTH_TRYING = 20
 #: More workers must save this fraction of a step's time to be worth their memory; this much slower ends the search.
 _WORTH, _HOPELESS = 0.05, 1.2

@@ -109,7 +109,7 @@ def keep(folder: str | Path, name: str, cfg: CfgNode) -> None:
 
 
 def kept(folder: str | Path, name: str) -> dict[str, Any] | None:
-    """What `keep` wrote; None where there is no such file.
+    """What `keep` wrote; None if there is no such file.
 
     Raises:
         InputError: it is no YAML mapping.
@@ -124,7 +124,7 @@ def value_of(cfg: CfgNode, key: str) -> Any:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted key, value in ``before``, value in ``now``) of every setting that is not the same; None where absent."""
+    """(dotted key, value in ``before``, value in ``now``) of every setting that is not the same; None if absent."""
     for key in sorted(set(before) | set(now), key=str):
         old, new = before.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -156,7 +156,7 @@ def _too_large() -> yaml.MarkedYAMLError:
 
 #: Fraction of the free memory that the arrays of a file may take, with a working copy.
 _MOST_OF_MEMORY = 0.8
-#: An array of so many bytes packed to less than a hundredth is a bomb: features pack by 1.1 to 4.
+#: An array of this many bytes that is packed by more than this factor is a bomb: features pack by 1.1 to 4.
 _LARGE, _DENSEST = 1 << 28, 100
 _DAMAGE = (OSError, ValueError, TypeError, AttributeError, EOFError, KeyError, IndexError, SyntaxError, RecursionError,
            RuntimeError, NotImplementedError, OverflowError, MemoryError, struct.error, zipfile.BadZipFile,

@@ -160,7 +160,7 @@ def measure_pairs(results: Results) -> list[Pair]:
 
 
 def agreement_table(pairs: Sequence[Pair]) -> TableView | None:
-    """All pairs; None where there are too few checkpoints."""
+    """All pairs; None if there are too few checkpoints."""
     if not pairs:
         return None
     rows = []

@@ -204,7 +204,7 @@ def _plain(record: Record) -> dict[str, Any]:
 
 
 def _check(out: Path, results: Results, weights: Any, files: Sequence[Path], own: set[str]) -> None:
-    """InputError where the folder is a file, has a README.md of another origin, or what the card is made from."""
+    """Raises InputError if the folder is a file, or has a README.md of other origin or a file that the card reads."""
     if out.exists() and not out.is_dir():
         raise InputError(f"expected --out FOLDER, found the file {out}; give another name")
     for number, file in enumerate(files):
@@ -214,7 +214,7 @@ def _check(out: Path, results: Results, weights: Any, files: Sequence[Path], own
             raise InputError(f"expected files of other names than the folder's own, found two called {file.name}")
     card = out / "README.md"
     if card.is_file() and _SIGNATURE not in card.read_text(encoding="utf-8", errors="replace"):
-        raise InputError(f"expected --out as a folder of its own, found {card}, which is no card; give another name")
+        raise InputError(f"expected --out as a folder of its own, found {card} of other origin; give another name")
     sources = {str(record.get("file", "")) for records in results.records.values() for record in records}
     pairs = [(out / _RECORDS, Path(file)) for file in sources]
     pairs += [(out / _WEIGHTS, weights.path)] if weights is not None else []

@@ -59,7 +59,7 @@ class Comparisons:
     _outcomes: dict[str, Outcomes] = field(default_factory=dict)
 
     def of(self, measure: Measure, name: str, base: str) -> Comparison | None:
-        """``name`` minus ``base``, in points; None where one of them was not measured, or not in the same way."""
+        """``name`` minus ``base``, in points; None if one of them was not measured, or not in the same way."""
         key = measure, name, base
         if key not in self._comparisons:
             cells = self.results.cells[measure]

@@ -50,7 +50,7 @@ def series_marker(index: int) -> str:
 
 
 def make_axes(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of so many inches and its axes."""
+    """A figure of ``width`` × ``height`` inches and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, figure.add_subplot()

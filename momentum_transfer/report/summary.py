@@ -111,7 +111,7 @@ def ranking(results: Results) -> Ranking | None:
 
 
 def overall_table(results: Results, colours: dict[str, int]) -> TableView | None:
-    """A row a checkpoint; None where fewer than two measures are of all of them."""
+    """A row a checkpoint; None if fewer than two measures are of all of them."""
     names, measures = results.checkpoints, _complete(results)
     if len(names) < 2 or len(measures) < 2:
         return None

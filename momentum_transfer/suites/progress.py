@@ -78,7 +78,7 @@ def write_plan(output: Path, jobs: Sequence[Job], expected: Mapping[str, Expecte
 
 
 def read_plan(output: Path) -> list[Planned]:
-    """The plan that ``write_plan`` wrote; InputError where there is none, or it is damaged."""
+    """The plan that ``write_plan`` wrote; InputError if there is none, or it is damaged."""
     path = output / PLAN
     if not path.is_file():
         raise InputError(f"expected the folder of a suite, found no {path}; give the --output of an evaluate command")
@@ -96,7 +96,7 @@ def read_plan(output: Path) -> list[Planned]:
 
 
 def standings(output: Path, submitted: dict[str, tuple[str, str]]) -> list[Standing]:
-    """Where every task of the plan is; InputError where there is no plan.
+    """Where every task of the plan is; InputError if there is no plan.
 
     ``submitted``: title -> (Slurm's number, key) of what was given to Slurm.
     """

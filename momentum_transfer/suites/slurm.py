@@ -34,7 +34,7 @@ SUBMITTED = "submitted.jsonl"
 _WARNING = 120
 #: How often a job may reach its time limit, save, and go on.
 _TIME_LIMITS = 1000
-#: A job whose folder holds no end counts as ended once squeue has said so for so many seconds: files travel slower.
+#: Seconds for which squeue must call a job ended whose folder holds no end: files travel slower.
 SETTLE = 5.0
 
 

@@ -116,7 +116,7 @@ def _gpus_in(resources: str) -> int:
 
 
 def _ask(command: list[str]) -> str:
-    """The output of one of Slurm's programs; InputError where it is not installed, or fails."""
+    """The output of one of Slurm's programs; InputError if it is not installed, or fails."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     except FileNotFoundError as error:

@@ -71,7 +71,7 @@ def preset_of(family: str, metadata: Mapping[str, str]) -> tuple[str, str]:
 def words_of(presets: Presets, weights: str | None, name: str, chosen: Mapping[str, str]) -> Mapping[str, str]:
     """The arguments of a checkpoint's preset, place by place; logs which preset it is and why.
 
-    ``weights``: None where there is none to read (yet). ``chosen``: as :func:`read_choices` returns it.
+    ``weights``: None if there is none to read (yet). ``chosen``: as :func:`read_choices` returns it.
     """
     if not presets:
         return {}

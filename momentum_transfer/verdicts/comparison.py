@@ -82,7 +82,7 @@ class Comparison:
             that counts. exact_p: of the sign-flip test over up to 12 trials that both sides have.
         n: trials of both sides. items: test items that were resampled (0: none). paired: compared trial by trial.
         item_fraction: part of the variance that comes from the test items, where trials have the rest.
-        std: over trials, of the differences where ``paired``, else of a side; None where a side has one trial.
+        std: over trials, of the differences where ``paired``, else of a side; None if a side has one trial.
         floor: standard error from items alone.
         discordant: where McNemar's test gave p: items on which exactly one side is right.
     """
@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def needed(self) -> int | None:
-        """Trials that would show the observed difference in 80 % of cases; None where no number does."""
+        """Trials that would show the observed difference in 80 % of cases; None if no number does."""
         if self.std is None or not self.value:
             return None
         return power.trials_needed(self.value, self.std, self.paired, floor=self.floor)

@@ -50,7 +50,7 @@ def detectable_by_mcnemar(items: int, discordant: int) -> float | None:
     """The smallest true difference, in points, that McNemar's exact test of two networks' hits shows.
 
     Items on which exactly one of them is right are as frequent as observed, or as a larger difference asks for (all of
-    them then speak for one side); power is over their binomial number (Connor, Biometrics 43, 1987). None where not
+    them then speak for one side); power is over their binomial number (Connor, Biometrics 43, 1987). None if not
     even a difference on every item would be shown (with fewer than 6 items).
     """
     if not 0 <= discordant <= items:
@@ -71,7 +71,7 @@ def detectable_by_mcnemar(items: int, discordant: int) -> float | None:
 
 
 def trials_needed(difference: float, std: float, paired: bool, floor: float = 0.0) -> int | None:
-    """The smallest number of trials (of each side) that shows ``difference``; None where no number does.
+    """The smallest number of trials (of each side) that shows ``difference``; None if no number does.
 
     Args:
         difference: true difference in points, not 0.

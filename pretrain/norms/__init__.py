@@ -73,7 +73,7 @@ class Norm:
 
 
 def _groups(channels: int, at_least: int) -> int:
-    """32 groups, or the largest smaller power of two that leaves at least so many channels in each."""
+    """32 groups, or the largest smaller power of two that leaves ``at_least`` channels in each."""
     return next((g for g in (_GROUPS, 16, 8, 4, 2) if channels % g == 0 and channels // g >= at_least), 1)
 
 

@@ -164,7 +164,7 @@ def test_a_folder_with_a_readme_of_its_own_or_with_what_is_published_is_left_alo
     (own / "README.md").write_text("# My project\n")
     before = results.read_bytes(), weights.read_bytes()
     for folder, message in (
-        (own, "which is no card"),
+        (own, "of other origin"),
         (tmp_path, "results.jsonl in it"),
         (weights.parent, "safetensors"),
     ):

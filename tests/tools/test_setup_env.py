@@ -69,3 +69,13 @@ def test_what_is_installed_is_reused_until_the_project_changes(setup_env, capsys
     monkeypatch.setattr(sys, "argv", ["setup_env.py", "lint"])
     setup_env.main()
     assert installed[-1] == ["lint", "test"]
+
+
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("-h", 0), ("--test", 2)])
+def test_an_option_shows_the_usage_and_installs_nothing(setup_env, capsys, monkeypatch, word, code):
+    monkeypatch.setattr(setup_env.sys, "argv", ["setup_env.py", word])
+    with pytest.raises(SystemExit) as stop:
+        setup_env.main()
+    assert stop.value.code == code
+    assert "setup_env.py [EXTRA ...]" in capsys.readouterr().out
+    assert not Path(setup_env.LOG).exists()

@@ -91,12 +91,19 @@ def _taken(entries: _Entries, columns: Sequence[str], which: np.ndarray) -> _Ent
     )
 
 
+def _of_type(entries: _Entries, iou_type: IouType) -> _Entries:
+    if (entries.boxes if iou_type == "bbox" else entries.rles) is None:
+        other = "segm" if iou_type == "bbox" else "bbox"
+        raise InputError(f"expected {entries.where} read for {iou_type}, found it read for {other}; read it again")
+    return entries
+
+
 def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> GroundTruth:
     """Read a COCO-form annotation file.
 
     Args:
         source: path, or the loaded mapping with ``images``, ``categories`` and ``annotations``; what was read before
-            is returned as it is.
+            is returned as it is, if it has this geometry.
         iou_type: which geometry to read.
         area: whether every annotation must carry its ``area`` (COCO, LVIS); otherwise areas are 0.
 
@@ -106,7 +113,7 @@ def load_ground_truth(source: Any, iou_type: IouType, area: bool = True) -> Grou
     if iou_type not in ("bbox", "segm"):
         raise InputError(f"expected iou_type bbox or segm, found {iou_type!r}")
     if isinstance(source, GroundTruth):
-        return source
+        return _of_type(source, iou_type)
     with paused_collector():
         truth = None
         if isinstance(source, (str, Path)):
@@ -191,7 +198,8 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
 
     Args:
         source: path, or the loaded list. A file in the plain form is read block by block, so that memory follows the
-            columns and not the file. What was read before is returned as it is.
+            columns and not the file. What was read before is returned as it is, if it has
+            this geometry.
         truth: gives the known images and categories.
         iou_type: which geometry to read.
         area_from: how a detection's size is found for ``segm``. ``file``: from ``bbox`` where the entries have one, as
@@ -202,7 +210,7 @@ def load_detections(source: Any, truth: GroundTruth, iou_type: IouType, area_fro
         InputError: it is no such list, an entry is wrong, or it names an image or category that ``truth`` lacks.
     """
     if isinstance(source, Detections):
-        return source
+        return _of_type(source, iou_type)
     sizes = _sizes(truth.images, truth.where) if iou_type == "segm" else None
     with paused_collector():
         found = _load_detections(source, truth, iou_type, area_from, sizes)

@@ -25,7 +25,7 @@ _WORTH = 1 << 25  # characters of codes; for fewer, importing numba takes longer
 
 
 def kernels(characters: int = 0) -> ModuleType | None:
-    """``transfer.scores.kernels``, or None if NumPy and pycocotools are to do its work, with the same numbers.
+    """The module ``kernels``, or None if NumPy and pycocotools are to do its work, with the same numbers.
 
     Args:
         characters: how many are to be decoded, as far as is known; kernels that are imported already serve any number.

@@ -41,7 +41,7 @@ def open_task(cfg: CfgNode, *, training: bool = True) -> Task:
 
 
 def _check_names(sets: list[DetectionData]) -> None:
-    """InputError where two files would go by one name in tables and results."""
+    """InputError if two files would go by one name in tables and results."""
     files: dict[str, Path] = {}
     for data in sets:
         if files.setdefault(data.name, data.annotation_file) != data.annotation_file:

@@ -99,7 +99,7 @@ class Task(ABC, Generic[Data]):
 
 
 def check_count(cfg: CfgNode, data: DetectionData | SemanticData) -> None:
-    """InputError where a network has another number of classes than its data."""
+    """InputError if a network has another number of classes than its data."""
     key, count = num_classes(cfg)
     if count != len(data.classes):
         found = len(data.classes)

@@ -122,7 +122,7 @@ class FPN(nn.Module):
     """Feature pyramid: lateral 1×1 convolutions, top-down sum, 3×3 output convolutions, extra levels on top.
 
     Images are padded to multiples of ``size_divisibility``, so that doubling a level meets the one below, or to a
-    ``square`` of so many pixels where that is not 0.
+    square with a side of ``square`` pixels if that is not 0.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class SimplePyramid(nn.Module):
     Args:
         net: gives one map, ``LAST``, of stride 16, and its width in ``channels``.
         levels: some of "p2" to "p5". norm: after every convolution. top_block: P6 (and P7) from P5.
-        square: pad images to a square of so many pixels; 0: to the next multiple of the last stride.
+        square: side in pixels of the square that images are padded to; 0: to the next multiple of the last stride.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class RPN(nn.Module):
     """Proposals from anchors, and the losses of objectness and offsets.
 
     Args:
-        levels: names of the feature maps to use, each of so many ``channels``.
+        levels: names of the feature maps to use, each with ``channels`` channels.
         thresholds, labels: overlap borders and the labels of the intervals (``boxes.match``).
         batch_size, positive_fraction: anchors sampled per image for the losses.
         pre_nms, post_nms: (training, test) proposals kept per level before and per image after suppression.

@@ -161,7 +161,7 @@ def _cached_features(
 ) -> _CachedFeatures | None:
     """The features of a training set, computed where they are missing; the processes split the work.
 
-    None where they would need more than MODEL.SEM_SEG_HEAD.CACHE_GB.
+    None if they would need more than MODEL.SEM_SEG_HEAD.CACHE_GB.
     """
     settings = cfg.MODEL.SEM_SEG_HEAD
     root = Path(settings.CACHE) if settings.CACHE else Path(cfg.OUTPUT_DIR) / "dense_features"

@@ -80,7 +80,7 @@ class Target:
     """Ground truth of one image, in pixels of the resized image.
 
     boxes: float32 [G, 4], x1 y1 x2 y2. classes: int64 [G] from 0 to the number of classes − 1.
-    masks: G masks, or None where the task has none.
+    masks: G masks, or None if the task has none.
     """
 
     boxes: Tensor

@@ -53,7 +53,7 @@ def own_state(detector: Detector) -> dict[str, Tensor]:
 
 
 def load_detector(detector: Detector, state: Mapping[str, Tensor], source: str) -> None:
-    """Load a whole detector, Detectron2's names; InputError where it is another one (``match_detector``)."""
+    """Load a whole detector, Detectron2's names; InputError if it is another one (``match_detector``)."""
     _load(detector, match_detector(_shapes(detector), state, source))
 
 

@@ -61,7 +61,7 @@ def probe_steps(asked: Question) -> list[tuple[str, Candidate, Step]]:
 def measured(asked: Question, stage: str, one: Candidate, wall: float) -> Times:
     """The seconds of an iteration (an epoch, all that is searched included) and of the rest of a probe.
 
-    ``wall``: seconds of the probe's command. InputError where it left no metrics.
+    ``wall``: seconds of the probe's command. InputError if it left no metrics.
     """
     folder = asked.out / "probes" / one.name / stage
     length = PROBE[asked.kind]
@@ -131,7 +131,7 @@ def _are_settings(words: tuple[str, ...]) -> bool:
 
 
 def _read(file: Path, kind: type[Kind]) -> Kind | None:
-    """A note of a choice; None where there is none yet."""
+    """A note of a choice; None if there is none yet."""
     if not file.is_file():
         return None
     try:

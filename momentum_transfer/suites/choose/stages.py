@@ -163,7 +163,7 @@ _Measured = Mapping[str, Mapping[str, Times]]  #: times[stage][architecture]
 
 
 def lengths(asked: Question, times: _Measured) -> dict[str, int]:
-    """The longest trainings that fit the minutes, the same for every start; InputError where none fits."""
+    """The longest trainings that fit the minutes, the same for every start; InputError if none fits."""
     refuse_too_few(asked, times)
     lengths = {}
     for stage in asked.stages:

@@ -283,3 +283,15 @@ def test_an_image_of_unknown_size_holds_every_detection(tmp_path: Path, caplog):
     files[0].write_text(files[0].read_text().replace('"width": 60, "height": 40', '"note": 0'))
     coco.evaluate(*files)
     assert not caplog.records
+
+
+def test_what_was_read_for_masks_is_not_scored_as_boxes():
+    truth, results = coco_set(3, segm=True)
+    read = load_ground_truth(truth, "segm")
+    with pytest.raises(InputError, match="read for bbox, found it read for segm"):
+        load_ground_truth(read, "bbox")
+    detections = load_detections(results, read, "segm")
+    boxes = load_ground_truth(truth, "bbox")
+    with pytest.raises(InputError, match="read for bbox, found it read for segm"):
+        load_detections(detections, boxes, "bbox")
+    assert load_ground_truth(boxes, "bbox") is boxes

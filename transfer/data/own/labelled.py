@@ -23,7 +23,7 @@ from momentum_transfer.transfer.data.annotations import TOLERANCE, decode_mask, 
 #: Folder names → what the images below them are for.
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
 
-#: No corner lies beyond so many pixels; a greater number of JSON may not even be a float.
+#: No corner lies further out, in pixels; a greater number of JSON may not even be a float.
 _FAR = 1e9
 
 
