@@ -59,9 +59,8 @@ def main() -> int:
         lines = settings(arguments)
         if not lines:
             keys = [line.split()[1] for line in settings([])]
-            near = difflib.get_close_matches(arguments[-1].upper(), keys, n=3, cutoff=0)
-            words = " ".join(arguments)
-            print(f"error: no setting holds {words}; the nearest are {', '.join(near)}", file=sys.stderr)
+            nearest = ", ".join(difflib.get_close_matches(arguments[-1].upper(), keys, n=3, cutoff=0))
+            print(f"error: no setting holds {' '.join(arguments)}; the nearest are {nearest}", file=sys.stderr)
             return 2
         print("\n".join(lines))
         return 0
