@@ -2,11 +2,12 @@
 """How many random faults in the product its mirrored tests find.
 
 python benchmarks/mutants.py [--number 300] [--seed 0] [--jobs 2] [--root CHECKOUT] [--out FILE.jsonl]
+python benchmarks/mutants.py --again FILE.jsonl --out NEW.jsonl     only those that survived before
 
 A mutant is one change in one product file: a comparison, arithmetic or Boolean operator, a number or truth value, or
 the condition of a branch; all places have the same chance. It is made in a copy of the repository, where the tests that
 import its module run until one fails. A mutant that runs out of time counts as killed. Tests run in forks of a process
-that has imported torch.
+that has imported torch. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -106,9 +107,17 @@ def tests_of(path: str, root: Path, texts: dict[str, str]) -> list[str]:
     room = path.replace("momentum_transfer/", "").split("/")[0]
     near = [file for file in users if f"/{room}/" in file]
     ordered = list(dict.fromkeys([file for file in own if file in users or f"/{room}/" in file] + near + users))
-    folder = f"tests/{Path(path.removeprefix('momentum_transfer/')).parent}/"  # where no test imports the module itself
-    ordered = ordered or [file for file in texts if file.startswith(folder)]
+    folder = Path("tests", path.removeprefix("momentum_transfer/")).parent
+    while not ordered:  # no test imports the module itself: those of its folder, or of the nearest one above
+        ordered = [file for file in texts if Path(file).parent == folder and Path(file).name.startswith("test_")]
+        folder = folder.parent
     return [file for file in ordered if Path(file).name.startswith("test_")][:MOST_TESTS]
+
+
+def described(text: str, file: str, start: int, end: int, new: str) -> tuple[str, int, str, str]:
+    """File, line, old and new text of a mutant."""
+    data = text.encode()
+    return file, data[:start].count(b"\n") + 1, data[start:end].decode(), new
 
 
 def run_tests(copy: Path, files: list[str], seconds: float) -> str:
@@ -145,6 +154,11 @@ def main(args: argparse.Namespace) -> None:
     product = {file: (root / file).read_text(encoding="utf-8") for file in files if file.split("/")[0] in ROOMS}
     places = [(file, *mutant) for file, text in sorted(product.items()) for mutant in mutants(text)]
     chosen = random.Random(args.seed).sample(places, min(args.number, len(places)))
+    if args.again:
+        lines = args.again.read_text(encoding="utf-8").splitlines()
+        alive = {tuple(entry[key] for key in ("file", "line", "old", "new"))
+                 for entry in map(json.loads, lines) if entry["outcome"] == "survived"}  # fmt: skip
+        chosen = [place for place in places if described(product[place[0]], *place) in alive]
     print(f"{len(places)} places in {len(product)} files, {len(chosen)} mutants", flush=True)
     import torch  # imported before the forks, as what follows
 
@@ -163,13 +177,12 @@ def main(args: argparse.Namespace) -> None:
         data = product[file].encode()
         try:
             (copy / file).write_bytes(data[:start] + new.encode() + data[end:])
-            tests = tests_of(file, root, texts)
-            outcome = run_tests(copy, tests, args.seconds) if tests else "no tests"
+            outcome = run_tests(copy, tests_of(file, root, texts), args.seconds)
         finally:
             (copy / file).write_bytes(data)
             free.append(copy)
-        line = data[:start].count(b"\n") + 1
-        found = {"file": file, "line": line, "old": data[start:end].decode(), "new": new, "outcome": outcome}
+        place = described(product[file], file, start, end, new)
+        found = {**dict(zip(("file", "line", "old", "new"), place, strict=True)), "outcome": outcome}
         with open(args.out, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(found) + "\n")
         return found
@@ -194,7 +207,8 @@ if __name__ == "__main__":
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=240.0, help="at most for a mutant")
+    parser.add_argument("--seconds", type=float, default=600.0, help="at most for a mutant")
+    parser.add_argument("--again", type=Path, help="the --out of an earlier run: its survivors, instead of a sample")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="the repository")
     parser.add_argument("--out", type=Path, default=Path("outputs/mutants.jsonl"))
     args = parser.parse_args()
