@@ -1,4 +1,4 @@
-"""A detector's settings for its data: a custom set is opened, and what follows from it filled in."""
+"""Complete a detector's settings from its data: class count, image sizes and schedule of a custom set."""
 
 import json
 from collections.abc import Sequence

@@ -87,7 +87,7 @@ def _size(record: Record) -> str:
 
 
 def cost_tables(results: Sequence[str | Path]) -> list[TableView]:
-    """GPU hours planned and used, for every results file beside which a plan lies; an unreadable plan makes none."""
+    """GPU hours planned and used, for every results file with a plan beside it; a damaged plan is left out."""
     tables = []
     for folder in dict.fromkeys(Path(path).resolve().parent for path in results):
         if (folder / PLAN).is_file():

@@ -193,7 +193,7 @@ def _measured_in(state: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _configs_of(command: Iterable[str]) -> str:
-    """What a command's cost depends on: its tool, evaluation and configs, whatever the weights and folders."""
+    """What a command's cost depends on: its tool, evaluation and configs, not its weights and folders."""
     tool, *words = command
     evaluation = [word for word in words[:1] if not word.startswith("-")]
     return " ".join([Path(tool).stem, *evaluation, *(word for word in words if word.endswith((".yaml", ".yml")))])

@@ -1,4 +1,4 @@
-"""Slurm's jobs and nodes by squeue, sinfo and sacct, and arrays, by which a plan of thousands is a few submissions.
+"""Query Slurm's jobs and nodes (squeue, sinfo, sacct), and submit thousands of jobs as a few arrays.
 
 Jobs of one task for many checkpoints ask for the same resources. Job k of an array may begin when job k of another has
 ended well (``aftercorr``); so the jobs of an array stand in the order of those that they need.

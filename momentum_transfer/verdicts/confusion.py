@@ -63,7 +63,7 @@ class Confusions:
 
     @classmethod
     def from_arrays(cls, found: dict[str, Any]) -> "Confusions":
-        """What ``arrays`` gave; InputError if it is something else."""
+        """Read back what ``arrays`` returned; InputError if it is something else."""
         try:
             images, classes = (int(value) for value in found["shape"])
             image, cell, pixels = (found[name].astype(np.int64) for name in ("image", "cell", "pixels"))

@@ -46,7 +46,7 @@ class PerItem:
 
     @classmethod
     def from_arrays(cls, found: Mapping[str, Any]) -> "PerItem":
-        """What ``arrays`` gave; InputError if it is something else."""
+        """Read back what ``arrays`` returned; InputError if it is something else."""
         try:
             count, test_set = int(found["count"]), str(found["test_set"])
             if any(name.startswith("hit ") and 8 * values.size < count for name, values in found.items()):
@@ -119,7 +119,7 @@ def arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
 
 
 def from_arrays(found: Mapping[str, Any]) -> Outcomes:
-    """What ``arrays`` gave; InputError if it is something else."""
+    """Read back what ``arrays`` returned; InputError if it is something else."""
     kind = str(found["kind"]) if "kind" in found else "no kind"
     if kind not in _KINDS:
         raise InputError(

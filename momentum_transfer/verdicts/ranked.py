@@ -90,7 +90,7 @@ class Ranked:
 
     @classmethod
     def from_arrays(cls, found: dict[str, Any]) -> "Ranked":
-        """What ``arrays`` gave; InputError if an array is missing or they do not fit each other."""
+        """Read back what ``arrays`` returned; InputError if an array is missing or they do not fit each other."""
         try:
             images, categories, thresholds, areas = (int(value) for value in found["shape"])
             names = [str(name) for name in found["group_names"]]

@@ -95,7 +95,7 @@ class Task(ABC, Generic[Data]):
 
     @abstractmethod
     def draw(self, predictions: Predictions, folder: Path, count: int) -> list[Path]:
-        """Draw predictions on images of their data set; the files written."""
+        """Draw predictions on images of their data set; returns the files written."""
 
 
 def check_count(cfg: CfgNode, data: DetectionData | SemanticData) -> None:

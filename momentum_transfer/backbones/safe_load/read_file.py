@@ -133,7 +133,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _is_safetensors(path: Path, head: bytes) -> bool:
-    """Eight bytes of header length, then a JSON object; the suffix decides only for what looks like nothing known."""
+    """Whether a file is eight bytes of header length and a JSON object. The suffix decides only for unknown content."""
     if head[8:9] == b"{":
         return True
     foreign = tuple(start for start, _ in _FOREIGN_STARTS)

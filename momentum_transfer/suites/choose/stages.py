@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Question:
-    """Everything that the commands follow from, but no times."""
+    """All inputs of a choice that determine its commands; times are not among them."""
 
     out: Path  # where everything goes; images/train.txt and val.txt in it list the images of one class
     kind: str  # DETECTION or CLASSIFICATION
