@@ -9,6 +9,7 @@ momentum-transfer --settings [ROOM] [WORD …]  the settings of pretrain, transf
 import ast
 import difflib
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -43,9 +44,9 @@ def settings(words: Sequence[str]) -> list[str]:
     return [line for line in lines if all(word.lower() in line.lower() for word in words)]
 
 
-def main() -> int:
-    """Run the tool that the first argument names; returns the exit code."""
-    name, *arguments = sys.argv[1:] or [""]
+def run(words: Sequence[str]) -> int:
+    """Run the tool that the first of ``words`` names, or answer an option; returns the exit code."""
+    name, *arguments = words
     if name in ("", "-h", "--help"):
         print(usage())
         return 0 if name else 2
@@ -58,7 +59,7 @@ def main() -> int:
     if name == "--settings":
         lines = settings(arguments)
         if not lines:
-            keys = [line.split()[1] for line in settings([])]
+            keys = dict.fromkeys(line.split()[1] for line in settings([]))
             nearest = ", ".join(difflib.get_close_matches(arguments[-1].upper(), keys, n=3, cutoff=0))
             print(f"error: no setting holds {' '.join(arguments)}; the nearest are {nearest}", file=sys.stderr)
             return 2
@@ -71,6 +72,17 @@ def main() -> int:
     sys.argv = [f"{COMMAND} {name}", *arguments]
     runpy.run_module(f"momentum_transfer.tools.{name}", run_name="__main__")  # ends with the tool's own exit code
     return 0
+
+
+def main() -> int:
+    """Run what the command line asks for; returns the exit code."""
+    try:
+        code = run(sys.argv[1:] or [""])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
 
 
 if __name__ == "__main__":

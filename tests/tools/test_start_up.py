@@ -88,3 +88,11 @@ def test_every_tool_has_its_line_in_the_commands_help():
     tools = {path.stem for path in (ROOT / "tools").glob("*.py")} - {"__init__", "cli", "setup_env"}
     assert tools == set(cli.TOOLS)
     assert all(f"  {name} " in cli.usage() for name in tools)
+
+
+def test_a_list_whose_reader_leaves_ends_without_a_traceback():
+    lines = f"{sys.executable} -m momentum_transfer.tools.cli --settings"
+    ran = subprocess.run(["bash", "-o", "pipefail", "-c", f"{lines} | true"], cwd=ROOT, capture_output=True, text=True,
+                         check=False)  # fmt: skip
+    assert ran.returncode in (0, 141)
+    assert ran.stderr == ""
