@@ -1,7 +1,7 @@
 """Read settings: YAML files with ``_BASE_`` and KEY VALUE pairs over typed defaults; hash, keep and compare them.
 
-A file may list further configs, its variants: under ``_VARIANTS_``, name -> settings over the file's own. Each is found
-by its name as if it were a file beside this one that names this one as its ``_BASE_``.
+Under ``_VARIANTS_`` a file may list further configs: name -> settings. Each is found by its name, as if it were a file
+beside this one with this one as its ``_BASE_``.
 
 The tables of settings, which give the defaults, are in ``config.py`` of pretrain, transfer and lowshot.
 """
@@ -168,8 +168,7 @@ def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, 
         trail = " -> ".join(str(path) for path in (*derived, resolved)[-3:])
         what = "one that leads back to itself" if resolved in derived else f"more than {_MOST_BASES} one upon the other"
         raise InputError(f"expected {BASE_KEY} files that end, found {what}: {trail}; take one {BASE_KEY} out")
-    listing = listing_of(resolved)
-    if listing is not None:
+    if listing := listing_of(resolved):
         content = _by_name(resolved) | variants(listing)[resolved.stem]
         return [(listing, content), *_with_bases(listing, (*derived, resolved))]
     content = _by_name(resolved) | read_mapping(file)

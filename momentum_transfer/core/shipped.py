@@ -67,10 +67,7 @@ def listing_of(config: Path) -> Path | None:
 
 
 def variants(file: Path, name: str = "") -> dict[str, dict[str, Any]]:
-    """What a YAML file lists under ``_VARIANTS_``; nothing where it cannot be read, or ``name`` is not in its text.
-
-    InputError as of `take_variants`, or if a file with that key is no YAML mapping.
-    """
+    """As `take_variants`, of a YAML file; nothing where it cannot be read, or ``name`` is not in its text."""
     from momentum_transfer.core.untrusted import MOST_BYTES, parse_mapping, read_text  # imports NumPy
 
     try:
@@ -81,7 +78,7 @@ def variants(file: Path, name: str = "") -> dict[str, dict[str, Any]]:
 
 
 def take_variants(content: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
-    """Take ``_VARIANTS_`` out of a file's content: name -> settings. InputError if it holds anything else."""
+    """Take ``_VARIANTS_`` out of a file's content: name -> settings; InputError if it holds anything else."""
     found = content.pop(VARIANTS, {})
     for name, settings in found.items() if isinstance(found, dict) else [(VARIANTS, found)]:
         if not isinstance(name, str) or not isinstance(settings, dict) or "_BASE_" in settings:
@@ -99,7 +96,7 @@ def short_name(file: Path) -> str:
 
 def shipped_configs() -> list[str]:
     """Short names of all configs that ship, variants too, except the report's reference tables."""
-    files = [file for file in CONFIGS.rglob("*.yaml") if file.parent.name != "reference"]
+    files = (file for file in CONFIGS.rglob("*.yaml") if file.parent.name != "reference")
     return sorted(short_name(file.with_name(name)) for file in files for name in _names_in(file))
 
 
