@@ -4,16 +4,21 @@ import re
 from fnmatch import fnmatch
 from pathlib import Path
 
-import yaml
-
-from momentum_transfer.core.settings import config_files, load_config
+from momentum_transfer.core.settings import load_config
+from momentum_transfer.core.shipped import shipped_configs
+from momentum_transfer.lowshot import config as lowshot
 from momentum_transfer.pretrain.config import get_cfg, norms_of_own_batch
 from momentum_transfer.pretrain.methods.momentum2 import Momentum2Teacher
 from momentum_transfer.report.reference import load_tables
 from momentum_transfer.suites.suite import load_suite
+from momentum_transfer.transfer import config as transfer
+from tests.config_headers import configs_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = {"momentum2": "Momentum²", "eman": "EMAN", "rcf": "RCF"}
+#: Tool -> defaults of its configs; what names the place of its results in a plot.
+DEFAULTS = {"tools/lowshot.py": lowshot.get_cfg, "tools/transfer.py": transfer.get_cfg}
+MEASURED_AT = {"tools/lowshot.py": lambda cfg: cfg.DATASETS.TITLE, "tools/transfer.py": lambda cfg: cfg.PROTOCOL}
 #: Figures with results.
 FIGURES = {"momentum2": {3}, "eman": {3}, "rcf": {2, 3, 4, 5, 6, 7, 8}}
 
@@ -42,7 +47,9 @@ def test_every_row_names_what_runs_it_and_all_of_it_exists():
         rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| what")]
         for row in rows:
             files = re.findall(r"`((?:configs|tools)/[\w./-]+\.(?:yaml|py))`", row)
-            assert files, row
+            names = re.findall(r"`((?:pretrain|lowshot|transfer)/[\w.]+)`", row)
+            assert files or names, row
+            assert set(names) <= set(shipped_configs()), row
             assert not [file for file in files if not (ROOT / file).is_file()], row
             for suite in (file for file in files if file.startswith("configs/suites/")):
                 assert load_suite(ROOT / suite).tasks
@@ -53,9 +60,7 @@ def test_the_list_of_images_per_bn_is_that_of_the_configs():
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in part.splitlines() if line.startswith("| `")]
     patterns = [(pattern, gpus, group) for names, gpus, group in rows for pattern in re.findall(r"`([^`]+)`", names)]
     met = set()
-    for path in sorted((ROOT / "configs" / "pretrain").glob("*.yaml")):
-        if path.stem.startswith("base_"):
-            continue
+    for path in configs_of("pretrain"):
         pattern, gpus, group = next(row for row in patterns if fnmatch(path.stem, row[0]))
         met.add(pattern)
         cfg = load_config(get_cfg(), path)
@@ -83,11 +88,10 @@ def test_a_plot_names_data_sets_and_protocols_that_its_suite_measures():
     named = 0
     for file in sorted((ROOT / "configs" / "suites").glob("*.yaml")):
         suite = load_suite(file)
-        configs = {word for task in suite.tasks for word in task.command.split() if word.endswith(".yaml")}
-        files = [path for config in configs if "{" not in config for path in config_files(ROOT / config)]
-        contents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files]
-        known = {content.get("PROTOCOL", path.stem) for path, content in zip(files, contents, strict=True)}
-        known |= {content.get("DATASETS", {}).get("TITLE") for content in contents}
+        known = set()
+        for tool, *words in (task.command.split() for task in suite.tasks):
+            configs = [word for word in words if word.startswith("configs/")] if tool in DEFAULTS else []
+            known |= {MEASURED_AT[tool](load_config(DEFAULTS[tool](), config)) for config in configs}
         for measure in (measure for plot in suite.plots for measure in (plot.x, plot.y) if "@" in measure):
             assert measure.partition("@")[2].strip() in known, (file.name, measure)
             named += 1

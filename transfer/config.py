@@ -36,6 +36,7 @@ from momentum_transfer.core.ranges import (
     table,
 )
 from momentum_transfer.core.settings import config_hash, load_config, value_of
+from momentum_transfer.core.shipped import VARIANTS
 
 #: MODEL.META_ARCHITECTURE -> its task (``transfer/tasks``), and the section of MODEL that holds the class count.
 NETWORKS = {
@@ -278,6 +279,7 @@ def get_cfg() -> CfgNode:
 
 def add_own_keys(cfg: CfgNode) -> CfgNode:
     """Add the keys that Detectron2 does not know to its configuration (in place, and returned)."""
+    cfg[VARIANTS] = type(cfg)(new_allowed=True)  # what a file lists besides itself, to be passed over
     return add_defaults(cfg, _OWN)
 
 

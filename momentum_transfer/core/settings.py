@@ -1,5 +1,8 @@
 """Read settings: YAML files with ``_BASE_`` and KEY VALUE pairs over typed defaults; hash, keep and compare them.
 
+Under ``_VARIANTS_`` a file may list further configs: name -> settings. Each is found by its name, as if it were a file
+beside this one with this one as its ``_BASE_``.
+
 The tables of settings, which give the defaults, are in ``config.py`` of pretrain, transfer and lowshot.
 """
 
@@ -16,7 +19,7 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import sha256_of_text, write_text
-from momentum_transfer.core.shipped import CONFIGS, find_config
+from momentum_transfer.core.shipped import CONFIGS, find_config, listing_of, take_variants, variants
 from momentum_transfer.core.untrusted import parse_mapping, read_mapping
 
 #: Files that a config may stand on, one upon the other.
@@ -45,9 +48,9 @@ def load_config(defaults: CfgNode, file: str | Path | None, overrides: Sequence[
     that ships, OUTPUT_DIR (pretrain, lowshot) or PROTOCOL (transfer) follows from its name.
 
     Raises:
-        InputError: the file is missing or no YAML mapping, names a key twice or itself as its base, a key is unknown
-            (of files and keys the nearest names are given), or a value has another type than its default (a whole
-            number is accepted where a float is expected).
+        InputError: the file is missing or no YAML mapping, names a key twice or itself as its base, lists what is no
+            variant, a key is unknown (of files and keys the nearest names are given), or a value has another type than
+            its default (a whole number is accepted where a float is expected).
     """
     cfg = defaults.clone()
     cfg.defrost()
@@ -139,12 +142,12 @@ def keys_of(cfg: CfgNode) -> Iterator[str]:
 
 
 def config_files(file: str | Path) -> list[Path]:
-    """The file of a config and those of its bases: all that its values may come from.
+    """The file of a config, or that lists it, and those of its bases: all that its values may come from.
 
     Raises:
         InputError: one of them is missing or no YAML mapping, or a base leads back to itself.
     """
-    return [path for path, _ in _with_bases(_config_file(file))]
+    return list(dict.fromkeys(path for path, _ in _with_bases(_config_file(file))))
 
 
 def _read_yaml(file: str | Path) -> dict[str, Any]:
@@ -157,14 +160,19 @@ def _read_yaml(file: str | Path) -> dict[str, Any]:
 def _with_bases(file: Path, derived: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
     """(file, content without ``_BASE_``) of a config and its bases; what comes earlier replaces what comes later.
 
-    A base is a path from the folder of the file that names it, or the name of a config that ships.
+    A base is a path from the folder of the file that names it, or the name of a config that ships; a variant's is the
+    file that lists it.
     """
     resolved = file.resolve()
     if resolved in derived or len(derived) > _MOST_BASES:
         trail = " -> ".join(str(path) for path in (*derived, resolved)[-3:])
         what = "one that leads back to itself" if resolved in derived else f"more than {_MOST_BASES} one upon the other"
         raise InputError(f"expected {BASE_KEY} files that end, found {what}: {trail}; take one {BASE_KEY} out")
+    if listing := listing_of(resolved):
+        content = _by_name(resolved) | variants(listing)[resolved.stem]
+        return [(listing, content), *_with_bases(listing, (*derived, resolved))]
     content = _by_name(resolved) | read_mapping(file)
+    take_variants(content, file)
     value = content.pop(BASE_KEY, [])
     bases = value if isinstance(value, list) else [value]
     if not all(isinstance(base, str) and base for base in bases):

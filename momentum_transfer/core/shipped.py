@@ -9,8 +9,9 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import InputError, shown
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -21,6 +22,8 @@ CONFIGS, TOOLS = (_PACKAGE / "configs").resolve(), (_PACKAGE / "tools").resolve(
 #: The console script; ``momentum-transfer NAME …`` is ``python tools/NAME.py …``.
 COMMAND = "momentum-transfer"
 
+#: Top-level key of a config under which it lists further configs: name -> settings over the file's own.
+VARIANTS = "_VARIANTS_"
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -32,19 +35,58 @@ def workplace() -> Path:
 def find_config(name: str | Path, *, beside: Path | None = None) -> Path:
     """The file of a config: a path on disk (relative to ``beside`` or the current folder), else a config that ships.
 
-    Shipped ones have short names such as ``smoke/momentum2_digits``. Raises InputError with the nearest names.
+    Shipped ones have short names such as ``smoke/momentum2_digits``. A variant, which another file lists, gets the path
+    that a file of its own would have beside that one (`listing_of`); where there is such a file, the file wins. Raises
+    InputError with the nearest names.
     """
     path = Path(name).expanduser()
     start = beside if beside is not None else Path()
-    for file in _spellings(start / path):
-        if file.is_file():
-            return file
+    places = [start / path]
     if not path.is_absolute() and ".." not in path.parts:
-        inside = Path(*path.parts[1:]) if path.parts[:1] == ("configs",) else path
-        for file in _spellings(CONFIGS / inside):
+        places.append(CONFIGS / (Path(*path.parts[1:]) if path.parts[:1] == ("configs",) else path))
+    for place in places:
+        for file in _spellings(place):
             if file.is_file():
                 return file
+        own = _spellings(place)[:2][-1]
+        if listing_of(own):
+            return own
     raise InputError(f"config file not found: {name}; the nearest names are {', '.join(_nearest(path, start))}")
+
+
+def listing_of(config: Path) -> Path | None:
+    """The file in ``config``'s folder that lists it as a variant; None if none does, or it is a file itself."""
+    if config.is_file():
+        return None
+    found = [file for file in _yaml_files(config.parent) if config.stem in variants(file, config.stem)]
+    if len(found) > 1:
+        raise InputError(
+            f"expected one file that lists {config.stem} under {VARIANTS}, found {found[0]} and {found[1]}; rename one"
+        )
+    return found[0] if found else None
+
+
+def variants(file: Path, name: str = "") -> dict[str, dict[str, Any]]:
+    """As `take_variants`, of a YAML file; nothing where it cannot be read, or ``name`` is not in its text."""
+    from momentum_transfer.core.untrusted import MOST_BYTES, parse_mapping, read_text  # imports NumPy
+
+    try:
+        text = read_text(file, "settings", MOST_BYTES)
+    except InputError:
+        return {}  # a file beside the config, of whatever kind
+    return take_variants(parse_mapping(text, str(file)), file) if VARIANTS in text and name in text else {}
+
+
+def take_variants(content: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
+    """Take ``_VARIANTS_`` out of a file's content: name -> settings; InputError if it holds anything else."""
+    found = content.pop(VARIANTS, {})
+    for name, settings in found.items() if isinstance(found, dict) else [(VARIANTS, found)]:
+        if not isinstance(name, str) or not isinstance(settings, dict) or "_BASE_" in settings:
+            raise InputError(
+                f"expected {VARIANTS} in {file} as names with their settings, without _BASE_ (the file is their base), "
+                f"found {shown({name: settings})}; write NAME: {{KEY: value}}, the name quoted if it is a number"
+            )
+    return found
 
 
 def short_name(file: Path) -> str:
@@ -53,9 +95,17 @@ def short_name(file: Path) -> str:
 
 
 def shipped_configs() -> list[str]:
-    """Short names of all configs that ship, except the report's reference tables."""
-    names = (short_name(file) for file in sorted(CONFIGS.rglob("*.yaml")))
-    return [name for name in names if not name.startswith("reference/")]
+    """Short names of all configs that ship, variants too, except the report's reference tables."""
+    files = (file for file in CONFIGS.rglob("*.yaml") if file.parent.name != "reference")
+    return sorted(short_name(file.with_name(name)) for file in files for name in _names_in(file))
+
+
+def _names_in(file: Path) -> list[str]:
+    return [file.name, *(f"{name}.yaml" for name in variants(file))]
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*") if file.suffix in _SUFFIXES) if folder.is_dir() else []
 
 
 def _spellings(path: Path) -> list[Path]:
@@ -64,9 +114,7 @@ def _spellings(path: Path) -> list[Path]:
 
 def _nearest(path: Path, start: Path, count: int = 3) -> list[str]:
     """The names most like ``path`` among shipped configs and the YAML files in its folder."""
-    folder = start / path.parent
-    files = folder.glob("*") if folder.is_dir() else ()
-    local = [str(path.parent / file.name) for file in files if file.suffix in _SUFFIXES]
+    local = [str(path.parent / name) for file in _yaml_files(start / path.parent) for name in _names_in(file)]
     wanted = path.with_suffix("") if path.suffix in _SUFFIXES else path
     if wanted.parts[:1] == ("configs",) and len(wanted.parts) > 1:
         wanted = Path(*wanted.parts[1:])

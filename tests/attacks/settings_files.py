@@ -31,7 +31,8 @@ LINES = st.sampled_from(
      'OUTPUT_DIR: "a\\0b"', 'OUTPUT_DIR: "\\ud800"', f"OUTPUT_DIR: {'a/' * 3000}", "_BASE_: a.yaml", "_BASE_: [a.yaml]",
      "_BASE_: 5", "_BASE_: ''", '_BASE_: "a\\0"', f"_BASE_: {'x' * 5000}", "_BASE_: /", "_BASE_: ~nobody/x", "[" * 2000,
      "{a: " * 500, "- 1", "text", "\t", "%YAML 9.9", "---", "...", "\x07", "a: |\n x", "SEED: 1 # ok", "{", "'", '"',
-     "seed: 1", "SOLVER.STEPS: 4", "MODEL: null", "METHOD: {NAME: x}", "DATASETS: {TRAIN: [a, b]}"]
+     "_VARIANTS_: {b: {SEED: 1}}", "_VARIANTS_: {b: [5]}", "_VARIANTS_: {1: {}}", "_VARIANTS_:", "_BASE_: b",
+     "_BASE_: [b, b]", "seed: 1", "SOLVER.STEPS: 4", "MODEL: null", "METHOD: {NAME: x}", "DATASETS: {TRAIN: [a, b]}"]
 ) | st.text(max_size=10)  # fmt: skip
 FILES = st.tuples(st.sampled_from(sorted(ROOMS)), st.lists(LINES, max_size=4).map("\n".join))
 

@@ -62,6 +62,42 @@ def test_a_shipped_config_has_its_name_in_output_dir_or_protocol_and_a_config_on
     assert load_config(get_cfg(), own).OUTPUT_DIR == "outputs/pretrain"
 
 
+def test_a_variant_has_the_settings_of_a_file_that_names_its_file_as_base(defaults, tmp_path):
+    main = tmp_path / "main.yaml"
+    (tmp_path / "base.yaml").write_text("NAME: moco\nSOLVER: {MAX_ITER: 5}\n_VARIANTS_: {else: {NAME: x}}\n")
+    text = "_BASE_: base.yaml\nSOLVER: {BASE_LR: 0.5}\n"
+    main.write_text(text)
+    (tmp_path / "as_file.yaml").write_text("_BASE_: main.yaml\nSOLVER: {STEPS: [1, 2]}\nSEED: 3\n")
+    before = [load_config(defaults, main), load_config(defaults, tmp_path / "as_file.yaml")]
+    main.write_text(text + "_VARIANTS_:\n  variant: {SOLVER: {STEPS: [1, 2]}, SEED: 3}\n  same_0.9: {}\n")
+    for spelled in ("variant", "variant.yaml"):
+        assert load_config(defaults, tmp_path / spelled) == before[1]
+        assert config_hash(load_config(defaults, tmp_path / spelled)) == config_hash(before[1])
+    assert load_config(defaults, main) == load_config(defaults, tmp_path / "same_0.9") == before[0]
+    assert config_files(tmp_path / "variant") == [main, tmp_path / "base.yaml"]
+    on_it = tmp_path / "on_it.yaml"
+    on_it.write_text("_BASE_: [variant, main_2]\n")
+    with pytest.raises(InputError, match=r"main_2.*nearest names are .*main.*_BASE_ of .*on_it"):
+        load_config(defaults, on_it)
+    on_it.write_text("_BASE_: variant\nSEED: 4\n_VARIANTS_: {on_top: {NAME: new}}\n")
+    found = load_config(defaults, tmp_path / "on_top", ["SOLVER.MAX_ITER", "9"])
+    assert (found.NAME, found.SEED, found.SOLVER.STEPS, found.SOLVER.MAX_ITER) == ("new", 4, (1, 2), 9)
+
+
+def test_a_shipped_variant_has_its_own_name_in_output_dir_or_protocol():
+    assert load_config(get_cfg(), "pretrain/byol_r18_sgd_100e").OUTPUT_DIR == "outputs/byol_r18_sgd_100e"
+    assert load_config(lowshot.get_cfg(), "lowshot/eman_table8_fixmatch_eman_0.9").OUTPUT_DIR == (
+        "outputs/lowshot/eman_table8_fixmatch_eman_0.9"
+    )
+    assert load_config(transfer.get_cfg(), "configs/transfer/fcos_1x_R18.yaml").PROTOCOL == "fcos_1x_R18"
+
+
+def test_a_variant_that_is_the_base_of_its_own_file_is_refused(defaults, tmp_path):
+    (tmp_path / "a.yaml").write_text("_BASE_: a_small\n_VARIANTS_: {a_small: {SEED: 1}}\n")
+    with pytest.raises(InputError, match=r"leads back to itself"):
+        load_config(defaults, tmp_path / "a.yaml")
+
+
 def test_a_base_that_leads_back_to_itself_is_refused(defaults, tmp_path):
     (tmp_path / "a.yaml").write_text("_BASE_: b.yaml\n")
     (tmp_path / "b.yaml").write_text("_BASE_: a.yaml\n")
@@ -103,6 +139,12 @@ def test_wrong_overrides_are_named(defaults, overrides, message):
         ("a: " + "[" * 5000, "nested too deeply"),
         ("a: " + "{b: " * 5000, "nested too deeply"),
         ("SOLVER: {MAX_ITER: '" + "-" * 5000 + "1'}", "nested too deeply|expects int"),
+        ("_VARIANTS_: 3", r"expected _VARIANTS_ in .*wrong\.yaml as names with their settings.*found .*3"),
+        ("_VARIANTS_: [slow]", "expected _VARIANTS_ in"),
+        ("_VARIANTS_:", "found .*None"),
+        ("_VARIANTS_: {slow: 3}", r"_VARIANTS_ in .*found {'slow': 3}; write NAME"),
+        ("_VARIANTS_: {10: {SEED: 1}}", r"found {10: {'SEED': 1}}; .*quoted if it is a number"),
+        ("_VARIANTS_: {slow: {_BASE_: a.yaml}}", r"without _BASE_ .* found {'slow': {'_BASE_': 'a.yaml'}}"),
         ("_BASE_: wrong.yaml", r"expected _BASE_ files that end, found one that leads back to itself: .*wrong\.yaml"),
         ('_BASE_: "a\\0b"', "expected text without NUL"),
         ("_BASE_: " + "a" * 5000, "File name too long"),

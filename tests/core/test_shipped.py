@@ -62,4 +62,53 @@ def test_names_of_shipped_configs_lead_to_them_and_leave_out_the_reports_tables(
     names = shipped.shipped_configs()
     assert {"smoke/momentum2_digits", "suites/quick"} <= set(names)
     assert not [name for name in names if name.startswith("reference")]
+    assert len(set(names)) == len(names)
     assert all(shipped.short_name(shipped.find_config(name)) == name for name in names)
+    assert {"transfer/retinanet_1x_R18", "lowshot/eman_table8_fixmatch_eman_0.9", "transfer/retinanet_1x"} <= set(names)
+
+
+def test_a_variant_is_found_by_every_spelling_of_a_config_and_in_the_file_that_lists_it(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = shipped.CONFIGS / "transfer/retinanet_1x_R18.yaml"
+    for name in ("transfer/retinanet_1x_R18", "configs/transfer/retinanet_1x_R18.yaml", own, own.with_suffix("")):
+        assert shipped.find_config(name) == own
+    assert shipped.find_config("retinanet_1x_R18.yaml", beside=shipped.CONFIGS / "transfer") == own
+    assert not own.exists()
+    assert shipped.listing_of(own) == shipped.CONFIGS / "transfer/retinanet_1x.yaml"
+    assert shipped.listing_of(shipped.CONFIGS / "transfer/retinanet_1x.yaml") is None
+
+
+def test_no_file_that_ships_is_called_as_a_variant():
+    """The file would win."""
+    files = {path.relative_to(shipped.CONFIGS) for path in shipped.CONFIGS.rglob("*.yaml")}
+    listed = [file.with_name(f"{name}.yaml") for file in files for name in shipped.variants(shipped.CONFIGS / file)]
+    assert len(listed) > 70
+    assert not files & set(listed)
+
+
+def test_an_unknown_variant_gets_the_nearest_names_of_variants_on_disk_and_shipped(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("_VARIANTS_: {slow_rate: {}}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"config file not found: slow_rat; the nearest names are slow_rate\.yaml"):
+        shipped.find_config("slow_rat")
+    with pytest.raises(InputError, match=r"nearest names are .*transfer/retinanet_1x_R18"):
+        shipped.find_config("transfer/retinanet_1x_R81")
+
+
+def test_a_file_wins_over_a_variant_of_its_name_and_a_name_that_two_files_list_is_refused(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text("_VARIANTS_: {twice: {}, both: {}}\n", encoding="utf-8")
+    (tmp_path / "both.yaml").write_text("SEED: 1\n", encoding="utf-8")
+    assert shipped.find_config("both", beside=tmp_path) == tmp_path / "both.yaml"
+    assert shipped.listing_of(tmp_path / "both.yaml") is None
+    with pytest.raises(InputError, match=r"one file that lists twice under _VARIANTS_, found .*a\.yaml and .*b\.yaml"):
+        shipped.find_config("twice", beside=tmp_path)
+
+
+def test_other_files_of_the_folder_do_not_stand_in_the_way_of_a_variant(tmp_path: Path):
+    (tmp_path / "a.yaml").write_bytes(b"\xff mine")
+    (tmp_path / "b.yaml").write_text("mine: [", encoding="utf-8")
+    (tmp_path / "c.yaml").write_text("_VARIANTS_: [broken", encoding="utf-8")
+    (tmp_path / "d.yaml").mkdir()
+    (tmp_path / "e.yml").write_text("_VARIANTS_: {mine: {}}", encoding="utf-8")
+    assert shipped.listing_of(shipped.find_config("mine", beside=tmp_path)) == tmp_path / "e.yml"

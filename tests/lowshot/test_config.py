@@ -15,25 +15,18 @@ from momentum_transfer.lowshot.augment import SMALL_SQUARES
 from momentum_transfer.lowshot.config import EVALUATIONS, get_cfg
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, percent
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
+from tests.config_headers import configs_of, header, spelling
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = [
-    path
-    for path in sorted((ROOT / "configs" / "lowshot").glob("*.yaml"))
-    if not path.name.startswith(("base_", "own_"))
-]
+PAPERS = [path for path in configs_of("lowshot") if not path.name.startswith("own_")]
 CONFIGS = [*PAPERS, *sorted((ROOT / "configs" / "smoke").glob("lowshot*_digits.yaml"))]
 PAPERS_WITH_TABLES = [path for path in PAPERS if re.match(r"(eman|momentum2)_table", path.name)]
-
-
-def header(path):
-    return "\n".join(line for line in path.read_text().splitlines() if line.startswith("#"))
 
 
 def command_of(path):
     named = re.search(r"tools/lowshot.py (\w+) --config (\S+)", header(path))
     assert named is not None
-    assert named[2] == path.relative_to(ROOT).as_posix()
+    assert named[2] == spelling(path)
     return named[1]
 
 

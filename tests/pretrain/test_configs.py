@@ -13,9 +13,10 @@ from momentum_transfer.pretrain.config import check_settings, get_cfg
 from momentum_transfer.pretrain.methods import build_method
 from momentum_transfer.pretrain.plan import concerns, make_plan
 from momentum_transfer.pretrain.train import train
+from tests.config_headers import configs_of, header, spelling
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted(path for path in (ROOT / "configs/pretrain").glob("*.yaml") if not path.stem.startswith("base_"))
+CONFIGS = configs_of("pretrain")
 SMOKE = [ROOT / f"configs/smoke/{name}_digits.yaml" for name in ("momentum2", "moco_eman", "random")]
 # What makes a run small; method, norms, optimizer, schedules, heads' form and augmentations stay the config's own.
 SMALL = {
@@ -61,11 +62,11 @@ def test_full_size_model_builds(path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_header_names_source_expectation_command_and_runtime(path):
-    header = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-    assert re.search(r"arXiv|ECCV|papers", header)
-    for field in ("# Expected: ", f"configs/pretrain/{path.name}", "# Runtime:  "):
-        assert field in header
-    expected = header.split("# Expected: ")[1].splitlines()[0]
+    text = header(path)
+    assert re.search(r"arXiv|ECCV|papers", text)
+    for field in ("# Expected: ", f"# Command:  torchrun .* --config {re.escape(spelling(path))} ", "# Runtime:  "):
+        assert len(re.findall(field, text)) == 1
+    expected = text.split("# Expected: ")[1].splitlines()[0]
     assert re.match(r"\d\d\.\d|none in the paper\.$", expected), "a score, or that there is none"
 
 
@@ -75,7 +76,7 @@ def test_every_output_folder_is_its_own():
 
 
 def settings(name):
-    return load_config(get_cfg(), ROOT / f"configs/pretrain/{name}.yaml")
+    return load_config(get_cfg(), f"pretrain/{name}")
 
 
 #: Config -> (GPUs, images on each) of its paper. RCF names no GPUs, Momentum² table 3 no batch: MoCo v2's own there.

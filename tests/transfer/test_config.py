@@ -7,29 +7,29 @@ import yaml
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
+from tests.config_headers import configs_of, header, spelling
 
 ROOT = Path(__file__).parents[2]
-PROTOCOLS = sorted(path for path in (ROOT / "configs/transfer").glob("*.yaml") if not path.stem.startswith("base"))
-SMOKE = sorted(path for path in (ROOT / "configs/smoke").glob("*.yaml") if "transfer.py" in path.read_text())
+PROTOCOLS = configs_of("transfer")
+SMOKE = [path for path in configs_of("smoke") if "transfer.py" in header(path)]
 
 
 @pytest.mark.parametrize("file", [*PROTOCOLS, *SMOKE], ids=lambda file: file.stem)
 def test_every_config_is_one_that_the_torchvision_engine_runs(file):
     cfg = config.load(file)
     assert TorchvisionEngine().unsupported(cfg) is None
-    assert cfg.PROTOCOL or "Paper: none" in file.read_text()
+    assert cfg.PROTOCOL or "Paper: none" in header(file)
     assert max(cfg.SOLVER.STEPS, default=0) < cfg.SOLVER.MAX_ITER
 
 
 @pytest.mark.parametrize("file", [*PROTOCOLS, *SMOKE], ids=lambda file: file.stem)
 def test_every_header_names_its_own_command(file):
-    header = [line for line in file.read_text().splitlines() if line.startswith("#")]
-    assert any(f"--config {file.relative_to(ROOT)} --weights OUT.pkl" in line for line in header)
+    assert header(file).count(f" --config {spelling(file)} --weights OUT.pkl") == 1
 
 
 @pytest.mark.parametrize("file", PROTOCOLS, ids=lambda file: file.stem)
 def test_expected_scores_in_headers_are_the_papers(file):
-    text = file.read_text()
+    text = header(file)
     cited = re.search(r"^# Paper: (.*) \(arXiv .*\), table (\d+)\. Expected (.*):$", text, re.M)
     if cited is None:
         assert "# Paper: none" in text

@@ -9,14 +9,13 @@ import operator
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("detectron2")
 
-from detectron2.config import get_cfg
+from detectron2.config import CfgNode, get_cfg
 from tensorboard.backend.event_processing import event_accumulator
 
 from benchmarks import engine_parity as parity
@@ -24,6 +23,7 @@ from benchmarks.engine_parity import training_losses
 from momentum_transfer.backbones.build import build_backbone
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.shipped import listing_of, variants
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.config import add_own_keys
 from momentum_transfer.transfer.detectron2_engine import load_initial
@@ -38,6 +38,7 @@ from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngi
 from momentum_transfer.transfer.torchvision_engine.models import build_detector
 from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
 from momentum_transfer.transfer.torchvision_engine.weights import export_state, load_detector, names
+from tests.config_headers import configs_of, header
 from tests.process_group import outcome_in_own_group, signal_own_group
 from tests.transfer import test_any_backbone as any_networks
 from tests.transfer.torchvision_engine.test_semantic import labels_config
@@ -58,7 +59,6 @@ KEEP_ALL = [
     *("MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "MODEL.RETINANET.SCORE_THRESH_TEST", "0.0"),
     *("MODEL.FCOS.SCORE_THRESH_TEST", "0.0"),
 ]
-ROOT = Path(__file__).parents[2]
 SIZES = ((64, 64), (48, 70), (90, 61))  # multiples of 32 and not
 
 
@@ -365,15 +365,16 @@ def test_what_it_cannot_run_is_said_before_any_compute():
     assert "depth" in Detectron2Engine().unsupported(tiny_config("stride8")).lower()
 
 
-CONFIGS = [path for room in ("transfer", "smoke") for path in sorted((ROOT / "configs" / room).glob("*.yaml"))]
-CONFIGS = [path for path in CONFIGS if "tools/transfer.py" in path.read_text()]
+CONFIGS = [path for room in ("transfer", "smoke") for path in configs_of(room) if "tools/transfer.py" in header(path)]
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_every_config_merges_into_detectron2_as_a_file_and_as_settings(file, tmp_path):
-    cfg = config.load(file)
+    cfg, listing = config.load(file), listing_of(file)
     merged = add_own_keys(get_cfg())
-    merged.merge_from_file(str(file))
+    merged.merge_from_file(str(listing or file))
+    if listing is not None:  # a variant is no file that Detectron2 could read
+        merged.merge_from_other_cfg(CfgNode(variants(listing)[file.stem]))
     theirs = detectron2_config(cfg, seed=0, out_dir=tmp_path)
     assert theirs.MODEL.ROI_HEADS.NAME == merged.MODEL.ROI_HEADS.NAME
     for key in ("SOLVER.STEPS", "SOLVER.BASE_LR", "MODEL.ANCHOR_GENERATOR.SIZES"):

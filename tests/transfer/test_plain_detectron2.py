@@ -239,7 +239,7 @@ def test_basic_blocks_are_not_left_undilated_in_silence():
 def test_a_networks_own_pixels_are_asked_for():
     arch = "timm:resnet18.a1_in1k"
     given = ["MODEL.BACKBONE.ARCH", arch, "MODEL.PIXEL_MEAN", "[127.5,127.5,127.5]"]
-    file = CONFIGS / "mask_rcnn_fpn_1x_R18.yaml"
+    file = CONFIGS / "mask_rcnn_fpn_1x.yaml"
     with pytest.raises(InputError, match=r"expected the mean .* of timm:resnet18.a1_in1k, .*123\.675.*found .*127\.5"):
         build_model(extended(file, overrides=given))
     build_model(extended(file, overrides=[*given, "MODEL.BACKBONE.PIXELS", "settings"]))
@@ -293,7 +293,7 @@ def settings_of(detector: str, weights: Path, out: Path):
     data = ["DATASETS.TRAIN", "('plain_shapes',)", "DATASETS.TEST", "('plain_shapes',)", "OUTPUT_DIR", str(out)]
     out.mkdir()
     return extended(
-        CONFIGS / f"{detector}_R18.yaml",
+        CONFIGS / f"{detector}.yaml",  # the depth is that of the weights
         weights.with_suffix(".yaml"),
         overrides=[*TINY, *data, "MODEL.WEIGHTS", str(weights)],
     )
@@ -333,7 +333,7 @@ def test_the_default_trainer_trains_the_same_weights_as_our_engine(shapes, resne
     trainer.train()
     data = f"('{shapes[0]}:{shapes[1]}',)"
     given = ["DATASETS.TRAIN", data, "DATASETS.TEST", data, "OUTPUT_DIR", str(tmp_path / "ours")]
-    ours = config.load(CONFIGS / "mask_rcnn_fpn_1x_R18.yaml", [*TINY, *given])
+    ours = config.load("transfer/mask_rcnn_fpn_1x_R18", [*TINY, *given])
     initial = read_initial(str(weights), ours)
     written = Detectron2Engine().finetune(Experiment(ours, open_task(ours), initial), 3, tmp_path / "ours").weights
     states = [torch.load(path)["model"] for path in (tmp_path / "out/model_final.pth", written)]
@@ -399,7 +399,7 @@ def test_the_script_of_the_docs_trains_and_scores(shapes, resnets, tmp_path):
     blocks = re.findall(r"```python title=\"(\w+\.py)\"\n(.*?)```", page, re.DOTALL)
     assert [name for name, _ in blocks] == ["train.py"]
     (tmp_path / "train.py").write_text(blocks[0][1])
-    given = [CONFIGS / "mask_rcnn_fpn_1x_R18.yaml", resnets(18)[1], *shapes, *TINY, "OUTPUT_DIR", tmp_path / "out"]
+    given = [CONFIGS / "mask_rcnn_fpn_1x.yaml", resnets(18)[1], *shapes, *TINY, "OUTPUT_DIR", tmp_path / "out"]
     command = [sys.executable, tmp_path / "train.py", *given]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment)

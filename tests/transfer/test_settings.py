@@ -1,7 +1,5 @@
 """Settings that make no sense are refused in one line; what a setting decides is in identity, claims and resumption."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,11 +14,10 @@ from momentum_transfer.transfer.config import SETTINGS, check_settings, get_cfg,
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.run import Request, run
 from momentum_transfer.verdicts.comparison import NOT_COMPARED
+from tests.config_headers import configs_of, header
 from tests.transfer.torchvision_engine.tiny import DETECTORS, SEGMENTORS, shapes_config, tiny_config
 
-ROOT = Path(__file__).parents[2]
-CONFIGS = [p for room in ("transfer", "smoke") for p in sorted((ROOT / "configs" / room).glob("*.yaml"))]
-CONFIGS = [path for path in CONFIGS if "tools/transfer.py" in path.read_text()]
+CONFIGS = [path for room in ("transfer", "smoke") for path in configs_of(room) if "tools/transfer.py" in header(path)]
 
 
 @pytest.mark.parametrize("name", DETECTORS | SEGMENTORS)
