@@ -24,14 +24,17 @@ from momentum_transfer.verdicts.outcomes import (
 RESAMPLES = 1000
 
 RULE = (
-    "Ahead or behind: a difference that chance alone, over trials and test images, would give in less than 5 % of "
-    "cases, after Holm's correction over the headline measures."
+    "Better or worse: a difference that chance alone, over trials and test images, would give in less than 5 % of "
+    "cases, after the correction over all headline measures and baselines of the page."
 )
 
 _ABOUT = (
     "Where a checkpoint was pretrained once, this is about the checkpoint, not about its method: another seed of "
     "pretraining would give another one."
 )
+
+#: Kinds of baselines, in the order of the page.
+BASELINES = ("baseline", "random", "pixels", "supervised", "none")
 
 
 def about(methods: Mapping[str, Sequence[str]]) -> str:
@@ -48,15 +51,18 @@ class Comparisons:
 
     Attributes:
         resamples: of the test items; 0 leaves them out.
+        methods: those whose trials are pretrainings, with their checkpoints.
         notices: why outcomes that records name could not be used.
     """
 
     results: Results
     resamples: int = RESAMPLES
+    methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     _comparisons: dict[tuple[Measure, str, str], Comparison | None] = field(default_factory=dict)
     _replicates: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _outcomes: dict[str, Outcomes] = field(default_factory=dict)
+    _words: dict[tuple[str, str], dict[Measure, str]] = field(default_factory=dict)
 
     def of(self, measure: Measure, name: str, base: str) -> Comparison | None:
         """``name`` minus ``base``, in points; None if one of them was not measured, or not in the same way."""
@@ -70,11 +76,35 @@ class Comparisons:
         return self._comparisons[key]
 
     def words(self, name: str, base: str) -> dict[Measure, str]:
-        """Headline measure to its word, for all that both checkpoints have."""
-        cells = self.results.cells
-        common = [one for one in self.results.headlines() if name in cells[one] and base in cells[one]]
-        found = verdicts({measure: self.of(measure, name, base) for measure in common})
-        return {measure: word for measure, (word, _) in found.items()}
+        """Headline measure to its word, for all that both checkpoints have.
+
+        The correction is over all headline measures of every checkpoint against every baseline: what the page says.
+        """
+        pairs = self._pairs if (name, base) in self._pairs else [(name, base)]
+        if pairs[0] not in self._words:
+            cells = self.results.cells
+            family = [(one, *pair) for pair in pairs for one in self.results.headlines()
+                      if all(each in cells[one] for each in pair)]  # fmt: skip
+            self._words.update({pair: {} for pair in pairs})
+            for (measure, *pair), (word, _) in verdicts({key: self.of(*key) for key in family}).items():
+                self._words[pair[0], pair[1]][measure] = word
+        return self._words[name, base]
+
+    @functools.cached_property
+    def _pairs(self) -> list[tuple[str, str]]:
+        kinds = self.results.kinds
+        bases = dict.fromkeys(base for kind in BASELINES if (base := self.results.baseline(kind)))
+        return [(name, base) for name in self.results.checkpoints if kinds[name] in ("", "supervised")
+                for base in bases if name != base]  # fmt: skip
+
+    def subject(self, name: str, base: str) -> str:
+        """What a verdict on ``name`` and ``base`` is about; a pretraining counted once never reads as a method."""
+        counts = [len(self.methods[each]) for each in (name, base) if each in self.methods]
+        if not counts:
+            return "this checkpoint"
+        if len(counts) == 1:
+            return f"a method, {counts[0]} pretrainings, beside one checkpoint"
+        return f"methods, {' and '.join(map(str, dict.fromkeys(counts)))} pretrainings"
 
     def _compare(self, measure: Measure, name: str, base: str) -> Comparison:
         first, second = (self.results.cells[measure][each] for each in (name, base))

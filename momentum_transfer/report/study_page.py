@@ -19,7 +19,7 @@ from momentum_transfer.report.plots import Gain, gain_plot
 from momentum_transfer.report.sweeps import Point, setting_plot
 from momentum_transfer.suites.study_entry import Difference, Lines, Selection, Study
 from momentum_transfer.suites.sweep import VARIANT
-from momentum_transfer.verdicts.comparison import AHEAD, BEHIND, Comparison, verdicts
+from momentum_transfer.verdicts.comparison import BETTER, WORSE, Comparison, verdicts
 
 COLUMNS = ("comparison", "first", "second", "difference [95 %]", "p (Holm)", "rule", "expected")
 
@@ -148,7 +148,7 @@ def table_markdown(found: Sequence[Answer]) -> str:
 def difference_figure(found: Sequence[Answer], title: str) -> Plot:
     """All differences with their intervals."""
     rows: dict[str, dict[str, Gain]] = {
-        one.asked.name: {"difference": (one.found.value, one.found.low, one.found.high, one.word in (AHEAD, BEHIND))}
+        one.asked.name: {"difference": (one.found.value, one.found.low, one.found.high, one.word in (BETTER, WORSE))}
         for one in found
         if one.found is not None
     }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
-from momentum_transfer.verdicts.comparison import AHEAD, ALPHA, BEHIND, Comparison
+from momentum_transfer.verdicts.comparison import ALPHA, BETTER, WORSE, Comparison
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -113,7 +113,7 @@ def difference_view(change: Comparison | None, word: str | None = None) -> CellV
     if change is None:
         return CellView(note=word or "")
     sign = "+" if change.value >= 0 else ""
-    significant = word in (AHEAD, BEHIND) if word else change.p is not None and change.p <= ALPHA and change.value != 0
+    significant = word in (BETTER, WORSE) if word else change.p is not None and change.p <= ALPHA and change.value != 0
     tone = ("up" if change.value > 0 else "down") if significant else ""
     spread = ""
     if change.low is not None and change.high is not None:

@@ -14,7 +14,7 @@ from momentum_transfer.core.settings import config_hash, keep
 from momentum_transfer.report.aggregate import Measure, aggregate
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
-from momentum_transfer.verdicts.comparison import AHEAD, BEHIND, LEVEL, NOT_COMPARED, ONE_TRIAL
+from momentum_transfer.verdicts.comparison import BETTER, LEVEL, NOT_COMPARED, ONE_TRIAL, WORSE
 from momentum_transfer.verdicts.outcomes import PerItem, label_hash, multinomial_weights
 from tests.report.report_records import record
 
@@ -67,7 +67,7 @@ def test_words_are_by_rule_after_holm():
         )
     )  # fmt: skip
     words = {measure.task: word for measure, word in comparisons.words("a", "random").items()}
-    expected = {"svm/k=4": AHEAD, "knn/k=20": ONE_TRIAL, "linear": NOT_COMPARED, "svm/k=8": LEVEL, "svm/k=2": BEHIND}
+    expected = {"svm/k=4": BETTER, "knn/k=20": ONE_TRIAL, "linear": NOT_COMPARED, "svm/k=8": LEVEL, "svm/k=2": WORSE}
     assert words == expected
 
 
@@ -78,7 +78,7 @@ def test_holm_takes_back_what_one_test_alone_would_find():
 
     alone = Comparisons(aggregate(records(["svm/k=4"]))).words("a", "random")
     many = Comparisons(aggregate(records([f"svm/k={k}" for k in range(1, 9)]))).words("a", "random")
-    assert set(alone.values()) == {AHEAD}
+    assert set(alone.values()) == {BETTER}
     assert set(many.values()) == {LEVEL}
 
 
