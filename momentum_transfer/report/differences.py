@@ -9,7 +9,7 @@ import numpy as np
 
 from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
+from momentum_transfer.report.aggregate import BASELINES, DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare, verdicts
 from momentum_transfer.verdicts.outcomes import (
     Outcomes,
@@ -32,9 +32,6 @@ _ABOUT = (
     "Where a checkpoint was pretrained once, this is about the checkpoint, not about its method: another seed of "
     "pretraining would give another one."
 )
-
-#: Kinds of baselines, in the order of the page.
-BASELINES = ("baseline", "random", "pixels", "supervised", "none")
 
 
 def about(methods: Mapping[str, Sequence[str]]) -> str:

@@ -168,8 +168,8 @@ def verdicts(
     """The word of each comparison (None: of other settings), and its p after the correction over all of them.
 
     Args:
-        margins: points within which a difference counts as none. Where both one-sided tests show that (``equal_within``,
-            after Holm over all that have a margin) the word is "equal within …", whether or not the difference is 0.
+        margins: points within which a difference counts as none. Where ``equal_within`` shows that, after Holm over all
+            that have a margin, the word is "equal within …", even if the difference is not 0.
     """
     found: dict[Key, tuple[str, float | None]] = {
         key: (NOT_COMPARED if one is None else ONE_TRIAL, None) for key, one in comparisons.items()
