@@ -12,6 +12,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import BASELINES, DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare, verdicts
 from momentum_transfer.verdicts.outcomes import (
+    FEW_GROUPS,
     Outcomes,
     PerItem,
     check_paired,
@@ -118,8 +119,7 @@ class Comparisons:
             for each in (*outcomes[0][1:], *outcomes[1]):
                 check_paired(outcomes[0][0], each, names)
         except InputError as error:
-            if str(error) not in self.notices:
-                self.notices.append(str(error))
+            self._notice(str(error))
             return None
         resampled = [[self._resampled(file) for file in side] for side in files]
         if not all(metric in each for side in resampled for each in side):
@@ -127,10 +127,19 @@ class Comparisons:
         first, second = (np.mean([each[metric] for each in side], axis=0) for side in resampled)
         hits = [side[0].values[metric] for side in outcomes if len(side) == 1 and isinstance(side[0], PerItem)]
         b = self.resamples
+        groups = outcomes[0][0].clusters
+        clusters = None if groups is None else int(groups.max()) + 1
+        if clusters is not None and clusters < FEW_GROUPS:
+            self._notice(f"{names[0].split(' of ')[0]}: {clusters} groups of test images are few; intervals are rough")
         return ItemEvidence(
             outcomes[0][0].images, first[:b], second[:b], first[b:], second[b:],
-            hits=(hits[0], hits[1]) if len(hits) == 2 and hits[0].dtype == bool else None,
+            hits=(hits[0], hits[1]) if groups is None and len(hits) == 2 and hits[0].dtype == bool else None,
+            clusters=clusters,
         )  # fmt: skip
+
+    def _notice(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
 
     def _read(self, reference: Mapping[str, Any]) -> Outcomes:
         key = str(reference.get("sha256"))
@@ -143,13 +152,16 @@ class Comparisons:
         key = str(reference.get("sha256"))
         if key not in self._replicates:
             outcomes = self._read(reference)
-            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples))
+            clusters = None if outcomes.clusters is None else outcomes.clusters.tobytes()
+            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples, clusters))
         return self._replicates[key]
 
 
 @functools.lru_cache(maxsize=2)  # the next file is mostly of the same test set
-def _weights(images: int, resamples: int) -> np.ndarray:
-    """[resamples + groups, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
-    weights = np.concatenate([multinomial_weights(images, resamples), jackknife_weights(images)], axis=0)
+def _weights(images: int, resamples: int, clusters: bytes | None) -> np.ndarray:
+    """[resamples + blocks, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
+    groups = None if clusters is None else np.frombuffer(clusters, dtype=np.int64)
+    drawn, left_out = multinomial_weights(images, resamples, groups=groups), jackknife_weights(images, groups=groups)
+    weights = np.concatenate([drawn, left_out], axis=0)
     weights.setflags(write=False)
     return weights
