@@ -1,4 +1,4 @@
-"""The benchmark of coverage: every method gives an interval for every pair, and equal detectors differ by luck alone."""
+"""The benchmark of coverage: intervals of every method for every pair, and no correction that calls more than none."""
 
 import numpy as np
 
