@@ -9,9 +9,10 @@ import numpy as np
 
 from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
+from momentum_transfer.report.aggregate import BASELINES, DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare, verdicts
 from momentum_transfer.verdicts.outcomes import (
+    FEW_GROUPS,
     Outcomes,
     PerItem,
     check_paired,
@@ -24,8 +25,8 @@ from momentum_transfer.verdicts.outcomes import (
 RESAMPLES = 1000
 
 RULE = (
-    "Ahead or behind: a difference that chance alone, over trials and test images, would give in less than 5 % of "
-    "cases, after Holm's correction over the headline measures."
+    "Better or worse: a difference that chance alone, over trials and test images, would give in less than 5 % of "
+    "cases, after the correction over all headline measures and baselines of the page."
 )
 
 _ABOUT = (
@@ -48,15 +49,18 @@ class Comparisons:
 
     Attributes:
         resamples: of the test items; 0 leaves them out.
+        methods: those whose trials are pretrainings, with their checkpoints.
         notices: why outcomes that records name could not be used.
     """
 
     results: Results
     resamples: int = RESAMPLES
+    methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     _comparisons: dict[tuple[Measure, str, str], Comparison | None] = field(default_factory=dict)
     _replicates: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _outcomes: dict[str, Outcomes] = field(default_factory=dict)
+    _words: dict[tuple[str, str], dict[Measure, str]] = field(default_factory=dict)
 
     def of(self, measure: Measure, name: str, base: str) -> Comparison | None:
         """``name`` minus ``base``, in points; None if one of them was not measured, or not in the same way."""
@@ -70,11 +74,35 @@ class Comparisons:
         return self._comparisons[key]
 
     def words(self, name: str, base: str) -> dict[Measure, str]:
-        """Headline measure to its word, for all that both checkpoints have."""
-        cells = self.results.cells
-        common = [one for one in self.results.headlines() if name in cells[one] and base in cells[one]]
-        found = verdicts({measure: self.of(measure, name, base) for measure in common})
-        return {measure: word for measure, (word, _) in found.items()}
+        """Headline measure to its word, for all that both checkpoints have.
+
+        The correction is over all headline measures of every checkpoint against every baseline: what the page says.
+        """
+        pairs = self._pairs if (name, base) in self._pairs else [(name, base)]
+        if pairs[0] not in self._words:
+            cells = self.results.cells
+            family = [(one, *pair) for pair in pairs for one in self.results.headlines()
+                      if all(each in cells[one] for each in pair)]  # fmt: skip
+            self._words.update({pair: {} for pair in pairs})
+            for (measure, *pair), (word, _) in verdicts({key: self.of(*key) for key in family}).items():
+                self._words[pair[0], pair[1]][measure] = word
+        return self._words[name, base]
+
+    @functools.cached_property
+    def _pairs(self) -> list[tuple[str, str]]:
+        kinds = self.results.kinds
+        bases = dict.fromkeys(base for kind in BASELINES if (base := self.results.baseline(kind)))
+        return [(name, base) for name in self.results.checkpoints if kinds[name] in ("", "supervised")
+                for base in bases if name != base]  # fmt: skip
+
+    def subject(self, name: str, base: str) -> str:
+        """What a verdict on ``name`` and ``base`` is about; a pretraining counted once never reads as a method."""
+        counts = [len(self.methods[each]) for each in (name, base) if each in self.methods]
+        if not counts:
+            return "this checkpoint"
+        if len(counts) == 1:
+            return f"a method, {counts[0]} pretrainings, beside one checkpoint"
+        return f"methods, {' and '.join(map(str, dict.fromkeys(counts)))} pretrainings"
 
     def _compare(self, measure: Measure, name: str, base: str) -> Comparison:
         first, second = (self.results.cells[measure][each] for each in (name, base))
@@ -91,8 +119,7 @@ class Comparisons:
             for each in (*outcomes[0][1:], *outcomes[1]):
                 check_paired(outcomes[0][0], each, names)
         except InputError as error:
-            if str(error) not in self.notices:
-                self.notices.append(str(error))
+            self._notice(str(error))
             return None
         resampled = [[self._resampled(file) for file in side] for side in files]
         if not all(metric in each for side in resampled for each in side):
@@ -100,10 +127,19 @@ class Comparisons:
         first, second = (np.mean([each[metric] for each in side], axis=0) for side in resampled)
         hits = [side[0].values[metric] for side in outcomes if len(side) == 1 and isinstance(side[0], PerItem)]
         b = self.resamples
+        groups = outcomes[0][0].clusters
+        clusters = None if groups is None else int(groups.max()) + 1
+        if clusters is not None and clusters < FEW_GROUPS:
+            self._notice(f"{names[0].split(' of ')[0]}: {clusters} groups of test images are few; intervals are rough")
         return ItemEvidence(
             outcomes[0][0].images, first[:b], second[:b], first[b:], second[b:],
-            hits=(hits[0], hits[1]) if len(hits) == 2 and hits[0].dtype == bool else None,
+            hits=(hits[0], hits[1]) if groups is None and len(hits) == 2 and hits[0].dtype == bool else None,
+            clusters=clusters,
         )  # fmt: skip
+
+    def _notice(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
 
     def _read(self, reference: Mapping[str, Any]) -> Outcomes:
         key = str(reference.get("sha256"))
@@ -116,13 +152,16 @@ class Comparisons:
         key = str(reference.get("sha256"))
         if key not in self._replicates:
             outcomes = self._read(reference)
-            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples))
+            clusters = None if outcomes.clusters is None else outcomes.clusters.tobytes()
+            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples, clusters))
         return self._replicates[key]
 
 
 @functools.lru_cache(maxsize=2)  # the next file is mostly of the same test set
-def _weights(images: int, resamples: int) -> np.ndarray:
-    """[resamples + groups, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
-    weights = np.concatenate([multinomial_weights(images, resamples), jackknife_weights(images)], axis=0)
+def _weights(images: int, resamples: int, clusters: bytes | None) -> np.ndarray:
+    """[resamples + blocks, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
+    groups = None if clusters is None else np.frombuffer(clusters, dtype=np.int64)
+    drawn, left_out = multinomial_weights(images, resamples, groups=groups), jackknife_weights(images, groups=groups)
+    weights = np.concatenate([drawn, left_out], axis=0)
     weights.setflags(write=False)
     return weights

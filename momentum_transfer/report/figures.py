@@ -19,7 +19,7 @@ from momentum_transfer.report.answers import Pair
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
-from momentum_transfer.verdicts.comparison import AHEAD, BEHIND
+from momentum_transfer.verdicts.comparison import BETTER, WORSE
 
 #: Lines of a plot of layers and of the slope chart, lines of the plot of gains, checkpoints in one plot (more could not
 #: be distinguished), plots of one kind (each costs time, and room on the page).
@@ -95,7 +95,7 @@ def _gains(comparisons: Comparisons, colours: Mapping[str, int], shown: Sequence
         changes = {name: change for name in names if (change := comparisons.of(measure, name, base))}
         if changes:
             rows[label] = {
-                name: (change.value, change.low, change.high, words[name].get(measure) in (AHEAD, BEHIND))
+                name: (change.value, change.low, change.high, words[name].get(measure) in (BETTER, WORSE))
                 for name, change in changes.items()
             }
     if not rows:
@@ -103,7 +103,7 @@ def _gains(comparisons: Comparisons, colours: Mapping[str, int], shown: Sequence
     more = f" {len(rows)} of {len(common)} measures." if len(rows) < len(common) else ""
     who = f"{names[0]} − {base}" if len(names) == 1 else f"each minus {base}"
     caption = (
-        f"{who}, in points; right of the line pretraining helps. Filled: ahead or behind by the rule; whiskers are 95 "
+        f"{who}, in points; right of the line pretraining helps. Filled: better or worse by the rule; whiskers are 95 "
         "% intervals over trials and test images, none where there is one trial and nothing to resample."
         f"{more}{_left_out(results, shown)}"
     )

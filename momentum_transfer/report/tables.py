@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
-from momentum_transfer.verdicts.comparison import AHEAD, ALPHA, BEHIND, Comparison
+from momentum_transfer.verdicts.comparison import ALPHA, BETTER, WORSE, Comparison
+from momentum_transfer.verdicts.comparison import word as for_readers
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -113,12 +114,12 @@ def difference_view(change: Comparison | None, word: str | None = None) -> CellV
     if change is None:
         return CellView(note=word or "")
     sign = "+" if change.value >= 0 else ""
-    significant = word in (AHEAD, BEHIND) if word else change.p is not None and change.p <= ALPHA and change.value != 0
+    significant = word in (BETTER, WORSE) if word else change.p is not None and change.p <= ALPHA and change.value != 0
     tone = ("up" if change.value > 0 else "down") if significant else ""
     spread = ""
     if change.low is not None and change.high is not None:
         spread = f"[{number(change.low)}, {number(change.high)}]"
-    return CellView(sign + number(change.value), spread, tone=tone, note=word or "")
+    return CellView(sign + number(change.value), spread, tone=tone, note=for_readers(word or "", change))
 
 
 def compared(results: Results) -> list[tuple[str, str]]:

@@ -15,7 +15,10 @@ A trial is one repetition: another sample of the labelled images, or another see
   items lean stretched by their skewness. It is about these trained networks alone.
 - One trial on a side and no outcomes: no verdict.
 
-``verdicts`` makes the words: ahead or behind where p is at most 5 % after Holm's correction over all comparisons.
+Where items come in groups (frames of a film), whole groups are resampled, and groups − 1 stand for items − 1.
+
+``verdicts`` makes the words: better or worse where p is at most 5 % after the correction over all comparisons that are
+read together, by ``max_t`` where every one of them has outcomes per item, else by ``holm``.
 
 Assumption: trials are independent and (differences of) scores roughly normal. False alarms at the 5 % level in
 simulation: 5.0 % in the paired case; Welch is on the safe side where trials are few (2.2 % at 2, 4.2 % at 5).
@@ -23,7 +26,7 @@ simulation: 5.0 % in the paired case; Welch is on the safe side where trials are
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -33,7 +36,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.verdicts import power
 
 #: The words of a verdict, and the level at which a difference is significant.
-AHEAD, BEHIND, LEVEL = "ahead", "behind", "not significant"
+BETTER, WORSE, EQUAL, LEVEL = "better", "worse", "equal within", "not significant"
 ONE_TRIAL, NOT_COMPARED = "one trial: no verdict", "other settings: not compared"
 ALPHA = 0.05
 
@@ -54,7 +57,8 @@ class ItemEvidence:
     Attributes:
         items: number of test items.
         first, second: [B] replicates in points. first_left_out, second_left_out: [G] with a group of items left out.
-        hits: where each side has one trial and its outcomes are hits: bool [items] of both.
+        hits: where each side has one trial and its outcomes are hits that are drawn one by one: bool [items] of both.
+        clusters: number of groups, where whole groups of items were resampled.
     """
 
     items: int
@@ -63,11 +67,17 @@ class ItemEvidence:
     first_left_out: np.ndarray
     second_left_out: np.ndarray
     hits: tuple[np.ndarray, np.ndarray] | None = None
+    clusters: int | None = None
+
+    @property
+    def drawn(self) -> int:
+        """How many things are drawn: groups of items, or items."""
+        return self.items if self.clusters is None else self.clusters
 
     def error_and_acceleration(self) -> tuple[float, float]:
-        """Standard error by the bootstrap, whose variance is too small by (items − 1) / items, and ``acceleration``."""
+        """Standard error by the bootstrap, whose variance is too small by (drawn − 1) / drawn, and ``acceleration``."""
         error = float(np.nanstd(self.first - self.second, ddof=1))
-        return error * math.sqrt(self.items / (self.items - 1)), acceleration(
+        return error * math.sqrt(self.drawn / (self.drawn - 1)), acceleration(
             self.first_left_out - self.second_left_out
         )
 
@@ -85,6 +95,9 @@ class Comparison:
         std: over trials, of the differences where ``paired``, else of a side; None if a side has one trial.
         floor: standard error from items alone.
         discordant: where McNemar's test gave p: items on which exactly one side is right.
+        clusters: groups of items, where whole groups were resampled.
+        designs: (se, df, lean) of every t interval of which the widest counts; () where se and df are the only one.
+        replicates: [B] of the difference, under the item weights that all comparisons on the same items share.
     """
 
     value: float
@@ -101,6 +114,9 @@ class Comparison:
     std: float | None = None
     floor: float = 0.0
     discordant: int | None = None
+    clusters: int | None = None
+    designs: tuple[tuple[float, float, float], ...] = ()
+    replicates: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
     def detectable(self) -> float | None:
@@ -131,7 +147,7 @@ def compare(
     for side in (a, b):
         if not np.isfinite(side).all():
             raise InputError(f"expected finite scores, found {side[~np.isfinite(side)][0]}")
-    if evidence is not None and evidence.items < 2:
+    if evidence is not None and evidence.drawn < 2:
         evidence = None  # one item has no spread
     n, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     if min(n) >= 2:
@@ -146,19 +162,96 @@ def compare(
     return _with_items(Comparison(value, n), error, max(n) - 1, evidence)
 
 
-def verdicts(comparisons: Mapping[Key, Comparison | None]) -> dict[Key, tuple[str, float | None]]:
-    """The word of each comparison (None: of other settings), and its p after Holm's correction over all of them."""
+def verdicts(
+    comparisons: Mapping[Key, Comparison | None], margins: Mapping[Key, float] | None = None
+) -> dict[Key, tuple[str, float | None]]:
+    """The word of each comparison (None: of other settings), and its p after the correction over all of them.
+
+    Args:
+        margins: points within which a difference counts as none. Where ``equal_within`` shows that, after Holm over all
+            that have a margin, the word is "equal within …", even if the difference is not 0.
+    """
     found: dict[Key, tuple[str, float | None]] = {
         key: (NOT_COMPARED if one is None else ONE_TRIAL, None) for key, one in comparisons.items()
     }
-    tested = {key: (one.value, one.p) for key, one in comparisons.items() if one is not None and one.p is not None}
-    for (key, (value, _)), p in zip(tested.items(), holm([p for _, p in tested.values()]), strict=True):
-        direction = AHEAD if value > 0 else BEHIND
-        found[key] = (direction if p <= ALPHA and value else LEVEL, p)
+    tested = {key: one for key, one in comparisons.items() if one is not None and one.p is not None}
+    joint = all(one.replicates is not None for one in tested.values())
+    adjusted = max_t(list(tested.values())) if joint else holm([one.p or 0.0 for one in tested.values()])
+    for (key, one), p in zip(tested.items(), adjusted, strict=True):
+        direction = BETTER if one.value > 0 else WORSE
+        found[key] = (direction if p <= ALPHA and one.value else LEVEL, p)
+    wished = {
+        key: (margin, equal_within(tested[key], margin)) for key, margin in (margins or {}).items() if key in tested
+    }
+    for (key, (margin, _)), p in zip(wished.items(), holm([p for _, p in wished.values()]), strict=True):
+        if p <= ALPHA:
+            found[key] = (f"{EQUAL} {margin:g}", found[key][1])
     return found
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def word(verdict: str, comparison: Comparison | None) -> str:
+    """A word of ``verdicts`` for readers: "not significant" with the smallest difference that would have been seen."""
+    if verdict != LEVEL or comparison is None or comparison.detectable is None:
+        return verdict
+    return f"{verdict} ({points(comparison.detectable)} would have been seen)"
+
+
+def points(size: float) -> str:
+    """The size of a difference: 12.3, 0.53."""
+    return f"{size:.1f}" if size >= 1 else f"{size:.2g}"
+
+
+def max_t(comparisons: Sequence[Comparison]) -> list[float]:
+    """Adjusted p, in the order given, of tested comparisons that all have ``replicates``; it knows how they correlate.
+
+    Step-down max-t (Westfall and Young 1993, section 2.6): where there is no difference, differences vary together as
+    their replicates do, each centred and in units of its own standard error. The adjusted p is the chance that the
+    largest of all with the same or a larger p is as far from 0 as the one seen, which stands there as the normal
+    deviate of its own p (t and McNemar's test keep their size). Comparisons of several trials are taken as independent
+    of all others, which asks for more than any dependence (Šidák 1967): few trials do not tell how they vary together.
+    1000 resamples show no p below .001, so that the smaller of this and Holm's counts; never less than the p itself.
+    """
+    p = np.array([one.p for one in comparisons], dtype=np.float64)
+    if len(p) < 2:
+        return [float(each) for each in p]
+    replicates = np.stack([one.replicates for one in comparisons if one.replicates is not None])
+    centred = np.nan_to_num(replicates - np.nanmean(replicates, axis=1, keepdims=True))
+    error = centred.std(axis=1, keepdims=True)
+    trials = np.array([max(one.n) > 1 for one in comparisons])[:, None]
+    apart = np.random.default_rng(0).standard_normal(centred.shape)
+    null = np.where(trials, apart, centred / np.where(error > 0, error, 1.0))
+    order = np.argsort(-p, kind="stable")
+    largest = np.maximum.accumulate(np.abs(null[order]), axis=0)
+    chance = (1 + (largest >= -special.ndtri(p[order] / 2)[:, None]).sum(axis=1)) / (1 + null.shape[1])
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(chance[::-1])[::-1]
+    return [float(each) for each in np.maximum(p, np.minimum(adjusted, holm(p)))]
+
+
+def equal_within(comparison: Comparison, margin: float) -> float:
+    """p of "the difference is ``margin`` points or more": the larger of two one-sided tests' (Schuirmann 1987).
+
+    It is below .05 exactly where the 90 % interval, made as the 95 % one, lies between −margin and margin; 1 where
+    nothing can be said.
+    """
+    if not 0 < margin < math.inf:
+        raise InputError(f"expected a margin above 0 points, found {margin}")
+    if comparison.p is None or comparison.se is None:
+        return 1.0
+    if comparison.discordant is not None:
+        ahead = round(comparison.value * comparison.items / 100)
+        b, c = (comparison.discordant + ahead) // 2, (comparison.discordant - ahead) // 2
+        scores = [_score(*sides, comparison.items, min(1.0, margin / 100)) for sides in ((b, c), (c, b))]
+        return float(max(special.ndtr(-far / error) if error else far <= 0 for far, error in scores))
+    designs = comparison.designs or ((comparison.se, comparison.df, 0.0),)
+    return max(
+        _one_sided(margin - side * comparison.value, se, df, side * lean)
+        for se, df, lean in designs
+        for side in (1, -1)
+    )
+
+
+def holm(p_values: Sequence[float] | np.ndarray) -> list[float]:
     """Adjusted p values, in the order given (Holm 1979): the chance of any false alarm among all stays at the level.
 
     The i-th smallest of m is multiplied by m − i (i from 0), never below the one before it, never above 1.
@@ -195,27 +288,27 @@ def _with_items(by_trials: Comparison, se: float, df: float, evidence: ItemEvide
     floor, lean = evidence.error_and_acceleration()
     total = math.hypot(se, floor)
     fraction = floor / total if total else 0.0
-    designs = [(se, df), (total, _satterthwaite((se**2, floor**2), (df, evidence.items - 1)))]
-    lows, highs, ps = zip(
-        _t_interval(by_trials.value, *designs[0]),
-        _t_interval(by_trials.value, *designs[1], lean=lean * fraction**3),  # only the part of the items leans
-        strict=True,
-    )
-    se, df = designs[0] if highs[0] - lows[0] > highs[1] - lows[1] else designs[1]
+    lean *= fraction**3  # only the part of the items leans
+    designs = (se, df, 0.0), (total, _satterthwaite((se**2, floor**2), (df, evidence.drawn - 1)), lean)
+    lows, highs, ps = zip(*(_t_interval(by_trials.value, *design) for design in designs), strict=True)
+    se, df, _ = designs[0] if highs[0] - lows[0] > highs[1] - lows[1] else designs[1]
     return replace(by_trials, low=min(lows), high=max(highs), p=max(ps), se=se, df=df, items=evidence.items,
-                   item_fraction=fraction**2 if total else None, floor=floor)  # fmt: skip
+                   item_fraction=fraction**2 if total else None, floor=floor, clusters=evidence.clusters,
+                   designs=designs, replicates=evidence.first - evidence.second)  # fmt: skip
 
 
 def _by_items(value: float, evidence: ItemEvidence) -> Comparison:
     se, lean = evidence.error_and_acceleration()
-    df, discordant = evidence.items - 1, None
+    df, discordant = evidence.drawn - 1, None
     if evidence.hits is not None:
         low, high = (100 * end for end in paired_interval(*evidence.hits))
         only_first, only_second, p = mcnemar(*evidence.hits)
         discordant = only_first + only_second
     else:
         low, high, p = _t_interval(value, se, df, lean)
-    return Comparison(value, (1, 1), low, high, p, se, df, items=evidence.items, discordant=discordant)
+    return Comparison(value, (1, 1), low, high, p, se, df, items=evidence.items, discordant=discordant,
+                      clusters=evidence.clusters, designs=((se, df, lean),),
+                      replicates=evidence.first - evidence.second)  # fmt: skip
 
 
 def _t_interval(value: float, se: float, df: float, lean: float = 0.0) -> tuple[float, float, float]:
@@ -230,11 +323,24 @@ def _t_interval(value: float, se: float, df: float, lean: float = 0.0) -> tuple[
     critical, bend = float(stats.t.ppf(0.975, df)), 2 * abs(lean)
     half, stretched = critical * se, (critical + bend * critical**2) * se
     t = abs(value) / se
-    if lean * value < 0:  # 0 lies on the stretched side: the t with t + 2·|a|·t² = |value| / se
-        t = 2 * t / (1 + math.sqrt(1 + 4 * bend * t))
+    if lean * value < 0:  # 0 lies on the stretched side
+        t = _unstretched(t, bend)
     low = value - (stretched if lean < 0 else half)
     high = value + (stretched if lean > 0 else half)
     return low, high, float(2 * stats.t.sf(t, df))
+
+
+def _unstretched(far: float, bend: float) -> float:
+    """The t with t + ``bend``·t² = ``far``."""
+    return 2 * far / (1 + math.sqrt(1 + 4 * bend * far))
+
+
+def _one_sided(distance: float, se: float, df: float, lean: float) -> float:
+    """p of "the truth is ``distance`` or more above the estimate", by the interval of ``_t_interval``."""
+    if se == 0:
+        return 0.0 if distance > 0 else 1.0
+    t = distance / se
+    return float(stats.t.sf(_unstretched(t, 2 * lean) if lean > 0 and t > 0 else t, df))
 
 
 def _satterthwaite(variances: Sequence[float], dfs: Sequence[float]) -> float:
@@ -308,9 +414,15 @@ def _upper_end(b: int, c: int, n: int) -> float:
     z = float(special.ndtri(0.975))
 
     def beyond(difference: float) -> float:
-        linear = (2 * n - b + c) * difference - b - c
-        against = (math.sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
-        variance = n * (2 * against + difference * (1 - difference))
-        return n * difference - (b - c) - _CORRECTION - z * math.sqrt(max(variance, 0.0))
+        far, error = _score(b, c, n, difference)
+        return far - z * error
 
     return float(optimize.brentq(beyond, (b - c) / n, 1.0, xtol=1e-12))
+
+
+def _score(b: int, c: int, n: int, difference: float) -> tuple[float, float]:
+    """How far below ``difference`` b for and c against of n images lie, with the correction, and the standard error."""
+    linear = (2 * n - b + c) * difference - b - c
+    against = (math.sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
+    variance = n * (2 * against + difference * (1 - difference))
+    return n * difference - (b - c) - _CORRECTION, math.sqrt(max(variance, 0.0))

@@ -6,8 +6,8 @@ the same weights, so that differences are paired item by item (Efron and Tibshir
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,14 @@ def label_hash(labels: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class PerItem:
-    """Metrics that are means over test items: metric to [N] bool (a hit) or fraction; ``test_set`` is a hash."""
+    """Metrics that are means over test items: metric to [N] bool (a hit) or fraction; ``test_set`` is a hash.
+
+    ``clusters``, here and in the other kinds: [N] the number of each item's group, where items come in groups.
+    """
 
     test_set: str
     values: Mapping[str, np.ndarray]
+    clusters: np.ndarray | None = None
 
     @property
     def images(self) -> int:
@@ -78,8 +82,28 @@ def per_item(values: np.ndarray, renderings: int) -> np.ndarray:
     return values if renderings == 1 else values.reshape(renderings, -1).mean(axis=0)
 
 
-def multinomial_weights(items: int, resamples: int, seed: int = 0) -> np.ndarray:
-    """[resamples, items] int32: how often each item is drawn; every row sums to ``items``."""
+#: Groups of items below which nothing is said of the items, and below which intervals are rough.
+FEWEST_GROUPS, FEW_GROUPS = 3, 10
+
+
+def group_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
+    """[items] numbers 0 … G − 1 of the groups that ``names`` gives item by item; InputError below 3 groups."""
+    groups = np.unique(np.asarray(names), return_inverse=True)[1]
+    if (count := int(groups.max(initial=-1)) + 1) < FEWEST_GROUPS:
+        raise InputError(
+            f"expected {FEWEST_GROUPS} groups or more, found {count}; leave the groups out, or test on more"
+        )
+    return groups
+
+
+def multinomial_weights(items: int, resamples: int, seed: int = 0, groups: np.ndarray | None = None) -> np.ndarray:
+    """[resamples, items] int32: how often each item is drawn; every row sums to ``items``.
+
+    With ``groups`` ([items], numbers 0 … G − 1: films, patients, sites) whole groups are drawn, G of them (the cluster
+    bootstrap, Davison and Hinkley 1997, section 3.8): a row then sums to more or less where groups differ in size.
+    """
+    if groups is not None:
+        return multinomial_weights(int(groups.max()) + 1, resamples, seed)[:, groups]
     if items < 1 or resamples < 1:
         raise InputError(f"expected at least one item and one resample, found {items} and {resamples}")
     random = np.random.default_rng(seed)
@@ -89,15 +113,17 @@ def multinomial_weights(items: int, resamples: int, seed: int = 0) -> np.ndarray
     return weights
 
 
-def jackknife_weights(items: int, groups: int = 100) -> np.ndarray:
-    """[min(groups, items), items] int32: all ones but for the group of items that is left out.
+def jackknife_weights(items: int, blocks: int = 100, groups: np.ndarray | None = None) -> np.ndarray:
+    """[min(blocks, items), items] int32: all ones but for the block of items that is left out.
 
-    Leaving out groups instead of single items keeps the acceleration at the price of some noise (Efron and Tibshirani
-    1993, section 14.3), and 5000 items need 100 evaluations instead of 5000.
+    Leaving out blocks instead of single items keeps the acceleration at the price of some noise (Efron and Tibshirani
+    1993, section 14.3), and 5000 items need 100 evaluations instead of 5000. ``groups``: whole groups are left out.
     """
-    groups = min(groups, items)
-    group = np.random.default_rng(0).permutation(items) % groups
-    return (group[None, :] != np.arange(groups)[:, None]).astype(np.int32)
+    if groups is not None:
+        return jackknife_weights(int(groups.max()) + 1, blocks)[:, groups]
+    blocks = min(blocks, items)
+    block = np.random.default_rng(0).permutation(items) % blocks
+    return (block[None, :] != np.arange(blocks)[:, None]).astype(np.int32)
 
 
 def weighted_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -115,7 +141,8 @@ _KINDS: dict[str, Any] = {"per item": PerItem, "ranked detections": Ranked, "con
 
 def arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
     """Arrays for a file, with the kind under ``kind``."""
-    return {"kind": np.array(_kind(outcomes)), **outcomes.arrays()}
+    clusters = {} if outcomes.clusters is None else {"clusters": outcomes.clusters.astype(np.uint32)}
+    return {"kind": np.array(_kind(outcomes)), **clusters, **outcomes.arrays()}
 
 
 def from_arrays(found: Mapping[str, Any]) -> Outcomes:
@@ -125,8 +152,17 @@ def from_arrays(found: Mapping[str, Any]) -> Outcomes:
         raise InputError(
             f"expected outcomes of the kind {', '.join(_KINDS)}, found {kind}; written by a later version?"
         )
-    outcomes: Outcomes = _KINDS[kind].from_arrays({name: values for name, values in found.items() if name != "kind"})
-    return outcomes
+    outcomes: Outcomes = _KINDS[kind].from_arrays(
+        {name: values for name, values in found.items() if name not in ("kind", "clusters")}
+    )
+    return in_groups(outcomes, group_numbers(found["clusters"])) if "clusters" in found else outcomes
+
+
+def in_groups(outcomes: Outcomes, clusters: np.ndarray | None) -> Outcomes:
+    """The outcomes with the group of every item; None: with none."""
+    if clusters is not None and clusters.shape != (outcomes.images,):
+        raise InputError(f"expected the group of each of {outcomes.images} test items, found {clusters.size}")
+    return replace(outcomes, clusters=clusters)
 
 
 def replicates(outcomes: Outcomes, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -153,6 +189,9 @@ def check_paired(first: Outcomes, second: Outcomes, names: tuple[str, str]) -> N
             f"expected the same test items in the same order, found {first.images} ({first.test_set[:12]}) of "
             f"{names[0]} and {second.images} ({second.test_set[:12]}) of {names[1]}; evaluate both on the same files"
         )
+    groups = [np.zeros(0) if each.clusters is None else each.clusters for each in (first, second)]
+    if not np.array_equal(groups[0], groups[1]):
+        raise InputError(f"expected the same groups of test items of {names[0]} and {names[1]}; evaluate both again")
     if isinstance(first, Ranked) and isinstance(second, Ranked) and first.rule != second.rule:
         raise InputError(f"expected one protocol, found {first.rule} of {names[0]} and {second.rule} of {names[1]}")
 

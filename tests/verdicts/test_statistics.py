@@ -47,7 +47,7 @@ def test_words_are_by_the_sign_and_by_p_after_holm():
     found = {name: compare(*each, shared=True) for name, each in sides.items()}
     words = comparison.verdicts({**found, "one": compare([1.0], [2.0]), "other": None})
     assert {name: word for name, (word, _) in words.items()} == {
-        "up": "ahead", "down": "behind", "near": "not significant", "one": "one trial: no verdict",
+        "up": "better", "down": "worse", "near": "not significant", "one": "one trial: no verdict",
         "other": "other settings: not compared",
     }  # fmt: skip
     assert [words[name][1] for name in sides] == comparison.holm([each.p for each in found.values()])
@@ -168,14 +168,14 @@ def test_weights_are_samples_with_replacement():
     assert (weights.sum(axis=1) == 50).all()
     np.testing.assert_array_equal(weights[:7], outcomes.multinomial_weights(50, 7, seed=3))
     assert weights.var() == pytest.approx(1 - 1 / 50, abs=0.03)
-    left_out = outcomes.jackknife_weights(50, groups=10)
+    left_out = outcomes.jackknife_weights(50, blocks=10)
     assert (left_out.sum(axis=1) == 45).all()
     assert (left_out.sum(axis=0) == 9).all()
 
 
 def test_acceleration_of_a_mean_is_a_sixth_of_its_skewness():
     values = RANDOM.exponential(size=60)
-    jackknife = outcomes.jackknife_weights(60, groups=60) @ values / 59
+    jackknife = outcomes.jackknife_weights(60, blocks=60) @ values / 59
     assert comparison.acceleration(jackknife) == pytest.approx(stats.skew(values) / (6 * 60**0.5))
     assert comparison.acceleration(np.append(-jackknife, np.nan)) == -comparison.acceleration(jackknife)
     assert comparison.acceleration(np.full(3, 2.0)) == comparison.acceleration(np.full(3, np.nan)) == 0.0
