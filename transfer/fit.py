@@ -1,6 +1,6 @@
 """Settings that follow from custom data and the machine, each with its reason: class count, sizes, batch, schedule.
 
-These are rules of thumb of this project, made for 20 to 5000 images; no paper has them.
+These are this project's rules of thumb for 20 to 5000 images; they come from no paper.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,19 +16,33 @@ from momentum_transfer.transfer.config import NETWORKS
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
 
-#: Shorter side in pixels: small boxes (the tenth percentile) get this side, within the limits of the device.
+#: Side in pixels that a small box (the tenth percentile of all boxes) gets when the images are resized.
 SMALL_BOX = 24
-LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
-#: Training images seen in all: a fixed number, more for each image of the set, at most the last; on a GPU four times.
-VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1000, 8, 12_000
+#: Smallest shorter side of resized images, in pixels.
+LEAST_SIDE = 256
+#: Largest shorter side of resized images on a device, in pixels.
+MOST_SIDE = {"cpu": 480, "cuda": 800}
+#: Images seen during training: min(VIEWS + VIEWS_PER_IMAGE × images, MOST_VIEWS), times GPU_VIEWS on a GPU.
+VIEWS = 1000
+#: Views for each annotated image of the set.
+VIEWS_PER_IMAGE = 8
+#: At most this many views, before GPU_VIEWS.
+MOST_VIEWS = 12_000
+#: Factor of the number of views on a GPU.
 GPU_VIEWS = 4
+#: Images of a batch on a device; fewer where the memory or the set is smaller.
 BATCH = {"cpu": 4, "cuda": 8}
-#: Rate per image of a batch as a fraction of the highest, and the highest of detectors: Detectron2's .02 for 16 images.
-#: A few hundred iterations of 4 images at a quarter of it hardly learn (docs/tutorial.md has the figures).
-RATE, HIGHEST_RATE = 1 / 4, 0.02
-#: Fraction of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
+#: Learning rate = min(RATE × batch size, 1) × the highest rate. At a quarter of it a few hundred iterations with 4
+#: images hardly learn (docs/tutorial.md has the figures).
+RATE = 1 / 4
+#: Highest learning rate of detectors: Detectron2's for 16 images. Segmenters take their config's.
+HIGHEST_RATE = 0.02
+#: Fraction of the free memory that training may use.
 FRACTION_OF_MEMORY = 0.7
-FIXED_BYTES, BYTES_A_PIXEL = 1.5e9, 7000
+#: Estimate of the memory that training uses: this many bytes, and BYTES_A_PIXEL for each pixel of a batch.
+FIXED_BYTES = 1.5e9
+#: See FIXED_BYTES.
+BYTES_A_PIXEL = 7000
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,10 @@ def _refuse_to_overwrite(folder: Path) -> None:
 
 
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
-    """A folder belongs to one training: the same initial weights, seed and settings, in whatever engine.
+    """Claim ``folder`` for this training, in either engine; a folder without checkpoints may be taken over.
 
-    Otherwise InputError. A training that diverged or was killed before its first checkpoint left nothing to resume: any
-    may begin.
+    Raises:
+        InputError: it holds checkpoints of other weights, seed or settings, or any checkpoints without ``resume``.
     """
     if not is_main():  # torchrun ends the others if rank 0 refuses
         return

@@ -108,7 +108,7 @@ def shortened(text: str) -> str:
 
 
 def first_to_say(text: str) -> bool:
-    """Whether no other process of this torchrun job has reported the same text, by the job's store; True outside."""
+    """Whether no other process of this torchrun job has reported the same text yet; True outside torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or not os.environ.get("MASTER_PORT"):
         return True
     try:

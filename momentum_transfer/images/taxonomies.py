@@ -113,7 +113,7 @@ def _check_classes(classes: Sequence[str], parents: dict[str, list[str]]) -> Non
     if missing:
         raise InputError(
             f"expected a hierarchy that has every class, found {len(missing)} of {len(classes)} missing, the first "
-            f"{missing[0]}; let the names be the hierarchy's (ImageNet: n01440764)"
+            f"{missing[0]}; use the hierarchy's class names (ImageNet: n01440764)"
         )
 
 

@@ -34,7 +34,7 @@ SUBMITTED = "submitted.jsonl"
 _WARNING = 120
 #: How often a job may reach its time limit, save, and go on.
 _TIME_LIMITS = 1000
-#: Seconds for which squeue must call a job ended whose folder holds no end: files travel slower.
+#: Wait this many seconds after squeue reports a job as ended for its exit status to appear: shared file systems lag.
 SETTLE = 5.0
 
 
