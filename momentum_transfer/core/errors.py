@@ -68,7 +68,12 @@ class InputError(Exception):
         super().__init__(printable(_LINE_BREAK.sub(" ", message).strip() if "\n" in message else message))
 
 
-AGAIN = "what was written is whole; run the same command again (with --resume where the tool offers it)"
+class ConfigNotFound(InputError):
+    """There is no config of that name."""
+
+
+#: What to do after an interruption.
+AGAIN = "finished work is kept; run the same command again (with --resume where the tool offers it)"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Longer messages are cut on the terminal; ``--debug`` shows all.
 MOST = 1500

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
-from momentum_transfer.core.errors import InputError, counted, extra
+from momentum_transfer.core.errors import AGAIN, InputError, counted, extra
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.suites import slurm_queue as queue
-from momentum_transfer.suites.attempt import AGAIN, Attempt, Outcome, last_lines, last_word
+from momentum_transfer.suites.attempt import Attempt, Outcome, last_lines, last_word
 from momentum_transfer.suites.slurm_queue import NEVER, STUCK, Array, Place, Seen, arrays
 from momentum_transfer.suites.task import Job
 
