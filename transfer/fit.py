@@ -46,7 +46,7 @@ BYTES_A_PIXEL = 7000
 
 
 @dataclass(frozen=True)
-class Setting:
+class FittedSetting:
     """A setting and the reason for its value."""
 
     key: str
@@ -79,21 +79,23 @@ def this_machine(device_name: str) -> Machine:
     return Machine("cpu", float(available_memory() or 4e9))
 
 
-def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Setting]:
+def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[FittedSetting]:
     """Class count and masks, which no config can know of a custom set."""
     classes, name = len(sets[0].classes), NETWORKS[cfg.MODEL.META_ARCHITECTURE][1]
-    found = [Setting(f"MODEL.{name}.NUM_CLASSES", classes, "classes of the set")]
+    found = [FittedSetting(f"MODEL.{name}.NUM_CLASSES", classes, "classes of the set")]
     if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] != "detection":
         return found
     segmentations = [entry.get("segmentation") for data in sets for entry in data.load()["annotations"]]
     if cfg.MODEL.MASK_ON and not all(segmentations):
-        found.append(Setting("MODEL.MASK_ON", False, "the set has boxes only"))
+        found.append(FittedSetting("MODEL.MASK_ON", False, "the set has boxes only"))
     elif cfg.MODEL.MASK_ON and any(isinstance(one, dict) for one in segmentations):
-        found.append(Setting("INPUT.MASK_FORMAT", "bitmask", "masks are run lengths"))
+        found.append(FittedSetting("INPUT.MASK_FORMAT", "bitmask", "masks are run lengths"))
     return found
 
 
-def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Collection[str] = ()) -> list[Setting]:
+def fit(
+    cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Collection[str] = ()
+) -> list[FittedSetting]:
     """Sizes, anchors, batch and schedule of a config with FIT_TO_DATA.
 
     Args:
@@ -108,19 +110,19 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Co
     sizes = [max(side - 64, 128), max(side - 32, 128), side]
     settings = [
         *_sizes(sizes, side, aspect, why_side),
-        Setting("SOLVER.IMS_PER_BATCH", batch, why_batch),
+        FittedSetting("SOLVER.IMS_PER_BATCH", batch, why_batch),
         *_schedule(cfg, count, batch, machine, given, HIGHEST_RATE),
     ]
     if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and len(cfg.MODEL.ANCHOR_GENERATOR.SIZES) == 5:
         anchors = [[smallest * 2**level] for level in range(5)]
         why = f"a small box has {small * side:.0f} px at that size"
-        settings.append(Setting("MODEL.ANCHOR_GENERATOR.SIZES", anchors, why))
+        settings.append(FittedSetting("MODEL.ANCHOR_GENERATOR.SIZES", anchors, why))
     return settings
 
 
 def fit_segmenter(
     cfg: CfgNode, sets: Sequence[SemanticData], machine: Machine, given: Collection[str] = ()
-) -> list[Setting]:
+) -> list[FittedSetting]:
     """Sizes, crop, batch and schedule of a segmenter, from the images' own sizes and their number.
 
     As in `fit` the rate is a quarter of the config's for each image of a batch, at most the config's. Batches have two
@@ -139,19 +141,19 @@ def fit_segmenter(
     why_side = f"{native} px is the files' median shorter side; {LEAST_SIDE} to {most} on {machine.device}"
     settings = _sizes(sizes, side, aspect, why_side)
     if cfg.INPUT.CROP.ENABLED and not {"INPUT.CROP.ENABLED", "INPUT.CROP.SIZE"} & set(given):
-        settings.append(Setting("INPUT.CROP.ENABLED", False, "images are seen whole"))
-    settings.append(Setting("SOLVER.IMS_PER_BATCH", batch, why_batch))
+        settings.append(FittedSetting("INPUT.CROP.ENABLED", False, "images are seen whole"))
+    settings.append(FittedSetting("SOLVER.IMS_PER_BATCH", batch, why_batch))
     return settings + _schedule(cfg, len(shapes), batch, machine, given, cfg.SOLVER.BASE_LR)
 
 
-def _sizes(sizes: list[int], side: int, aspect: float, why: str) -> list[Setting]:
+def _sizes(sizes: list[int], side: int, aspect: float, why: str) -> list[FittedSetting]:
     """Sizes of images in training and at test."""
     longest = int(side * aspect)
     return [
-        Setting("INPUT.MIN_SIZE_TRAIN", sizes, why),
-        Setting("INPUT.MIN_SIZE_TEST", side, "as in training"),
-        Setting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
-        Setting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
+        FittedSetting("INPUT.MIN_SIZE_TRAIN", sizes, why),
+        FittedSetting("INPUT.MIN_SIZE_TEST", side, "as in training"),
+        FittedSetting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
+        FittedSetting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
     ]
 
 
@@ -167,7 +169,7 @@ def _given(cfg: CfgNode, given: Collection[str], name: str) -> int | None:
 
 def _schedule(
     cfg: CfgNode, count: int, batch: int, machine: Machine, given: Collection[str], highest: float
-) -> list[Setting]:
+) -> list[FittedSetting]:
     """Learning rate, iterations and warm-up from the batch size and the number of annotated images."""
     views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
     steps = max(views // batch, 1)
@@ -178,11 +180,11 @@ def _schedule(
     what = "images with objects" if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] == "detection" else "images"
     why_steps = f"{views} views of {count} {what}, {views / max(count, 1):.0f} of each, {batch} at a time"
     return [
-        Setting("SOLVER.BASE_LR", rate, why_rate),
-        Setting("SOLVER.MAX_ITER", steps, why_steps),
-        Setting("SOLVER.WARMUP_ITERS", min(100, max(run // 10, 1)), "a tenth of the run, at most 100"),
-        Setting("SOLVER.CHECKPOINT_PERIOD", max(run // 4, 50), "four times"),
-        Setting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
+        FittedSetting("SOLVER.BASE_LR", rate, why_rate),
+        FittedSetting("SOLVER.MAX_ITER", steps, why_steps),
+        FittedSetting("SOLVER.WARMUP_ITERS", min(100, max(run // 10, 1)), "a tenth of the run, at most 100"),
+        FittedSetting("SOLVER.CHECKPOINT_PERIOD", max(run // 4, 50), "four times"),
+        FittedSetting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
     ]
 
 

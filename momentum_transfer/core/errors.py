@@ -76,7 +76,7 @@ class ConfigNotFound(InputError):
 AGAIN = "finished work is kept; run the same command again (with --resume where the tool offers it)"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Longer messages are cut on the terminal; ``--debug`` shows all.
-MOST = 1500
+MAX_MESSAGE = 1500
 
 
 def refusal(error: Exception) -> tuple[str, int] | None:
@@ -109,7 +109,7 @@ def _file_of(error: OSError) -> str:
 def shortened(text: str) -> str:
     """The text on one line of readable length."""
     text = " ".join(text.splitlines())
-    return text if len(text) <= MOST else f"{text[:MOST]}… (all of it with --debug)"
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}… (all of it with --debug)"
 
 
 def first_to_say(text: str) -> bool:

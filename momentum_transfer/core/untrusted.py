@@ -25,10 +25,10 @@ from momentum_transfer.core.errors import InputError, one_line, shown
 from momentum_transfer.core.machine import available_memory
 
 #: Largest size in bytes of a list or label file; more is another kind of file.
-MOST = 256 << 20
+MAX_FILE_BYTES = 256 << 20
 
 
-def read_regular(path: Path, holds: str, most: int | None = MOST) -> bytes:
+def read_regular(path: Path, holds: str, most: int | None = MAX_FILE_BYTES) -> bytes:
     """The bytes of a regular file of at most ``most`` bytes; ``holds`` names its expected content in the error."""
     try:
         found = path.stat()
@@ -44,7 +44,7 @@ def read_regular(path: Path, holds: str, most: int | None = MOST) -> bytes:
         raise InputError(f"expected {holds} in {str(path)!r}, found: {error}; check the path") from error
 
 
-def read_text(path: Path, holds: str, most: int | None = MOST) -> str:
+def read_text(path: Path, holds: str, most: int | None = MAX_FILE_BYTES) -> str:
     """The text of a UTF-8 file, with or without byte order mark; errors as of `read_regular`, or if it is no UTF-8."""
     try:
         return read_regular(path, holds, most).decode("utf-8-sig")

@@ -34,7 +34,7 @@ def test_lines_keep_their_numbers_and_lose_the_mark_and_the_space_around_them(tm
 
 
 def test_what_is_no_text_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(untrusted, "MOST", 100)
+    monkeypatch.setattr(untrusted, "MAX_FILE_BYTES", 100)
     (tmp_path / "bytes").write_bytes(b"a\xff\xfe")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
