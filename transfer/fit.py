@@ -32,7 +32,7 @@ MOST_VIEWS = 12_000
 GPU_VIEWS = 4
 #: Images of a batch on a device; fewer where the memory or the set is smaller.
 BATCH = {"cpu": 4, "cuda": 8}
-#: Learning rate = min(RATE × batch size, 1) × the highest rate. At a quarter of it a few hundred iterations with 4
+#: Learning rate = min(RATE × batch size, 1) × the highest rate. At a quarter of this a few hundred iterations of 4
 #: images hardly learn (docs/tutorial.md has the figures).
 RATE = 1 / 4
 #: Highest learning rate of detectors: Detectron2's for 16 images. Segmenters take their config's.

@@ -21,9 +21,9 @@ from momentum_transfer.transfer.config import check_settings, decisive, identity
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
 from momentum_transfer.transfer.detector_run import CLAIM, classes_of, has_checkpoint, write_classes
-from momentum_transfer.transfer.engines import Engine, choose_engine
+from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
-from momentum_transfer.transfer.experiment import Experiment
+from momentum_transfer.transfer.experiment import Engine, Experiment
 from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
 from momentum_transfer.transfer.own_settings import Opened, kept_schedule, timed_schedule
 from momentum_transfer.transfer.predictions import Predictions

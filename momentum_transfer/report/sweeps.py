@@ -110,7 +110,7 @@ def _in_order(groups: Mapping[str, Any], runs: Mapping[str, Any], by: str) -> di
 def _values(results: Results, measure: str) -> dict[str, float]:
     """Checkpoint -> mean of a measure over trials.
 
-    Without ``@ PLACE`` (a data set or a protocol) it is of the data set and protocol that most checkpoints have.
+    ``@ PLACE`` in ``measure`` names a data set or a protocol; where several fit, the one that most checkpoints have.
     """
     name, _, where = (part.strip() for part in measure.partition("@"))
     rows = [
