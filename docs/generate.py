@@ -61,7 +61,7 @@ def settings() -> str:
     parts = [
         "# Settings\n\nKeys of the YAML files, given as `KEY VALUE` arguments after the options too. A setting that "
         "decides nothing changes no number, and no identity of a result counts it; one that decides scores leaves the "
-        "training as it is; all others decide both. A key without a note means what it means in Detectron2.\n"
+        "training as it is; all others decide both. Keys that Detectron2 has mean what they mean there.\n"
     ]
     for name in ("pretrain", "transfer", "lowshot"):
         table = importlib.import_module(f"momentum_transfer.{name}.config").SETTINGS.values()

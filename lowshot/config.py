@@ -25,7 +25,7 @@ from momentum_transfer.core.ranges import (
     table,
 )
 
-#: Names of the evaluations: of features (evaluations.py), and those that train on images (evaluations.py).
+#: Names of the evaluations: those of ``ON_FEATURES``, then those of ``ON_IMAGES`` in ``evaluations.py``.
 EVALUATIONS = ("knn", "retrieval", "svm", "diagnostics", "linear", "finetune", "fixmatch")
 
 KNN_PRESET = Words(r"eman|dino|(majority|weighted)-0*[1-9]\d{0,8}", "of eman, dino, majority-K, weighted-K")

@@ -74,7 +74,7 @@ class Subject:
 
 
 def decisive(cfg: CfgNode) -> CfgNode:
-    """The settings with the defaults of those that decide no number."""
+    """A copy of the settings in which every setting without effect on results is reset to its default."""
     same = cfg.clone()
     same.defrost()
     free = [setting for setting in SETTINGS.values() if setting.decides == NOTHING]

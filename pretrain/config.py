@@ -154,7 +154,7 @@ def norms(cfg: CfgNode) -> set[str]:
 
 
 def norms_of_own_batch(cfg: CfgNode) -> list[str]:
-    """Those that see other images when the number of processes changes; NORM.GROUP keeps how many."""
+    """Norms whose batch statistics depend on the number of processes; NORM.GROUP fixes how many images they see."""
     from momentum_transfer.pretrain.norms import OWN_BATCH  # imports torch, which takes seconds, as below
 
     return sorted(norms(cfg).intersection(OWN_BATCH)) if cfg.METHOD.NAME != "random" else []

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import ConfigNotFound, InputError
 from momentum_transfer.core.ranges import UNIT
 from momentum_transfer.core.settings import load_config
 from momentum_transfer.pretrain import methods
@@ -61,9 +61,7 @@ def build_method(
     try:
         overrides = [word for key, value in {**backbone, **(settings or {})}.items() for word in (key, value)]
         cfg = load_config(get_cfg(), PRESETS.get(name, name), overrides)
-    except InputError as error:
-        if "config file not found" not in str(error):
-            raise
+    except ConfigNotFound as error:
         raise InputError(f"expected a method of {', '.join(PRESETS)}, or a config, found {name!r}: {error}") from error
     if cfg.METHOD.NAME == "supervised":
         raise InputError("expected a method without labels, found supervised; use a classifier and cross-entropy")

@@ -212,3 +212,16 @@ def test_pages_name_only_files_that_are_there():
             if not re.search("NAME|NN", name) and not (ROOT / name).exists()
         ]
     assert not absent
+
+
+def test_docstrings_name_only_files_that_are_there():
+    files = {relative(path) for path in product_files()}
+    absent = []
+    for path in product_files():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+        for name in re.findall(r"``([\w/]+\.py)``", "\n".join(texts)):
+            if not any(f"/{file}".endswith(f"/{name}") for file in files):
+                absent.append(f"{relative(path)}: {name}")
+    assert not absent

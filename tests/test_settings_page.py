@@ -33,7 +33,7 @@ def test_every_setting_has_a_row_with_its_default_rule_and_meaning(page: dict[st
     for room, rows in page.items():
         assert set(rows) == set(keys_of(importlib.import_module(f"momentum_transfer.{room}.config").get_cfg()))
         assert all(len(cells) == 4 for cells in rows.values())
-        assert all(cells[-1] for cells in rows.values()) or room == "transfer"  # Detectron2's need no note
+        assert all(cells[-1] for cells in rows.values())
     assert page["pretrain"]["SOLVER.ACCUMULATE"] == [
         "`1`",
         "between 1 and 16777216 micro-batches",

@@ -3,7 +3,7 @@
     python tools/noise.py --weights outputs/momentum2_digits --config configs/smoke/lowshot_digits.yaml
     python tools/noise.py --weights moco_v2_800ep.pth.tar --config configs/lowshot/own_images.yaml DATASETS.ROOT IMAGES
 
-Each of --views training images, as one random view, goes through the network with --companions random sets of n − 1
+Each of --views training images, as one random view, goes through the network with --other-sets random sets of n − 1
 others; printed is the cosine distance between the outputs of one view, in % of the mean distance between images, for
 batch statistics of weight alpha beside the running ones (1: plain BN; 0, and EMAN: the running ones alone). The output
 is the projector's where the weights are a run of tools/pretrain.py, else the pooled features. Nothing published to
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> None:
     images = inputs.Images(cfg)
     count = min(args.views, len(images.train))
     for n in args.n:
-        check_sizes(count, n, args.companions)
+        check_sizes(count, n, args.other_sets)
     began = time.perf_counter()
     views = _views(cfg, images, count).to(choose_device())
     noise = _measured((source.build() if network is None else network).to(views.device), views, args)
@@ -58,12 +58,12 @@ def main(args: argparse.Namespace) -> None:
     alphas = [f"alpha={alpha:g}" for alpha in args.alpha]
     rows = [[f"n={n}", *(f"{noise[f'noise/n={n}/{alpha}']:.2f}" for alpha in alphas)] for n in args.n]
     table(f"{source.name} {source.network}, {output}: % of the distance between images", ["batch", *alphas], rows)
-    say(f"running statistics alone (evaluation, EMAN): {noise[RUNNING]:.2f} %; {count} views, {args.companions} sets "
+    say(f"running statistics alone (evaluation, EMAN): {noise[RUNNING]:.2f} %; {count} views, {args.other_sets} sets "
         f"of other images, {seconds:.1f} s")  # fmt: skip
     about = {
         "checkpoint": {"name": source.name, "sha256": source.sha256},
         "network": source.network,
-        "protocol": f"{output}/{args.companions} companions",
+        "protocol": f"{output}/{args.other_sets} companions",
         "dataset": inputs.title(cfg, count, len(images.train.classes)),
         "images": count,
         "seconds": round(seconds, 1),
@@ -79,7 +79,7 @@ def _measured(network: Any, views: Any, args: argparse.Namespace) -> dict[str, f
     from momentum_transfer.backbones.batch_statistics import statistics_noise
 
     def percent(n: int, alpha: float) -> float:
-        return 100 * statistics_noise(network, views, n, alpha, args.companions, args.seed).relative
+        return 100 * statistics_noise(network, views, n, alpha, args.other_sets, args.seed).relative
 
     running = percent(args.n[0], 0.0)  # whatever n is
     noise = {
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     add("--n", type=at_least(2, "a number of images"), nargs="+", default=[8, 16, 32, 64, 128], help="sizes of a batch")
     add("--alpha", type=float, nargs="+", default=[1.0, 0.5, 0.1, 0.0], help="weight of the batch")
     add("--views", type=at_least(2, "a number of images"), default=512, help="images measured (default: %(default)s)")
-    add("--companions", type=int, default=4, help="random sets for each (default: %(default)s)")
+    add("--other-sets", type=int, default=4, help="random sets of other images for each view (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the random sets (default: %(default)s)")
     add("--network", choices=("teacher", "student"))
     add("--arch", metavar="TEXT", help="architecture, where it cannot be inferred")

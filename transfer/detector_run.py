@@ -17,7 +17,8 @@ from momentum_transfer.core.untrusted import read_json
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
-from momentum_transfer.transfer.engines import Engine, Predictor, choose_engine
+from momentum_transfer.transfer.engines import choose_engine
+from momentum_transfer.transfer.experiment import Engine, Predictor
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_detector
 from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine.structures import Detections

@@ -1,6 +1,6 @@
 """Settings that follow from custom data and the machine, each with its reason: class count, sizes, batch, schedule.
 
-These are rules of thumb of this project, made for 20 to 5000 images; no paper has them.
+These are this project's rules of thumb for 20 to 5000 images; they come from no paper.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,23 +16,37 @@ from momentum_transfer.transfer.config import NETWORKS
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
 
-#: Shorter side in pixels: small boxes (the tenth percentile) get this side, within the limits of the device.
+#: Side in pixels that a small box (the tenth percentile of all boxes) gets when the images are resized.
 SMALL_BOX = 24
-LEAST_SIDE, MOST_SIDE = 256, {"cpu": 480, "cuda": 800}
-#: Training images seen in all: a fixed number, more for each image of the set, at most the last; on a GPU four times.
-VIEWS, VIEWS_PER_IMAGE, MOST_VIEWS = 1000, 8, 12_000
+#: Smallest shorter side of resized images, in pixels.
+LEAST_SIDE = 256
+#: Largest shorter side of resized images on a device, in pixels.
+MOST_SIDE = {"cpu": 480, "cuda": 800}
+#: Images seen during training: min(VIEWS + VIEWS_PER_IMAGE × images, MOST_VIEWS), times GPU_VIEWS on a GPU.
+VIEWS = 1000
+#: Views for each annotated image of the set.
+VIEWS_PER_IMAGE = 8
+#: At most this many views, before GPU_VIEWS.
+MOST_VIEWS = 12_000
+#: Factor of the number of views on a GPU.
 GPU_VIEWS = 4
+#: Images of a batch on a device; fewer where the memory or the set is smaller.
 BATCH = {"cpu": 4, "cuda": 8}
-#: Rate per image of a batch as a fraction of the highest, and the highest of detectors: Detectron2's .02 for 16 images.
-#: A few hundred iterations of 4 images at a quarter of it hardly learn (docs/tutorial.md has the figures).
-RATE, HIGHEST_RATE = 1 / 4, 0.02
-#: Fraction of the free memory that a training may take, and what it takes: bytes, and bytes a pixel of a batch.
+#: Learning rate = min(RATE × batch size, 1) × the highest rate. At a quarter of this a few hundred iterations of 4
+#: images hardly learn (docs/tutorial.md has the figures).
+RATE = 1 / 4
+#: Highest learning rate of detectors: Detectron2's for 16 images. Segmenters take their config's.
+HIGHEST_RATE = 0.02
+#: Fraction of the free memory that training may use.
 FRACTION_OF_MEMORY = 0.7
-FIXED_BYTES, BYTES_A_PIXEL = 1.5e9, 7000
+#: Estimate of the memory that training uses: this many bytes, and BYTES_A_PIXEL for each pixel of a batch.
+FIXED_BYTES = 1.5e9
+#: See FIXED_BYTES.
+BYTES_A_PIXEL = 7000
 
 
 @dataclass(frozen=True)
-class Setting:
+class FittedSetting:
     """A setting and the reason for its value."""
 
     key: str
@@ -65,21 +79,23 @@ def this_machine(device_name: str) -> Machine:
     return Machine("cpu", float(available_memory() or 4e9))
 
 
-def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[Setting]:
+def settings_of_data(cfg: CfgNode, sets: Sequence[DetectionData]) -> list[FittedSetting]:
     """Class count and masks, which no config can know of a custom set."""
     classes, name = len(sets[0].classes), NETWORKS[cfg.MODEL.META_ARCHITECTURE][1]
-    found = [Setting(f"MODEL.{name}.NUM_CLASSES", classes, "classes of the set")]
+    found = [FittedSetting(f"MODEL.{name}.NUM_CLASSES", classes, "classes of the set")]
     if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] != "detection":
         return found
     segmentations = [entry.get("segmentation") for data in sets for entry in data.load()["annotations"]]
     if cfg.MODEL.MASK_ON and not all(segmentations):
-        found.append(Setting("MODEL.MASK_ON", False, "the set has boxes only"))
+        found.append(FittedSetting("MODEL.MASK_ON", False, "the set has boxes only"))
     elif cfg.MODEL.MASK_ON and any(isinstance(one, dict) for one in segmentations):
-        found.append(Setting("INPUT.MASK_FORMAT", "bitmask", "masks are run lengths"))
+        found.append(FittedSetting("INPUT.MASK_FORMAT", "bitmask", "masks are run lengths"))
     return found
 
 
-def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Collection[str] = ()) -> list[Setting]:
+def fit(
+    cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Collection[str] = ()
+) -> list[FittedSetting]:
     """Sizes, anchors, batch and schedule of a config with FIT_TO_DATA.
 
     Args:
@@ -94,19 +110,19 @@ def fit(cfg: CfgNode, sets: Sequence[DetectionData], machine: Machine, given: Co
     sizes = [max(side - 64, 128), max(side - 32, 128), side]
     settings = [
         *_sizes(sizes, side, aspect, why_side),
-        Setting("SOLVER.IMS_PER_BATCH", batch, why_batch),
+        FittedSetting("SOLVER.IMS_PER_BATCH", batch, why_batch),
         *_schedule(cfg, count, batch, machine, given, HIGHEST_RATE),
     ]
     if cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN" and len(cfg.MODEL.ANCHOR_GENERATOR.SIZES) == 5:
         anchors = [[smallest * 2**level] for level in range(5)]
         why = f"a small box has {small * side:.0f} px at that size"
-        settings.append(Setting("MODEL.ANCHOR_GENERATOR.SIZES", anchors, why))
+        settings.append(FittedSetting("MODEL.ANCHOR_GENERATOR.SIZES", anchors, why))
     return settings
 
 
 def fit_segmenter(
     cfg: CfgNode, sets: Sequence[SemanticData], machine: Machine, given: Collection[str] = ()
-) -> list[Setting]:
+) -> list[FittedSetting]:
     """Sizes, crop, batch and schedule of a segmenter, from the images' own sizes and their number.
 
     As in `fit` the rate is a quarter of the config's for each image of a batch, at most the config's. Batches have two
@@ -125,19 +141,19 @@ def fit_segmenter(
     why_side = f"{native} px is the files' median shorter side; {LEAST_SIDE} to {most} on {machine.device}"
     settings = _sizes(sizes, side, aspect, why_side)
     if cfg.INPUT.CROP.ENABLED and not {"INPUT.CROP.ENABLED", "INPUT.CROP.SIZE"} & set(given):
-        settings.append(Setting("INPUT.CROP.ENABLED", False, "images are seen whole"))
-    settings.append(Setting("SOLVER.IMS_PER_BATCH", batch, why_batch))
+        settings.append(FittedSetting("INPUT.CROP.ENABLED", False, "images are seen whole"))
+    settings.append(FittedSetting("SOLVER.IMS_PER_BATCH", batch, why_batch))
     return settings + _schedule(cfg, len(shapes), batch, machine, given, cfg.SOLVER.BASE_LR)
 
 
-def _sizes(sizes: list[int], side: int, aspect: float, why: str) -> list[Setting]:
+def _sizes(sizes: list[int], side: int, aspect: float, why: str) -> list[FittedSetting]:
     """Sizes of images in training and at test."""
     longest = int(side * aspect)
     return [
-        Setting("INPUT.MIN_SIZE_TRAIN", sizes, why),
-        Setting("INPUT.MIN_SIZE_TEST", side, "as in training"),
-        Setting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
-        Setting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
+        FittedSetting("INPUT.MIN_SIZE_TRAIN", sizes, why),
+        FittedSetting("INPUT.MIN_SIZE_TEST", side, "as in training"),
+        FittedSetting("INPUT.MAX_SIZE_TRAIN", longest, f"images up to {aspect:.2f} times as long as wide"),
+        FittedSetting("INPUT.MAX_SIZE_TEST", longest, "as in training"),
     ]
 
 
@@ -153,7 +169,7 @@ def _given(cfg: CfgNode, given: Collection[str], name: str) -> int | None:
 
 def _schedule(
     cfg: CfgNode, count: int, batch: int, machine: Machine, given: Collection[str], highest: float
-) -> list[Setting]:
+) -> list[FittedSetting]:
     """Learning rate, iterations and warm-up from the batch size and the number of annotated images."""
     views = min(VIEWS + VIEWS_PER_IMAGE * count, MOST_VIEWS) * (GPU_VIEWS if machine.device == "cuda" else 1)
     steps = max(views // batch, 1)
@@ -164,11 +180,11 @@ def _schedule(
     what = "images with objects" if NETWORKS[cfg.MODEL.META_ARCHITECTURE][0] == "detection" else "images"
     why_steps = f"{views} views of {count} {what}, {views / max(count, 1):.0f} of each, {batch} at a time"
     return [
-        Setting("SOLVER.BASE_LR", rate, why_rate),
-        Setting("SOLVER.MAX_ITER", steps, why_steps),
-        Setting("SOLVER.WARMUP_ITERS", min(100, max(run // 10, 1)), "a tenth of the run, at most 100"),
-        Setting("SOLVER.CHECKPOINT_PERIOD", max(run // 4, 50), "four times"),
-        Setting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
+        FittedSetting("SOLVER.BASE_LR", rate, why_rate),
+        FittedSetting("SOLVER.MAX_ITER", steps, why_steps),
+        FittedSetting("SOLVER.WARMUP_ITERS", min(100, max(run // 10, 1)), "a tenth of the run, at most 100"),
+        FittedSetting("SOLVER.CHECKPOINT_PERIOD", max(run // 4, 50), "four times"),
+        FittedSetting("TEST.PRECISE_BN.NUM_ITER", min(50, max(-(-count // batch), 10)), "one pass, 10 to 50"),
     ]
 
 

@@ -22,7 +22,7 @@ from momentum_transfer.transfer.cost import estimate
 from momentum_transfer.transfer.data.own.open import open_own
 from momentum_transfer.transfer.data.semantic_datasets import label_specs
 from momentum_transfer.transfer.experiment import Experiment
-from momentum_transfer.transfer.fit import Setting, fit, fit_segmenter, settings_of_data, this_machine
+from momentum_transfer.transfer.fit import FittedSetting, fit, fit_segmenter, settings_of_data, this_machine
 from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, read_source
 from momentum_transfer.transfer.tasks import Detection, Segmentation, Task, open_task
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
@@ -79,7 +79,7 @@ def load_for(
     """
     cfg = config.load(file, overrides)
     given = set(overrides[::2])
-    found: list[Setting] = []
+    found: list[FittedSetting] = []
     task: Task[Any] | None = None
     crops_fail = False
     if source is not None and source.train is not None and task_name(cfg) == "segmentation":
@@ -94,7 +94,9 @@ def load_for(
         own = open_own(source.train, source.val, source.split, seed=cfg.SEED, title=source.title, images=source.images)
         for line in own.lines():
             say(line)
-        names = [Setting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)]
+        names = [
+            FittedSetting(f"DATASETS.{k}", [name], "") for k, name in zip(("TRAIN", "TEST"), own.specs, strict=True)
+        ]
         found = [*names, *settings_of_data(cfg, [own.train, own.val])]
         task = Detection([own.train], [own.val], detections=cfg.TEST.DETECTIONS_PER_IMAGE)
     elif cfg.FIT_TO_DATA:
@@ -114,35 +116,35 @@ def load_for(
     return config.load(file, [*_pairs(found), *overrides]), Opened(None if renamed else task, read)
 
 
-def _pairs(settings: Sequence[Setting]) -> list[str]:
+def _pairs(settings: Sequence[FittedSetting]) -> list[str]:
     return [word for one in settings for word in one.words]
 
 
-def _of_labels(train: str, source: OwnSource) -> list[Setting]:
+def _of_labels(train: str, source: OwnSource) -> list[FittedSetting]:
     """Names and class count of folders of label PNGs."""
     if source.split is not None:
         raise InputError("expected --val FOLDER with label PNGs, found --split; put the images that test in a folder")
     val = None if source.val is None else Path(source.val).expanduser()
     train_spec, val_spec, classes = label_specs(Path(train).expanduser(), val, source.title)
-    return [Setting("DATASETS.TRAIN", [train_spec], ""), Setting("DATASETS.TEST", [val_spec], ""),
-            Setting("MODEL.SEM_SEG_HEAD.NUM_CLASSES", classes, "classes of the labels")]  # fmt: skip
+    return [FittedSetting("DATASETS.TRAIN", [train_spec], ""), FittedSetting("DATASETS.TEST", [val_spec], ""),
+            FittedSetting("MODEL.SEM_SEG_HEAD.NUM_CLASSES", classes, "classes of the labels")]  # fmt: skip
 
 
-def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: bool) -> list[Setting]:
+def _fitted(cfg: CfgNode, sets: Sequence[Any], given: Sequence[str], resume: bool) -> list[FittedSetting]:
     """What follows from the training data and the machine, or what the run in OUTPUT_DIR began with."""
     before, machine = Path(cfg.OUTPUT_DIR) / "config.yaml", this_machine(cfg.MODEL.DEVICE)
     segments = task_name(cfg) == "segmentation"
     fitted = fit_segmenter(cfg, sets, machine, given) if segments else fit(cfg, sets, machine, given)
     if resume and before.is_file():
         earlier = config.load(before)
-        return [Setting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]
+        return [FittedSetting(one.key, value_of(earlier, one.key), "as the run began") for one in fitted]
     return fitted
 
 
-def architecture_settings(architecture: AnyArchitecture, why: str = "the weights' own") -> list[Setting]:
+def architecture_settings(architecture: AnyArchitecture, why: str = "the weights' own") -> list[FittedSetting]:
     """Depth and widths of a ResNet, or another network's name; InputError for a stem that detectors do not build."""
     if not isinstance(architecture, Architecture):
-        return [Setting("MODEL.BACKBONE.ARCH", str(architecture), why)]
+        return [FittedSetting("MODEL.BACKBONE.ARCH", str(architecture), why)]
     if architecture.stem != "imagenet":
         raise InputError(f"expected a ResNet with the stem imagenet under a detector, found {architecture.stem}")
     depth = int(architecture.name.removeprefix("resnet"))
@@ -150,7 +152,7 @@ def architecture_settings(architecture: AnyArchitecture, why: str = "the weights
     channels = {"STEM_OUT_CHANNELS": width, "RES2_OUT_CHANNELS": width * (4 if depth >= 50 else 1)}
     if depth >= 50:
         channels["WIDTH_PER_GROUP"] = width
-    return [Setting(f"MODEL.RESNETS.{key}", value, why) for key, value in {"DEPTH": depth, **channels}.items()]
+    return [FittedSetting(f"MODEL.RESNETS.{key}", value, why) for key, value in {"DEPTH": depth, **channels}.items()]
 
 
 def kept_schedule(cfg: CfgNode, minutes: float, place: Path, resume: bool = False) -> CfgNode | None:

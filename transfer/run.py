@@ -21,9 +21,9 @@ from momentum_transfer.transfer.config import check_settings, decisive, identity
 from momentum_transfer.transfer.cost import cost_of, estimate
 from momentum_transfer.transfer.data.annotations import file_stem
 from momentum_transfer.transfer.detector_run import CLAIM, classes_of, has_checkpoint, write_classes
-from momentum_transfer.transfer.engines import Engine, choose_engine
+from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.error_analysis.analysis import write_analysis
-from momentum_transfer.transfer.experiment import Experiment
+from momentum_transfer.transfer.experiment import Engine, Experiment
 from momentum_transfer.transfer.initial_weights import NONE, InitialWeights, check_trained, read_initial, read_trained
 from momentum_transfer.transfer.own_settings import Opened, kept_schedule, timed_schedule
 from momentum_transfer.transfer.predictions import Predictions
@@ -119,10 +119,10 @@ def _refuse_to_overwrite(folder: Path) -> None:
 
 
 def _claim(folder: Path, cfg: CfgNode, weights: str, seed: int, resume: bool) -> None:
-    """A folder belongs to one training: the same initial weights, seed and settings, in whatever engine.
+    """Claim ``folder`` for this training, in either engine; a folder without checkpoints may be taken over.
 
-    Otherwise InputError. A training that diverged or was killed before its first checkpoint left nothing to resume: any
-    may begin.
+    Raises:
+        InputError: it holds checkpoints of other weights, seed or settings, or any checkpoints without ``resume``.
     """
     if not is_main():  # torchrun ends the others if rank 0 refuses
         return

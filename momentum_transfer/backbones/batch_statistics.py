@@ -102,7 +102,7 @@ def check_sizes(views: int, batch: int, sets: int) -> None:
     if batch < 2 or views % batch or views < 2:
         raise InputError(f"expected batches of at least 2 that divide the {views} views, found {batch}; change one")
     if sets < 2:
-        raise InputError(f"expected at least 2 sets of other images, found {sets}; raise --companions")
+        raise InputError(f"expected at least 2 sets of other images, found {sets}; raise --other-sets")
 
 
 def distances(outputs: Tensor) -> Noise:

@@ -260,7 +260,7 @@ def coverage_message(reading: Reading, path: Path) -> str:
         parts.append(f"{len(report.wrong_shape)} of another shape ({key} is {list(shape)}, expected {list(expected)})")
     if report.unexpected:
         keys = ", ".join(report.unexpected[:3])
-        parts.append(f"{len(report.unexpected)} that no {called} has, or has once already ({keys})")
+        parts.append(f"{len(report.unexpected)} that are not part of a {called}, or occur twice ({keys})")
     return (f"expected every tensor of a {called}, found {'; '.join(parts)} in {path} (family {reading.family.name}); "
             f"nothing was loaded{looks_like}")  # fmt: skip
 

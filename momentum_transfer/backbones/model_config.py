@@ -10,6 +10,7 @@ from momentum_transfer.backbones.network_input import NetworkInput
 from momentum_transfer.backbones.timm_inference import Clues, Shapes
 from momentum_transfer.backbones.timm_models import TimmArchitecture, check_name
 from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.untrusted import MOST_BYTES, read_text
 
 #: transformers' name of an activation -> timm's.
 _ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
@@ -28,10 +29,9 @@ _OF_TRAINING = ("dynamic_img_size", "drop_path_rate")
 
 def read_model_config(file: Path) -> dict[str, Any]:
     """transformers' or timm's config beside a file of weights; empty where there is none."""
-    path = file.parent / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
+        config = json.loads(read_text(file.parent / "config.json", "a model config", MOST_BYTES))
+    except (InputError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) and {"model_type", "architecture"} & config.keys() else {}
 
@@ -71,9 +71,9 @@ def input_in(config: Mapping[str, Any]) -> NetworkInput | None:
 def detectors_network(file: Path) -> TimmArchitecture | None:
     """The network of timm in a finished detector, by ``network.json`` beside its weights; None without one."""
     try:
-        described = json.loads((file.parent / "network.json").read_text(encoding="utf-8"))
+        described = json.loads(read_text(file.parent / "network.json", "a detector's network", MOST_BYTES))
         network = architecture_in({"architecture": str(described["architecture"])})
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, InputError):
+    except (ValueError, RecursionError, TypeError, KeyError, InputError):
         return None
     if not isinstance(network, TimmArchitecture):
         return None

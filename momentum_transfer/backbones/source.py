@@ -199,7 +199,7 @@ RANDOM_SEED, _CROPS, _CROP_SIZE = 0, 32, 128
 
 
 def random_of(architecture: AnyArchitecture, like: str) -> SourceBackbone:
-    """The network at random that ``random-of:LIKE`` names: another one to compare a checkpoint with.
+    """The randomly initialised network that ``random-of:LIKE`` names, a baseline for a checkpoint.
 
     Weights are those of a fresh network under the seed `RANDOM_SEED`, the same in every tool and trial. BatchNorm
     statistics, if any, are those of crops of scikit-learn's two sample images: mean 0 and variance 1 belong to no

@@ -50,7 +50,7 @@ class Clues:
 
 
 class UnknownNetwork(InputError):
-    """Names of no kind of network that is inferred."""
+    """The tensor names match no architecture that can be inferred."""
 
 
 def infer_timm(shapes: Shapes, clues: Clues) -> TimmArchitecture:

@@ -68,10 +68,15 @@ class InputError(Exception):
         super().__init__(printable(_LINE_BREAK.sub(" ", message).strip() if "\n" in message else message))
 
 
-AGAIN = "what was written is whole; run the same command again (with --resume where the tool offers it)"
+class ConfigNotFound(InputError):
+    """There is no config of that name."""
+
+
+#: What to do after an interruption.
+AGAIN = "finished work is kept; run the same command again (with --resume where the tool offers it)"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Longer messages are cut on the terminal; ``--debug`` shows all.
-MOST = 1500
+MAX_MESSAGE = 1500
 
 
 def refusal(error: Exception) -> tuple[str, int] | None:
@@ -104,11 +109,11 @@ def _file_of(error: OSError) -> str:
 def shortened(text: str) -> str:
     """The text on one line of readable length."""
     text = " ".join(text.splitlines())
-    return text if len(text) <= MOST else f"{text[:MOST]}… (all of it with --debug)"
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}… (all of it with --debug)"
 
 
 def first_to_say(text: str) -> bool:
-    """Whether no other process of this torchrun job has reported the same text, by the job's store; True outside."""
+    """Whether no other process of this torchrun job has reported the same text yet; True outside torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or not os.environ.get("MASTER_PORT"):
         return True
     try:

@@ -274,7 +274,7 @@ class Setting:
     Attributes:
         key: dotted, as in YAML.
         rule: what the value may be, with its unit.
-        meaning: a sentence for the documentation; "" for Detectron2's own settings.
+        meaning: a few words for the documentation.
         decides: NOTHING, SCORES or TRAINING; what decides nothing belongs to no identity.
     """
 

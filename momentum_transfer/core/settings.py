@@ -92,7 +92,7 @@ def learned_settings(text: str) -> dict[str, Any]:
 
 
 def pretraining_hash(text: str) -> str:
-    """Twelve hex digits of what a pretraining configuration, given as its YAML, teaches."""
+    """First 12 hex digits of the SHA-256 of the settings that affect the trained weights (see `learned_settings`)."""
     return sha256_of_text(repr(sorted(learned_settings(text).items())))[:12]
 
 

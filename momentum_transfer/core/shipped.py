@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from momentum_transfer.core.errors import InputError, shown
+from momentum_transfer.core.errors import ConfigNotFound, InputError, shown
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -37,7 +37,7 @@ def find_config(name: str | Path, *, beside: Path | None = None) -> Path:
 
     Shipped ones have short names such as ``smoke/momentum2_digits``. A variant, which another file lists, gets the path
     that a file of its own would have beside that one (`listing_of`); where there is such a file, the file wins. Raises
-    InputError with the nearest names.
+    ConfigNotFound with the nearest names.
     """
     path = Path(name).expanduser()
     start = beside if beside is not None else Path()
@@ -51,7 +51,7 @@ def find_config(name: str | Path, *, beside: Path | None = None) -> Path:
         own = _spellings(place)[:2][-1]
         if listing_of(own):
             return own
-    raise InputError(f"config file not found: {name}; the nearest names are {', '.join(_nearest(path, start))}")
+    raise ConfigNotFound(f"config file not found: {name}; the nearest names are {', '.join(_nearest(path, start))}")
 
 
 def listing_of(config: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """Readers of untrusted files: text, JSON, YAML and NumPy archives, read whole or refused in one line.
 
-YAML gives plain values: no code is run, every key stands once, aliases unfold to a bounded size. Of NumPy archives the
-headers are checked before anything that they ask for is allocated.
+YAML gives plain values: no code is run, duplicate keys are refused, aliases unfold to a bounded size. The headers of
+NumPy archives are checked before any memory that they ask for is allocated.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from momentum_transfer.core.errors import InputError, one_line, shown
 from momentum_transfer.core.machine import available_memory
 
 #: Largest size in bytes of a list or label file; more is another kind of file.
-MOST = 256 << 20
+MAX_FILE_BYTES = 256 << 20
 
 
-def read_regular(path: Path, holds: str, most: int | None = MOST) -> bytes:
+def read_regular(path: Path, holds: str, most: int | None = MAX_FILE_BYTES) -> bytes:
     """The bytes of a regular file of at most ``most`` bytes; ``holds`` names its expected content in the error."""
     try:
         found = path.stat()
@@ -44,7 +44,7 @@ def read_regular(path: Path, holds: str, most: int | None = MOST) -> bytes:
         raise InputError(f"expected {holds} in {str(path)!r}, found: {error}; check the path") from error
 
 
-def read_text(path: Path, holds: str, most: int | None = MOST) -> str:
+def read_text(path: Path, holds: str, most: int | None = MAX_FILE_BYTES) -> str:
     """The text of a UTF-8 file, with or without byte order mark; errors as of `read_regular`, or if it is no UTF-8."""
     try:
         return read_regular(path, holds, most).decode("utf-8-sig")
@@ -69,9 +69,12 @@ def read_lines(path: Path, holds: str) -> list[str]:
     return [line.strip() for line in read_text(path, holds).splitlines()]
 
 
-#: More than any list of classes or tasks needs: bytes of a YAML file, values in it (an alias counts as what it stands
-#: for), and levels of nesting.
-MOST_BYTES, MOST_ENTRIES, MOST_LEVELS = 4 << 20, 200_000, 20
+#: Limits of a YAML file, more than any list of classes or tasks needs. Its size in bytes.
+MOST_BYTES = 4 << 20
+#: Number of its values; an alias counts as many as the value that it repeats.
+MOST_ENTRIES = 200_000
+#: Levels of nesting.
+MOST_LEVELS = 20
 
 
 def read_mapping(file: Path, holds: str = "settings") -> dict[str, Any]:
@@ -120,7 +123,7 @@ class _Bounded(yaml.SafeLoader):
         seen: set[str] = set()
         for key in (pair[0] for pair in node.value if isinstance(pair[0], yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} stands there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value}", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -151,13 +154,16 @@ def _check_size(root: yaml.Node) -> None:
 
 
 def _too_large() -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=f"expected at most {MOST_ENTRIES} entries, found more; divide it")
+    return yaml.MarkedYAMLError(problem=f"expected at most {MOST_ENTRIES} entries, found more; split the file")
 
 
 #: Fraction of the free memory that the arrays of a file may take, with a working copy.
 _MOST_OF_MEMORY = 0.8
-#: An array of this many bytes that is packed by more than this factor is a bomb: features pack by 1.1 to 4.
-_LARGE, _DENSEST = 1 << 28, 100
+#: Arrays larger than this many bytes that are compressed more than `_DENSEST`-fold are refused as zip bombs.
+_LARGE = 1 << 28
+#: Real features compress 1.1- to 4-fold.
+_DENSEST = 100
+#: What zipfile and NumPy raise for damaged or crafted archives.
 _DAMAGE = (OSError, ValueError, TypeError, AttributeError, EOFError, KeyError, IndexError, SyntaxError, RecursionError,
            RuntimeError, NotImplementedError, OverflowError, MemoryError, struct.error, zipfile.BadZipFile,
            zlib.error, tokenize.TokenError)  # fmt: skip
@@ -215,8 +221,8 @@ def _header_of(archive: zipfile.ZipFile, name: str, path: str | Path) -> tuple[i
         )
     if size > _LARGE and size > _DENSEST * record.compress_size:
         raise InputError(
-            f"expected an array that holds something, found {name} of {path} packed from {_size(size)} into "
-            f"{_size(record.compress_size)}; the file is crafted (a zip bomb), or all of it is one number"
+            f"expected array data, found {name} of {path} compressed from {_size(size)} to "
+            f"{_size(record.compress_size)}; the file is crafted (a zip bomb), or the array is constant"
         )
     return size, shape
 

@@ -19,7 +19,7 @@ import torchvision
 
 from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.files import write_text
-from momentum_transfer.core.untrusted import read_lines
+from momentum_transfer.core.untrusted import read_lines, read_regular
 from momentum_transfer.images.labelled_images import FileImages
 
 
@@ -113,7 +113,7 @@ def _check_classes(classes: Sequence[str], parents: dict[str, list[str]]) -> Non
     if missing:
         raise InputError(
             f"expected a hierarchy that has every class, found {len(missing)} of {len(classes)} missing, the first "
-            f"{missing[0]}; let the names be the hierarchy's (ImageNet: n01440764)"
+            f"{missing[0]}; use the hierarchy's class names (ImageNet: n01440764)"
         )
 
 
@@ -184,13 +184,13 @@ class _Listing(msgspec.Struct):
 
 
 def _read(file: Path) -> _Listing:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=_Listing)
-    except FileNotFoundError as error:
+    if not file.exists():
         raise InputError(
             f"expected iNaturalist's published list {file.name} in {file.parent}, found none; nothing is downloaded, "
             "put it there beside the year's images, or choose another DATA.SPLIT"
-        ) from error
+        )
+    try:
+        return msgspec.json.decode(read_regular(file, "iNaturalist's published list", most=None), type=_Listing)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"expected iNaturalist's published list in {file}, found another: {error}") from error
 

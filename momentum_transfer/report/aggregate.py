@@ -228,7 +228,7 @@ def check_settings_agree(records: Sequence[Record]) -> None:
 
 
 def _unlike(row: Mapping[str, Cell], order: Sequence[str]) -> frozenset[str]:
-    """Checkpoints of a row that were measured with other settings than most of it (of equals, than the last baseline).
+    """Checkpoints whose settings hashes are not the most common ones in the row; in a tie the last baseline's count.
 
     Arguments may have changed a protocol's settings for one checkpoint only.
     """
@@ -245,7 +245,7 @@ def _settings(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def _differing(row: Mapping[str, Cell], unlike: frozenset[str], settings: Mapping[str, Record]) -> str:
-    """What differs between the first of the checkpoints ``unlike`` the others of a row, and those."""
+    """The settings in which the first checkpoint of ``unlike`` differs from the rest of the row, as text."""
     odd, usual = (next(cell.configs for name, cell in row.items() if cell.configs and (name in unlike) == side)
                   for side in (True, False))  # fmt: skip
     return notice.differing(min(odd - usual or odd), min(usual - odd or usual), settings)

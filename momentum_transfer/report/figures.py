@@ -21,9 +21,14 @@ from momentum_transfer.report.read_inputs import Curve
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import BETTER, WORSE
 
-#: Lines of a plot of layers and of the slope chart, lines of the plot of gains, checkpoints in one plot (more could not
-#: be distinguished), plots of one kind (each costs time, and room on the page).
-_LINES, _GAINS, _CHECKPOINTS, _PLOTS = 8, 24, 8, 12
+#: Most lines of the slope chart and of a plot over layers.
+_LINES = 8
+#: Most rows of the plots of gains and of agreement.
+_GAINS = 24
+#: Most checkpoints in one plot: more could not be distinguished.
+_CHECKPOINTS = 8
+#: Most plots of one kind: each costs time, and room on the page.
+_PLOTS = 12
 
 #: Key of a metrics.jsonl to the heading of its plot and the label of its axis.
 _CURVES = {
@@ -44,7 +49,7 @@ _Layers = dict[str, list[tuple[str, float]]]
 
 @dataclass(frozen=True)
 class Plot:
-    """An inline SVG with its heading and caption; a ``tall`` one has two others beside it."""
+    """An inline SVG with its heading and caption; a ``tall`` plot spans two rows of the grid."""
 
     title: str
     caption: str

@@ -1,4 +1,4 @@
-"""Plots that a suite asks for: a measure over a setting of its pretrainings, with seeds as trials, or over another.
+"""Plots defined in a suite: a measure against a pretraining setting (mean over seeds), or against another measure.
 
 ``suite.json`` beside the records (written by the suite's runner) holds what each run was and which plots the page has.
 """
@@ -108,7 +108,10 @@ def _in_order(groups: Mapping[str, Any], runs: Mapping[str, Any], by: str) -> di
 
 
 def _values(results: Results, measure: str) -> dict[str, float]:
-    """Checkpoint -> mean over trials of a measure, unless it names one of the protocol that most checkpoints have."""
+    """Checkpoint -> mean of a measure over trials.
+
+    ``@ PLACE`` in ``measure`` names a data set or a protocol; where several fit, the one that most checkpoints have.
+    """
     name, _, where = (part.strip() for part in measure.partition("@"))
     rows = [
         cells

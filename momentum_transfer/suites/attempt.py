@@ -26,7 +26,7 @@ from typing import Any
 
 from momentum_transfer.core import run_lock
 from momentum_transfer.core.command import Stopped, stop_signals
-from momentum_transfer.core.errors import InputError, extra
+from momentum_transfer.core.errors import AGAIN, InputError, extra
 from momentum_transfer.core.log import say, speaking
 from momentum_transfer.core.records import SPENT
 from momentum_transfer.core.shipped import started, workplace
@@ -145,9 +145,6 @@ def last_lines(log: Path) -> list[str]:
             return stream.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-
-
-AGAIN = "finished tasks are kept; run the same command again to go on"
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,13 @@ from typing import Annotated, TextIO
 import msgspec
 
 from momentum_transfer.core.command import Stopped
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import AGAIN, InputError
 from momentum_transfer.core.files import sha256_of_text, write_text
 from momentum_transfer.core.log import say
 from momentum_transfer.core.machine import available_cores
 from momentum_transfer.core.shipped import started, typed, workplace
 from momentum_transfer.core.untrusted import read_json
 
-_AGAIN = "the finished steps are kept; run the same command again to go on"
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
 
 
@@ -80,7 +79,7 @@ def run_chain(chain: list[Step], memory: Path, jobs: int) -> float:
                 done.add(ended.step.title)
     except KeyboardInterrupt:  # the terminal sent it to the steps too, which save and leave
         _wait(running)
-        raise Stopped(f"stopped during {', '.join(one.step.title for one in running)}; {_AGAIN}", 130) from None
+        raise Stopped(f"stopped during {', '.join(one.step.title for one in running)}; {AGAIN}", 130) from None
     finally:
         for one in running:
             one.process.terminate()
@@ -108,9 +107,9 @@ class _Running:
         self.lines.join()
         code, taken = self.process.returncode, round(time.monotonic() - self._began, 1)
         if code in (130, 143):
-            raise Stopped(f"stopped during {self.step.title}; {_AGAIN}", code)
+            raise Stopped(f"stopped during {self.step.title}; {AGAIN}", code)
         if code:
-            raise InputError(f"the step {self.step.title} ended with exit code {code} (see above); {_AGAIN}")
+            raise InputError(f"the step {self.step.title} ended with exit code {code} (see above); {AGAIN}")
         say(f"{self.step.title}: {taken} s")
         return taken
 

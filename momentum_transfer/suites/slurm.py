@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from momentum_transfer.core.command import Stopped, StopSignal, stop_signals
-from momentum_transfer.core.errors import InputError, counted, extra
+from momentum_transfer.core.errors import AGAIN, InputError, counted, extra
 from momentum_transfer.core.log import PLAIN_INTERVAL, say, warn
 from momentum_transfer.core.shipped import workplace
 from momentum_transfer.suites import slurm_queue as queue
-from momentum_transfer.suites.attempt import AGAIN, Attempt, Outcome, last_lines, last_word
+from momentum_transfer.suites.attempt import Attempt, Outcome, last_lines, last_word
 from momentum_transfer.suites.slurm_queue import NEVER, STUCK, Array, Place, Seen, arrays
 from momentum_transfer.suites.task import Job
 
@@ -34,7 +34,7 @@ SUBMITTED = "submitted.jsonl"
 _WARNING = 120
 #: How often a job may reach its time limit, save, and go on.
 _TIME_LIMITS = 1000
-#: Seconds for which squeue must call a job ended whose folder holds no end: files travel slower.
+#: Wait this many seconds after squeue reports a job as ended for its exit status to appear: shared file systems lag.
 SETTLE = 5.0
 
 

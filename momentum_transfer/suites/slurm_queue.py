@@ -160,10 +160,11 @@ class Place:
 
 
 def arrays(jobs: Sequence[Job], earlier: Mapping[str, Place], longest: int) -> tuple[list[Array], dict[str, Place]]:
-    """The arrays of jobs, at most ``longest`` each, those that others need first, and the place of each job by title.
+    """The arrays of jobs, at most ``longest`` jobs each, dependencies first, and the place of each job by title.
 
-    A job whose needs stand elsewhere in their arrays than it would in its own makes an array alone. Needs come before
-    those that need them; ``earlier``: places of jobs that an earlier call submitted. A need in neither is done.
+    aftercorr pairs jobs by index, so a job joins an array only at the index that its dependencies have; otherwise it
+    starts a new array. ``jobs`` lists dependencies before their dependents; ``earlier``: places of jobs that an earlier
+    call submitted. Dependencies absent from both count as finished.
     """
     new: list[Array] = []
     places = dict(earlier)

@@ -1,4 +1,4 @@
-"""A suite: a list of evaluations in YAML, which ``plan.py`` turns into jobs for given checkpoints.
+"""A suite: a list of evaluations in YAML, which ``planning.py`` turns into jobs for given checkpoints.
 
     name: quick
     presets:                                 # arguments that depend on the checkpoint's paper
@@ -12,7 +12,7 @@
 In a command ``{weights}`` is the checkpoint, ``{converted}`` its Detectron2 weights, ``{rescaled}`` those under
 NormRescale, ``{folder}`` the task's own output folder and ``{results}`` the records of the whole suite. ``needs`` names
 earlier tasks of the same checkpoint, ``include`` another suite, whose tasks come first, and ``weights`` the checkpoints
-where the command line names none. ``pretrain`` and ``plots`` are in ``sweep.py``, ``study`` in ``study.py``. A
+where the command line names none. ``pretrain`` and ``plots`` are in ``sweep.py``, ``study`` in ``study_entry.py``. A
 checkpoint's preset is that of its variant (``preset``), else of the method in its metadata, else of the family it was
 read as; ``--preset`` overrides all.
 """

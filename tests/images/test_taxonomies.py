@@ -1,6 +1,7 @@
 """Coarse classes from a hierarchy, and iNaturalist as published."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -184,6 +185,13 @@ def test_lists_that_are_missing_damaged_or_without_labels_are_named(published):
         file.write_text(text)
         with pytest.raises(InputError, match=re.escape(message)):
             build_dataset("inaturalist", published, "val2018")
+
+
+def test_a_list_that_is_a_pipe_is_not_waited_for(published):
+    (published / "val2018.json").unlink()
+    os.mkfifo(published / "val2018.json")
+    with pytest.raises(InputError, match=r"expected iNaturalist's published list in .*found a pipe or a device"):
+        build_dataset("inaturalist", published, "val2018")
 
 
 def test_a_list_without_its_images_says_where_they_belong(tmp_path):

@@ -63,7 +63,7 @@ def test_one_job_runs_the_steps_in_their_order(step, tmp_path):
 
 def test_a_failure_is_named_and_ends_the_others(step, tmp_path):
     chain = [step("good"), step("bad", ("good",), code=3), step("endless", seconds=100.0), step("report", ("bad",))]
-    with pytest.raises(InputError, match=r"the step bad ended with exit code 3 .*the finished steps are kept"):
+    with pytest.raises(InputError, match=r"the step bad ended with exit code 3 .*finished work is kept"):
         run_chain(chain, tmp_path / "memory.json", jobs=2)
     assert "endless ends" not in notes(tmp_path)
     assert "report begins" not in notes(tmp_path)
@@ -71,6 +71,6 @@ def test_a_failure_is_named_and_ends_the_others(step, tmp_path):
 
 
 def test_a_step_that_was_stopped_stops_the_chain_with_its_code(step, tmp_path):
-    with pytest.raises(Stopped, match="stopped during one; the finished steps are kept") as stopped:
+    with pytest.raises(Stopped, match="stopped during one; finished work is kept") as stopped:
         run_chain([step("one", code=143)], tmp_path / "memory.json", jobs=1)
     assert stopped.value.exit_code == 143

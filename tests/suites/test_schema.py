@@ -124,7 +124,7 @@ def test_a_wrong_value_of_a_task_is_one_line_that_names_it(tmp_path: Path, key: 
         ("[]", "found list"),
         ("3", "found int"),
         ("tasks: [", "cannot be read"),
-        ("tasks: []\ntasks: []", "stands there twice"),
+        ("tasks: []\ntasks: []", "duplicate key"),
         ("a: " + "[" * 5000, "nested too deeply"),
         ("tasks: " + "[" * 300 + "]" * 300, "deeper nesting"),
         ("tasks: &a [*a]", "deeper nesting"),

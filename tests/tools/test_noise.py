@@ -38,7 +38,7 @@ def test_an_embedding_is_backbone_and_projector_of_the_network_asked_for(run):
 def test_noise_is_recorded_for_every_batch_and_weight(run, tmp_path):
     results = tmp_path / "results.jsonl"
     words = ["--weights", run, "--config", "configs/smoke/lowshot_digits.yaml", "--results", results, "--views", "32"]
-    ended = run_tool("noise", *words, "--n", "4", "16", "--alpha", "1", "0.1", "--companions", "2")
+    ended = run_tool("noise", *words, "--n", "4", "16", "--alpha", "1", "0.1", "--other-sets", "2")
     assert ended.returncode == 0, ended.stderr
     records = {record["task"]: record for record in map(json.loads, results.read_text().splitlines())}
     places = {f"noise/n={n}/alpha={alpha}" for n in (4, 16) for alpha in ("1", "0.1")}
@@ -54,7 +54,7 @@ def test_noise_is_recorded_for_every_batch_and_weight(run, tmp_path):
         "target_noise",
     )
     assert record["checkpoint"]["name"] == "mine"
-    again = run_tool("noise", *words, "--n", "4", "--alpha", "1", "--companions", "2")
+    again = run_tool("noise", *words, "--n", "4", "--alpha", "1", "--other-sets", "2")
     assert "0 records appended" in again.stdout
     refused = run_tool("noise", *words, "--n", "5")
     assert refused.returncode == 2

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from momentum_transfer.core.errors import InputError, extra, first_line, one_line
+from momentum_transfer.core.untrusted import read_regular
 from momentum_transfer.transfer.export.pt2_archive import KEY, read_archive
 from momentum_transfer.transfer.prediction.input_images import as_pixels
 from momentum_transfer.transfer.torchvision_engine import boxes as box_ops
@@ -140,7 +141,7 @@ def load_exported(path: str | Path) -> ExportedDetector:
 
 def _onnx(path: Path) -> ExportedDetector:
     runtime = extra("onnxruntime", "an ONNX file")
-    content = path.read_bytes()
+    content = read_regular(path, "an exported detector", most=None)
     check_seal(content, path)
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])

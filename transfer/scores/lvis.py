@@ -1,6 +1,6 @@
 """LVIS AP (v0.5 and v1) with its federated rules: every entry of lvis-api's precision and recall, bit for bit.
 
-What differs from COCO (Gupta et al., "LVIS", arXiv:1908.03195, section 3; lvis-api ``eval.py``):
+What differs from COCO (Gupta et al., "LVIS", arXiv:1908.03195, section 3; lvis-api's ``LVISEval``):
 
 - 300 detections per image over all classes, not 100 per image and class;
 - a detection counts only if its category is annotated in the image or listed as absent from it (``neg_category_ids``);

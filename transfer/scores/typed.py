@@ -17,6 +17,8 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import numpy as np
 
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.untrusted import read_regular
 from momentum_transfer.transfer.scores import rle
 from momentum_transfer.transfer.scores.columns import Columns, Positions
 from momentum_transfer.transfer.scores.rle import kernels
@@ -222,12 +224,10 @@ def ground_truth(path: Path, iou_type: str, area: bool) -> tuple[Columns, Column
     )
     objects = list[annotation]  # type: ignore[valid-type]  # a type made at run time
     sections = _struct("Sections", images=_RAW, categories=_RAW, annotations=objects)
-    if not os.path.isfile(path):
-        raise Unusual
     try:
-        found = _decode(msgspec.json.Decoder(sections), path.read_bytes())
+        found = _decode(msgspec.json.Decoder(sections), read_regular(path, "annotations", most=None))
         images, categories = (json.loads(bytes(section).decode()) for section in (found.images, found.categories))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
+    except (InputError, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
         raise Unusual from error
     if not isinstance(images, list) or not isinstance(categories, list):
         raise Unusual

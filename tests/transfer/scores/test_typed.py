@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,12 @@ def test_a_comma_with_nothing_behind_it_is_refused_at_the_end_of_a_block(tmp_pat
     files[1].write_text(files[1].read_text()[:-1] + ",]")
     with pytest.raises(InputError, match="expected results as JSON"):
         coco.evaluate(*files)
+
+
+def test_a_ground_truth_that_is_a_pipe_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "truth.json")
+    with pytest.raises(typed.Unusual):
+        typed.ground_truth(tmp_path / "truth.json", "bbox", area=True)
 
 
 def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path):

@@ -13,8 +13,7 @@ from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw
 
 from momentum_transfer.transfer import config
-from momentum_transfer.transfer.engines import Engine
-from momentum_transfer.transfer.experiment import Experiment, Finetuned
+from momentum_transfer.transfer.experiment import Engine, Experiment, Finetuned
 from momentum_transfer.transfer.initial_weights import InitialWeights, read_trained
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.tasks import open_task
