@@ -123,5 +123,7 @@ def test_the_table_holds_mean_and_spread_of_the_trials_that_are_finite(capsys):
     _show("fixmatch", subject(10), scores, Path("results.jsonl"))
     rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
     assert [row[2:3] + row[4:7] for row in rows if row[1:2] == ["fixmatch"]] == [
-        ["top1 (student)", "50.00", "10.00", "3"], ["pseudo (student)", "8.00", "", "1"], ["none (student)", "", "", "0"]
-    ]  # fmt: skip
+        ["top1 (student)", "50.00", "10.00", "3"],
+        ["pseudo (student)", "8.00", "", "1"],
+        ["none (student)", "", "", "0"],
+    ]

@@ -102,3 +102,16 @@ def test_clipping_keeps_boxes_in_the_image():
     clipped = boxes.clip(torch.tensor([[-5.0, -1.0, 30.0, 12.0]]), (10, 20))
     assert clipped.tolist() == [[0.0, 0.0, 20.0, 10.0]]
     assert boxes.nonempty(torch.tensor([[1.0, 1.0, 1.0, 5.0], [1.0, 1.0, 2.0, 5.0]])).tolist() == [False, True]
+
+
+def test_a_box_without_a_side_is_empty():
+    found = torch.tensor([[0.0, 0, 2, 3], [5, 5, 5, 9], [5, 5, 9, 5], [3, 0, 2, 3], [0, 0, 1, 2]])
+    assert boxes.nonempty(found).tolist() == [True, False, False, False, True]
+    assert boxes.nonempty(found, 1.0).tolist() == [True, False, False, False, False]
+    assert boxes.nonempty(found, 2.0).tolist() == [False] * 5
+    assert boxes.area(found).tolist() == [6.0, 0.0, 0.0, -3.0, 2.0]
+
+
+def test_boxes_are_limited_to_the_image():
+    found = boxes.clip(torch.tensor([[[-1.0, -2, 30, 40], [3, 4, 5, 6], [25, 35, 26, 36]]]), (12, 20))
+    assert found.tolist() == [[[0, 0, 20, 12], [3, 4, 5, 6], [20, 12, 20, 12]]]
