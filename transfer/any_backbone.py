@@ -150,7 +150,8 @@ def vit_settings(cfg: CfgNode) -> tuple[VitShape, dict[str, Any]]:
 
 def global_blocks(depth: int, count: int) -> list[int]:
     """Blocks that attend globally: ``count`` of them evenly spaced, the last one among them (ViTDet, section 3)."""
-    return sorted({round((k + 1) * depth / count) - 1 for k in range(min(count, depth))})
+    count = min(count, depth)
+    return [round((k + 1) * depth / count) - 1 for k in range(count)]
 
 
 def changes(cfg: CfgNode) -> list[str]:

@@ -128,9 +128,7 @@ class StudentTeacher(Method):
 class SingleNetwork(Method):
     """A method of one network, the ``student``, which holds the ``backbone``."""
 
-    def __init__(
-        self, student: nn.Module, alpha_base: float = 1.0, alpha_schedule: str = "cosine", policy: str = "local"
-    ) -> None:
+    def __init__(self, student: nn.Module, alpha_base: float, alpha_schedule: str, policy: str) -> None:
         super().__init__(alpha_base, alpha_schedule, policy)
         self.student = student
         set_alpha(pair_norms(self), alpha_base)

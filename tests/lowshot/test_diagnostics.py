@@ -69,3 +69,14 @@ def test_a_seeded_view_is_the_same_every_time_and_another_for_another_seed():
         not torch.equal(first(each), second(each)) for each in (image, build_dataset("digits", None, "val")[1][0])
     )
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_effective_ranks_are_those_of_singular_values_with_and_without_the_mean():
+    features = RANDOM.normal(size=(50, 6)) * [3, 2, 1, 0.5, 0.1, 0.1] + 2
+    found = {score.metric: score.value for score in diagnostics.scores(feature_set(features))}
+    for name, centred in (("rankme", features), ("effective_rank", features - features.mean(axis=0))):
+        values = np.linalg.svd(centred, compute_uv=False)
+        parts = values / values.sum() + 1e-7
+        assert found[name] == pytest.approx(np.exp(-(parts * np.log(parts)).sum()), rel=1e-4)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    assert found["uniformity"] == pytest.approx(diagnostics._uniformity(unit.astype(np.float32)), rel=1e-4)

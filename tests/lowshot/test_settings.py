@@ -3,7 +3,7 @@ import pytest
 from momentum_transfer.backbones.resnet import DEPTHS, STEMS
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import PRECISIONS
-from momentum_transfer.core.settings import load_config
+from momentum_transfer.core.settings import load_config, value_of
 from momentum_transfer.images.datasets import DATASETS
 from momentum_transfer.images.digits import VARIANTS
 from momentum_transfer.lowshot import presets
@@ -178,3 +178,13 @@ def test_settings_override_the_presets_numbers_and_keep_fractions_of_the_schedul
     setting = fixmatch_setting(fixmatch(EPOCHS=20.0, UNLABELLED_RATIO=3), pretrained=True)
     assert (setting.schedule.epochs, setting.schedule.warmup, setting.schedule.milestones) == (20, 1, (0.6, 0.8))
     assert (setting.preset.unlabelled_ratio, setting.rate) == (3, 0.003)
+
+
+def test_what_counts_things_is_whole():
+    for key, setting in SETTINGS.items():
+        if type(setting.default) is int:
+            cfg = get_cfg()
+            section, _, name = key.rpartition(".")
+            (value_of(cfg, section) if section else cfg)[name] = setting.default + 0.5
+            with pytest.raises(InputError, match=f"expected {key} "):
+                check_settings(cfg)

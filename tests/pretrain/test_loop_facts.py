@@ -1,5 +1,6 @@
 """The loop against one written out by hand: what moves, when, by how much, in plain arithmetic without our pieces."""
 
+import contextlib
 import copy
 import json
 import math
@@ -12,7 +13,9 @@ from torch import nn
 from momentum_transfer.core.checkpoints import CheckpointFolder, load
 from momentum_transfer.core.command import Stopped
 from momentum_transfer.images.datasets import build_dataset
+from momentum_transfer.pretrain import train as loop
 from momentum_transfer.pretrain.methods import build_method
+from momentum_transfer.pretrain.monitor import KnnMonitor
 from momentum_transfer.pretrain.norms import MomentumBatchNorm
 from momentum_transfer.pretrain.pipeline import TrainingBatches
 from momentum_transfer.pretrain.plan import make_plan
@@ -206,3 +209,33 @@ def test_simsiams_predictor_learns_on_where_the_rate_has_fallen(tiny_cfg):
     weights = {name for name in moved if name.endswith("weight")}
     assert {"student.predictor.0.weight", "student.predictor.3.weight"} <= weights
     assert all("predictor" in name for name in weights)
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_gradients_are_exchanged_with_the_last_micro_batch_alone(micro, tiny_cfg, monkeypatch):
+    asked = []
+    monkeypatch.setattr(loop, "_gradient_exchange", lambda model, last: asked.append(last) or contextlib.nullcontext())
+    train(tiny_cfg({"SOLVER.STEPS": 2, "SOLVER.BATCH_SIZE": 12, "SOLVER.ACCUMULATE": micro}))
+    assert asked == ([False] * (micro - 1) + [True]) * 2
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "scored"),
+    [(0.02, 7, [3, 6, 7]), (0.02, 6, [3, 6]), (0.0001, 3, [1, 2, 3]), (1, 4, [4])],  # of 157 steps an epoch
+)
+def test_knn_is_scored_every_so_many_epochs_and_at_the_end(epochs, steps, scored, tiny_cfg, monkeypatch):
+    monkeypatch.setattr(KnnMonitor, "top1", lambda self, backbone: 12.5)
+    cfg = tiny_cfg({"RUN.KNN_EVERY": epochs, "SOLVER.STEPS": steps})
+    train(cfg)
+    lines = [json.loads(line) for line in (Path(cfg.OUTPUT_DIR) / "metrics.jsonl").read_text().splitlines()]
+    found = [line for line in lines if "knn_top1" in line]
+    assert [line["step"] for line in found] == scored
+    assert {line["knn_top1"] for line in found} == {12.5}
+    assert found[0]["epoch"] == pytest.approx(scored[0] / 157)
+
+
+def test_backbones_are_exported_on_the_way_under_their_epoch(tiny_cfg):
+    cfg = tiny_cfg({"RUN.EXPORT_EVERY": 0.0128, "SOLVER.STEPS": 6})  # every two of 157 steps
+    train(cfg)
+    names = sorted(path.name for path in (Path(cfg.OUTPUT_DIR) / "exports").iterdir())
+    assert names == ["run_epoch0.0128.safetensors", "run_epoch0.0256.safetensors", "run_epoch0.0384.safetensors"]

@@ -1,9 +1,11 @@
 """How images reach the loop does not change what it learns."""
 
+import time
 from pathlib import Path
 
 import PIL.Image
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from momentum_transfer.core import devices
@@ -69,3 +71,41 @@ def test_a_random_network_decodes_no_image_beforehand(image_folder, tiny_cfg, mo
     monkeypatch.setattr(pipeline, "kept_in_memory", lambda *_, **__: pytest.fail("decoded"))
     data = {"DATA.NAME": "imagefolder", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf"}
     train(tiny_cfg({**data, "METHOD.NAME": "random", "RUN.CALIBRATION_BATCHES": 1}))
+
+
+@pytest.mark.parametrize(
+    ("times", "cores", "processes", "choice"),
+    [
+        ([16.0, 0.0, 7.9], 1, 1, "device"),  # 16 images by a core, 8 on the device: 1 s an image and 0.99 s
+        ([16.0, 0.0, 8.1], 1, 1, "workers"),
+        ([16.0, 0.0, 8.0], 1, 1, "workers"),
+        ([16.0, 0.0, 1.9], 4, 1, "device"),  # four cores: 0.25 s an image
+        ([16.0, 0.0, 2.1], 4, 1, "workers"),
+        ([16.0, 0.0, 3.9], 4, 2, "device"),  # two processes share them
+        ([16.0, 0.0, 7.9], 1, 2, "device"),  # each has one at least
+        ([16.0, 17.0, 0.1], 4, 1, "workers"),  # decoding takes longer than the device
+        ([16.0, 15.0, 0.1], 4, 1, "device"),
+    ],
+)
+def test_seconds_an_image_decide_where_views_are_made(
+    times, cores, processes, choice, image_folder, tiny_cfg, monkeypatch, capsys
+):
+    waiting = iter(times)  # workers, decoding, device
+    monkeypatch.setattr(pipeline, "_seconds", lambda work, device=None: work() is None or next(waiting))
+    monkeypatch.setattr(pipeline, "available_cores", lambda: cores)
+    monkeypatch.setattr(pipeline.distributed, "local_world_size", lambda: processes)
+    cfg = tiny_cfg(
+        {"DATA.NAME": "imagefolder", "DATA.ROOT": image_folder, "DATA.VIEWS": "rcf", "DATA.VIEWS_ON": "auto"}
+    )
+    images = pipeline.build_images(cfg, "train")
+    folder = CheckpointFolder(Path(cfg.OUTPUT_DIR))
+    assert choice == pipeline.settle_views(cfg, images, 8, torch.device("cpu"), folder).DATA.VIEWS_ON
+    share = max(cores // processes, 1)
+    said = capsys.readouterr().out
+    assert f"{1000 * times[0] / 16 / share:.2f} ms an image by workers on {share} cores" in said
+    assert f"{1000 * max(times[1] / 16 / share, times[2] / 8):.2f} ms on the device" in said
+
+
+def test_the_second_of_two_runs_is_timed():
+    waits = iter([0.2, 0.01])
+    assert 0.01 <= pipeline._seconds(lambda: time.sleep(next(waits))) < 0.2

@@ -13,6 +13,7 @@ from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.vitdet import describe, resample_patches, to_vitdet
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer import any_backbone
+from momentum_transfer.transfer.any_backbone import changes, global_blocks
 from momentum_transfer.transfer.config import check_settings
 from momentum_transfer.transfer.engines import choose_engine
 from momentum_transfer.transfer.initial_weights import read_initial
@@ -261,3 +262,26 @@ def test_a_drop_path_that_a_network_does_not_take_is_the_reason_told(architectur
     monkeypatch.setattr(any_backbone, "build_backbone", without_drop_path)
     with pytest.raises(InputError, match="it takes no drop_path_rate"):
         check_settings(config_of(architecture, detector, "MODEL.BACKBONE.DROP_PATH", "0.1"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "said"),
+    [
+        ("", [], []),
+        (CONVNEXT, [], []),
+        (VIT, [], []),
+        (DINOV2, [], ["patches of 14 px resampled to 16 px"]),
+        (VIT, ["MODEL.VIT.FORM", "vitdet"], ["another function: 1 prefix tokens"]),
+        (VIT, WINDOWS, ["another function: 1 prefix tokens", "attention in windows of 3² tokens in all but 1 blocks"]),
+    ],
+)
+def test_how_a_detectors_network_differs_from_its_checkpoints_is_told(architecture, overrides, said):
+    found = changes(config_of(architecture, "mask_rcnn", *overrides))
+    assert len(found) == len(said)
+    assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize(("depth", "count", "blocks"), [(12, 4, [2, 5, 8, 11]), (24, 4, [5, 11, 17, 23]), (4, 1, [3]),
+                                                        (3, 9, [0, 1, 2]), (12, 0, [])])  # fmt: skip
+def test_blocks_that_see_the_whole_map_are_evenly_spaced(depth, count, blocks):
+    assert global_blocks(depth, count) == blocks

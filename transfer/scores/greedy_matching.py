@@ -100,8 +100,6 @@ def _iou_bound(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, cr
 def _mask_iou(detections: Rles, objects: Rles, d: np.ndarray, g: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """[P] IoU of the pairs, by the kernels if they are loaded and count as pycocotools does."""
     compiled = kernels()
-    if compiled is None:
-        return _by_object(detections, objects, d, g, crowd, None)
     gap = detections.gap[d] | objects.gap[g]
     iou = np.empty(len(d))
     for some, by in ((gap, None), (~gap, compiled)):

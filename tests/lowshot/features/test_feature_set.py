@@ -3,7 +3,7 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import normalized
-from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, read_npz
+from momentum_transfer.lowshot.features.feature_set import FeatureSet, check, check_pair, check_vary, read_npz
 
 
 def feature_set(labels, dim=3, name="train"):
@@ -95,3 +95,22 @@ def test_normalised_rows_do_not_depend_on_scale(scale):
     assert np.allclose(normalized((scale * rows).astype(np.float32)), expected, atol=1e-6)
     mixed = np.vstack([scale * rows[:2], rows[2:]]).astype(np.float32)
     assert np.allclose(normalized(mixed, np.empty_like(mixed)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 1e20])
+def test_features_are_the_same_for_all_images_up_to_rounding_of_any_scale(scale):
+    random = np.random.default_rng(0)
+    features = np.tile(random.uniform(0.5, 1.0, 4), (5, 1)) * scale
+
+    def side(changed):
+        return FeatureSet(changed.astype(np.float32), np.zeros(5, np.int64), "train", "")
+
+    check_vary(side(features[:1]))  # of one image nothing can be said
+    for off, varies in ((0, False), (1e-7, False), (1e-5, True)):
+        changed = features.copy()
+        changed[3, 2] += off * scale
+        if varies:
+            check_vary(side(changed))
+        else:
+            with pytest.raises(InputError, match="found the same for all 5 of train"):
+                check_vary(side(changed))

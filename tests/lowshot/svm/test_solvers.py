@@ -216,3 +216,21 @@ def test_gpu_reaches_the_cpus_solution(shape):
     found = fit_batched(features, targets, COSTS, double=True, device="cuda")
     expected = fit_batched(features, targets, COSTS, double=True)
     assert np.allclose(found.weights, expected.weights, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("cost", [0.1, 100.0])
+def test_conjugate_gradients_solve_newtons_equation_in_as_many_steps_as_there_are_features(cost, monkeypatch):
+    monkeypatch.setattr(solvers, "_MAX_GRADIENTS", 12)
+    monkeypatch.setattr(solvers, "_FORCING", {torch.float64: 1e-9})
+    features, targets = problem(3, 30, 8, overlap=2.0)
+    basis = shared_basis(features, torch.float64, "cpu")
+    classes = _Classes(basis, torch.from_numpy(targets.T.astype(np.float64)), 2.0)
+    classes.weights.normal_()
+    classes.decisions = classes.weights @ basis.rows.T
+    step = _Step(classes, torch.arange(3), cost)
+    direction, change = step._by_conjugate_gradients(torch.arange(3))
+    for k in range(3):
+        curvature = 2 * cost * step.sample_weights[k] * step.active[k]
+        hessian = torch.eye(basis.rows.shape[1], dtype=torch.float64) + basis.rows.T @ (curvature[:, None] * basis.rows)
+        torch.testing.assert_close(direction[k], torch.linalg.solve(hessian, -step.gradient[k]), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(change, direction @ basis.rows.T)

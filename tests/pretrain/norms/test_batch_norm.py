@@ -1,8 +1,16 @@
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from momentum_transfer.pretrain.norms import Norm
-from momentum_transfer.pretrain.norms.batch_norm import SyncBatchNorm, use_fused_sync
+from momentum_transfer.pretrain.norms.batch_norm import (
+    BatchNorm,
+    StudentStatisticsBatchNorm,
+    SyncBatchNorm,
+    normalise,
+    use_fused_sync,
+)
 
 
 def test_torchs_sync_bn_takes_the_place_of_ours_with_its_tensors_names_and_freezing():
@@ -22,3 +30,65 @@ def test_torchs_sync_bn_takes_the_place_of_ours_with_its_tensors_names_and_freez
     after = net.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 5), (6, 4, 3, 2)])
+def test_inputs_of_any_shape_are_normalised_by_channel_and_group(shape: tuple[int, ...], groups: int):
+    torch.manual_seed(0)
+    norm, x = BatchNorm(4, groups).train(), torch.randn(shape) * 3 + 1
+    nn.init.uniform_(norm.weight)
+    nn.init.uniform_(norm.bias)
+    found = norm(x)
+    for group in range(groups):
+        torch.testing.assert_close(
+            found[group::groups], F.batch_norm(x[group::groups], None, None, norm.weight, norm.bias, training=True)
+        )
+    first = x[::groups].transpose(0, 1).flatten(1)
+    torch.testing.assert_close(norm.running_mean, 0.1 * first.mean(1))
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * first.var(1))
+    assert norm.num_batches_tracked == 1
+    torch.testing.assert_close(
+        norm.eval()(x), F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+    )
+
+
+def test_a_vector_without_channels_and_a_batch_that_does_not_divide_are_refused():
+    with pytest.raises(ValueError, match=r"expected an input \[N, C, …\], found the shape \(4,\)"):
+        BatchNorm(4)(torch.randn(4))
+    with pytest.raises(ValueError, match="divisible by 2 virtual processes, found 5"):
+        BatchNorm(4, 2)(torch.randn(5, 4))
+
+
+def test_a_grouped_norm_keeps_the_memory_format():
+    x = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    assert BatchNorm(3, 2)(x).is_contiguous(memory_format=torch.channels_last)
+    assert BatchNorm(3, 2)(x.contiguous()).is_contiguous()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_students_statistics_are_used_and_left_alone(groups: int):
+    torch.manual_seed(0)
+    norm, x = StudentStatisticsBatchNorm(3, groups).train(), torch.randn(4, 3, 2, 2)
+    for tensor in (*norm.buffers(), norm.weight.data, norm.bias.data):
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 2.0)
+    before = {name: tensor.clone() for name, tensor in norm.named_buffers()}
+    found, (mean, var) = norm(x), norm.statistics()
+    for group in range(groups):
+        part = slice(3 * group, 3 * group + 3)
+        wanted = F.batch_norm(x[group::groups], mean[part], var[part], norm.weight, norm.bias, eps=norm.eps)
+        torch.testing.assert_close(found[group::groups], wanted)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in norm.named_buffers())
+    alone = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+    torch.testing.assert_close(norm.eval()(x), alone)
+    with pytest.raises(ValueError, match="found the shape"):
+        norm(torch.randn(3))
+
+
+def test_normalise_is_equation_2_of_any_shape():
+    for shape in ((5, 3), (5, 3, 2, 2)):
+        x = torch.randn(shape)
+        mean, var, weight, bias = torch.rand(4, 3) + 0.5
+        wanted = F.batch_norm(x, mean, var, weight, bias, eps=0.1)
+        torch.testing.assert_close(normalise(x, mean, var, weight, bias, 0.1), wanted)

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pycocotools import mask as coco_mask
 
-from momentum_transfer.transfer.data.annotations import checked_runs, decode_mask
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.transfer.data.annotations import checked_runs, decode_mask, in_fractions, refuse_fractions
 
 SIDES = st.tuples(st.integers(1, 40), st.integers(1, 40))
 MASKS = SIDES.flatmap(lambda shape: arrays(np.uint8, shape, elements=st.integers(0, 1)))
@@ -43,3 +44,25 @@ def test_polygons_are_drawn_as_pycocotools_does():
 def test_codes_of_another_size_or_none_at_all_are_refused(counts):
     with pytest.raises(ValueError, match="run lengths"):
         decode_mask({"size": [3, 4], "counts": counts}, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "count"),
+    [
+        ([[0.1, 0.2, 0.3, 0.4]], 1),
+        ([[0, 0, 1, 0.5], [0, 0, 1, 1]], 2),
+        ([[-0.1, 0, 1.1, 0.5]], 1),
+        ([[-0.11, 0, 1, 0.5]], 0),
+        ([[0, 0.5, 1.11, 1]], 0),
+        ([[0.1, 0.2, 0.3, 0.4], [5, 5, 9, 9]], 0),
+        ([[0, 0, 1, 1]], 0),  # one pixel
+        ([], 0),
+    ],
+)
+def test_boxes_are_fractions_if_all_lie_within_an_image_of_one(boxes: list[list[float]], count: int):
+    assert in_fractions(boxes) == count
+    if count:
+        with pytest.raises(InputError, match=rf"in pixels in x\.json, found all {count} within"):
+            refuse_fractions(boxes, "x.json")
+    else:
+        refuse_fractions(boxes, "x.json")

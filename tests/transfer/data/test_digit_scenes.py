@@ -14,7 +14,9 @@ from momentum_transfer.transfer.data import digit_scenes
 from momentum_transfer.transfer.data.digit_scenes import (
     RECIPES,
     SceneRecipe,
+    _box,
     _draw_scene,
+    _overlap,
     _Scene,
     _write_scenes,
     ensure_scenes,
@@ -172,3 +174,12 @@ def test_the_default_long_tail_has_rare_common_and_frequent_classes():
     assert (seen <= 10).sum() >= 2
     assert ((seen > 10) & (seen <= 100)).sum() >= 2
     assert (seen > 100).sum() >= 2
+
+
+def test_overlap_of_boxes_is_that_of_their_pixels():
+    for other in ((2, 3, 6, 9), (5, 8, 9, 12), (6, 3, 9, 9), (0, 9, 9, 12), (20, 30, 22, 33), (0, 0, 40, 40)):
+        pixels = np.zeros((2, 40, 40), bool)
+        for layer, (left, top, right, bottom) in zip(pixels, ((2, 3, 6, 9), other), strict=True):
+            layer[top:bottom, left:right] = True
+        assert _overlap((2, 3, 6, 9), other) == (pixels[0] & pixels[1]).sum() / (pixels[0] | pixels[1]).sum()
+        assert _box(pixels[1]) == other

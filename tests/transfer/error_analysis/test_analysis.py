@@ -217,3 +217,13 @@ def test_a_wrong_result_file_is_named(tmp_path):
     (tmp_path / "found.json").write_text("{}")
     with pytest.raises(InputError, match=r"found\.json"):
         analyse("coco", crowded_set(0)[0], tmp_path / "found.json")
+
+
+def test_a_set_of_crowds_alone_has_no_curve_and_no_ap():
+    truth, results = crowded_set(0)
+    for entry in truth["annotations"]:
+        entry["iscrowd"] = 1
+    found = analyse("coco", truth, results)
+    assert found["curve"] == []
+    assert found["ap50"] is None
+    assert len(analyse("coco", *crowded_set(0))["curve"]) > 9

@@ -102,3 +102,24 @@ def test_clipping_keeps_boxes_in_the_image():
     clipped = boxes.clip(torch.tensor([[-5.0, -1.0, 30.0, 12.0]]), (10, 20))
     assert clipped.tolist() == [[0.0, 0.0, 20.0, 10.0]]
     assert boxes.nonempty(torch.tensor([[1.0, 1.0, 1.0, 5.0], [1.0, 1.0, 2.0, 5.0]])).tolist() == [False, True]
+
+
+def test_a_box_without_a_side_is_empty():
+    found = torch.tensor([[0.0, 0, 2, 3], [5, 5, 5, 9], [5, 5, 9, 5], [3, 0, 2, 3], [0, 0, 1, 2]])
+    assert boxes.nonempty(found).tolist() == [True, False, False, False, True]
+    assert boxes.nonempty(found, 1.0).tolist() == [True, False, False, False, False]
+    assert boxes.nonempty(found, 2.0).tolist() == [False] * 5
+    assert boxes.area(found).tolist() == [6.0, 0.0, 0.0, -3.0, 2.0]
+
+
+def test_boxes_are_limited_to_the_image():
+    found = boxes.clip(torch.tensor([[[-1.0, -2, 30, 40], [3, 4, 5, 6], [25, 35, 26, 36]]]), (12, 20))
+    assert found.tolist() == [[[0, 0, 20, 12], [3, 4, 5, 6], [20, 12, 20, 12]]]
+
+
+def test_distances_are_from_the_centre_in_sides_of_the_reference():
+    references = torch.tensor([[4.0, 8.0, 12.0, 12.0]])  # centre (8, 10), sides 8 and 4
+    wanted = torch.tensor([[2.0, 4.0, 20.0, 30.0]])
+    coder = boxes.DistanceCoder()
+    assert coder.encode(references, wanted).tolist() == [[6 / 8, 6 / 4, 12 / 8, 20 / 4]]
+    torch.testing.assert_close(coder.decode(coder.encode(references, wanted), references), wanted)

@@ -167,3 +167,17 @@ def test_gn_is_torchs_and_a_group_of_one_value_is_told():
     assert torch.equal(norm(images), nn.GroupNorm(32, 64)(images))
     with pytest.raises(InputError, match="found a map of 1 x 1 with 32 channels"):
         norm_layer("GN")(32)(torch.zeros(1, 32, 1, 1))
+
+
+def test_retinanets_anchors_are_labelled_by_their_overlap():
+    """Below 0.4 background (class number K), from 0.5 on the object's, between ignored; always an object's best."""
+    detector = retinanet()
+    anchors = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5], [0, 0, 10, 4.5], [0, 0, 10, 3.9], [50, 50, 60, 60],
+                            [90, 90, 99, 99]])  # fmt: skip
+    target = Target(torch.tensor([[0.0, 0, 10, 10], [56, 56, 70, 70]]), torch.tensor([1, 0]))
+    classes, boxes = detector._label(anchors, target)
+    assert classes.tolist() == [1, 1, -1, 2, 0, 2]
+    assert boxes[[0, 1, 4]].tolist() == target.boxes[[0, 0, 1]].tolist()
+    classes, boxes = detector._label(anchors, targets()[1])
+    assert classes.tolist() == [2] * 6
+    assert not boxes.any()

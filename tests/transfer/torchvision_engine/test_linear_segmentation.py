@@ -94,3 +94,28 @@ def test_features_are_another_entry_where_backbone_or_size_differ(tmp_path):
 )
 def test_what_a_probe_cannot_be_made_of_is_said(settings, reason, tmp_path):
     assert reason in unsupported(labels_config("stride16", tmp_path, *LINEAR, *settings.split()))
+
+
+@pytest.mark.parametrize(("gigabytes", "kept"), [(1.0, True), (0.999, False)])
+def test_features_that_need_more_than_the_limit_are_not_kept(gigabytes, kept, tmp_path, monkeypatch, capsys):
+    """Four bytes a number, as many images as the set has."""
+    from momentum_transfer.transfer.tasks import open_task
+
+    cfg = labels_config("stride16", tmp_path, *LINEAR)
+    data, network = open_task(cfg).train[0], build(cfg)
+    numbers = network.eval().features(torch.zeros(3, 64, 64, dtype=torch.uint8)).numel()
+    cfg = labels_config(
+        "stride16", tmp_path, *LINEAR, "MODEL.SEM_SEG_HEAD.CACHE_GB", str(gigabytes * numbers * 4 * 4 / 1e9)
+    )
+    mapper = semantic_run.SemanticMapper(semantic_run.mapper_of(cfg, train=True), None)
+    found = semantic_run._cached_features(cfg, network.train(), data, mapper)
+    assert network.training
+    assert ("need about" in capsys.readouterr().out) != kept
+    if kept:
+        assert found is not None
+        assert len(found) == 4
+        sample = found[(0, 2)]
+        assert (sample.height, sample.width, sample.image_id) == (64, 64, 2)
+        assert torch.equal(sample.labels, torch.from_numpy(data.labels(2)).long())
+    else:
+        assert found is None

@@ -1,0 +1,125 @@
+"""Settings to evaluations: names in records, refusals before compute, folders of trials."""
+
+import numpy as np
+import pytest
+
+from momentum_transfer.core.errors import InputError
+from momentum_transfer.lowshot import evaluations
+from momentum_transfer.lowshot.config import get_cfg
+from momentum_transfer.lowshot.evaluations import CHECKS, ON_FEATURES, _check_batch, evaluate_diagnostics, percent
+from tests.lowshot.toy_data import clusters
+
+
+def config(*words: object):
+    cfg = get_cfg()
+    cfg.merge_from_list(list(words))
+    return cfg
+
+
+def every(*_) -> bool:
+    return True
+
+
+def test_a_fraction_of_the_labels_is_named_in_percent():
+    assert [percent(fraction) for fraction in (1, 0.1, 0.01, 0.005)] == ["", "/10%", "/1%", "/0.5%"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "images", "processes", "said"),
+    [
+        (8, 8, 1, ""),
+        (9, 8, 1, "at most 8 .* found 9"),
+        (2, 8, 1, ""),
+        (1, 8, 1, "at least two images a process"),
+        (4, 8, 2, ""),
+        (2, 8, 2, "at least two images a process, the same number on each of 2, found 2"),
+        (5, 8, 2, "found 5"),
+    ],
+)
+def test_a_batch_is_filled_with_different_images_two_a_process(batch, images, processes, said):
+    if not said:
+        _check_batch("LINEAR.BATCH_SIZE", batch, images, processes)
+        return
+    with pytest.raises(InputError, match=rf"LINEAR\.BATCH_SIZE .*{said}"):
+        _check_batch("LINEAR.BATCH_SIZE", batch, images, processes)
+
+
+def test_neighbours_that_the_images_do_not_have_are_refused():
+    for name in ("knn", "retrieval"):
+        CHECKS[name](config("KNN.PRESETS", ["majority-6"]), np.zeros(6, int), "train")
+        with pytest.raises(InputError, match="majority-7 asks for 7 neighbours, train has 6 images"):
+            CHECKS[name](config("KNN.PRESETS", ["majority-7"]), np.zeros(6, int), "train")
+    several = np.zeros((6, 3), int)
+    CHECKS["retrieval"](config("KNN.PRESETS", ["majority-7"]), several, "train")  # no kNN there
+    with pytest.raises(InputError, match="multi-hot labels in train; use retrieval"):
+        CHECKS["knn"](config(), several, "train")
+    with pytest.raises(InputError, match=r"at least one of eman, dino, .* in KNN\.PRESETS, found none"):
+        CHECKS["knn"](config("KNN.PRESETS", []), np.zeros(6, int), "train")
+
+
+def test_one_search_gives_retrieval_and_knns_presets_that_are_wanted(monkeypatch):
+    searched = []
+    original = evaluations.search
+    monkeypatch.setattr(evaluations, "search", lambda *a, **b: searched.append(a[2]) or original(*a, **b))
+    train, test = clusters(0, 60), clusters(1, 24)
+    cfg = config("KNN.PRESETS", ["majority-5", "weighted-9"], "RETRIEVAL.TOP", 30)
+
+    def found(name, wanted=every):
+        return [(one.task, one.protocol, one.metric, one.value) for u in ON_FEATURES[name](cfg, train, test, wanted)
+                for one in u]  # fmt: skip
+
+    both = found("retrieval")
+    assert {task for task, *_ in both} == {"knn/k=5", "knn/k=9", "retrieval"}
+    assert [one for one in both if one[0] != "retrieval"] == found("knn")
+    assert searched == [30, 9]
+    assert {one[0] for one in found("retrieval", lambda task, *_: task == "retrieval")} == {"retrieval"}
+    assert {one[0] for one in found("knn", lambda task, name, trial: name == "weighted-9")} == {"knn/k=9"}
+    assert found("knn", lambda *_: False) == []
+    assert searched == [30, 9, 30, 9]  # nothing is searched for nothing
+    cfg.RETRIEVAL.TOP = 1000
+    found("retrieval")
+    assert searched[-1] == 60  # the images that there are
+
+
+def test_diagnostics_know_two_views_of_the_images():
+    test, other = clusters(1, 24), clusters(2, 24)
+    asked = []
+
+    def wanted(*key):
+        asked.append(key)
+        return True
+
+    (alone,) = evaluate_diagnostics(config(), test, test, wanted)
+    (both,) = evaluate_diagnostics(config(), test, test, every, (test, other))
+    assert asked == [("diagnostics", "test", 0)]
+    assert "alignment" not in {score.metric for score in alone}
+    unit = [one.features / np.linalg.norm(one.features, axis=1, keepdims=True) for one in (test, other)]
+    wanted_value = ((unit[0] - unit[1]) ** 2).sum(1).mean()
+    assert next(s.value for s in both if s.metric == "alignment") == pytest.approx(wanted_value, rel=1e-5)
+    assert list(evaluate_diagnostics(config(), test, test, lambda *_: False)) == []
+
+
+def test_other_weights_settings_rows_and_trials_have_folders_of_their_own(tmp_path):
+    cfg = config("OUTPUT_DIR", str(tmp_path))
+    rows = np.arange(4)
+    first = evaluations._run_folder(cfg, None, "linear/1%", 0, rows)
+    assert first == evaluations._run_folder(cfg, None, "linear/1%", 0, np.arange(4))
+    assert first.parent == tmp_path / "trials"
+    assert first.name.startswith("linear_1_")
+    assert first.name.endswith("_0")
+    others = [
+        evaluations._run_folder(cfg, None, "linear/1%", 1, rows),
+        evaluations._run_folder(cfg, None, "linear/10%", 0, rows),
+        evaluations._run_folder(cfg, None, "linear/1%", 0, rows + 1),
+        evaluations._run_folder(config("OUTPUT_DIR", str(tmp_path), "SEED", 5), None, "linear/1%", 0, rows),
+    ]
+    assert len({first, *others}) == 5
+
+
+def test_what_a_config_changes_of_fixmatchs_preset_is_part_of_the_protocol():
+    def protocol(*words):
+        cfg = config("FIXMATCH.PRESET", "eman", "FIXMATCH.SCHEDULE", "1x", *words)
+        return evaluations._fixmatch_protocol(cfg.FIXMATCH)
+
+    assert protocol() == protocol("FIXMATCH.STRONG_LEVELS", "eman") == "eman-1x"
+    assert protocol("FIXMATCH.STRONG_LEVELS", "uniform") == "eman-1x/strong_levels=uniform"
