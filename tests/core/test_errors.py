@@ -107,7 +107,9 @@ def test_values_are_shown_short():
 
 
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
-    assert missing_package("timm.models") == 'expected the package timm, found none; pip install "momentum-transfer[timm]"'
+    assert (
+        missing_package("timm.models") == 'expected the package timm, found none; pip install "momentum-transfer[timm]"'
+    )
     assert "pip install momentum-transfer" in missing_package("torch.nn")
     assert missing_package("elsewhere") is None
     assert extra("json", "reading").loads("1") == 1

@@ -163,8 +163,8 @@ def test_a_split_has_the_fraction_of_the_items_and_of_every_class_though_items_h
 
 
 @pytest.mark.parametrize(
-    ("labels", "fraction", "trained"), [([[0]] * 2, 0.99, 1), ([[0]] * 2, 0.01, 1), ([[0], [1]], 0.5, 1), ([[]] * 10, 0.3, 3),
-                                        ([[0]] * 3, 0.999, 2)],
+    ("labels", "fraction", "trained"),
+    [([[0]] * 2, 0.99, 1), ([[0]] * 2, 0.01, 1), ([[0], [1]], 0.5, 1), ([[]] * 10, 0.3, 3), ([[0]] * 3, 0.999, 2)],
 )  # fmt: skip
 def test_both_parts_get_an_item(labels, fraction: float, trained: int):
     assert stratified_split(labels, fraction, 0).sum() == trained
