@@ -154,5 +154,5 @@ def weight_norms(state: Mapping[str, Tensor], kernel: int | None = None) -> dict
     return {
         name.removesuffix(".weight"): float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
         for name, tensor in state.items()
-        if tensor.dim() == 4 and (kernel is None or tensor.shape[-1] == kernel)
+        if tensor.dim() == 4 and (kernel is None or tensor.shape[2:] == (kernel, kernel))
     }

@@ -56,10 +56,12 @@ class CheckpointFolder:
         """
         pointer = self.folder / self.pointer
         if not pointer.is_file():
-            files = [file for file in self.folder.glob(f"step_*{self.suffix}") if _step_of(file) is not None]
-            newest = max(files, key=lambda file: _step_of(file) or 0, default=None)
-            if newest is not None:
-                warn(f"{pointer} is missing; resuming from the latest checkpoint beside it: {newest.name}")
+            files = self.folder.glob(f"step_*{self.suffix}")
+            steps = {step: file for file in files if (step := _step_of(file)) is not None}
+            if not steps:
+                return None
+            newest = steps[max(steps)]
+            warn(f"{pointer} is missing; resuming from the latest checkpoint beside it: {newest.name}")
             return newest
         name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         path = self.folder / name

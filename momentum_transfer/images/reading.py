@@ -35,8 +35,6 @@ LIMIT = "MOMENTUM_TRANSFER_MAX_PIXELS"
 #: EXIF's tag of how an image is to be turned, and its values that swap width and height.
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
 
-_WHITE = (255, 255, 255, 255)
-
 
 def image_files(folder: Path) -> list[Path]:
     """Every image file below a folder, sorted; hidden ones are left out."""
@@ -166,7 +164,7 @@ def as_rgb(image: PIL.Image.Image, path: str | Path = "memory") -> PIL.Image.Ima
         return _eight_bit(image, path).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         coloured = image.convert("RGBA")
-        ground = PIL.Image.new("RGBA", coloured.size, _WHITE)
+        ground = PIL.Image.new("RGBA", coloured.size, "white")
         return PIL.Image.alpha_composite(ground, coloured).convert("RGB")
     return image.convert("RGB")
 

@@ -222,7 +222,7 @@ def _spread(heights: list[float], axes: Axes, inches: float) -> list[float]:
 def _in_lines(name: str, longest: int = 12) -> str:
     """A long name broken after its underscores and hyphens, for the foot of a narrow column."""
     lines = [""]
-    for part in re.findall(r"[^_-]*[_-]?", name):
+    for part in re.findall(r"[^_-]*[_-]|[^_-]+", name):
         if lines[-1] and len(lines[-1] + part) > longest:
             lines.append("")
         lines[-1] += part

@@ -246,7 +246,7 @@ class Attempt:
 
     def __init__(self, job: Job, gpus: int, patience: float = _PATIENCE) -> None:
         self.job, self.gpus, self.patience = job, gpus, patience
-        self._process: int | None = None
+        self._process = 0  # its id; 0 for none
         self._began, self._spent = 0.0, 0.0
 
     def __call__(self) -> None:
@@ -289,7 +289,7 @@ class Attempt:
             # Not wait(): its lock is held while it waits, and the handlers above look at the process too.
             while (code := process.poll()) is None:
                 time.sleep(0.1)
-            self._process = None
+            self._process = 0
             status, note = note_end(self.job, code, time.monotonic() - self._began, self._spent)
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -300,13 +300,15 @@ class Attempt:
 
     def _stop(self, _number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
         """Ask the task to save and end; it counts this and Slurm's own signal as one."""
-        if self._alive():
-            os.kill(self._process or 0, signal.SIGTERM)
+        if process := self._alive():
+            os.kill(process, signal.SIGTERM)
 
-    def _alive(self) -> bool:
-        if self._process is None:
-            return False
+    def _alive(self) -> int:
+        """The id of the task's process while it runs, else 0."""
+        if not self._process:
+            return 0
         try:
-            return os.waitid(os.P_PID, self._process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            ended = os.waitid(os.P_PID, self._process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return False
+            return 0
+        return 0 if ended else self._process

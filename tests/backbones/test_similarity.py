@@ -165,6 +165,13 @@ def test_weight_norms_are_those_of_the_convolutions_in_network_order():
     assert set(weight_norms(state, kernel=3)) == {
         name for name in norms if "layer" in name and "downsample" not in name
     }
+    oblong = {
+        "wide.weight": torch.ones(2, 2, 1, 3),
+        "high.weight": torch.ones(2, 2, 3, 1),
+        "linear.weight": torch.ones(3, 3),
+    }
+    assert weight_norms(oblong) == {"wide": pytest.approx(12**0.5), "high": pytest.approx(12**0.5)}
+    assert not weight_norms(oblong, kernel=3)
 
 
 def test_networks_are_reduced_block_by_block_and_features_are_not_kept(monkeypatch):

@@ -143,3 +143,34 @@ def test_checkpoints_without_a_pointer_are_resumed_with_a_warning(tmp_path, caps
     (tmp_path / "last").unlink()
     assert folder.last().name == "step_0000010.pt"
     assert "last is missing; resuming from the latest checkpoint beside it" in capsys.readouterr().err
+
+
+def test_the_first_checkpoint_is_older_than_the_second_and_other_files_are_none(tmp_path, capsys):
+    folder = CheckpointFolder(tmp_path)
+    for step in (0, 1):
+        folder.save(step, state(step))
+    (tmp_path / "last").unlink()
+    for name in ("step_final.pt", "step_9.pt.bak", f"step_{10**19}.pt"):
+        (tmp_path / name).touch()
+    assert folder.last().name == "step_0000001.pt"
+    for file in tmp_path.glob("step_000*"):
+        file.unlink()
+    capsys.readouterr()
+    assert folder.last() is None
+    assert not capsys.readouterr().err
+
+
+def test_as_many_checkpoints_are_kept_as_asked_and_one_that_was_cut_off_leaves_nothing(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=3)
+    for step in range(5):
+        folder.save(step, state(step))
+    assert sorted(path.name for path in tmp_path.glob("step*")) == [f"step_000000{step}.pt" for step in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 200, "a\0b", "step_0000009.pt", "../step_0000001.pt", "."])
+def test_a_pointer_to_anything_else_than_a_file_beside_it_is_refused(name, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, state(1))
+    (tmp_path / "last").write_text(name)
+    with pytest.raises(InputError, match=r"to name a checkpoint beside it, found .*; delete it"):
+        folder.last()

@@ -3,11 +3,22 @@
 import errno
 import hashlib
 import os
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.core.files import atomic_path, cache_root, sha256_of, weights_name, write_once, write_text
+from momentum_transfer.core.files import (
+    atomic_path,
+    cache_root,
+    refused_by_system,
+    remove_leftovers,
+    sha256_of,
+    weights_name,
+    write_once,
+    write_text,
+)
 
 
 def test_a_failed_write_leaves_the_previous_file_whole_and_no_rest(tmp_path):
@@ -83,3 +94,45 @@ def test_without_a_home_folder_the_cache_wants_to_be_named(monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", lambda _number: (_ for _ in ()).throw(KeyError("no such user")))
     with pytest.raises(InputError, match=r"found no home folder .*set MOMENTUM_TRANSFER_CACHE"):
         cache_root()
+
+
+def test_the_systems_number_is_found_behind_every_librarys_words(tmp_path, monkeypatch):
+    def caused(by: BaseException) -> RuntimeError:
+        error = RuntimeError("unexpected pos 64 vs 0")
+        error.__cause__ = by
+        return error
+
+    rust = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    for error, number in (
+        (OSError(errno.EACCES, "Permission denied"), errno.EACCES),
+        (caused(OSError(errno.EDQUOT, "Quota")), errno.EDQUOT),
+        (rust, 28),
+        (RuntimeError("IoError(Os { code: 122, kind: Other })"), 122),
+        (OSError("400 requested and 72 written"), errno.ENOSPC),
+        (RuntimeError("400 requested and 72 written"), None),
+        (RuntimeError("CUDA error"), None),
+        (OSError("no number"), None),
+    ):
+        assert refused_by_system(error, tmp_path) == number
+    for free, kind, number in (
+        ((1 << 20) - 1, RuntimeError, errno.ENOSPC),
+        ((1 << 20) - 1, OSError, errno.ENOSPC),
+        ((1 << 20) - 1, ValueError, None),
+        (1 << 20, RuntimeError, None),
+    ):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _folder, free=free: SimpleNamespace(free=free))
+        assert refused_by_system(kind("PytorchStreamWriter failed"), tmp_path) == number
+
+
+def test_leftovers_of_killed_writers_are_removed_and_those_of_living_ones_are_kept(tmp_path):
+    (tmp_path / "below").mkdir()
+    with atomic_path(tmp_path / "a.pt") as living:
+        living.write_bytes(b"half")
+        for folder in (tmp_path, tmp_path / "below"):
+            (folder / living.name.replace("a", "b", 1)).touch()
+            (folder / "a.pt.tmp").touch()
+        assert remove_leftovers(tmp_path, below=False) == 1
+        assert living.exists()
+        assert remove_leftovers(tmp_path) == 1
+        assert remove_leftovers(tmp_path) == 0
+    assert sorted(file.name for file in tmp_path.rglob("*.*")) == ["a.pt", "a.pt.tmp", "a.pt.tmp"]

@@ -232,3 +232,19 @@ def test_whatever_byte_is_wrong_the_answer_is_one_line_or_the_same_arrays(tmp_pa
     else:
         assert np.array_equal(found.features, FEATURES)
         assert np.array_equal(found.labels, LABELS)
+
+
+def test_as_many_entries_as_the_limit_are_read_and_one_more_is_refused(monkeypatch):
+    monkeypatch.setattr(untrusted, "MOST_ENTRIES", 10)  # a mapping, its key, a list and seven numbers
+    assert parse_mapping(f"a: {list(range(7))}", "here") == {"a": list(range(7))}
+    for text in (f"a: {list(range(8))}", "a: &a [1, 2]\nb: [*a, *a]"):  # what an alias stands for counts each time
+        with pytest.raises(InputError, match="entries"):
+            parse_mapping(text, "here")
+    assert parse_mapping("a: &a [1]\nb: [*a]", "here") == {"a": [1], "b": [[1]]}
+
+
+def test_as_many_levels_as_the_limit_are_read_and_one_more_is_refused(monkeypatch):
+    monkeypatch.setattr(untrusted, "MOST_LEVELS", 4)
+    assert parse_mapping("a: [[1]]", "here") == {"a": [[1]]}
+    with pytest.raises(InputError, match="deeper nesting"):
+        parse_mapping("a: [[[1]]]", "here")

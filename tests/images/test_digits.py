@@ -1,5 +1,7 @@
 """The drawn digits are what their variant says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -8,6 +10,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.images.digits import (
     VARIANTS,
     DigitImages,
+    DigitVariant,
     digit_variant,
     draw_strokes,
     load_glyphs,
@@ -140,3 +143,83 @@ def test_several_renderings_begin_with_the_only_one_and_are_all_different():
         assert three[index + len(one)][1] == one[index][1]
     again = three[5][0]
     assert np.array_equal(np.asarray(again), np.asarray(three[5][0])), "a drawing that was kept is the same drawing"
+
+
+def bounds(image: np.ndarray, over: float = 0.5) -> tuple[int, int]:
+    """Height and width in pixels of what is brighter than ``over``."""
+    rows, columns = (np.flatnonzero((image > over).any(axis)) for axis in (1, 0))
+    return rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
+
+
+def squares(variant: DigitVariant, count: int = 600, size: int = 64) -> np.ndarray:
+    """Full glyphs, so that what is drawn is the rectangle that holds a digit, without background and noise."""
+    plain = replace(variant, background=(0.0, 0.0), contrast=1.0, unevenness=0.0, noise=0.0)
+    return render_digits(np.ones((count, 8, 8), np.float32), size, plain, np.random.default_rng(0)) / 255
+
+
+def test_digits_have_the_heights_and_proportions_of_their_variant_and_lie_inside_the_image():
+    placed = np.array([bounds(image) for image in squares(VARIANTS["placed"])]) / 64
+    assert (placed[:, 0] == placed[:, 1]).mean() > 0.3  # squares, that begin between two pixels
+    assert np.abs(placed[:, 0] - placed[:, 1]).max() < 2.5 / 64
+    for quantile, height in ((0.01, 0.60), (0.5, 0.725), (0.99, 0.85)):
+        assert np.quantile(placed[:, 0], quantile) == pytest.approx(height, abs=0.03)
+    stretched = squares(replace(DigitVariant(), aspect=0.5, side=(0.4, 0.4)))
+    ratios = np.log([width / height for height, width in map(bounds, stretched)])
+    assert np.quantile(ratios, [0.01, 0.5, 0.99]) == pytest.approx([-np.log(1.5), 0, np.log(1.5)], abs=0.09)
+    rows, columns = (np.array([np.flatnonzero((image > 0.5).any(axis))[[0, -1]] for image in stretched])
+                     for axis in (1, 0))  # fmt: skip
+    for ends in (rows, columns):  # anywhere, whole
+        assert ends[:, 0].min() <= 2
+        assert ends[:, 1].max() >= 61
+        assert (ends[:, 0] + ends[:, 1]).mean() / 2 == pytest.approx(31.5, abs=1.5)
+
+
+def test_slanted_digits_lean_to_either_side_by_at_most_the_slant():
+    drawn = squares(replace(DigitVariant(), slant=0.4, side=(0.5, 0.5)))
+    middles = []
+    for image in drawn:
+        rows = np.flatnonzero((image > 0.5).sum(1) > 10)[[4, -5]]
+        centres = [np.flatnonzero(image[row] > 0.5).mean() for row in rows]
+        middles.append((centres[0] - centres[1]) / (rows[1] - rows[0]))
+    assert np.quantile(middles, [0.02, 0.5, 0.98]) == pytest.approx([-0.384, 0, 0.384], abs=0.06)
+
+
+def test_luminances_and_thinning_spread_over_the_ranges_of_their_variant():
+    variant = replace(DigitVariant(), noise=0.0, unevenness=0.0, contrast=0.3, side=(0.4, 0.4))
+    drawn = render_digits(np.ones((600, 8, 8), np.float32), 64, variant, np.random.default_rng(0)) / 255
+    level, digit = drawn.min((1, 2)), drawn.max((1, 2))
+    assert np.quantile(level, [0.0, 0.5, 1.0]) == pytest.approx([0.05, 0.225, 0.40], abs=0.02)
+    above = (digit - level - 0.3) / (1 - level - 0.3)  # from the least contrast to white
+    assert np.quantile(above, [0.0, 0.5, 1.0]) == pytest.approx([0, 0.5, 1], abs=0.05)
+    half = np.full((600, 8, 8), 0.5, np.float32)
+    plain = {"noise": 0.0, "unevenness": 0.0, "background": (0.0, 0.0), "contrast": 1.0, "side": (0.4, 0.4)}
+    thin = render_digits(half, 64, replace(DigitVariant(), thinning=(0.1, 0.5), **plain), np.random.default_rng(0))
+    assert np.quantile(thin.max((1, 2)) / 255, [0.0, 0.5, 1.0]) == pytest.approx([0.3, 0.5, 0.7], abs=0.02)
+
+
+def test_fragments_of_strokes_are_lighter_than_their_background_by_their_contrast():
+    variant = replace(VARIANTS["strokes"], noise=0.0, unevenness=0.0, background=(0.2, 0.2))
+    drawn = render_digits(np.zeros((600, 8, 8), np.float32), 56, variant, np.random.default_rng(0)) / 255
+    assert drawn.min() == pytest.approx(0.2, abs=0.003)
+    lift = drawn.max((1, 2)) - 0.2  # the lighter of two strokes
+    assert 0.1 < np.quantile(lift, 0.02) < np.quantile(lift, 0.98) < 0.302
+    assert np.median(lift) == pytest.approx(0.1 + 0.2 * 0.5**0.5, abs=0.02)
+    # two capsules as thick as a 14th of the image and a sixth to a third of it long, some of them cut by its border
+    whole = 2 * (56 / 4 * 56 / 14 + np.pi * (56 / 28) ** 2)
+    covered = (drawn > 0.25).sum((1, 2))
+    assert 0.75 * whole < covered.mean() < whole
+
+
+def test_noise_has_its_standard_deviation_in_every_pixel():
+    variant = replace(DigitVariant(), noise=0.05, unevenness=0.0, background=(0.3, 0.3))
+    drawn = render_digits(np.zeros((200, 8, 8), np.float32), 16, variant, np.random.default_rng(0)) / 255
+    assert drawn.std() == pytest.approx(0.05, rel=0.03)
+    assert drawn.std(axis=0).min() > 0.035
+
+
+def test_several_generators_draw_what_each_would_draw_alone():
+    glyphs = load_glyphs("train")[0][:6]
+    together = render_digits(glyphs, 24, VARIANTS["strokes"], *map(np.random.default_rng, (5, 6, 7)))
+    alone = [render_digits(glyphs[2 * n : 2 * n + 2], 24, VARIANTS["strokes"], np.random.default_rng(5 + n))
+             for n in range(3)]  # fmt: skip
+    np.testing.assert_array_equal(together, np.concatenate(alone))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.images.labelled_images import CLASSES, FileImages, VocImages
+from momentum_transfer.images.labelled_images import CLASSES, ArrayImages, FileImages, VocImages
 
 
 def picture(path: Path, value: int, side: int = 8) -> Path:
@@ -124,3 +124,25 @@ def test_damaged_folders_are_refused(devkit):
     listing.write_text("000000 yes\n")
     with pytest.raises(InputError, match=r"expected an image and 1, 0 or -1 in .*:1"):
         VocImages(devkit, "test")
+
+
+def test_the_last_readable_image_of_a_class_replaces_all_others(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 2, 6])
+    assert [red(data[k]) for k in (0, 2, 4, 6)] == [40] * 4
+    few = FileImages([tmp_path / "0.png", tmp_path / "1.png"], [0, 0], ["only"])
+    assert red(few[0]) == 10
+
+
+def test_as_many_unreadable_images_as_the_limit_are_replaced(tmp_path: Path):
+    data = damaged(tmp_path, broken=[0, 1], limit=2)
+    assert [red(data[k]) for k in range(4)] == [20, 30, 20, 30]
+    assert (len(data), data[-1][1]) == (8, 1)
+
+
+def test_arrays_are_images_with_their_labels():
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
+    data = ArrayImages(pixels, [2, 0, 1], ["a", "b", "c"])
+    assert len(data) == 3
+    image, label = data[1]
+    assert (image.mode, image.size, label) == ("RGB", (5, 4), 0)
+    assert np.array_equal(np.asarray(image), pixels[1])

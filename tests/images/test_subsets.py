@@ -16,7 +16,9 @@ from momentum_transfer.images.subsets import (
     long_tail_counts,
     read_taxonomy,
     select,
+    stratified_split,
     stretched_epochs,
+    without_class,
 )
 
 
@@ -144,3 +146,41 @@ def test_stretched_epochs_keep_the_iterations():
         assert whole <= epochs * (kept // 64) < whole + kept // 64
     with pytest.raises(InputError, match="at least one batch of 64 images"):
         stretched_epochs(1, 1000, 63, 64)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.8])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_split_has_the_fraction_of_the_items_and_of_every_class_though_items_have_several(fraction: float, seed: int):
+    random = np.random.default_rng(seed)
+    present = random.random((200, 6)) < [0.5, 0.3, 0.2, 0.1, 0.05, 0.4]
+    labels = [np.flatnonzero(row).tolist() for row in present]
+    assert {len(found) for found in labels} >= {0, 1, 2, 3}
+    trains = stratified_split(labels, fraction, seed)
+    assert trains.sum() == 200 * fraction
+    assert np.abs(present[trains].sum(0) - fraction * present.sum(0)).max() <= 0.5
+    assert np.array_equal(trains, stratified_split(labels, fraction, seed))
+    assert not np.array_equal(trains, stratified_split(labels, fraction, seed + 1))
+
+
+@pytest.mark.parametrize(
+    ("labels", "fraction", "trained"),
+    [([[0]] * 2, 0.99, 1), ([[0]] * 2, 0.01, 1), ([[0], [1]], 0.5, 1), ([[]] * 10, 0.3, 3), ([[0]] * 3, 0.999, 2)],
+)  # fmt: skip
+def test_both_parts_get_an_item(labels, fraction: float, trained: int):
+    assert stratified_split(labels, fraction, 0).sum() == trained
+
+
+def test_what_cannot_be_split_is_refused():
+    for fraction in (0.0, 1.0, -0.5, float("nan")):
+        with pytest.raises(InputError, match=f"a training fraction between 0 and 1 .* found {fraction:g}"):
+            stratified_split([[0], [0]], fraction, 0)
+    for few in ([], [[0]]):
+        with pytest.raises(InputError, match=f"at least two images to split, found {len(few)}"):
+            stratified_split(few, 0.5, 0)
+
+
+def test_a_class_may_be_left_out(digits: DigitImages):
+    part = without_class(digits, "3")
+    assert np.array_equal(part.labels, digits.labels[digits.labels != 3])
+    assert part.classes == digits.classes
+    assert without_class(digits, "none of them") is digits

@@ -172,3 +172,46 @@ def test_a_damaged_description_is_refused(text, tmp_path):
     (tmp_path / "suite.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"suite\.json"):
         read_inputs.read_suites([tmp_path / "results.jsonl"])
+
+
+@pytest.mark.parametrize(("length", "rotation"), [(25, 0), (26, 30)])
+def test_names_of_settings_are_turned_where_fifty_characters_do_not_hold_them(length: int, rotation: int, canvases):
+    lines = {"": [sweeps.Point(0, 1.0, None), sweeps.Point(1, 2.0, None)]}
+    sweeps.setting_plot(lines, "REMOVE", "top1", ["a" * 25, "b" * length], False)
+    assert {tick.get_rotation() for tick in canvases[0].get_xticklabels()} == {rotation}
+
+
+@pytest.mark.parametrize(
+    ("places", "x", "log", "scale", "own"),
+    [((1, 8), "GROUP", True, "log", True), ((0, 8), "GROUP", True, "linear", True),
+     ((1, 8), "GROUP", False, "linear", True),
+     (tuple(range(1, 13)), "GROUP", True, "log", True), (tuple(range(1, 14)), "GROUP", True, "linear", False),
+     ((1, 8), "seconds", True, "linear", False), ((1, 8), "step", False, "linear", False)],
+)  # fmt: skip
+def test_up_to_twelve_values_of_a_setting_are_the_ticks_of_its_axis(places, x, log, scale, own, canvases):
+    sweeps.setting_plot({"": [sweeps.Point(place, 1.0, None) for place in places]}, x, "top1", None, log)
+    (axes,) = canvases
+    assert axes.get_xscale() == scale
+    assert (tuple(axes.get_xticks()) == places) is own
+    assert axes.get_legend() is None
+
+
+@pytest.mark.parametrize(("count", "named"), [(12, 12), (13, 0)])
+def test_checkpoints_are_points_with_their_groups_line_and_named_up_to_twelve(count: int, named: int, canvases):
+    points = [(f"n{index}", float(index), 2.0 * index + 1) for index in range(count - 1)]
+    sweeps.scatter_plot({"BN": points, "GN": [("m", 3.0, 4.0)]}, {"BN": (2.0, 1.0, 1.0), "GN": None}, "knn", "linear")
+    (axes,) = canvases
+    first, line, second = axes.get_lines()
+    assert first.get_xydata().tolist() == [list(point[1:]) for point in points]
+    assert line.get_xydata().tolist() == [[0, 1], [count - 2, 2 * (count - 2) + 1]]
+    assert second.get_xydata().tolist() == [[3, 4]]
+    assert {text.get_text(): text.xy for text in axes.texts} == {
+        name: (x, y) for name, x, y in [*points, ("m", 3.0, 4.0)][:named]
+    }
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["BN", "GN"]
+
+
+def test_of_two_points_or_one_place_there_is_no_regression():
+    assert sweeps._regression([("a", 1.0, 2.0), ("b", 2.0, 3.0)]) is None
+    assert sweeps._regression([("a", 1.0, 2.0), ("b", 1.0, 3.0), ("c", 1.0, 4.0)]) is None
+    assert sweeps._regression([("a", 1.0, 2.0), ("b", 2.0, 4.0), ("c", 3.0, 6.0)]) == pytest.approx((2, 0, 1))

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.suites.attempt import Attempt
 from momentum_transfer.suites.planning import plan
-from momentum_transfer.suites.slurm import run_slurm
+from momentum_transfer.suites.slurm import _refusal, run_slurm
 from momentum_transfer.suites.slurm_queue import Array, Place, arrays, largest_node, squeue
 from momentum_transfer.suites.suite import load_suite
 from momentum_transfer.suites.task import Job
@@ -124,6 +125,23 @@ def test_a_refusal_of_sbatch_is_one_line(tmp_path: Path, slurm: Path):
     (slurm / "sbatch").write_text(refusal, encoding="utf-8")
     with pytest.raises(InputError, match=r"expected sbatch to take momentum2: task0, found: .*invalid partition"):
         run_slurm(jobs_of(tmp_path, {}), tmp_path / "out", gpus=0, options={}, poll=0.1)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "sbatch: error: no partition\nsbatch: error: Batch job submission failed\nbye",
+            "sbatch: error: Batch job sub",
+        ),
+        ("\n first \n  the last \n\n", "the last$"),
+        ("", "^Command 'sbatch' returned non-zero"),
+        ("x" * 400, f"^{'x' * 300}$"),
+    ],
+)
+def test_what_sbatch_says_last_is_told(said: str, told: str):
+    assert re.search(told, _refusal(subprocess.CalledProcessError(1, "sbatch", stderr=said)))
+    assert _refusal(ValueError("\n")) == "no word"
 
 
 def test_what_the_programs_of_slurm_say_is_read(slurm: Path):

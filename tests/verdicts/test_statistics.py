@@ -193,3 +193,24 @@ def test_renderings_of_an_item_are_their_mean():
     hits_of_four = np.array([1, 0, 1, 0, 1, 1, 1, 0], dtype=bool)  # all four once, then once more
     assert outcomes.per_item(hits_of_four, 2).tolist() == [1.0, 0.5, 1.0, 0.0]
     assert outcomes.per_item(hits_of_four, 1) is hits_of_four
+
+
+@pytest.mark.parametrize("df", [1, 2, 9, 50, 1000])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0, -3.0, 6.0])
+def test_power_is_that_of_the_noncentral_t(shift: float, df: float):
+    critical = stats.t.ppf(0.975, df)
+    expected = stats.nct.sf(critical, df, abs(shift)) + stats.nct.cdf(-critical, df, abs(shift))
+    assert power.power_of(3 * shift, 3.0, df) == pytest.approx(expected, abs=2e-4)
+
+
+def test_power_without_spread_and_of_infinitely_many_degrees_of_freedom():
+    assert (power.power_of(0.0, 0.0, 3), power.power_of(0.1, 0.0, 3), power.power_of(1.0, 1e-6, 3)) == (0.05, 1.0, 1.0)
+    normal = stats.norm.sf(1.959964 - 2) + stats.norm.cdf(-1.959964 - 2)
+    for df in (1e5 - 1, 1e5, float("inf")):
+        assert power.power_of(2.0, 1.0, df) == pytest.approx(normal, abs=1e-4)
+    assert power.detectable(0.0, 3) == 0
+    assert power.detectable(2.0, float("inf")) == pytest.approx(2 * (1.959964 + 0.841621), abs=1e-4)
+    assert power.detectable(1.0, 1) == pytest.approx(power.detectable(3.0, 1) / 3)
+    for se, df in ((-1.0, 3), (float("nan"), 3), (float("inf"), 3), (1.0, 0), (1.0, float("nan"))):
+        with pytest.raises(InputError, match="expected a standard error of at least 0 and degrees of freedom above 0"):
+            power.detectable(se, df)

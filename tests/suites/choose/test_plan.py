@@ -19,6 +19,7 @@ from momentum_transfer.suites.choose.stages import (
     lengths,
     refuse_too_few,
     rows,
+    training_step,
     training_steps,
 )
 
@@ -92,3 +93,86 @@ def test_a_set_of_few_images_asks_for_no_more_than_there_are():
     assert value["SVM.SHOTS"] == "[1, 2]"
     assert int(value["FINETUNE.BATCH_SIZE"]) <= math.floor(0.8 * 5)
     assert few.stages == ("finetuned",)
+
+
+def values(words: list[str]) -> dict[str, str]:
+    """Every word of a command with the one behind it."""
+    return dict(itertools.pairwise(words))
+
+
+def test_a_probe_is_one_short_trial_in_a_folder_and_a_record_of_its_own():
+    one = ASKED.candidates[0]
+    probe, training = (training_step(ASKED, one, "frozen", 300, probe=probe) for probe in (True, False))
+    assert (probe.title, training.title) == ("a: detector, frozen, timed", "a: detector, frozen")
+    found = values(probe.command), values(training.command)
+    for key, wanted in {
+        "--trials": ("1", "2"), "OUTPUT_DIR": ("/out/probes/a/frozen", "/out/a/frozen"),
+        "--results": ("/out/probes/results.jsonl", "/out/results.jsonl"), "SOLVER.MAX_ITER": ("300", "300"),
+        "SOLVER.WARMUP_ITERS": ("30", "30"), "SOLVER.CHECKPOINT_PERIOD": ("75", "75"),
+    }.items():  # fmt: skip
+        assert tuple(words[key] for words in found) == wanted
+    images = Question(**{**ASKED.__dict__, "kind": CLASSIFICATION})
+    probe, training = (training_step(images, one, "finetuned", 3, probe=probe) for probe in (True, False))
+    assert (probe.title, training.title) == ("a: finetuned, timed", "a: finetuned")
+    found = values(probe.command), values(training.command)  # of a key given twice the last counts, as in the tool
+    assert [words["FINETUNE.TRIALS"] for words in found] == ["1", "2"]
+    assert [words["OUTPUT_DIR"] for words in found] == ["/out/probes/a/finetuned", "/out/few_labels"]
+    assert [words["FINETUNE.EPOCHS"] for words in found] == ["3.0", "3.0"]
+
+
+@pytest.mark.parametrize(
+    ("length", "warmup", "period"), [(5, "1", "20"), (10, "1", "20"), (20, "2", "20"), (84, "8", "21"),
+                                     (990, "99", "247"), (5000, "100", "1250")],
+)  # fmt: skip
+def test_a_detectors_warmup_is_a_tenth_of_it_and_it_saves_four_times(length: int, warmup: str, period: str):
+    found = values(training_step(ASKED, ASKED.candidates[0], "finetuned", length).command)
+    assert (found["SOLVER.WARMUP_ITERS"], found["SOLVER.CHECKPOINT_PERIOD"]) == (warmup, period)
+
+
+def test_a_detector_is_told_its_network_where_no_setting_of_resnets_names_it():
+    vit = Candidate("v", "/v.pth", "4", "timm:test_vit?img_size=32", "random_3")
+    assert values(training_step(ASKED, vit, "frozen", 20).command)["MODEL.BACKBONE.ARCH"] == vit.architecture
+    assert "MODEL.BACKBONE.ARCH" not in training_step(ASKED, ASKED.candidates[0], "frozen", 20).command
+
+
+@pytest.mark.parametrize(
+    ("counts", "preset", "shots", "linear", "finetune"),
+    [
+        ((100, 100), "majority-20", "[1, 2, 4, 8, 16]", "160", "32"),
+        ((100, 99), "majority-5", "[1, 2, 4, 8, 16]", "158", "32"),
+        ((400, 400), "majority-20", "[1, 2, 4, 8, 16]", "256", "32"),
+        ((30, 31, 9), "majority-5", "[1, 2, 4, 8]", "56", "32"),  # 20 of each test it at most half: 10, 11, 5 are left
+        ((32, 32), "majority-5", "[1, 2, 4, 8, 16]", "50", "32"),
+        ((1, 1), "majority-2", "[1]", "2", "2"),
+    ],
+)
+def test_few_labels_are_asked_for_as_far_as_the_images_go(counts, preset, shots, linear, finetune):
+    asked = Question(**{**ASKED.__dict__, "kind": CLASSIFICATION, "counts": counts})
+    found = values(image_steps(asked)[0].command)
+    assert found["KNN.PRESETS"] == f"['{preset}']"
+    assert found["SVM.SHOTS"] == shots
+    assert (found["LINEAR.BATCH_SIZE"], found["FINETUNE.BATCH_SIZE"]) == (linear, finetune)
+
+
+def test_what_is_run_on_images_depends_on_the_kind_and_on_two_images_of_a_class():
+    def commands(**changes) -> set[str]:
+        return {step.command[1] for step in image_steps(Question(**{**ASKED.__dict__, **changes}))}
+
+    assert commands() == {"knn", "svm"}
+    assert commands(kind=CLASSIFICATION) == {"knn", "svm", "linear"}
+    assert commands(counts=(1, 1)) == {"knn"}
+    assert commands(counts=(2, 1)) == {"knn", "svm"}
+
+
+def test_of_images_the_only_stage_has_all_minutes():
+    asked = Question(**{**ASKED.__dict__, "kind": CLASSIFICATION, "longest": 50})
+    times = {"finetuned": {"resnet50": Times(10.0, 5.0), "resnet18": Times(5.0, 2.0)}}
+    # a, random_1 are of the one, b, c, random_2 of the other: 35 s around and 16 s an epoch, twice, in 30 minutes
+    assert lengths(asked, times) == {"finetuned": 50}
+    shorter = Question(**{**asked.__dict__, "minutes": 10.0})
+    assert lengths(shorter, times) == {"finetuned": (300 - 35) // 16}
+    plan = Plan({"finetuned": 16}, times, {"resnet50": 60.0, "resnet18": 30.0})
+    assert plan.seconds(shorter, "finetuned") == 2 * (35 + 16 * 16)
+    (images, training) = rows(shorter, plan)
+    assert images[0] == "kNN, SVM, linear classifier"
+    assert training == ("finetuned", "16 epochs; 1.2 minutes start and score", "10", "9.7")
