@@ -50,16 +50,21 @@ class Comparisons:
         resamples: of the test items; 0 leaves them out.
         methods: those whose trials are pretrainings, with their checkpoints.
         notices: why outcomes that records name could not be used.
+        seed: of the resamples. groups: [items] number of each item's group, where whole groups are resampled.
+        outcomes: what was read, by the hash that records name it by.
     """
 
     results: Results
     resamples: int = RESAMPLES
     methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    seed: int = 0
+    groups: np.ndarray | None = None
+    outcomes: dict[str, Outcomes] = field(default_factory=dict)
     _comparisons: dict[tuple[Measure, str, str], Comparison | None] = field(default_factory=dict)
     _replicates: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    _outcomes: dict[str, Outcomes] = field(default_factory=dict)
     _words: dict[tuple[str, str], dict[Measure, str]] = field(default_factory=dict)
+    _drawn: np.ndarray | None = None
 
     def of(self, measure: Measure, name: str, base: str) -> Comparison | None:
         """``name`` minus ``base``, in points; None if one of them was not measured, or not in the same way."""
@@ -129,27 +134,27 @@ class Comparisons:
         b = self.resamples
         return ItemEvidence(
             outcomes[0][0].images, first[:b], second[:b], first[b:], second[b:],
-            hits=(hits[0], hits[1]) if len(hits) == 2 and hits[0].dtype == bool else None,
+            hits=(hits[0], hits[1]) if len(hits) == 2 and hits[0].dtype == bool and self.groups is None else None,
+            clusters=None if self.groups is None else int(self.groups.max()) + 1,
         )  # fmt: skip
 
     def _read(self, reference: Mapping[str, Any]) -> Outcomes:
         key = str(reference.get("sha256"))
-        if key not in self._outcomes:
-            self._outcomes[key] = records.read_items(reference.get("folder", "."), reference)
-        return self._outcomes[key]
+        if key not in self.outcomes:
+            self.outcomes[key] = records.read_items(reference.get("folder", "."), reference)
+        return self.outcomes[key]
 
     def _resampled(self, reference: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Replicates of every metric of an items file, then its values with groups of items left out."""
         key = str(reference.get("sha256"))
         if key not in self._replicates:
             outcomes = self._read(reference)
-            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples))
+            self._replicates[key] = replicates(outcomes, self._weights(outcomes.images))
         return self._replicates[key]
 
-
-@functools.lru_cache(maxsize=2)  # the next file is mostly of the same test set
-def _weights(images: int, resamples: int) -> np.ndarray:
-    """[resamples + groups, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
-    weights = np.concatenate([multinomial_weights(images, resamples), jackknife_weights(images)], axis=0)
-    weights.setflags(write=False)
-    return weights
+    def _weights(self, images: int) -> np.ndarray:
+        """[resamples + blocks, images] of the bootstrap, then of the jackknife."""
+        if self._drawn is None or self._drawn.shape[1] != images:  # the next file is mostly of the same test set
+            drawn = multinomial_weights(images, self.resamples, self.seed, self.groups)
+            self._drawn = np.concatenate([drawn, jackknife_weights(images, groups=self.groups)], axis=0)
+        return self._drawn
