@@ -54,6 +54,7 @@ class Subject:
     features: str = ""  # end of the protocol's name, such as "/cls", for features other than those the network pools
     about: dict[str, str] = field(default_factory=dict)  # architecture and input of another network than a ResNet
     drawings: int = 1  # test images that show one digit, and are therefore one item to verdicts
+    groups: np.ndarray | None = field(default=None, compare=False, repr=False)  # of the test images, see image_groups
     overlap: int | None = None  # test images that are among the training images; None if nothing trains
 
     def record(self, score: Score, items: dict[str, str] | None = None) -> dict[str, Any]:

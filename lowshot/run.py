@@ -24,12 +24,14 @@ from momentum_transfer.core.log import say, table
 from momentum_transfer.core.run_lock import alone_in
 from momentum_transfer.core.settings import keep
 from momentum_transfer.images.content import Overlap, report_overlap, shared_images, shared_rows
+from momentum_transfer.images.groups import image_groups
+from momentum_transfer.images.subsets import file_names
 from momentum_transfer.lowshot import evaluations, inputs
 from momentum_transfer.lowshot.config import EVALUATIONS, check_settings
 from momentum_transfer.lowshot.evaluations import ON_FEATURES, ON_IMAGES, Wanted
 from momentum_transfer.lowshot.features.feature_set import FeatureSet, check_pair, read_npz
 from momentum_transfer.lowshot.identity import Score, Subject, decisive, settings_hash, subject_of
-from momentum_transfer.verdicts.outcomes import PerItem, per_item
+from momentum_transfer.verdicts.outcomes import PerItem, in_groups, per_item
 
 _Evaluate = Callable[[Wanted], Iterator[list[Score]]]
 
@@ -132,6 +134,8 @@ def _prepare(cfg: CfgNode, request: Request) -> tuple[Subject, _Evaluate]:
     images = inputs.Images(cfg, request.verify, own)
     counts = _counts(images.test.labels, images.test.classes)
     subject = subject_of(cfg, request.command, request.weights, source, counts)
+    if (files := file_names(images.test)) is not None:
+        subject = replace(subject, groups=image_groups(files))
     subject = _with_overlap(subject, request, lambda: shared_images(images.train, images.test))
     if on_images:
         return subject, partial(ON_IMAGES[request.command], cfg, source, images)
@@ -225,7 +229,7 @@ def _write_items(scores: list[Score], folder: Path, subject: Subject) -> dict[tu
     for unit, values in units.items():
         task, protocol, trial, network = unit
         name = "-".join(filter(None, (task, protocol, subject.checkpoint["name"], network, f"t{trial}")))
-        written[unit] = records.write_items(folder, name, PerItem(test_sets[unit], values))
+        written[unit] = records.write_items(folder, name, in_groups(PerItem(test_sets[unit], values), subject.groups))
     return written
 
 

@@ -74,7 +74,14 @@ def answer(suite: Suite, output: Path) -> None:
     """Write the table and the plots of the scores in ``output``, and print the table."""
     from momentum_transfer.report.plots import standalone  # here, because matplotlib takes a second
     from momentum_transfer.report.read_inputs import read_records
-    from momentum_transfer.report.study_page import COLUMNS, answers, difference_figure, line_figure, table_markdown
+    from momentum_transfer.report.study_page import (
+        COLUMNS,
+        answers,
+        difference_figure,
+        line_figure,
+        subjects,
+        table_markdown,
+    )  # fmt: skip
 
     assert suite.study is not None
     records, problems = read_records([output / "results.jsonl"])
@@ -91,6 +98,7 @@ def answer(suite: Suite, output: Path) -> None:
             say(f"{figure.title}: {figure.caption}")
     write_text(output / "study.md", f"# {suite.study.claim}\n\n{table_markdown(results)}")
     table(suite.study.claim, list(COLUMNS), [list(each.cells()) for each in results])
+    say(subjects(results))
     say(f"first minus second; wrote study.md and plot_1.svg … to {output}")
 
 

@@ -29,6 +29,7 @@ from momentum_transfer.transfer.own_settings import Opened, kept_schedule, timed
 from momentum_transfer.transfer.predictions import Predictions
 from momentum_transfer.transfer.tasks import open_task
 from momentum_transfer.transfer.torchvision_engine.capabilities import unsupported
+from momentum_transfer.verdicts.outcomes import in_groups
 
 #: Iterations from which on a few timed steps are a small part of the run.
 WORTH_AN_ESTIMATE = 50
@@ -226,7 +227,7 @@ class _Command:
         entries = []
         for found in task.evaluate(predictions):
             stem = f"{found.task}-{dataset}-{checkpoint['name']}-t{trial}"
-            items = records.write_items(file.parent, stem, found.outcomes)
+            items = records.write_items(file.parent, stem, in_groups(found.outcomes, task.groups(dataset)))
             table(f"{dataset}, {found.task}", list(found.metrics), [[f"{v:.2f}" for v in found.metrics.values()]])
             for metric, value in found.metrics.items():
                 entries.append(

@@ -17,7 +17,7 @@ from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.summary import mean_ranks, ranking
 from momentum_transfer.report.tables import CellView, RowView, TableView
-from momentum_transfer.verdicts.comparison import BETTER, LEVEL, NOT_COMPARED, ONE_TRIAL, WORSE
+from momentum_transfer.verdicts.comparison import BETTER, LEVEL, NOT_COMPARED, ONE_TRIAL, WORSE, points
 from momentum_transfer.verdicts.ranking import FEWEST_CHECKPOINTS, Agreement, agreement
 
 #: Baselines of the sentences, in this order, and what they are called there.
@@ -119,17 +119,20 @@ def _sentence(comparisons: Comparisons, name: str, base: str, called: str) -> st
     words = comparisons.words(name, base)
     if not words:
         return f"{name} and {base} ({called}) have no measure in common."
-    counts, total = Counter(words.values()), len(words)
+    counts, total, about = Counter(words.values()), len(words), comparisons.subject(name, base)
     parts: list[str] = []
     for word in (BETTER, WORSE, LEVEL):
         if counts[word]:
             count = f"all {total}" if counts[word] == total > 1 else f"{counts[word]} of {total}"
             parts.append(f"{word} on {count} measure{'s' * (total > 1)}" if not parts else f"{word} on {counts[word]}")
-    rest = [f"{counts[word]} with {word}" for word in (ONE_TRIAL, NOT_COMPARED) if counts[word]]
+    hidden = [change.detectable for measure, word in words.items() if word == LEVEL
+              and (change := comparisons.of(measure, name, base)) and change.detectable]  # fmt: skip
+    rest = [f"{points(max(hidden))} points would have been seen on each"] if hidden else []
+    rest += [f"{counts[word]} with {word}" for word in (ONE_TRIAL, NOT_COMPARED) if counts[word]]
     if not parts:
         return f"Against {base} ({called}) {name} has no verdict: {' and '.join(rest)}."
     beside = f" ({', '.join(rest)})" if rest else ""
-    return f"Against {base} ({called}) {name} is {', '.join(parts)}{beside}."
+    return f"Against {base} ({called}) {name} is {', '.join(parts)}{beside}; about {about}."
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import BASELINES, DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare, verdicts
 from momentum_transfer.verdicts.outcomes import (
+    FEW_GROUPS,
     Outcomes,
     PerItem,
     check_paired,
@@ -50,8 +51,7 @@ class Comparisons:
         resamples: of the test items; 0 leaves them out.
         methods: those whose trials are pretrainings, with their checkpoints.
         notices: why outcomes that records name could not be used.
-        seed: of the resamples. groups: [items] number of each item's group, where whole groups are resampled.
-        outcomes: what was read, by the hash that records name it by.
+        seed: of the resamples. outcomes: what was read, by the hash that records name it by.
     """
 
     results: Results
@@ -59,12 +59,10 @@ class Comparisons:
     methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     seed: int = 0
-    groups: np.ndarray | None = None
     outcomes: dict[str, Outcomes] = field(default_factory=dict)
     _comparisons: dict[tuple[Measure, str, str], Comparison | None] = field(default_factory=dict)
     _replicates: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _words: dict[tuple[str, str], dict[Measure, str]] = field(default_factory=dict)
-    _drawn: np.ndarray | None = None
 
     def of(self, measure: Measure, name: str, base: str) -> Comparison | None:
         """``name`` minus ``base``, in points; None if one of them was not measured, or not in the same way."""
@@ -123,8 +121,7 @@ class Comparisons:
             for each in (*outcomes[0][1:], *outcomes[1]):
                 check_paired(outcomes[0][0], each, names)
         except InputError as error:
-            if str(error) not in self.notices:
-                self.notices.append(str(error))
+            self._notice(str(error))
             return None
         resampled = [[self._resampled(file) for file in side] for side in files]
         if not all(metric in each for side in resampled for each in side):
@@ -132,11 +129,19 @@ class Comparisons:
         first, second = (np.mean([each[metric] for each in side], axis=0) for side in resampled)
         hits = [side[0].values[metric] for side in outcomes if len(side) == 1 and isinstance(side[0], PerItem)]
         b = self.resamples
+        groups = outcomes[0][0].clusters
+        clusters = None if groups is None else int(groups.max()) + 1
+        if clusters is not None and clusters < FEW_GROUPS:
+            self._notice(f"{names[0].split(' of ')[0]}: {clusters} groups of test images are few; intervals are rough")
         return ItemEvidence(
             outcomes[0][0].images, first[:b], second[:b], first[b:], second[b:],
-            hits=(hits[0], hits[1]) if len(hits) == 2 and hits[0].dtype == bool and self.groups is None else None,
-            clusters=None if self.groups is None else int(self.groups.max()) + 1,
+            hits=(hits[0], hits[1]) if groups is None and len(hits) == 2 and hits[0].dtype == bool else None,
+            clusters=clusters,
         )  # fmt: skip
+
+    def _notice(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
 
     def _read(self, reference: Mapping[str, Any]) -> Outcomes:
         key = str(reference.get("sha256"))
@@ -149,12 +154,16 @@ class Comparisons:
         key = str(reference.get("sha256"))
         if key not in self._replicates:
             outcomes = self._read(reference)
-            self._replicates[key] = replicates(outcomes, self._weights(outcomes.images))
+            clusters = None if outcomes.clusters is None else outcomes.clusters.tobytes()
+            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples, clusters, self.seed))
         return self._replicates[key]
 
-    def _weights(self, images: int) -> np.ndarray:
-        """[resamples + blocks, images] of the bootstrap, then of the jackknife."""
-        if self._drawn is None or self._drawn.shape[1] != images:  # the next file is mostly of the same test set
-            drawn = multinomial_weights(images, self.resamples, self.seed, self.groups)
-            self._drawn = np.concatenate([drawn, jackknife_weights(images, groups=self.groups)], axis=0)
-        return self._drawn
+
+@functools.lru_cache(maxsize=2)  # the next file is mostly of the same test set
+def _weights(images: int, resamples: int, clusters: bytes | None, seed: int) -> np.ndarray:
+    """[resamples + blocks, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
+    groups = None if clusters is None else np.frombuffer(clusters, dtype=np.int64)
+    drawn = multinomial_weights(images, resamples, seed, groups)
+    weights = np.concatenate([drawn, jackknife_weights(images, groups=groups)], axis=0)
+    weights.setflags(write=False)
+    return weights

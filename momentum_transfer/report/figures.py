@@ -103,7 +103,7 @@ def _gains(comparisons: Comparisons, colours: Mapping[str, int], shown: Sequence
     more = f" {len(rows)} of {len(common)} measures." if len(rows) < len(common) else ""
     who = f"{names[0]} − {base}" if len(names) == 1 else f"each minus {base}"
     caption = (
-        f"{who}, in points; right of the line pretraining helps. Filled: ahead or behind by the rule; whiskers are 95 "
+        f"{who}, in points; right of the line pretraining helps. Filled: better or worse by the rule; whiskers are 95 "
         "% intervals over trials and test images, none where there is one trial and nothing to resample."
         f"{more}{_left_out(results, shown)}"
     )

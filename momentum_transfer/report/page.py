@@ -79,7 +79,7 @@ def build(
     if methods:
         records = merge_methods(records, methods)
     results = aggregate(records, baseline)
-    comparisons = Comparisons(results, resamples)
+    comparisons = Comparisons(results, resamples, methods or {})
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
     figures, views = analysis_figures(records)

@@ -96,13 +96,13 @@ def standalone(svg: str) -> str:
     return text.replace("<svg", f'<svg style="{style}"', 1) + "\n"
 
 
-#: Difference in points, ends of its 95 % interval where it has one, whether the rule says ahead or behind.
+#: Difference in points, ends of its 95 % interval where it has one, whether the rule says better or worse.
 Gain = tuple[float, float | None, float | None, bool]
 
 
 @styled
 def gain_plot(rows: Mapping[str, Mapping[str, Gain]], colours: Mapping[str, int]) -> str:
-    """Differences from a baseline by measure and checkpoint; filled where the rule says ahead or behind."""
+    """Differences from a baseline by measure and checkpoint; filled where the rule says better or worse."""
     figure, axes = _row_axes(list(rows), 46, 9.5)
     names = list(dict.fromkeys(name for cells in rows.values() for name in cells))
     for place, cells in enumerate(rows.values()):

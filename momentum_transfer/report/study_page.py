@@ -1,7 +1,7 @@
 """A study's answer: its comparisons by the verdict rule, as a table and plots.
 
-Trials are paired where both sides have them, test items count besides where every trial kept them, and Holm's
-correction is over all comparisons of the study.
+Trials are paired where both sides have them, test items count besides where every trial kept them, and the correction
+is over all comparisons of the study.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.files import weights_name
-from momentum_transfer.report.aggregate import Record, aggregate, time_of, trial_of
+from momentum_transfer.report.aggregate import DESCRIPTIVE, Record, aggregate, time_of, trial_of
 from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.figures import Plot
 from momentum_transfer.report.plots import Gain, gain_plot
@@ -20,13 +20,17 @@ from momentum_transfer.report.sweeps import Point, setting_plot
 from momentum_transfer.suites.study_entry import Difference, Lines, Selection, Study
 from momentum_transfer.suites.sweep import VARIANT
 from momentum_transfer.verdicts.comparison import BETTER, WORSE, Comparison, verdicts
+from momentum_transfer.verdicts.comparison import word as for_readers
 
-COLUMNS = ("comparison", "first", "second", "difference [95 %]", "p (Holm)", "rule", "expected")
+COLUMNS = ("comparison", "first", "second", "difference [95 %]", "p (corrected)", "rule", "expected")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One comparison: values by what pairs them, and the verdict; nothing where scores are still missing."""
+    """One comparison: values by what pairs them, and the verdict; nothing where scores are still missing.
+
+    ``pretrainings``: the fewer checkpoints of its two sides.
+    """
 
     asked: Difference
     first: Mapping[Hashable, float]
@@ -34,6 +38,7 @@ class Answer:
     found: Comparison | None = None
     p: float | None = None
     word: str = "no scores yet"
+    pretrainings: int = 1
 
     def cells(self) -> tuple[str, ...]:
         """A row of the table."""
@@ -43,7 +48,10 @@ class Answer:
             if self.found.low is not None:
                 change += f" [{_signed(self.found.low)}, {_signed(self.found.high or 0.0)}]"
         p = "–" if self.p is None else f"{self.p:.2g}"
-        return (self.asked.name, _spread(self.first), _spread(self.second), change, p, self.word, self.asked.expected)
+        said = for_readers(self.word, self.found)
+        if self.asked.sides()[0]["y"].split()[1] in DESCRIPTIVE:  # more is not better
+            said = {BETTER: "higher", WORSE: "lower"}.get(said, said)
+        return (self.asked.name, _spread(self.first), _spread(self.second), change, p, said, self.asked.expected)
 
 
 def answers(
@@ -55,7 +63,8 @@ def answers(
         records: as ``inputs.read_records`` gives them. runs: checkpoint to variant, settings and seed of a pretraining.
     """
     found = [_answer(asked, records, runs, resamples) for asked in study.compare]
-    words = verdicts({place: answer.found for place, answer in enumerate(found) if answer.found is not None})
+    margins = {place: answer.asked.margin for place, answer in enumerate(found) if answer.asked.margin is not None}
+    words = verdicts({place: one.found for place, one in enumerate(found) if one.found is not None}, margins)
     return [
         replace(answer, word=words[place][0], p=words[place][1]) if place in words else answer
         for place, answer in enumerate(found)
@@ -65,7 +74,9 @@ def answers(
 def _answer(asked: Difference, records: Sequence[Record], runs: Mapping[str, Any], resamples: int) -> Answer:
     first, second = (_selected(records, runs, side, f"comparison {asked.name}") for side in asked.sides())
     means = [{key: _mean(same) for key, same in side.items()} for side in (first, second)]
-    answer = Answer(asked, means[0], means[1])
+    names = [{str(record["checkpoint"].get("name")) for same in side.values() for record in same}
+             for side in (first, second)]  # fmt: skip
+    answer = Answer(asked, means[0], means[1], pretrainings=min(map(len, names)))
     if not first or not second:
         return answer
     common = [key for key in first if key in second]
@@ -142,7 +153,18 @@ def _key(record: Record, name: str, runs: Mapping[str, Any], selection: Selectio
 def table_markdown(found: Sequence[Answer]) -> str:
     """The table as Markdown."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(answer.cells() for answer in found)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{subjects(found)}\n"
+
+
+def subjects(found: Sequence[Answer]) -> str:
+    """What the verdicts are about; one pretraining a side never reads as a method."""
+    counts = [one.pretrainings for one in found if one.found is not None]
+    methods = sorted({count for count in counts if count > 1})
+    parts = (
+        [f"methods, {' to '.join(map(str, dict.fromkeys((methods[0], methods[-1]))))} pretrainings"] if methods else []
+    )
+    parts += [f"these checkpoints as they are ({counts.count(1)} of {len(counts)})"] if 1 in counts else []
+    return f"Verdicts are about {' and '.join(parts)}." if parts else "No verdicts yet."
 
 
 def difference_figure(found: Sequence[Answer], title: str) -> Plot:

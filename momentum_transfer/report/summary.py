@@ -197,7 +197,7 @@ def _evidence(change: Comparison | None, word: str) -> tuple[str, ...]:
     return (
         word,
         trials,
-        str(change.items or "–"),
+        str(change.items or "–") + (f" in {change.clusters} groups" if change.clusters else ""),
         f"{change.se:.2f}" if change.se else "–",  # without any spread nothing is known of it
         p,
         "–" if change.detectable is None else number(change.detectable),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import ALPHA, BETTER, WORSE, Comparison
+from momentum_transfer.verdicts.comparison import word as for_readers
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -118,7 +119,7 @@ def difference_view(change: Comparison | None, word: str | None = None, digits: 
     spread = ""
     if change.low is not None and change.high is not None:
         spread = f"[{number(change.low, digits)}, {number(change.high, digits)}]"
-    return CellView(sign + number(change.value, digits), spread, tone=tone, note=word or "")
+    return CellView(sign + number(change.value, digits), spread, tone=tone, note=for_readers(word or "", change))
 
 
 def compared(results: Results) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from momentum_transfer.report.outcome_tables import paired, read_groups, read_ou
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import Comparison, verdicts, word
-from momentum_transfer.verdicts.outcomes import FEW_GROUPS, Outcomes
+from momentum_transfer.verdicts.outcomes import FEW_GROUPS, Outcomes, in_groups
 from momentum_transfer.verdicts.power import trials_needed
 
 #: Kinds of predictions, and the settings of their scores that may be given.
@@ -136,13 +136,14 @@ class _Verdicts:
         labels = {measure: label.strip() for measure, label in tables.short_labels(list(results.cells)).items()}
         if unknown := [measure for measure, *_ in requirements if measure not in labels.values()]:
             raise InputError(f"expected a requirement of {', '.join(labels.values())}, found {unknown[0]}")
-        said, numbers = [about({}) if of_records else _ABOUT], None
+        said = [about({}) if of_records else _ABOUT]
         if groups is not None:
             numbers = read_groups(groups, names)
+            outcomes = {name: in_groups(side, numbers) for name, side in outcomes.items()}
             what += f" in {(count := int(numbers.max()) + 1)} groups"
             if count < FEW_GROUPS:
                 said.append(f"{count} groups are few: intervals are wide, by Student's t of {count - 1} degrees.")
-        comparisons = Comparisons(results, resamples, seed=seed, groups=numbers, outcomes=outcomes)
+        comparisons = Comparisons(results, resamples, seed=seed, outcomes=outcomes)
         rows = _rows(comparisons, labels, margin)
         sentences = [_sentence(called[0], [row for row in rows if row.name == name], what) for name in called[1:]]
         gate = [_gate(*each, row) for each in requirements for row in rows if row.measure == each[0]]
@@ -267,10 +268,11 @@ def _results(called: Sequence[str], cells: dict[Measure, dict[str, Cell]], notic
 def _rows(comparisons: Comparisons, labels: Mapping[Measure, str], margin: float | None) -> list[Row]:
     base, *others = comparisons.results.checkpoints
     changes = {(name, measure): comparisons.of(measure, name, base) for name in others for measure in labels}
-    if comparisons.notices:  # outcomes of other items, or missing
-        raise InputError(comparisons.notices[0])
-    words = verdicts(changes, None if margin is None else dict.fromkeys(changes, margin))
     cells = comparisons.results.cells
+    for (name, one), change in changes.items():
+        if change is not None and not change.items and cells[one][name].items and cells[one][base].items:
+            raise InputError("; ".join(comparisons.notices) or "expected resamples of the outcomes, found 0")
+    words = verdicts(changes, None if margin is None else dict.fromkeys(changes, margin))
     return [
         Row(labels[one], name, cells[one][base].mean, cells[one][name].mean, change, *words[name, one])
         for (name, one), change in changes.items()
@@ -296,7 +298,7 @@ def _gate(measure: str, sign: str, bound: float, row: Row) -> tuple[str, bool]:
 
 def _view(row: Row, named: bool) -> RowView:
     shown_at = None if row.change is None else row.change.detectable
-    difference = tables.difference_view(row.change, row.word, 2)
+    difference = replace(tables.difference_view(row.change, row.word, 2), note=row.word)
     texts = "–" if row.p is None else f"{row.p:.2g}", "–" if shown_at is None else number(shown_at, 2)
     cells = (CellView(number(row.first, 2)), CellView(number(row.second, 2)), difference, *map(CellView, texts))
     return RowView(f"{row.name}: {row.measure}" if named else row.measure, "ours", cells)

@@ -4,7 +4,7 @@
       claim: Does EMAN's teacher give better pseudo-labels than one with BN?
       compare:
         - {name: pseudo-labels, y: fixmatch/4% pseudo_top1, first: {protocol: eman-1x}, second: {protocol: ema-bn-1x},
-           expected: ahead}
+           expected: better}
       lines:
         - {title: Noise, x: [8, 16], axis: images a batch, label: "%", log: true,
            of: {BN: {y: "noise/n={x}/alpha=1 distance"}, EMAN: {y: noise/EMAN distance}}}
@@ -15,6 +15,7 @@ where ``{x}`` stands for it (as a number: ``[x]``). A selection of scores gives 
 paired by the seed of the pretraining; where the checkpoint has a ``*`` by what that stands for; else by trial.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,13 +32,14 @@ Selection = Mapping[str, Any]
 
 
 class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First minus second; ``expected`` was written down before the run."""
+    """First minus second; ``expected`` was written down before the run, ``margin`` (points) where that is "equal"."""
 
     name: str
     first: dict[str, Any]
     second: dict[str, Any]
     y: str = ""
     expected: str = ""
+    margin: float | None = None
 
     def sides(self) -> tuple[Selection, Selection]:
         """Both selections, whole."""
@@ -83,6 +85,8 @@ def read_study(entry: Any, where: str, settings: Mapping[str, Any]) -> Study:
     if len(set(names)) < len(names):
         raise InputError(f"{where}: expected comparisons of different names, found {shown(names)}; rename one")
     for difference in study.compare:
+        if difference.margin is not None and not 0 < difference.margin < math.inf:
+            raise InputError(f"{where}, {difference.name}: expected a margin above 0 points, found {difference.margin}")
         for selection in difference.sides():
             _check(selection, f"{where}, {difference.name}", settings)
     for lines in study.lines:

@@ -30,6 +30,7 @@ class Confusions:
     image: np.ndarray
     cell: np.ndarray
     pixels: np.ndarray
+    clusters: np.ndarray | None = None
 
     @property
     def test_set(self) -> str:

@@ -7,7 +7,7 @@ the same weights, so that differences are paired item by item (Efron and Tibshir
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,14 @@ def label_hash(labels: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class PerItem:
-    """Metrics that are means over test items: metric to [N] bool (a hit) or fraction; ``test_set`` is a hash."""
+    """Metrics that are means over test items: metric to [N] bool (a hit) or fraction; ``test_set`` is a hash.
+
+    ``clusters``, here and in the other kinds: [N] the number of each item's group, where items come in groups.
+    """
 
     test_set: str
     values: Mapping[str, np.ndarray]
+    clusters: np.ndarray | None = None
 
     @property
     def images(self) -> int:
@@ -82,7 +86,7 @@ def per_item(values: np.ndarray, renderings: int) -> np.ndarray:
 FEWEST_GROUPS, FEW_GROUPS = 3, 10
 
 
-def group_numbers(names: Sequence[str]) -> np.ndarray:
+def group_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
     """[items] numbers 0 … G − 1 of the groups that ``names`` gives item by item; InputError below 3 groups."""
     groups = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)[1]
     if (count := int(groups.max(initial=-1)) + 1) < FEWEST_GROUPS:
@@ -137,7 +141,8 @@ _KINDS: dict[str, Any] = {"per item": PerItem, "ranked detections": Ranked, "con
 
 def arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
     """Arrays for a file, with the kind under ``kind``."""
-    return {"kind": np.array(_kind(outcomes)), **outcomes.arrays()}
+    clusters = {} if outcomes.clusters is None else {"clusters": outcomes.clusters.astype(np.uint32)}
+    return {"kind": np.array(_kind(outcomes)), **clusters, **outcomes.arrays()}
 
 
 def from_arrays(found: Mapping[str, Any]) -> Outcomes:
@@ -147,8 +152,17 @@ def from_arrays(found: Mapping[str, Any]) -> Outcomes:
         raise InputError(
             f"expected outcomes of the kind {', '.join(_KINDS)}, found {kind}; written by a later version?"
         )
-    outcomes: Outcomes = _KINDS[kind].from_arrays({name: values for name, values in found.items() if name != "kind"})
-    return outcomes
+    outcomes: Outcomes = _KINDS[kind].from_arrays(
+        {name: values for name, values in found.items() if name not in ("kind", "clusters")}
+    )
+    return in_groups(outcomes, group_numbers(found["clusters"])) if "clusters" in found else outcomes
+
+
+def in_groups(outcomes: Outcomes, clusters: np.ndarray | None) -> Outcomes:
+    """The outcomes with the group of every item; None: with none."""
+    if clusters is not None and clusters.shape != (outcomes.images,):
+        raise InputError(f"expected the group of each of {outcomes.images} test items, found {clusters.size}")
+    return replace(outcomes, clusters=clusters)
 
 
 def replicates(outcomes: Outcomes, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -175,6 +189,9 @@ def check_paired(first: Outcomes, second: Outcomes, names: tuple[str, str]) -> N
             f"expected the same test items in the same order, found {first.images} ({first.test_set[:12]}) of "
             f"{names[0]} and {second.images} ({second.test_set[:12]}) of {names[1]}; evaluate both on the same files"
         )
+    groups = [np.zeros(0) if each.clusters is None else each.clusters for each in (first, second)]
+    if not np.array_equal(groups[0], groups[1]):
+        raise InputError(f"expected the same groups of test items of {names[0]} and {names[1]}; evaluate both again")
     if isinstance(first, Ranked) and isinstance(second, Ranked) and first.rule != second.rule:
         raise InputError(f"expected one protocol, found {first.rule} of {names[0]} and {second.rule} of {names[1]}")
 

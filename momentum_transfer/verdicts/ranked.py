@@ -56,6 +56,7 @@ class Ranked:
     object_category: np.ndarray
     object_areas: np.ndarray
     groups: dict[str, list[int]]
+    clusters: np.ndarray | None = None
 
     @property
     def runs(self) -> int:

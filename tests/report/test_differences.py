@@ -124,7 +124,7 @@ def test_a_lost_items_file_is_a_notice_and_trials_still_decide(tmp_path):
     (tmp_path / records[0]["items"]["file"]).unlink()
     report = build(records)
     assert any("items file not found" in notice for notice in report.notices)
-    assert "ahead on 1 of 1 measure." in report.verdicts[0]
+    assert "better on 1 of 1 measure;" in report.verdicts[0]
 
 
 def test_untrusted_files_with_other_settings_are_refused(tmp_path):

@@ -62,7 +62,7 @@ def test_summary_equals_the_expected_table():
     rows = table_with(render_html(build(small_records())), "svm/k=4 top1")
     assert rows[0] == ["task", "momentum2_digits", "random_digits", "momentum2_digits − random_digits"]
     assert ["30.0", "5.0", "+25.0 one trial: no verdict"] in [row[1:] for row in rows]
-    assert ["64.0 ± 1.0", "14.0 ± 1.0", "+50.0 [50.0, 50.0] ahead"] in [row[1:] for row in rows]
+    assert ["64.0 ± 1.0", "14.0 ± 1.0", "+50.0 [50.0, 50.0] better"] in [row[1:] for row in rows]
     assert rows[-1][1:3] == ["1.0 over 3", "2.0 over 3"]
 
 
@@ -80,7 +80,7 @@ def test_every_spread_says_over_what_it_is_and_what_clear_means():
     report = build(small_records())
     reading = report.summary.reading
     assert "No interval covers the seed of pretraining where a checkpoint was pretrained once" in reading
-    assert "after Holm's correction over the headline measures" in reading
+    assert "after the correction over all headline measures and baselines of the page" in reading
     assert "this is about the checkpoint, not about its method" in html.unescape(render_html(report))
     assert reading in html.unescape(render_html(report))
     assert reading in html.unescape(render_markdown(report))
@@ -95,8 +95,8 @@ def test_every_spread_says_over_what_it_is_and_what_clear_means():
 def test_one_trial_without_outcomes_gives_no_verdict():
     (verdict,) = build(small_records()).verdicts
     assert verdict == (
-        "Against random_digits (random weights) momentum2_digits is ahead on 2 of 3 measures "
-        "(1 with one trial: no verdict)."
+        "Against random_digits (random weights) momentum2_digits is better on 2 of 3 measures "
+        "(1 with one trial: no verdict); about this checkpoint."
     )
     single = [entry for entry in small_records() if entry["trial"] == 0]
     assert build(single).verdicts == (
@@ -104,12 +104,12 @@ def test_one_trial_without_outcomes_gives_no_verdict():
     )
 
 
-def test_verdict_tells_what_is_behind_too_and_raw_pixels():
+def test_verdict_tells_what_is_worse_too_and_raw_pixels():
     records = small_records()
     records += [record("pixels", "svm/k=1", "top1", value, trial=i) for i, value in enumerate((88.0, 90.0, 92.0))]
     records += [record("pixels", "svm/k=4", "top1", 20.0)]
     assert build(records).verdicts[1] == (
-        "Against pixels (raw pixels) momentum2_digits is behind on 1 of 2 measures (1 with one trial: no verdict)."
+        "Against pixels (raw pixels) momentum2_digits is worse on 1 of 2 measures (1 with one trial: no verdict); about this checkpoint."
     )
 
 
@@ -231,7 +231,7 @@ def test_spreadsheet_holds_every_cell_unrounded():
 
 def test_markdown_holds_the_summary_with_trials():
     text = render_markdown(build(small_records()))
-    assert "**64.0 ± 1.0** | 14.0 ± 1.0 | +50.0 [50.0, 50.0] ahead |" in text
+    assert "**64.0 ± 1.0** | 14.0 ± 1.0 | +50.0 [50.0, 50.0] better |" in text
     widths = {line.count(" | ") for line in text.split("## Summary")[1].split("##")[0].splitlines() if "|" in line}
     assert len(widths) == 1
 
@@ -369,7 +369,7 @@ def test_the_balance_counts_every_measure_once_by_its_word():
     ]  # fmt: skip
     assert (balance.total, balance.low, balance.middle, balance.high) == (5, -2.0, 25.0, 50.0)
     page = render_html(report)
-    assert "of 5 measures: 2 ahead, 3 one trial: no verdict" in page
+    assert "of 5 measures: 2 better, 3 one trial: no verdict" in page
     assert "<b>+25.0</b> points in the median, −2.0 to +50.0" in page
 
 

@@ -24,7 +24,7 @@ def study_of(*compare, **more):
 
 
 def between(first, second, name="one", y="knn top1"):
-    return {"name": name, "y": y, "first": first, "second": second, "expected": "ahead"}
+    return {"name": name, "y": y, "first": first, "second": second, "expected": "better"}
 
 
 def sweep():
@@ -62,7 +62,7 @@ def test_trials_of_protocols_are_paired_and_comparisons_corrected_together():
     second = between({"y": "svm top1", "protocol": "b"}, {"protocol": "b"}, "two")
     found = answers(study_of(between(*sides), second), records, {})
     p = stats.ttest_rel(A, B).pvalue
-    assert [answer.word for answer in found] == ["not significant" if max(p, 0) > 0.05 else "ahead", "ahead"]
+    assert [answer.word for answer in found] == ["not significant" if max(p, 0) > 0.05 else "better", "better"]
     assert found[0].p == pytest.approx(p)  # the other p is 0, so that Holm leaves this one alone
     records += [record("scratch", value, "fixmatch", t, protocol="b") for t, value in enumerate(A[::-1])]
     third = between({"y": "fixmatch top1", "protocol": "b"}, {"protocol": "b"}, "three")
@@ -101,7 +101,7 @@ def test_test_images_count_where_every_trial_kept_them(tmp_path):
             records.append(made)
     (answer,) = answers(study_of(between({"protocol": "a"}, {"protocol": "b"})), records, {})
     assert (answer.found.items, answer.found.n) == (200, (4, 4))
-    assert answer.word == "ahead"
+    assert answer.word == "better"
 
 
 def test_a_selection_of_several_scores_is_refused():
@@ -127,6 +127,7 @@ def test_table_and_plots_show_what_was_found():
     table = table_markdown(answers(study, records, runs)).splitlines()
     assert table[0].startswith("| comparison | first | second | difference [95 %] |")
     assert table[2].startswith("| one | 84.8 ± 2.59 (n 5) | 73.8 ± 12.3 (n 5) | +11.0 [")
-    assert table[2].endswith("| ahead |")
+    assert table[2].endswith("| not significant (17.9 would have been seen) | better |")
+    assert table[4] == "Verdicts are about methods, 5 pretrainings."
     assert difference_figure(answers(study, records, runs), "t").svg.startswith("<svg")
     assert "n" in line_figure(study.lines[0], records, runs).svg

@@ -28,7 +28,7 @@ def suite(tmp_path: Path) -> Path:
     tool.write_text(f"RECORD = {json.dumps(record)!r}\n{TOOL}", encoding="utf-8")
     tasks = [{"name": word, "command": f"{tool} {{results}} {{weights}} {word}"} for word in "ab"]
     compare = [{"name": "a − b", "y": "knn top1", "first": {"protocol": "a"}, "second": {"protocol": "b"}}]
-    content = {"weights": ["scratch"], "tasks": tasks, "study": {"claim": "Is a ahead of b?", "compare": compare}}
+    content = {"weights": ["scratch"], "tasks": tasks, "study": {"claim": "Is a better than b?", "compare": compare}}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
     return path
@@ -43,8 +43,8 @@ def test_a_study_runs_its_suite_on_its_own_weights_and_answers(suite, tmp_path):
     ended = run_tool("study", suite, "--output", out)
     assert ended.returncode == 0, ended.stderr + ended.stdout
     table = (out / "study.md").read_text(encoding="utf-8")
-    assert table.startswith("# Is a ahead of b?\n")
-    assert "| a − b | 81.0 ± 1.00 (n 3) | 61.0 ± 1.00 (n 3) | +20.0 [+20.0, +20.0] | 0 | ahead |" in table
+    assert table.startswith("# Is a better than b?\n")
+    assert "| a − b | 81.0 ± 1.00 (n 3) | 61.0 ± 1.00 (n 3) | +20.0 [+20.0, +20.0] | 0 | better |" in table
     plot = (out / "plot_1.svg").read_text(encoding="utf-8")
     assert plot.startswith("<svg")
     assert "var(" not in plot
@@ -62,7 +62,7 @@ def test_a_table_is_of_the_scores_that_are_there(suite, tmp_path):
     told = run_tool("study", suite, "--output", tmp_path / "out", "--table")
     assert told.returncode == 0, told.stderr
     table = (tmp_path / "out" / "study.md").read_text(encoding="utf-8")
-    assert "| a − b | 82.0 ± 2.65 (n 3) | 61.0 ± 1.41 (n 2) | +19.5 [+13.1, +25.9] | 0.016 | ahead |" in table
+    assert "| a − b | 82.0 ± 2.65 (n 3) | 61.0 ± 1.41 (n 2) | +19.5 [+13.1, +25.9] | 0.016 | better |" in table
     assert (tmp_path / "out" / "plot_1.svg").is_file()
 
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from fvcore.common.config import CfgNode
 
 from momentum_transfer.core.distributed import is_main
 from momentum_transfer.core.errors import InputError, counted
 from momentum_transfer.images.content import report_overlap, shared_files
+from momentum_transfer.images.groups import image_groups
 from momentum_transfer.transfer.config import num_classes
 from momentum_transfer.transfer.data.annotations import DetectionData
 from momentum_transfer.transfer.data.semantic_datasets import SemanticData
@@ -69,9 +71,15 @@ class Task(ABC, Generic[Data]):
     def images(self, data: Data) -> list[str]:
         """Image files of a data set."""
 
+    def groups(self, name: str) -> np.ndarray | None:
+        """[images] the groups of a test set's images, where its folder says them; see ``image_groups``."""
+        return image_groups(self.images(self.tested(name)))
+
     def check_overlap(self, *, forbid: bool = False) -> None:
         """Count and report the test images that are byte for byte training images; InputError with ``forbid``."""
         train = [file for data in self.train for file in self.images(data)]
+        for data in self.test:
+            self.groups(data.name)  # what is wrong there is refused before the training
         for data in self.test if train and is_main() else ():
             found = shared_files(train, self.images(data))
             self.overlap[data.name] = report_overlap(found, where=data.name, forbid=forbid)

@@ -1,7 +1,7 @@
-"""The verdict of a choice and its page: which weights are significantly ahead, and whether any beats a random start.
+"""The verdict of a choice and its page: which weights are significantly better, and whether any beats a random start.
 
 The last stage decides: AP of the fine-tuned detectors, accuracy of the fine-tuned classifiers. Every pair of starts is
-compared by the report's rule (`momentum_transfer.verdicts`) on the same test images, with Holm's correction over all
+compared by the report's rule (`momentum_transfer.verdicts`) on the same test images, corrected over all
 pairs, so that the best of many is not so by chance. The page is the report of all stages, headed by the recommendation.
 """
 
@@ -18,7 +18,7 @@ from momentum_transfer.report.differences import RESAMPLES, Comparisons
 from momentum_transfer.report.page import make_report, write_report
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.suites.choose.stages import DETECTION, Question
-from momentum_transfer.verdicts.comparison import ALPHA, Comparison, holm
+from momentum_transfer.verdicts.comparison import BETTER, Comparison, verdicts
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Choice:
 
     measure: Measure  # the one that decided
     means: Mapping[str, float]  # of every start, best first
-    best: tuple[str, ...]  # the candidates that no other is ahead of, best first
-    behind: tuple[str, ...]  # the others
-    helped: tuple[str, ...]  # those of ``best`` that are ahead of the random start of their architecture
+    best: tuple[str, ...]  # the candidates that no other is better than, best first
+    worse: tuple[str, ...]  # the others
+    helped: tuple[str, ...]  # those of ``best`` that are better than the random start of their architecture
     sentences: tuple[str, ...]  # the verdict, the recommendation first
 
 
@@ -52,21 +52,21 @@ def decide(asked: Question, records: Sequence[Mapping[str, Any]], resamples: int
         )
     means = dict(sorted(((one.name, cells[one.name].mean) for one in asked.everyone), key=lambda pair: -pair[1]))
     comparisons = Comparisons(results, resamples)
-    differences, ahead = _pairs(comparisons, measure, list(means))
+    differences, better = _pairs(comparisons, measure, list(means))
     if len(differences) < len(means) * (len(means) - 1) // 2:
         reason = next(iter(comparisons.notices), "one trial, and no outcomes per test image")
         raise InputError(f"no verdict on {measure.task} {measure.metric} is possible: {reason}")
     baseline = {one.name: one.baseline for one in asked.candidates}
     ranked = [name for name in means if name in baseline]
-    best = tuple(name for name in ranked if not any((other, name) in ahead for other in baseline))
-    behind = tuple(name for name in ranked if name not in best)
-    helped = tuple(name for name in best if (name, baseline[name]) in ahead)
-    sentences = [_ranking(measure, means, best, behind), *_beside_random(means, best, baseline, ahead)]
+    best = tuple(name for name in ranked if not any((other, name) in better for other in baseline))
+    worse = tuple(name for name in ranked if name not in best)
+    helped = tuple(name for name in best if (name, baseline[name]) in better)
+    sentences = [_ranking(measure, means, best, worse), *_beside_random(means, best, baseline, better)]
     if not any(means.values()):
         sentences.append("All scores are 0: these trainings were too short to compare; give more minutes.")
     elif len(best) > 1 or len(best) != len(helped):
         sentences += _detectable(best, baseline, differences)
-    return Choice(measure, means, best, behind, helped, tuple(sentences))
+    return Choice(measure, means, best, worse, helped, tuple(sentences))
 
 
 def _deciding(asked: Question, results: Results) -> Measure:
@@ -84,17 +84,15 @@ def _deciding(asked: Question, results: Results) -> Measure:
 def _pairs(
     comparisons: Comparisons, measure: Measure, names: Sequence[str]
 ) -> tuple[dict[tuple[str, str], Comparison], set[tuple[str, str]]]:
-    """Differences of all pairs (the better first), and the pairs of which the first is ahead, after Holm."""
+    """Differences of all pairs (the better first), and the pairs of which the first is significantly better."""
     differences = {}
     for first, second in itertools.combinations(names, 2):
         if (one := comparisons.of(measure, first, second)) is not None and one.p is not None:
             differences[first, second] = one
-    adjusted = holm([one.p for one in differences.values() if one.p is not None])
-    ahead = {pair for (pair, one), p in zip(differences.items(), adjusted, strict=True) if p <= ALPHA and one.value > 0}
-    return differences, ahead
+    return differences, {pair for pair, (word, _) in verdicts(differences).items() if word == BETTER}
 
 
-def _ranking(measure: Measure, means: Mapping[str, float], best: Sequence[str], behind: Sequence[str]) -> str:
+def _ranking(measure: Measure, means: Mapping[str, float], best: Sequence[str], worse: Sequence[str]) -> str:
     score = {"AP": "box AP", "top1": "accuracy"}[measure.metric]
 
     def listed(names: Sequence[str]) -> str:
@@ -102,24 +100,24 @@ def _ranking(measure: Measure, means: Mapping[str, float], best: Sequence[str], 
 
     leader = best[0]
     if len(best) > 1:
-        others = f", {listed(behind)} {'is' if len(behind) == 1 else 'are'} behind." if behind else "."
+        others = f", {listed(worse)} {'is' if len(worse) == 1 else 'are'} worse." if worse else "."
         return f"No significant difference in {score}: {listed(best)}; any of them will do{others}"
-    if behind:
-        return f"Take {leader}: its {score} of {means[leader]:.1f} is ahead of {listed(behind)}."
+    if worse:
+        return f"Take {leader}: its {score} of {means[leader]:.1f} is better than that of {listed(worse)}."
     return f"{leader}, the only candidate: {score} {means[leader]:.1f}."
 
 
 def _beside_random(
-    means: Mapping[str, float], best: Sequence[str], baseline: Mapping[str, str], ahead: Collection[tuple[str, str]]
+    means: Mapping[str, float], best: Sequence[str], baseline: Mapping[str, str], better: Collection[tuple[str, str]]
 ) -> list[str]:
     sentences = []
     for name in best:
         start = baseline[name]
         verdict = "is not significantly different from"
-        if (name, start) in ahead:
-            verdict = "is ahead of"
-        elif (start, name) in ahead:
-            verdict = "is behind"
+        if (name, start) in better:
+            verdict = "is better than"
+        elif (start, name) in better:
+            verdict = "is worse than"
         sentences.append(f"{name} {verdict} a random start of its architecture ({means[start]:.1f}).")
     return sentences
 

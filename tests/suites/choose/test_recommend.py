@@ -37,12 +37,12 @@ def right(count: int, of: int = 200, shift: int = 0) -> np.ndarray:
     return np.roll(np.arange(of) < count, shift)
 
 
-def test_the_one_that_is_ahead_of_all_is_recommended(tmp_path):
+def test_the_one_that_is_better_than_all_is_recommended(tmp_path):
     asked = question(tmp_path, "a", "b")
     found = decide(asked, write(asked, {"a": right(180), "b": right(120), "random": right(60)}), 200)
-    assert (found.best, found.behind, found.helped) == (("a",), ("b",), ("a",))
-    assert found.sentences[0] == "Take a: its accuracy of 90.0 is ahead of b (60.0)."
-    assert found.sentences[1] == "a is ahead of a random start of its architecture (30.0)."
+    assert (found.best, found.worse, found.helped) == (("a",), ("b",), ("a",))
+    assert found.sentences[0] == "Take a: its accuracy of 90.0 is better than that of b (60.0)."
+    assert found.sentences[1] == "a is better than a random start of its architecture (30.0)."
     assert list(found.means) == ["a", "b", "random"]
 
 
@@ -50,7 +50,7 @@ def test_near_ones_are_not_told_apart_and_the_size_that_would_be_seen_is_told(tm
     asked = question(tmp_path, "a", "b", "c")
     hits = {"a": right(150), "b": right(148, shift=3), "c": right(60), "random": right(149, shift=-2)}
     found = decide(asked, write(asked, hits), 200)
-    assert (set(found.best), found.behind, found.helped) == ({"a", "b"}, ("c",), ())
+    assert (set(found.best), found.worse, found.helped) == ({"a", "b"}, ("c",), ())
     assert found.sentences[0].startswith(
         "No significant difference in accuracy: a (75.0), b (74.0); any of them will do, c (30.0) is"
     )
@@ -58,12 +58,12 @@ def test_near_ones_are_not_told_apart_and_the_size_that_would_be_seen_is_told(tm
     assert "would be detected in 80 % of cases" in found.sentences[-1]
 
 
-def test_a_random_start_that_is_ahead_is_told(tmp_path):
+def test_a_random_start_that_is_better_is_told(tmp_path):
     asked = question(tmp_path, "a")
     found = decide(asked, write(asked, {"a": right(60), "random": right(160)}), 200)
     assert found.sentences[:2] == (
         "a, the only candidate: accuracy 30.0.",
-        "a is behind a random start of its architecture (80.0).",
+        "a is worse than a random start of its architecture (80.0).",
     )
 
 
@@ -77,9 +77,9 @@ def test_words_follow_mcnemar_with_holms_correction_over_all_pairs(tmp_path):
         found = decide(asked, write(asked, hits), 200)
         pairs = list(itertools.combinations(hits, 2))
         adjusted = dict(zip(pairs, holm([mcnemar(hits[a], hits[b])[2] for a, b in pairs]), strict=True))
-        ahead = {(a, b) if hits[a].mean() > hits[b].mean() else (b, a) for (a, b), p in adjusted.items() if p <= 0.05}
-        assert set(found.best) == {n for n in "abc" if not any((other, n) in ahead for other in "abc")}
-        assert set(found.helped) == {n for n in found.best if (n, "random") in ahead}
+        better = {(a, b) if hits[a].mean() > hits[b].mean() else (b, a) for (a, b), p in adjusted.items() if p <= 0.05}
+        assert set(found.best) == {n for n in "abc" if not any((other, n) in better for other in "abc")}
+        assert set(found.helped) == {n for n in found.best if (n, "random") in better}
 
 
 def test_the_page_names_what_was_left_out(tmp_path):
