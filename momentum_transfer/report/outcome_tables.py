@@ -1,8 +1,8 @@
-"""Outcomes per test item that another tool wrote, and groups of items: CSV files, pandas frames, arrays.
+"""Outcomes per test item that another tool wrote: CSV files, pandas frames, arrays.
 
 A table has a header and a row an item. The item is in the column that is called so (``image id``, ``file_name``, …),
-else in the first. Every other column of numbers is a measure; columns without a number (labels) are left out. What
-pandas writes by itself is taken as it is: its index without a name, quoted names, ``True``, floats of any form.
+else in the first. Every other column of numbers is a measure; columns without a number, and of labels by their names,
+are left out. What pandas writes by itself is taken as it is: its index without a name, quoted names, ``True``.
 """
 
 import csv
@@ -18,10 +18,11 @@ import numpy as np
 from momentum_transfer.core.errors import InputError, counted, shown
 from momentum_transfer.core.files import sha256_of_text
 from momentum_transfer.core.untrusted import read_text
-from momentum_transfer.verdicts.outcomes import PerItem, group_numbers
+from momentum_transfer.verdicts.outcomes import PerItem
 
-#: What columns that name the item are called, without case and all that is no letter.
+#: What columns that name the item, and columns of labels, are called, without case and all that is no letter.
 _ITEM = ("imageid", "image", "id", "imgid", "filename", "file", "path", "imagename", "imagepath", "item", "itemid")
+_LABEL = ("label", "labels", "target", "class", "category", "y", "ytrue", "truth", "gt", "pred", "prediction", "ypred")
 #: pandas' index without a name, as it writes it and as it calls it when it reads that again.
 _INDEX = re.compile(r"(Unnamed: \d+)?")
 
@@ -35,9 +36,11 @@ def read_outcomes(source: Any, where: str) -> _Table:
     item, others = _roles(header, where)
     ids, columns = _ids(rows, item, where), {}
     for place in others:
+        if _called(header[place]) in _LABEL:
+            continue
         values = [_number(row[place]) for _, row in rows]
         if None in values and not any(value is not None and math.isfinite(value) for value in values):
-            continue  # labels
+            continue
         for value, (line, row) in zip(values, rows, strict=True):
             if value is None or not math.isfinite(value):
                 raise InputError(
@@ -81,31 +84,6 @@ def paired(where: Sequence[str], tables: Sequence[_Table]) -> tuple[list[str], l
     return ids, [PerItem(test_set, side) for side in sides], scores
 
 
-def read_groups(source: Any, names: Sequence[Sequence[str]]) -> np.ndarray:
-    """[n] number of each item's group.
-
-    Args:
-        source: a CSV file or frame of items and groups, or an array [n] in the items' order.
-        names: what the items may be called: all by their ids, all by their file names, …
-
-    Raises:
-        InputError: an item has no group or two, or there are fewer than three groups.
-    """
-    is_table = isinstance(source, (str, Path)) or hasattr(source, "to_csv")
-    where = str(source) if isinstance(source, (str, Path)) else "the given groups"
-    header, rows = _cells(source, where)
-    item, others = _roles(header, where)
-    if len(others) != 1 or not (is_table or len(rows) == len(names[0])):
-        raise InputError(f"expected an item and its group in {where}, found {', '.join(header)} of {len(rows)} items")
-    ids = _ids(rows, item, where)
-    of = {identity: row[others[0]] for identity, (_, row) in zip(ids, rows, strict=True)}
-    names = names if is_table else [ids]
-    lacking = [next((name for name in each if not of.get(name)), None) for each in names]
-    if None not in lacking:
-        raise InputError(f"expected a group for every item in {where}, found none for {shown(lacking[0])}")
-    return group_numbers([of[name] for name in names[lacking.index(None)]])
-
-
 def _cells(source: Any, where: str) -> tuple[list[str], _Rows]:
     """The header and the rows of a table; arrays get their places as items."""
     if not isinstance(source, (str, Path)) and not hasattr(source, "to_csv"):
@@ -134,9 +112,13 @@ def _roles(header: Sequence[str], where: str) -> tuple[int, list[int]]:
     """The column of the items, and all others but an index without a name."""
     if twice := next((name for name in header if header.count(name) > 1), None):
         raise InputError(f"expected each column of {where} once, found {twice!r} more often; rename one")
-    called = [re.sub("[^a-z]", "", name.lower()) for name in header]
+    called = list(map(_called, header))
     item = next((called.index(name) for name in _ITEM if name in called), 0)
     return item, [place for place, name in enumerate(header) if place != item and not _INDEX.fullmatch(name)]
+
+
+def _called(name: str) -> str:
+    return re.sub("[^a-z]", "", name.lower())
 
 
 def _ids(rows: _Rows, item: int, where: str) -> list[str]:

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
+from momentum_transfer.images.groups import read_groups
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
 from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
-from momentum_transfer.report.outcome_tables import paired, read_groups, read_outcomes
+from momentum_transfer.report.outcome_tables import paired, read_outcomes
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import Comparison, verdicts, word
-from momentum_transfer.verdicts.outcomes import FEW_GROUPS, Outcomes, in_groups
+from momentum_transfer.verdicts.outcomes import FEW_GROUPS, Outcomes, group_numbers, in_groups
 from momentum_transfer.verdicts.power import trials_needed
 
 #: Kinds of predictions, and the settings of their scores that may be given.
@@ -110,7 +111,7 @@ class _Verdicts:
     - results files (``.jsonl``), each of one checkpoint.
 
     Args:
-        groups: of items, resampled whole (films, patients): a CSV file or frame of items and groups, or an array [n].
+        groups: of items, resampled whole (films, patients): a CSV file of items and groups, or an array [n].
         margin: points within which a difference counts as none.
         require: requirements such as ``"AP >= -0.5"``, met where the lower end of the 95 % interval is.
         resamples, seed: of the bootstrap.
@@ -138,7 +139,8 @@ class _Verdicts:
             raise InputError(f"expected a requirement of {', '.join(labels.values())}, found {unknown[0]}")
         said = [about({}) if of_records else _ABOUT]
         if groups is not None:
-            numbers = read_groups(groups, names)
+            is_file = isinstance(groups, (str, Path))
+            numbers = read_groups(Path(groups), names) if is_file else group_numbers(np.asarray(groups))
             outcomes = {name: in_groups(side, numbers) for name, side in outcomes.items()}
             what += f" in {(count := int(numbers.max()) + 1)} groups"
             if count < FEW_GROUPS:
@@ -161,7 +163,7 @@ class _Verdicts:
 
 verdict = _Verdicts()
 
-#: What is compared, a column for each file, outcomes by file, and the items' names as ``read_groups`` takes them.
+#: What is compared, a column for each file, outcomes by file, and all that each item may be called.
 _Given = tuple[str, Results, dict[str, Outcomes], Sequence[Sequence[str]]]
 
 
@@ -207,7 +209,7 @@ def _of_predictions(
                 raise InputError(f"expected detections in the same images, found {files[0]} and {file} to share none")
         images = [Path(str(image.get("file_name", ""))) for image in read.images]
         ids = [str(image["id"]) for image in read.images]
-    names = [ids, list(map(str, images)), [image.name for image in images], [image.stem for image in images]]
+    names = [(own, str(image), image.name, image.stem) for own, image in zip(ids, images, strict=True)]
     scores = [{name: value for name, value in side.metrics.items() if name != "mIoU_ground_truth"} for side in sides]
     return _of_items(f"{kind} images of {truth.name}", [side.items for side in sides], scores, called, names)
 
@@ -222,7 +224,7 @@ def kind_of(truth: Path) -> str:
 def _of_outcomes(given: Sequence[Any], called: Sequence[str]) -> _Given:
     where = [str(each) if isinstance(each, (str, Path)) else name for each, name in zip(given, called, strict=True)]
     ids, outcomes, scores = paired(where, [read_outcomes(*each) for each in zip(given, where, strict=True)])
-    return _of_items("items", outcomes, scores, called, [ids])
+    return _of_items("items", outcomes, scores, called, [(item,) for item in ids])
 
 
 def _of_items(

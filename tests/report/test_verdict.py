@@ -122,7 +122,7 @@ def label_folders(folder: Path, n: int = 12) -> list[Path]:
 
 def test_label_images_are_compared_though_one_side_has_more_classes(tmp_path: Path):
     truth, *files = label_folders(tmp_path)
-    groups = write(tmp_path / "g.csv", "\n".join(["image;film", *(f"city/{n};{n // 3}" for n in range(12))]))
+    groups = write(tmp_path / "g.csv", "\n".join(["image,film", *(f"city/{n},{n // 3}" for n in range(12))]))
     rows = {row.measure: row for row in mt.verdict(*files, ground_truth=truth, groups=groups).rows}
     expected = [mt.score_semantic(truth, file).metrics for file in files]
     for name in ("mIoU", "mIoU_union", "pACC"):
@@ -154,7 +154,7 @@ def test_groups_are_resampled_whole(tmp_path: Path):
     assert grouped.se / alone.se == pytest.approx(math.sqrt(10), rel=0.1)
     assert grouped.se == pytest.approx(small.se, rel=0.06)  # other resamples
     assert grouped.df == 39
-    table = csv_of(tmp_path / "g.csv", {"film": groups}, ids=[str(n) for n in range(400)])
+    table = write(tmp_path / "g.csv", "".join(f"{n},{group}\n" for n, group in enumerate(groups)))
     files = [csv_of(tmp_path / f"{n}.csv", {"value": side}, ids=[str(n) for n in range(400)])
              for n, side in enumerate(sides)]  # fmt: skip
     assert mt.verdict(*files, groups=table).rows[0].change == grouped
@@ -191,6 +191,7 @@ WRITTEN = {
     "tensors on a GPU": "image_id,acc\n{0},\"tensor({1}., device='cuda:0')\"\n",
     "semicolons": "file_name;acc\n{0};{1}\n",
     "labels beside": "label,image_id,acc\ncat,{0},{1}\n",
+    "labels as numbers": "image_id,y_true,y_pred,acc\n{0},{n},3,{1}\n",
     "blanks and an empty line": "image_id, acc\n{0}, {1}\n\n",
 }
 
@@ -216,11 +217,10 @@ def test_pandas_frames_are_taken_with_ids_in_a_column_or_as_the_index():
     ids = [f"{n}.png" for n in range(40)]
     first = pandas.DataFrame({"image_id": ids, "acc": a, "iou": np.linspace(0, 1, 40)})
     second = pandas.DataFrame({"acc": b, "iou": np.linspace(0, 0.9, 40)}, index=ids).sample(frac=1, random_state=0)
-    groups = pandas.DataFrame({"image": ids, "site": np.arange(40) // 8})
     found = mt.verdict(first, second)
     assert found.rows[0].change.p == mt.verdict(a, b).rows[0].change.p
     assert [row.measure for row in found.rows] == ["acc", "iou"]
-    assert mt.verdict(first, second, groups=groups).rows[0].change.clusters == 5
+    assert mt.verdict(first, second, groups=pandas.Series(np.arange(40) // 8)).rows[0].change.clusters == 5
 
 
 def results_file(folder: Path, name: str, values: dict, test_set: str = "set") -> Path:
@@ -355,7 +355,7 @@ def test_a_wrong_table_is_refused_by_its_line(tmp_path: Path, second: str, messa
         ({"require": ["value <= 0"]}, "a requirement such as"),
         ({"require": ["value >= much"]}, "a requirement such as"),
         ({"groups": np.arange(300) % 2}, "3 groups or more, found 2"),
-        ({"groups": np.arange(200)}, "an item and its group"),
+        ({"groups": np.arange(200)}, "the group of each of 300 test items, found 200"),
         ({"iou_type": "bbox"}, "iou_type with predictions and their ground truth"),
         ({"kind": "coco"}, "kind with predictions and their ground truth"),
         ({"margin": -1.0}, "a margin above 0"),
@@ -389,7 +389,7 @@ def test_wrong_predictions_are_refused(tmp_path: Path):
     foreign = write(tmp_path / "foreign.json", json.dumps([{**found[0], "image_id": 10**6}]))
     with pytest.raises(InputError, match=r"foreign\.json"):
         mt.verdict(files[0], foreign, ground_truth=truth)
-    with pytest.raises(InputError, match=rf"a group for every item in .*g\.csv, found none for '{images[1]}'"):
+    with pytest.raises(InputError, match=r"every test image in .*g\.csv, found none of 39"):
         mt.verdict(*files, ground_truth=truth, groups=write(tmp_path / "g.csv", f"image,film\n{images[0]},1\n"))
     few = {**content, "images": content["images"][:9], "annotations": []}
     small = [write(tmp_path / f"small{n}.json", json.dumps([{**found[0], "image_id": few["images"][0]["id"]}] * n))
