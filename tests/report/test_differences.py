@@ -14,7 +14,7 @@ from momentum_transfer.core.settings import config_hash, keep
 from momentum_transfer.report.aggregate import Measure, aggregate
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
-from momentum_transfer.verdicts.comparison import BETTER, LEVEL, NOT_COMPARED, ONE_TRIAL, WORSE
+from momentum_transfer.verdicts.comparison import BETTER, LEVEL, NOT_COMPARED, ONE_TRIAL, WORSE, holm
 from momentum_transfer.verdicts.outcomes import PerItem, label_hash, multinomial_weights
 from tests.report.report_records import record
 
@@ -172,3 +172,68 @@ def test_page_shows_ranks_evidence_and_which_measure_predicts_which():
     page = render_html(report)
     assert "Evidence and power of every verdict" in page
     assert "3, in pairs" in page
+
+
+def test_the_family_is_every_headline_measure_and_baseline_of_the_page():
+    """Two measures against two baselines: p of the weakest is judged after Holm over all four."""
+    values = {"a": (50.0, 51.0, 52.4), "random": (48.0, 48.2, 50.9), "pixels": (49.0, 50.0, 51.5)}
+    records = [record(n, f"svm/k={k}", "top1", v + 9 * (k == 8) * (n == "a") * t, trial=t)
+               for n, listed in values.items() for t, v in enumerate(listed) for k in (4, 8)]  # fmt: skip
+    comparisons = Comparisons(aggregate(records))
+    p = {
+        (m.task, base): comparisons.of(m, "a", base).p
+        for m in comparisons.results.headlines()
+        for base in list(values)[1:]
+    }
+    expected = dict(zip(p, holm(list(p.values())), strict=True))
+    found = {(m.task, base): word for base in list(values)[1:] for m, word in comparisons.words("a", base).items()}
+    assert found == {key: BETTER if each <= 0.05 else LEVEL for key, each in expected.items()}
+    alone = {base: Comparisons(aggregate([r for r in records if r["checkpoint"]["name"] in ("a", base)]))
+             .words("a", base) for base in list(values)[1:]}  # fmt: skip
+    assert sum(word == BETTER for words in alone.values() for word in words.values()) > sum(
+        w == BETTER for w in found.values()
+    )
+
+
+def test_correlated_measures_with_outcomes_are_corrected_by_max_t(tmp_path):
+    """The same images are wrong in every measure, so that nine measures say no more than one."""
+    random = np.random.default_rng(3)
+    base = random.random(400)
+    sides = {"a": base < 0.62, "random": (base < 0.5) | (random.random(400) < 0.12)}
+    sides["a"][random.random(400) < 0.07] ^= True
+    records = []
+    for name, found in sides.items():
+        kept = items.write_items(tmp_path, name, PerItem(label_hash(LABELS), {"top1": found}))
+        records += [record(name, f"svm/k={k}", "top1", 100 * found.mean(), items={**kept, "folder": str(tmp_path)})
+                    for k in range(1, 10)]  # fmt: skip
+    comparisons = Comparisons(aggregate(records))
+    p = comparisons.of(SVM4, "a", "random").p
+    assert 0.05 / 9 < p < 0.03
+    assert set(comparisons.words("a", "random").values()) == {BETTER}
+
+
+def in_films(folder, name, found, clusters=None):
+    kept = items.write_items(folder, name, PerItem(label_hash(LABELS), {"top1": found}, clusters))
+    return record(name, "svm/k=4", "top1", 100 * found.mean(), items={**kept, "folder": str(folder)})
+
+
+def test_images_in_groups_are_resampled_by_group_and_few_groups_are_told(tmp_path):
+    random = np.random.default_rng(0)
+    films = random.permutation(np.arange(400) % 8)
+    a, b = (np.repeat(random.random(50), 8)[np.argsort(np.argsort(films))] < each for each in (0.8, 0.5))
+    report = build([in_films(tmp_path, "a", a, films), in_films(tmp_path, "random", b, films)])
+    found = Comparisons(report.results).of(SVM4, "a", "random")
+    assert (found.items, found.clusters, found.df, found.discordant) == (400, 8, 7, None)
+    weights = multinomial_weights(8, 1000)[:, films]
+    spread = (100 * weights @ (a * 1.0 - b) / weights.sum(axis=1)).std(ddof=1) * (8 / 7) ** 0.5
+    assert found.se == pytest.approx(spread)
+    assert "svm/k=4: 8 groups of test images are few; intervals are rough" in report.notices
+    assert report.evidence[0].rows[0].cells[2].main == "400 in 8 groups"
+    other = [in_films(tmp_path, "a", a, films), in_films(tmp_path, "random", b)]
+    assert any("same groups of test items" in notice for notice in build(other).notices)
+
+
+def test_damaged_groups_in_an_items_file_are_a_notice(tmp_path):
+    found = np.arange(400) % 2 == 0
+    records = [in_films(tmp_path, name, found, np.arange(399) % 5) for name in ("a", "random")]
+    assert any("the group of each of 400 test items, found 399" in notice for notice in build(records).notices)

@@ -43,3 +43,12 @@ def test_each_pretraining_is_a_trial_and_welch_judges_the_methods(results):
 def test_methods_that_cannot_be_are_refused(results, words, message):
     with pytest.raises(InputError, match=message):
         make_report([results], methods=read_methods(words))
+
+
+def test_a_sentence_says_whether_it_is_about_checkpoints_or_methods(results):
+    both = make_report([results], methods=read_methods(["a=a0,a1,a2", "random=random0,random1"]), baseline="random")
+    assert both.verdicts[0].endswith("; about methods, 3 and 2 pretrainings.")
+    one = make_report([results], methods=read_methods(["a=a0,a1,a2"]), baseline="random0").verdicts
+    assert any(each.endswith("; about a method, 3 pretrainings, beside one checkpoint.") for each in one)
+    none = make_report([results], baseline="random0").verdicts
+    assert all("about this checkpoint." in each and "method" not in each for each in none if each.startswith("Against"))

@@ -109,7 +109,8 @@ def test_verdict_tells_what_is_worse_too_and_raw_pixels():
     records += [record("pixels", "svm/k=1", "top1", value, trial=i) for i, value in enumerate((88.0, 90.0, 92.0))]
     records += [record("pixels", "svm/k=4", "top1", 20.0)]
     assert build(records).verdicts[1] == (
-        "Against pixels (raw pixels) momentum2_digits is worse on 1 of 2 measures (1 with one trial: no verdict); about this checkpoint."
+        "Against pixels (raw pixels) momentum2_digits is worse on 1 of 2 measures "
+        "(1 with one trial: no verdict); about this checkpoint."
     )
 
 

@@ -131,3 +131,22 @@ def test_table_and_plots_show_what_was_found():
     assert table[4] == "Verdicts are about methods, 5 pretrainings."
     assert difference_figure(answers(study, records, runs), "t").svg.startswith("<svg")
     assert "n" in line_figure(study.lines[0], records, runs).svg
+
+
+def test_a_margin_makes_equality_an_answer_and_noise_has_no_better():
+    records = [record("scratch", value, "fixmatch", t, protocol="a") for t, value in enumerate(A)]
+    records += [record("scratch", v + 0.1 * (-1) ** t, "fixmatch", t, protocol="b") for t, v in enumerate(A)]
+    entry = between({"y": "fixmatch top1", "protocol": "a"}, {"y": "fixmatch top1", "protocol": "b"})
+    (found,) = answers(study_of({**entry, "margin": 0.5}), records, {})
+    assert found.word == "equal within 0.5"
+    assert answers(study_of({**entry, "margin": 0.05}), records, {})[0].word == "not significant"
+    with pytest.raises(InputError, match="expected a margin above 0 points, found -1"):
+        study_of({**entry, "margin": -1.0})
+    noise = [
+        {**each, "metric": "target_noise", "value": each["value"] - 50 * (each["protocol"] == "b")} for each in records
+    ]
+    entry = between({"y": "fixmatch target_noise", "protocol": "a"}, {"y": "fixmatch target_noise", "protocol": "b"})
+    assert "| higher | better |" in table_markdown(answers(study_of(entry), noise, {}))
+    assert "Verdicts are about these checkpoints as they are (1 of 1)." in table_markdown(
+        answers(study_of(entry), noise, {})
+    )

@@ -423,3 +423,17 @@ def test_a_linear_classifier_on_a_collapsed_network_is_refused(lowshot, weights,
     words = ("LINEAR.CACHED", cached, "OUTPUT_DIR", tmp_path, "FEATURES.CACHE", tmp_path / "cache")
     assert lowshot("linear", "--weights", bad, *words) == 2
     assert "expected features that differ between images" in capsys.readouterr().err
+
+
+def test_a_file_of_groups_beside_the_test_images_is_kept_with_their_outcomes(lowshot, leaking, tmp_path, capsys):
+    names = [f"class_{n % 2}/val_{place}.png" for place, n in enumerate((0, 1, 2, 90, 91, 92))]
+    groups = dict(zip(names, "bcabca", strict=True))
+    file = tmp_path / "data" / "val" / "groups.csv"
+    file.write_text("".join(f"{name},{group}\n" for name, group in groups.items()), encoding="utf-8")
+    words = ["knn", "--weights", "pixels", "KNN.PRESETS", "['majority-5']", *leaking, "OUTPUT_DIR", tmp_path / "out"]
+    assert lowshot(*words) == 0
+    kept = items.read_items(tmp_path, records(tmp_path)[0]["items"])
+    assert kept.clusters.tolist() == ["abc".index(groups[name]) for name in sorted(names)]  # in the order of folders
+    file.write_text("x.png,a\n", encoding="utf-8")
+    assert lowshot(*words, "--results", tmp_path / "other.jsonl") == 2
+    assert "found none of 6, first 'class_0/val_0.png'" in capsys.readouterr().err

@@ -336,3 +336,21 @@ def test_records_keep_how_many_test_images_also_train(tmp_path, capsys):
     assert (tmp_path / "out/data").is_dir()
     assert "1 of 4 test images are byte for byte training images (apart; first: " in capsys.readouterr().err
     assert {record["overlap"] for record in results.read(tmp_path / "out/results.jsonl")[0]} == {1}
+
+
+def test_groups_of_images_come_in_the_order_of_their_outcomes(tmp_path):
+    """The references score images by their ids, whatever their order in the file."""
+    from momentum_transfer.transfer.scores import coco
+    from momentum_transfer.transfer.tasks.detection import Detection
+
+    images = [{"id": n, "file_name": f"{n}.png", "width": 9, "height": 9} for n in (7, 2, 40, 5)]
+    boxes = [
+        {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0} for n in (7, 40)
+    ]
+    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]}
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    (tmp_path / "groups.csv").write_text("2.png,a\n5.png,b\n7.png,c\n40.png,d\n")
+    data = annotations.open_dataset("mine", tmp_path, tmp_path / "truth.json")
+    groups = Detection([], [data]).groups("mine")
+    outcomes = coco.evaluate(tmp_path / "truth.json", []).items
+    assert groups[outcomes.object_image].tolist() == [2, 3]  # of 7.png and of 40.png

@@ -41,7 +41,7 @@ class Detection(Task[DetectionData]):
 
     def images(self, data: DetectionData) -> list[str]:
         """See ``Task.images``."""
-        return [str(data.image_path(image)) for image in data.load()["images"]]
+        return [str(data.image_path(image)) for image in sorted(data.load()["images"], key=lambda image: image["id"])]
 
     def check(
         self, cfg: CfgNode, *, open_images: bool = False, overview: bool = True, forbid_overlap: bool = False

@@ -69,7 +69,7 @@ class Task(ABC, Generic[Data]):
 
     @abstractmethod
     def images(self, data: Data) -> list[str]:
-        """Image files of a data set."""
+        """Image files of a data set, in the order of the outcomes of its images."""
 
     def groups(self, name: str) -> np.ndarray | None:
         """[images] the groups of a test set's images, where its folder says them; see ``image_groups``."""
