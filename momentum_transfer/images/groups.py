@@ -31,7 +31,11 @@ def image_groups(files: Sequence[str]) -> np.ndarray | None:
 def read_groups(path: Path, names: Sequence[Sequence[str]]) -> np.ndarray:
     """[N] the number of each image's group by the rows of ``path``; ``names``: all that each image may be called."""
     groups: dict[str, str] = {}
-    for number, row in enumerate(csv.reader(read_lines(path, "images with their groups")), start=1):
+    try:
+        rows = list(csv.reader(read_lines(path, "images with their groups")))
+    except csv.Error as error:  # a cell without end
+        raise InputError(f"expected images and their groups in {path}, found: {error}; correct it") from error
+    for number, row in enumerate(rows, start=1):
         if len(row) != 2 or not row[1].strip() or groups.setdefault(row[0].strip(), row[1].strip()) != row[1].strip():
             raise InputError(f"expected an image and its one group in {path}:{number}, found {shown(row)}; correct it")
     found = [next((groups[name] for name in each if name in groups), None) for each in names]
