@@ -104,8 +104,8 @@ class _Verdicts:
 
     ``verdict(a, b, …)`` takes
 
-    - prediction files with their ``ground_truth``: COCO, LVIS or VOC results, or folders of label PNGs. The ``kind``,
-      if not given, is found from the ground truth; other arguments (``iou_type``, …: see ``KINDS``) go to its score;
+    - prediction files with their ``ground_truth`` (COCO, LVIS or VOC results, folders of label PNGs), whose ``kind`` is
+      found from it, if not given; other arguments (``iou_type``, …: see ``KINDS``) go to its score;
     - outcomes per item: arrays [n] in one order, mappings of measures to such arrays, pandas frames or CSV files with
       a column of ids. Measures of 0 and 1 are hits, others from 0 to 1 fractions: both in percent;
     - results files (``.jsonl``), each of one checkpoint.
