@@ -22,7 +22,7 @@ from momentum_transfer.verdicts.ranking import (
 )
 
 _HOW = (
-    "A difference is in points, with its 95 % interval in brackets (for that number alone, before the correction). Where both "
+    "A difference is in points, with its 95 % interval in brackets (for that number alone, uncorrected). Where both "
     "sides have the same trials (samples of labelled images, seeds of training) it is Student's t over the differences "
     "trial by trial, otherwise Welch's. Where records keep the outcome of every test image, the images are resampled "
     "too, with the same weights on both sides, and their variance is added; of that and the trials alone the wider "
@@ -154,7 +154,7 @@ def _complete(results: Results) -> list[Measure]:
 
 
 _EVIDENCE = (
-    "Can show: the smallest true difference, in points, that this design finds in 80 % of cases (at 5 %, before the correction). "
+    "Can show: the smallest true difference, in points, that this design finds in 80 % of cases (at 5 %, uncorrected). "
     "Trials to show it: how many would find the observed difference in 80 % of cases. From items: fraction of the "
     "variance that the choice of test images has, where trials have the rest."
 )

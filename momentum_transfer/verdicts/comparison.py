@@ -207,9 +207,9 @@ def max_t(comparisons: Sequence[Comparison]) -> list[float]:
     Step-down max-t (Westfall and Young 1993, section 2.6): where there is no difference, differences vary together as
     their replicates do, each centred and in units of its own standard error. The adjusted p is the chance that the
     largest of all with the same or a larger p is as far from 0 as the one seen, which stands there as the normal
-    deviate of its own p (t and McNemar's test keep their size). Trials add noise in the part of the variance that is
-    theirs, taken as independent between measures. 1000 resamples show no p below .001, so that the smaller of this and
-    Holm's counts, which holds for any dependence; never less than the p itself.
+    deviate of its own p (t and McNemar's test keep their size). Comparisons of several trials are taken as independent
+    of all others, which asks for more than any dependence (Šidák 1967): few trials do not tell how they vary together.
+    1000 resamples show no p below .001, so that the smaller of this and Holm's counts; never less than the p itself.
     """
     p = np.array([one.p for one in comparisons], dtype=np.float64)
     if len(p) < 2:
@@ -217,9 +217,9 @@ def max_t(comparisons: Sequence[Comparison]) -> list[float]:
     replicates = np.stack([one.replicates for one in comparisons if one.replicates is not None])
     centred = np.nan_to_num(replicates - np.nanmean(replicates, axis=1, keepdims=True))
     error = centred.std(axis=1, keepdims=True)
-    items = np.array([[1.0 if one.item_fraction is None else one.item_fraction] for one in comparisons])
-    trials = np.random.default_rng(0).standard_normal(centred.shape)
-    null = np.sqrt(items) * centred / np.where(error > 0, error, 1.0) + np.sqrt(1 - items) * trials
+    trials = np.array([max(one.n) > 1 for one in comparisons])[:, None]
+    apart = np.random.default_rng(0).standard_normal(centred.shape)
+    null = np.where(trials, apart, centred / np.where(error > 0, error, 1.0))
     order = np.argsort(-p, kind="stable")
     largest = np.maximum.accumulate(np.abs(null[order]), axis=0)
     chance = (1 + (largest >= -special.ndtri(p[order] / 2)[:, None]).sum(axis=1)) / (1 + null.shape[1])
