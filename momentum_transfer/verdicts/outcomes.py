@@ -88,7 +88,7 @@ FEWEST_GROUPS, FEW_GROUPS = 3, 10
 
 def group_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
     """[items] numbers 0 … G − 1 of the groups that ``names`` gives item by item; InputError below 3 groups."""
-    groups = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)[1]
+    groups = np.unique(np.asarray(names), return_inverse=True)[1]
     if (count := int(groups.max(initial=-1)) + 1) < FEWEST_GROUPS:
         raise InputError(
             f"expected {FEWEST_GROUPS} groups or more, found {count}; leave the groups out, or test on more"
