@@ -99,7 +99,8 @@ def arrays() -> dict[str, object]:
     features = random.normal(size=(80, 16)).astype(np.float32) + 2 * np.eye(16)[np.tile(labels, 2)]
     views = [(torch.rand(4, 3, 32, 32), torch.rand(4, 3, 32, 32)) for _ in range(2)]
     split = {"train": features[:40], "test": features[40:], "train_labels": labels, "test_labels": labels}
-    return {"mt": mt, "torch": torch, "images": torch.rand(6, 3, 32, 32), "batches": views, **split}
+    hits = {"hits_a": random.random(60) < 0.6, "hits_b": random.random(60) < 0.7, "films": np.arange(60) // 6}
+    return {**hits, "mt": mt, "torch": torch, "images": torch.rand(6, 3, 32, 32), "batches": views, **split}
 
 
 def test_there_are_at_least_eight_snippets_of_at_most_five_lines():

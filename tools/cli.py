@@ -24,7 +24,8 @@ from momentum_transfer.core.shipped import COMMAND, shipped_configs
 
 #: The tools in the order of their use; the first line of each file's docstring is its help.
 TOOLS = ("data", "pretrain", "convert", "compare", "transfer", "predict", "export", "lowshot", "taxonomy", "score",
-         "choose", "evaluate", "noise", "study", "status", "report", "publish", "demo", "quickstart")  # fmt: skip
+         "verdict", "choose", "evaluate", "noise", "study", "status", "report", "publish", "demo",
+         "quickstart")  # fmt: skip
 
 
 def usage() -> str:

@@ -24,14 +24,23 @@ def image_groups(files: Sequence[str]) -> np.ndarray | None:
     path = next((place / FILE for place in (folder, folder.parent) if (place / FILE).is_file()), None)
     if path is None:
         return None
-    groups: dict[str, str] = {}
-    for number, row in enumerate(csv.reader(read_lines(path, "images with their groups")), start=1):
-        if len(row) != 2 or groups.setdefault(row[0].strip(), row[1].strip()) != row[1].strip():
-            raise InputError(f"expected an image and its one group in {path}:{number}, found {shown(row)}; correct it")
     names = [(Path(os.path.abspath(file)).relative_to(path.parent).as_posix(), Path(file).name) for file in files]
-    missing = [first for first, second in names if first not in groups and second not in groups]
-    if missing:
+    return read_groups(path, names)
+
+
+def read_groups(path: Path, names: Sequence[Sequence[str]]) -> np.ndarray:
+    """[N] the number of each image's group by the rows of ``path``; ``names``: all that each image may be called."""
+    groups: dict[str, str] = {}
+    try:
+        rows = list(csv.reader(read_lines(path, "images with their groups")))
+    except csv.Error as error:  # a cell without end
+        raise InputError(f"expected images and their groups in {path}, found: {error}; correct it") from error
+    for number, row in enumerate(rows, start=1):
+        if len(row) != 2 or not row[1].strip() or groups.setdefault(row[0].strip(), row[1].strip()) != row[1].strip():
+            raise InputError(f"expected an image and its one group in {path}:{number}, found {shown(row)}; correct it")
+    found = [next((groups[name] for name in each if name in groups), None) for each in names]
+    if missing := [each[0] for each, group in zip(names, found, strict=True) if group is None]:
         raise InputError(
             f"expected every test image in {path}, found none of {len(missing)}, first {shown(missing[0])}"
         )
-    return group_numbers([groups.get(first, groups.get(second, "")) for first, second in names])
+    return group_numbers([str(group) for group in found])

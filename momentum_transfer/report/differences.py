@@ -51,15 +51,17 @@ class Comparisons:
         resamples: of the test items; 0 leaves them out.
         methods: those whose trials are pretrainings, with their checkpoints.
         notices: why outcomes that records name could not be used.
+        seed: of the resamples. outcomes: what was read, by the hash that records name it by.
     """
 
     results: Results
     resamples: int = RESAMPLES
     methods: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    seed: int = 0
+    outcomes: dict[str, Outcomes] = field(default_factory=dict)
     _comparisons: dict[tuple[Measure, str, str], Comparison | None] = field(default_factory=dict)
     _replicates: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    _outcomes: dict[str, Outcomes] = field(default_factory=dict)
     _words: dict[tuple[str, str], dict[Measure, str]] = field(default_factory=dict)
 
     def of(self, measure: Measure, name: str, base: str) -> Comparison | None:
@@ -143,9 +145,9 @@ class Comparisons:
 
     def _read(self, reference: Mapping[str, Any]) -> Outcomes:
         key = str(reference.get("sha256"))
-        if key not in self._outcomes:
-            self._outcomes[key] = records.read_items(reference.get("folder", "."), reference)
-        return self._outcomes[key]
+        if key not in self.outcomes:
+            self.outcomes[key] = records.read_items(reference.get("folder", "."), reference)
+        return self.outcomes[key]
 
     def _resampled(self, reference: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Replicates of every metric of an items file, then its values with groups of items left out."""
@@ -153,15 +155,15 @@ class Comparisons:
         if key not in self._replicates:
             outcomes = self._read(reference)
             clusters = None if outcomes.clusters is None else outcomes.clusters.tobytes()
-            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples, clusters))
+            self._replicates[key] = replicates(outcomes, _weights(outcomes.images, self.resamples, clusters, self.seed))
         return self._replicates[key]
 
 
 @functools.lru_cache(maxsize=2)  # the next file is mostly of the same test set
-def _weights(images: int, resamples: int, clusters: bytes | None) -> np.ndarray:
+def _weights(images: int, resamples: int, clusters: bytes | None, seed: int) -> np.ndarray:
     """[resamples + blocks, images] of the bootstrap, then of the jackknife; read-only, because all callers get it."""
     groups = None if clusters is None else np.frombuffer(clusters, dtype=np.int64)
-    drawn, left_out = multinomial_weights(images, resamples, groups=groups), jackknife_weights(images, groups=groups)
-    weights = np.concatenate([drawn, left_out], axis=0)
+    drawn = multinomial_weights(images, resamples, seed, groups)
+    weights = np.concatenate([drawn, jackknife_weights(images, groups=groups)], axis=0)
     weights.setflags(write=False)
     return weights

@@ -109,7 +109,7 @@ def cell_views(results: Results, measure: Measure, names: Sequence[str], counted
     return views
 
 
-def difference_view(change: Comparison | None, word: str | None = None) -> CellView:
+def difference_view(change: Comparison | None, word: str | None = None, digits: int = 1) -> CellView:
     """A difference with its interval; coloured by the word of the summary, or without one by its own p."""
     if change is None:
         return CellView(note=word or "")
@@ -118,8 +118,8 @@ def difference_view(change: Comparison | None, word: str | None = None) -> CellV
     tone = ("up" if change.value > 0 else "down") if significant else ""
     spread = ""
     if change.low is not None and change.high is not None:
-        spread = f"[{number(change.low)}, {number(change.high)}]"
-    return CellView(sign + number(change.value), spread, tone=tone, note=for_readers(word or "", change))
+        spread = f"[{number(change.low, digits)}, {number(change.high, digits)}]"
+    return CellView(sign + number(change.value, digits), spread, tone=tone, note=for_readers(word or "", change))
 
 
 def compared(results: Results) -> list[tuple[str, str]]:

@@ -26,8 +26,8 @@ from momentum_transfer.verdicts.ranked import Ranked
 _LEVELS = np.linspace(0.0, 1.0, 101)
 _MISSED = np.arange(101) / 100 < _LEVELS
 
-#: At a time: resamples, bytes of their table, entries × resamples (about 40 bytes each).
-_BLOCK, _TABLE_BYTES, _CHUNK = 64, 96 << 20, 1 << 18
+#: At a time: resamples, bytes of their table, entries × resamples (about 40 bytes each); those of one category.
+_BLOCK, _TABLE_BYTES, _CHUNK, _LARGEST = 64, 96 << 20, 1 << 18, 1 << 25
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _sampled(ranked: Ranked, weights: np.ndarray) -> Iterator[dict[str, float]]:
     """COCO and LVIS: precision at 101 levels of recall."""
     metrics: Any = lvis_metrics if ranked.rule == "lvis" else coco_metrics
     row_bytes = ranked.categories * ranked.runs * len(_LEVELS) * 8
-    size = max(1, min(_BLOCK, _TABLE_BYTES // row_bytes))
+    size = max(1, min(_block(ranked), _TABLE_BYTES // row_bytes))
     whole = _parts(ranked, size)
     for start in range(0, len(weights), size):
         block = weights[start : start + size]
@@ -153,9 +153,10 @@ def _recall(ranked: Ranked, curves: _Curves) -> np.ndarray:
 def _voc(ranked: Ranked, weights: np.ndarray) -> Iterator[dict[str, float]]:
     """VOC: 11 points, or the area under the envelope."""
     average = _eleven_points if ranked.rule == "voc 11-point" else _area
-    whole = _parts(ranked, _BLOCK)
-    for start in range(0, len(weights), _BLOCK):
-        block = weights[start : start + _BLOCK]
+    size = _block(ranked)
+    whole = _parts(ranked, size)
+    for start in range(0, len(weights), size):
+        block = weights[start : start + size]
         table = np.full((len(block), ranked.thresholds, ranked.categories), np.nan)
         for part in whole:
             curves = _curves(part, block)
@@ -188,11 +189,21 @@ def _area(recall: np.ndarray, best: np.ndarray) -> float:
     return float(np.sum(np.diff(recall, prepend=0.0) * best))
 
 
-def _parts(ranked: Ranked, resamples: int) -> list[_Part]:
-    """The categories in parts small enough for a block of ``resamples``."""
+def _block(ranked: Ranked) -> int:
+    """How many resamples at a time: fewer where a category has millions of detections."""
+    return max(1, min(_BLOCK, _LARGEST // int(_entries(ranked).max())))
+
+
+def _entries(ranked: Ranked) -> np.ndarray:
+    """[K] entries of each category."""
     words = ranked.counted | ranked.ignored
     entries = sum(((words >> run) & 1 for run in range(ranked.runs)), start=np.zeros(len(words), dtype=np.int64))
-    sizes = np.diff(np.append(0, np.cumsum(entries))[np.searchsorted(ranked.match, ranked.starts)]) + ranked.runs
+    return np.diff(np.append(0, np.cumsum(entries))[np.searchsorted(ranked.match, ranked.starts)]) + ranked.runs
+
+
+def _parts(ranked: Ranked, resamples: int) -> list[_Part]:
+    """The categories in parts small enough for a block of ``resamples``."""
+    sizes = _entries(ranked)
     parts, low = [], 0
     while low < ranked.categories:
         high, total = low + 1, int(sizes[low])

@@ -10,7 +10,7 @@ from tests.attacks import outcome
 from tests.attacks.annotations import CHANGES, Annotations
 from tests.attacks.binary_files import IMAGES, PROGRAMS, Images, Programs
 from tests.attacks.outcome import DONE, LINE
-from tests.attacks.own_files import BYTES, CHOICE_NOTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
+from tests.attacks.own_files import BYTES, CHOICE_NOTES, PLACED, SUITE_NOTES, TABLES, XMLS, YAMLS, OwnFiles
 from tests.attacks.settings_files import FILES, PAIRS, Settings
 from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, Resumption, Weights
 
@@ -31,6 +31,7 @@ def areas(folder: Path, examples: int, seed: int = 0) -> dict[str, Counter[str]]
         "data.yaml": count(own.data_yaml, YAMLS, examples),
         "VOC labels": count(own.voc, XMLS, examples),
         "lists": count(own.lists, BYTES, examples),
+        "outcomes as CSV": count(own.outcomes, TABLES, examples),
         "shard indexes": count(own.index, PLACED, examples),
         "suites' notes": count(own.notes, SUITE_NOTES, examples),
         "a choice's notes": count(own.choice, CHOICE_NOTES, examples),

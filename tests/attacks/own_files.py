@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from momentum_transfer.backbones.containers import INDEX, read_shards
 from momentum_transfer.core.files import write_text
+from momentum_transfer.images.groups import read_groups
 from momentum_transfer.images.subsets import read_taxonomy
 from momentum_transfer.images.taxonomies import read_hierarchy
 from momentum_transfer.lowshot.labelled_data import from_file_list
+from momentum_transfer.report.verdict import verdict
 from momentum_transfer.suites.choose.run import keep_question, make_plan
 from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Question, rows, training_steps
 from momentum_transfer.suites.progress import PLAN, standings
@@ -38,6 +40,7 @@ WORDS = st.sampled_from(
      "<a>", "&a;", "]]>", "<!--", "a b", "../../etc/passwd", "/dev/zero", "~nobody", "[", "{", "*a", "&a [*a]", "'",
      "\t", "- 1"]
 ) | st.text(max_size=6)  # fmt: skip
+TABLES = st.lists(st.lists(WORDS, max_size=3), max_size=3)
 LABELS = st.lists(st.lists(WORDS, max_size=8).map(" ".join), max_size=3).map("\n".join)
 BYTES = LABELS.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=12)
 #: Which number, name or tag of the XML is replaced, by what, under which encoding.
@@ -81,6 +84,15 @@ class OwnFiles:
         PIL.Image.new("RGB", (20, 10)).save(folder / "images/a.png")
         for number in (1, 2):
             safetensors.torch.save_file({f"t{number}": torch.zeros(2)}, folder / f"shards/{number}.safetensors")
+
+    def outcomes(self, table: list[list[str]]) -> str:
+        """A CSV file of outcomes beside a good one, then as groups of its items."""
+        good, file = self.folder / "good.csv", self.folder / "outcomes.csv"
+        good.write_text("image,acc\n" + "".join(f"{item},{item % 2}\n" for item in range(12)))
+        rows = [["image", "acc"], *([str(item), "0.5"] for item in range(12)), *table]
+        file.write_bytes("\n".join(map(",".join, rows)).encode("utf-8", "surrogatepass"))
+        ends = [outcome_of(lambda: verdict(good, file)), outcome_of(lambda: read_groups(file, [("1",), ("2",)]))]
+        return next((end for end in ends if end not in (DONE, LINE)), ends[0])
 
     def yolo(self, content: bytes) -> str:
         """A text file of labels, then one of names."""

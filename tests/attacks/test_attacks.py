@@ -8,7 +8,7 @@ import pytest
 from tests.attacks.annotations import CHANGES, Annotations
 from tests.attacks.binary_files import IMAGES, PROGRAMS, Images, Programs
 from tests.attacks.outcome import DONE, LINE, count
-from tests.attacks.own_files import BYTES, CHOICE_NOTES, PLACED, SUITE_NOTES, XMLS, YAMLS, OwnFiles
+from tests.attacks.own_files import BYTES, CHOICE_NOTES, PLACED, SUITE_NOTES, TABLES, XMLS, YAMLS, OwnFiles
 from tests.attacks.settings_files import FILES, PAIRS, Settings
 from tests.attacks.state_files import FLIPS, FORMATS, POINTERS, STATES, TREES, Resumption, Weights
 
@@ -24,6 +24,7 @@ AREAS: dict[str, tuple[Callable, object, int]] = {
     "data.yaml": (lambda folder: OwnFiles(folder).data_yaml, YAMLS, 6),
     "VOC labels": (lambda folder: OwnFiles(folder).voc, XMLS, 6),
     "lists": (lambda folder: OwnFiles(folder).lists, BYTES, 6),
+    "outcomes as CSV": (lambda folder: OwnFiles(folder).outcomes, TABLES, 6),
     "shard indexes": (lambda folder: OwnFiles(folder).index, PLACED, 6),
     "suites' notes": (lambda folder: OwnFiles(folder).notes, SUITE_NOTES, 6),
     "a choice's notes": (lambda folder: OwnFiles(folder).choice, CHOICE_NOTES, 15),

@@ -35,7 +35,9 @@ def test_no_help_and_no_score_of_detections_imports_torch(tmp_path: Path):
     for name, content in (("gt.json", truth), ("found.json", [{**box, "score": 0.9}])):
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     names = [path.stem for path in sorted((ROOT / "tools").glob("*.py")) if "def parser()" in path.read_text("utf-8")]
-    assert {"pretrain", "convert", "compare", "transfer", "lowshot", "score", "evaluate", "report"} <= set(names)
+    assert {"pretrain", "convert", "compare", "transfer", "lowshot", "score", "evaluate", "report", "verdict"} <= set(
+        names
+    )
     words = ["coco", str(tmp_path / "gt.json"), str(tmp_path / "found.json")]
     ran = subprocess.run([sys.executable, "-c", LIGHT, ",".join(names), *words], cwd=ROOT, capture_output=True,
                          text=True, check=False)  # fmt: skip

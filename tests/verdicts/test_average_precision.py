@@ -104,13 +104,14 @@ def test_weights_are_images_that_stand_several_times_in_lvis_and_voc(tmp_path):
             agree(one(items, weights), voc.evaluate(*drawn, rule, rounded=False).metrics, 1e-10)
 
 
-def test_blocks_and_parts_change_no_number(monkeypatch):
-    truth, results = coco_set(5, images=30)
-    items = coco.evaluate(truth, results).items
+@pytest.mark.parametrize("sizes", [("_CHUNK", "_TABLE_BYTES"), ("_LARGEST",)])
+@pytest.mark.parametrize("score", [coco, voc])
+def test_blocks_and_parts_change_no_number(monkeypatch, score, sizes: tuple[str, ...]):
+    items = score.evaluate(*coco_set(5, images=30)).items
     weights = multinomial_weights(items.images, 9, seed=1)
     whole = replicates(items, weights)
-    monkeypatch.setattr(average_precision, "_CHUNK", 1)
-    monkeypatch.setattr(average_precision, "_TABLE_BYTES", 1)
+    for size in sizes:
+        monkeypatch.setattr(average_precision, size, 1)
     agree(
         {name: values.tolist() for name, values in replicates(items, weights).items()},
         {name: values.tolist() for name, values in whole.items()},

@@ -1,0 +1,314 @@
+"""Is B better than A? From prediction files, tables of outcomes per item or results files, whoever wrote them.
+
+Whatever is given becomes results as the report has them, one column a file, so that differences, intervals and words
+are the report's own (``differences.Comparisons``); the correction is over all measures and files of the table.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from momentum_transfer.core.errors import InputError, counted, shown
+from momentum_transfer.images.groups import read_groups
+from momentum_transfer.report import tables
+from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
+from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
+from momentum_transfer.report.outcome_tables import paired, read_outcomes
+from momentum_transfer.report.read_inputs import read_records
+from momentum_transfer.report.tables import CellView, RowView, TableView, number
+from momentum_transfer.verdicts.comparison import Comparison, verdicts, word
+from momentum_transfer.verdicts.outcomes import FEW_GROUPS, Outcomes, group_numbers, in_groups
+from momentum_transfer.verdicts.power import trials_needed
+
+#: Kinds of predictions, and the settings of their scores that may be given.
+KINDS = {"coco": ("iou_type", "max_dets"), "lvis": ("iou_type", "max_dets"), "voc": ("interpolation",),
+         "semantic": ("ignore_label",)}  # fmt: skip
+
+#: Fewer items do not show how they spread.
+FEWEST_ITEMS = 10
+
+_ABOUT = (
+    "This is about what made these files, as it was trained once: another training gives others, and it takes several "
+    "trainings a side to say something of a method."
+)
+_NUMBERS = ("value", "low", "high", "p", "se", "items", "detectable")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of the first file, and of the file ``name``; ``change`` is that less the first, ``p`` corrected."""
+
+    measure: str
+    name: str
+    first: float
+    second: float
+    change: Comparison | None
+    word: str
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the table, the page and the gate say.
+
+    Attributes:
+        against: the first file, with which all others are compared. what: of which items: ``5000 images of val.json``.
+        sentences: one for each other file, then what the verdict is about.
+        gate: (line, whether it is met) of every requirement and file.
+    """
+
+    against: str
+    what: str
+    rows: tuple[Row, ...]
+    sentences: tuple[str, ...]
+    gate: tuple[tuple[str, bool], ...]
+    notices: tuple[str, ...]
+
+    @property
+    def met(self) -> bool:
+        """Whether every requirement is."""
+        return all(met for _, met in self.gate)
+
+    def table(self) -> TableView:
+        """A row a measure; of several files, a row a file and measure."""
+        names = list(dict.fromkeys(row.name for row in self.rows))
+        second = names[0] if len(names) == 1 else "the other"
+        columns = (self.against, second, "difference [95 %]", "p (corrected)", "would have been seen")
+        return TableView(self.what, "", "measure", columns, tuple(_view(row, len(names) > 1) for row in self.rows))
+
+    def as_json(self) -> str:
+        """All numbers, unrounded."""
+        rows = [{**vars(row), "change": {key: getattr(row.change, key, None) for key in _NUMBERS}} for row in self.rows]
+        return json.dumps({**vars(self), "rows": rows, "met": self.met}, indent=1, allow_nan=False) + "\n"
+
+    def as_html(self) -> str:
+        """One page in one file, in the report's style."""
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+        loader = PackageLoader("momentum_transfer.report", ".")
+        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+        style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
+        return environment.get_template("verdict.html.j2").render(verdict=self, style=style)
+
+
+class _Verdicts:
+    """Compare prediction files, outcomes per item or results files with the first of them; greater is better.
+
+    ``verdict(a, b, …)`` takes
+
+    - prediction files with their ``ground_truth`` (COCO, LVIS or VOC results, folders of label PNGs), whose ``kind`` is
+      found from it, if not given; other arguments (``iou_type``, …: see ``KINDS``) go to its score;
+    - outcomes per item: arrays [n] in one order, mappings of measures to such arrays, pandas frames or CSV files with
+      a column of ids. Measures of 0 and 1 are hits, others from 0 to 1 fractions: both in percent;
+    - results files (``.jsonl``), each of one checkpoint.
+
+    Args:
+        groups: of items, resampled whole (films, patients): a CSV file of items and groups, or an array [n].
+        margin: points within which a difference counts as none.
+        require: requirements such as ``"AP >= -0.5"``, met where the lower end of the 95 % interval is.
+        resamples, seed: of the bootstrap.
+
+    Raises:
+        InputError: other items on the sides, NaN, fewer than 10 items or 3 groups, an unknown measure, a file twice.
+    """
+
+    def __call__(
+        self, *given: Any, ground_truth: str | Path | None = None, kind: str | None = None, groups: Any = None,
+        margin: float | None = None, require: Sequence[str] = (), resamples: int = RESAMPLES, seed: int = 0,
+        **score: Any,
+    ) -> Verdict:  # fmt: skip
+        called, requirements = _names(given), [_requirement(text) for text in require]
+        of_records = all(isinstance(each, (str, Path)) and Path(each).suffix == ".jsonl" for each in given)
+        if ground_truth is not None:
+            what, results, outcomes, names = _of_predictions(Path(ground_truth), given, called, kind, score)
+        elif score or kind or (groups is not None and of_records):
+            odd = next(iter(score), "kind" if kind else "groups")
+            raise InputError(f"expected {odd} with predictions and their ground truth, found it without")
+        else:
+            what, results, outcomes, names = (_of_records if of_records else _of_outcomes)(given, called)
+        labels = {measure: label.strip() for measure, label in tables.short_labels(list(results.cells)).items()}
+        if unknown := [measure for measure, *_ in requirements if measure not in labels.values()]:
+            raise InputError(f"expected a requirement of {', '.join(labels.values())}, found {unknown[0]}")
+        said = [about({}) if of_records else _ABOUT]
+        if groups is not None:
+            is_file = isinstance(groups, (str, Path))
+            numbers = read_groups(Path(groups), names) if is_file else group_numbers(np.asarray(groups))
+            outcomes = {name: in_groups(side, numbers) for name, side in outcomes.items()}
+            what += f" in {(count := int(numbers.max()) + 1)} groups"
+            if count < FEW_GROUPS:
+                said.append(f"{count} groups are few: intervals are wide, by Student's t of {count - 1} degrees.")
+        comparisons = Comparisons(results, resamples, seed=seed, outcomes=outcomes)
+        rows = _rows(comparisons, labels, margin)
+        sentences = [_sentence(called[0], [row for row in rows if row.name == name], what) for name in called[1:]]
+        gate = [_gate(*each, row) for each in requirements for row in rows if row.measure == each[0]]
+        return Verdict(called[0], what, tuple(rows), (*sentences, *said), tuple(gate), tuple(results.notices))
+
+    @staticmethod
+    def plan(*, detect: float, sigma: float, paired: bool = True) -> int | None:
+        """How many trials show a true difference of ``detect`` points in 80 % of cases; None if no number does.
+
+        Args:
+            sigma: standard deviation over trials, of the differences where trials are ``paired``, else of each side.
+        """
+        return trials_needed(detect, sigma, paired)
+
+
+verdict = _Verdicts()
+
+#: What is compared, a column for each file, outcomes by file, and all that each item may be called.
+_Given = tuple[str, Results, dict[str, Outcomes], Sequence[Sequence[str]]]
+
+
+def _names(given: Sequence[Any]) -> list[str]:
+    """The shortest ends of the paths that differ, or A, B, …; InputError where one file is given twice.
+
+    Two files of the same content are fine: of a change that changed nothing.
+    """
+    paths = [Path(each).resolve() for each in given if isinstance(each, (str, Path))]
+    if len(given) < 2 or len(set(paths)) < len(paths):
+        found = ", ".join(map(str, paths)) or counted(len(given), "array")
+        raise InputError(f"expected two or more different files or arrays to compare, found {found}")
+    if len(paths) < len(given):
+        return [chr(ord("A") + place) for place in range(len(given))]
+    stems = [(*path.parent.parts, path.stem) for path in paths]
+    ends = (["/".join(parts[-count:]) for parts in stems] for count in range(1, max(map(len, stems)) + 1))
+    return next((each for each in ends if len(set(each)) == len(each)), list(map(str, paths)))
+
+
+def _of_predictions(
+    truth: Path, files: Sequence[Any], called: Sequence[str], kind: str | None, score: Mapping[str, Any]
+) -> _Given:
+    kind = kind or kind_of(truth)
+    if kind not in KINDS or not set(score) <= set(KINDS[kind]):
+        known = "; ".join(f"{name} ({', '.join(settings)})" for name, settings in KINDS.items())
+        raise InputError(f"expected a kind and its settings of {known}, found {' '.join([kind, *score])}")
+    module = import_module(f"momentum_transfer.transfer.scores.{kind}")
+    if kind == "semantic":
+        sides = [module.evaluate(truth, file, **score) for file in files]
+        classes = max(side.items.classes for side in sides)  # one side alone may have the highest label
+        sides = [side if side.items.classes == classes else module.evaluate(truth, file, classes=classes, **score)
+                 for side, file in zip(sides, files, strict=True)]  # fmt: skip
+        images = [image for image, _ in module.pairs(truth, files[0])]
+        ids = [str(image.with_suffix("")).removeprefix(f"{truth}/") for image in images]
+    else:
+        from momentum_transfer.transfer.scores.coco_files import load_ground_truth
+
+        read = load_ground_truth(truth, score.get("iou_type", "bbox"), area=kind != "voc")
+        sides = [module.evaluate(read, file, **score) for file in files]
+        seen = [np.unique(side.items.image) for side in sides]
+        for file, other in zip(files, seen, strict=True):
+            if min(len(seen[0]), len(other)) and not len(np.intersect1d(seen[0], other)):
+                raise InputError(f"expected detections in the same images, found {files[0]} and {file} to share none")
+        images = [Path(str(image.get("file_name", ""))) for image in read.images]
+        ids = [str(image["id"]) for image in read.images]
+    names = [(own, str(image), image.name, image.stem) for own, image in zip(ids, images, strict=True)]
+    scores = [{name: value for name, value in side.metrics.items() if name != "mIoU_ground_truth"} for side in sides]
+    return _of_items(f"{kind} images of {truth.name}", [side.items for side in sides], scores, called, names)
+
+
+def kind_of(truth: Path) -> str:
+    """The kind of a ground truth by its words: LVIS' lists of absent classes, VOC's flag ``difficult``, else COCO."""
+    content = truth.read_bytes() if truth.is_file() else b""
+    words = {"lvis": b'"neg_category_ids"', "voc": b'"difficult"', "coco": b""}
+    return next(kind for kind, known in words.items() if known in content) if truth.suffix == ".json" else "semantic"
+
+
+def _of_outcomes(given: Sequence[Any], called: Sequence[str]) -> _Given:
+    where = [str(each) if isinstance(each, (str, Path)) else name for each, name in zip(given, called, strict=True)]
+    ids, outcomes, scores = paired(where, [read_outcomes(*each) for each in zip(given, where, strict=True)])
+    return _of_items("items", outcomes, scores, called, [(item,) for item in ids])
+
+
+def _of_items(
+    what: str, outcomes: Sequence[Outcomes], scores: Sequence[Mapping[str, float]], called: Sequence[str],
+    names: Sequence[Sequence[str]],
+) -> _Given:  # fmt: skip
+    if (count := outcomes[0].images) < FEWEST_ITEMS:
+        raise InputError(f"expected at least {FEWEST_ITEMS} {what}, found {count}; fewer do not show how they spread")
+    cells: dict[Measure, dict[str, Cell]] = {}
+    for metric in scores[0]:
+        if all(math.isfinite(side[metric]) for side in scores):  # NaN: there is no object of that size
+            sides = zip(called, scores, strict=True)
+            row = {name: Cell({0: side[metric]}, items={0: {"sha256": name}}) for name, side in sides}
+            cells[Measure("", metric, "", "", "")] = row
+    return f"{count} {what}", _results(called, cells), dict(zip(called, outcomes, strict=True)), names
+
+
+def _of_records(files: Sequence[Any], called: Sequence[str]) -> _Given:
+    """The headline measures that all files have of their one checkpoint; baselines beside it do not count."""
+    cells: dict[Measure, dict[str, Cell]] = {}
+    notices: list[str] = []
+    for file, name in zip(files, called, strict=True):
+        records, problems = read_records([file])
+        found = aggregate(records)
+        columns = [each for each in found.checkpoints if not found.kinds[each]] or found.checkpoints
+        if len(columns) != 1 or problems:
+            odd = ", ".join(problems[:1] or columns)
+            raise InputError(f"expected whole records of one checkpoint in {file}, found {odd}; `report` takes several")
+        notices += found.notices
+        for measure in tables.headline_order(found):
+            if columns[0] in found.cells[measure]:
+                cells.setdefault(measure, {})[name] = found.cells[measure][columns[0]]
+    common = {measure: row for measure, row in cells.items() if len(row) == len(called)}
+    if not common:
+        raise InputError(f"expected a measure that every results file has, found none in {', '.join(map(str, files))}")
+    return "records", _results(called, common, notices), {}, []
+
+
+def _results(called: Sequence[str], cells: dict[Measure, dict[str, Cell]], notices: Sequence[str] = ()) -> Results:
+    return Results(list(called), cells, {}, list(notices), {}, dict.fromkeys(called, ""), {})
+
+
+def _rows(comparisons: Comparisons, labels: Mapping[Measure, str], margin: float | None) -> list[Row]:
+    base, *others = comparisons.results.checkpoints
+    changes = {(name, measure): comparisons.of(measure, name, base) for name in others for measure in labels}
+    cells = comparisons.results.cells
+    for (name, one), change in changes.items():
+        if change is not None and not change.items and cells[one][name].items and cells[one][base].items:
+            raise InputError("; ".join(comparisons.notices) or "expected resamples of the outcomes, found 0")
+    words = verdicts(changes, None if margin is None else dict.fromkeys(changes, margin))
+    return [
+        Row(labels[one], name, cells[one][base].mean, cells[one][name].mean, change, *words[name, one])
+        for (name, one), change in changes.items()
+    ]
+
+
+def _requirement(text: str) -> tuple[str, str, float]:
+    """Measure, >= or >, and the points of ``AP >= -0.5``."""
+    found = re.fullmatch(r"\s*(.*?\S)\s*(>=?)\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*", text)
+    if found is None:
+        raise InputError(f'expected a requirement such as "AP >= -0.5" or "AP > 0", found {shown(text)}')
+    return found[1], found[2], float(found[3])
+
+
+def _gate(measure: str, sign: str, bound: float, row: Row) -> tuple[str, bool]:
+    """A line, and whether the lower end of the difference's interval is at least, or above, the bound."""
+    if row.change is None or row.change.low is None:
+        raise InputError(f"expected an interval of {measure} for {row.name}, found {row.word}; the gate needs one")
+    met = row.change.low >= bound if sign == ">=" else row.change.low > bound
+    interval = f"{row.change.value:+.2f} [{row.change.low:+.2f}, {row.change.high:+.2f}]"
+    return f"gate {'met' if met else 'NOT MET'}: {measure} {sign} {bound:g} for {row.name}: difference {interval}", met
+
+
+def _view(row: Row, named: bool) -> RowView:
+    shown_at = None if row.change is None else row.change.detectable
+    difference = replace(tables.difference_view(row.change, row.word, 2), note=row.word)
+    texts = "–" if row.p is None else f"{row.p:.2g}", "–" if shown_at is None else number(shown_at, 2)
+    cells = (CellView(number(row.first, 2)), CellView(number(row.second, 2)), difference, *map(CellView, texts))
+    return RowView(f"{row.name}: {row.measure}" if named else row.measure, "ours", cells)
+
+
+def _sentence(against: str, rows: Sequence[Row], what: str) -> str:
+    first = rows[0]
+    found = f"{first.name} against {against} in {first.measure}: {tables.difference_view(first.change, None, 2).text}"
+    found += f" points, {word(first.word, first.change)}"
+    counts = ", ".join(f"{said} on {count}" for said, count in Counter(row.word for row in rows).items())
+    return f"{found}; of {len(rows)} measures {counts} ({what})." if len(rows) > 1 else f"{found} ({what})."
