@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from momentum_transfer.transfer.cost import _flops, cost_of
+from momentum_transfer.transfer.cost import Cost, Estimate, _flops, cost_of
 from momentum_transfer.transfer.torchvision_engine.engine import build
 from tests.transfer.torchvision_engine.tiny import tiny_config
 
@@ -37,3 +39,52 @@ def test_a_frozen_backbone_is_counted_and_not_trained():
     whole = cost_of(tiny_config("retinanet"))
     assert cost.flops == whole.flops
     assert cost.trained < whole.trained
+
+
+def test_an_estimate_adds_training_statistics_and_predictions():
+    estimate = Estimate(2.0, 0.5, steps=30, statistics=6, images=8, memory=3 * 2**30, device="cpu")
+    assert estimate.seconds == 30 * 2.0 + 6 * 2.0 / 3 + 8 * 0.5
+    assert "30 iterations of 2.00 s and 8 test images of 0.50 s; 3.0 GiB of memory" in estimate.line()
+    assert "GiB of the GPU's memory" in replace(estimate, device="cuda").line()
+    assert "1 iteration of" in replace(estimate, steps=1).line()
+    assert estimate.steps_within(8.0 + 20.0) == 10
+    assert estimate.steps_within(8.0 + 19.9) == 9
+    assert estimate.steps_within(0.0) == 1
+    again = replace(estimate, steps=estimate.steps_within(68.0))
+    assert again.seconds == 68.0
+
+
+def test_costs_are_told_in_millions_and_billions():
+    cost = Cost(25_560_000, 23_500_000, 4.1234e9, 3.8e9, 224)
+    assert cost.as_record() == {
+        "parameters": 25_560_000, "trained_parameters": 23_500_000, "gflops": 4.123, "gflops_side": 224
+    }  # fmt: skip
+    assert str(cost) == (
+        "25.56 M parameters, 23.50 M of them trained; 4.12 G multiply-adds an image of 224 × 224 px, 3.80 G of them in "
+        "the backbone"
+    )
+
+
+@pytest.mark.parametrize(("size", "side"), [("64", 64), ("65", 96), ("96", 96), ("33", 64)])
+def test_the_counted_image_is_the_test_size_rounded_up_to_32(size, side):
+    assert cost_of(tiny_config("retinanet", "INPUT.MIN_SIZE_TEST", size)).side == side
+
+
+def test_regions_and_detections_cost_in_proportion():
+    def flops(*words: str) -> float:
+        return cost_of(tiny_config("mask_rcnn", *words)).flops
+
+    one, two, three = (flops("MODEL.RPN.POST_NMS_TOPK_TEST", str(n)) for n in (40, 50, 70))
+    assert (three - two) == pytest.approx(2 * (two - one))
+    one, two, three = (flops("TEST.DETECTIONS_PER_IMAGE", str(n)) for n in (20, 30, 50))
+    assert (three - two) == pytest.approx(2 * (two - one))
+    assert two > one
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "cascade", "retinanet", "fcos", "mask_rcnn_c4", "stride16"])
+def test_parameters_are_counted_once_and_frozen_ones_are_not_trained(name):
+    cfg = tiny_config(name, "MODEL.BACKBONE.FREEZE_AT", "2")
+    cost, network = cost_of(cfg), build(cfg)
+    assert cost.parameters == sum(p.numel() for p in network.parameters())
+    assert cost.trained == sum(p.numel() for p in network.parameters() if p.requires_grad) < cost.parameters
+    assert 0 < cost.backbone_flops < cost.flops

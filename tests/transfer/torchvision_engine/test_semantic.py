@@ -13,7 +13,7 @@ from momentum_transfer.transfer.torchvision_engine.backbone import dilate
 from momentum_transfer.transfer.torchvision_engine.data import AnnotatedImage, Mapper
 from momentum_transfer.transfer.torchvision_engine.engine import TorchvisionEngine
 from momentum_transfer.transfer.torchvision_engine.segmentors import ASPP, DeepLabHead
-from momentum_transfer.transfer.torchvision_engine.semantic_run import SemanticMapper, unsupported
+from momentum_transfer.transfer.torchvision_engine.semantic_run import SemanticMapper, _Joined, unsupported
 from momentum_transfer.transfer.torchvision_engine.semantic_run import build as build_segmentor
 from tests.transfer.torchvision_engine.tiny import SEGMENTORS, tiny_config, tiny_samples, train_tiny
 
@@ -242,3 +242,40 @@ def test_upsampling_is_bilinear_from_cell_centres():
     up = F.interpolate(x, scale_factor=8, mode="bilinear", align_corners=False)[0, 0, 0]
     assert up[:4].tolist() == [0.0] * 4
     assert up[4].item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("limit", "share"), [(0.9, 1.0), (1.0, 0.7)])
+def test_a_crop_has_two_classes_or_more_none_above_its_share(limit, share, picture):
+    image, labels = picture
+    labels = np.zeros_like(labels)
+    labels[::5, 1:25:5] = 1  # a few pixels of another class on the left, half of them on the right
+    labels[::2, 25:] = 1
+    labels[:, 49] = 255  # ignored pixels do not count
+    mapper = SemanticMapper(Mapper([40], 999, bgr=False, mask_format=None, flip=False), (10, 10), limit)
+    shares = []
+    for seed in range(30):
+        found = mapper.train(image, labels, np.random.default_rng(seed)).labels
+        counts = torch.bincount(found[found != 255].flatten(), minlength=2)
+        shares.append((counts.max() / counts.sum()).item())
+    assert np.mean([one < 0.9 for one in shares]) <= share
+    assert np.mean([one < 0.9 for one in shares]) > share - 0.4
+    if limit < 1:
+        assert max(shares) < limit
+
+
+def test_an_index_runs_through_all_training_sets():
+    class Named:
+        def __init__(self, name, count):
+            self.name, self.count = name, count
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, place):
+            return self.name, place
+
+    joined = _Joined([Named("a", 2), Named("b", 3), Named("c", 1)])
+    found = [joined[(9, index)] for index in range(len(joined))]
+    assert found == [("a", (9, 0)), ("a", (9, 1)), ("b", (9, 0)), ("b", (9, 1)), ("b", (9, 2)), ("c", (9, 0))]
+    with pytest.raises(IndexError):
+        joined[(9, 6)]
