@@ -13,6 +13,7 @@ from torch import nn
 
 from momentum_transfer.backbones.build import expected_shapes
 from momentum_transfer.backbones.containers import leftovers, tensor_tables
+from momentum_transfer.backbones.convert import write as write_backbone
 from momentum_transfer.backbones.families import FAMILIES
 from momentum_transfer.backbones.matching import choose
 from momentum_transfer.backbones.read import checkpoint_file, load_backbone
@@ -451,3 +452,14 @@ def test_the_score_is_the_backbones_tensors_and_the_keys_that_a_rule_explains():
         "epoch": "not weights (training state or settings)", "optimizer.*": "another part of the file",
         "ema.*": "another part of the file", "best": "another part of the file",
     }  # fmt: skip
+
+
+def test_what_is_asked_of_a_file_counts_before_the_metadata_that_this_project_wrote_into_it(tmp_path):
+    path = tmp_path / "own.safetensors"
+    write_backbone(path, STATE, TINY, {})
+    assert load_backbone(path).architecture == TINY
+    assert load_backbone(path, str(TINY)).architecture == TINY
+    for asked in ({"architecture": "resnet18"}, {"family": "dino"}):
+        with pytest.raises(InputError, match=r"own\.safetensors"):
+            load_backbone(path, **asked)
+    assert load_backbone(path, family="torchvision").family == "torchvision"
