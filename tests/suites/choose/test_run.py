@@ -159,3 +159,13 @@ def test_too_few_minutes_leave_no_plan(timed, tmp_path: Path):
     with pytest.raises(InputError, match="expected --minutes of at least 2 for 5 starts"):
         make_plan(asked(tmp_path, minutes=1.0), {"resnet50": None, "resnet18": None}, tested=3)
     assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(("name", "text"), [("metrics.jsonl", ""), ("metrics.json", '{"loss": 1.0}\n')])
+def test_a_probe_that_measured_no_time_is_refused(name: str, text: str, tmp_path: Path):
+    question = asked(tmp_path, kind=DETECTION)
+    folder = tmp_path / "probes/a/frozen"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(text)
+    with pytest.raises(InputError, match="expected metrics of the timed training"):
+        measured(question, "frozen", question.candidates[0], 17.0)
