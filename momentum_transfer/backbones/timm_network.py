@@ -98,8 +98,8 @@ class TimmBackbone(nn.Module):
         self.plain = len(set(reductions)) == 1 and (len(reductions) > 1 or hasattr(network, "patch_embed"))
         self.patch_size = reductions[0] if self.plain else 0
         self.depth = len(info)
-        prefix = int(getattr(network, "num_prefix_tokens", 0) or 0)
-        self.num_prefix_tokens = prefix if self.plain and "return_prefix_tokens" in self._takes else 0
+        has_prefix = self.plain and "return_prefix_tokens" in self._takes
+        self.num_prefix_tokens = int(network.num_prefix_tokens) if has_prefix else 0
         self.class_token = self.num_prefix_tokens > 0 and getattr(network, "cls_token", None) is not None
         self._index: dict[str, int] = {}
         if not self.plain:  # of several maps of one stride the last, as in a ResNet

@@ -99,14 +99,10 @@ def data_uri(path: Path, notices: list[str]) -> tuple[str, bool] | None:
     except UnreadableImage as error:
         notices.append(str(error))
         return None
-    longest = 2 * _LONGEST if _is_pair(image) else _LONGEST
-    image.thumbnail((longest, _LONGEST), Image.Resampling.LANCZOS)
+    pair = image.width >= _PAIR * image.height
+    image.thumbnail((2 * _LONGEST if pair else _LONGEST, _LONGEST), Image.Resampling.LANCZOS)
     kind, data = _smallest(image)
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", _is_pair(image)
-
-
-def _is_pair(image: Image.Image) -> bool:
-    return image.width >= _PAIR * image.height
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", pair
 
 
 def _smallest(image: Image.Image) -> tuple[str, bytes]:

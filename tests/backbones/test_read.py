@@ -12,10 +12,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from momentum_transfer.backbones.build import expected_shapes
+from momentum_transfer.backbones.containers import leftovers, tensor_tables
+from momentum_transfer.backbones.convert import write as write_backbone
 from momentum_transfer.backbones.families import FAMILIES
+from momentum_transfer.backbones.matching import choose
 from momentum_transfer.backbones.read import checkpoint_file, load_backbone
 from momentum_transfer.backbones.resnet import Architecture, build_backbone, from_detectron2, to_detectron2
 from momentum_transfer.backbones.source import CoverageError, KeyReport
+from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.core.errors import InputError
 from tests.backbones import family_writers
 from tests.backbones.family_writers import TINY, WRITERS, Sample, detectron2_name, network
@@ -428,3 +432,34 @@ def test_names_go_to_detectron2_and_back_one_to_one():
         assert converted == [detectron2_name(name) for name in names]
         assert [from_detectron2(name) for name in converted] == names
         assert len(set(converted)) == len(names)
+
+
+def test_the_score_is_the_backbones_tensors_and_the_keys_that_a_rule_explains():
+    floats = sum(not name.endswith("num_batches_tracked") for name in STATE)
+    beside = {"fc.weight": torch.zeros(3, 64), "fc.bias": torch.zeros(3)}
+    for extra, explained in (({}, len(STATE)), (beside, len(STATE) + 2)):
+        tree = {**STATE, **extra}
+        reading = choose(tensor_tables(tree), tree, None, None, Path("a.pth"), Hints())
+        assert reading.score == (floats, explained)
+        assert reading.report.complete
+    wrapped = {f"module.{name}": tensor for name, tensor in STATE.items()}
+    optimizer = {"state": [{"a": torch.zeros(1)}]}
+    tree = {"state_dict": wrapped, "epoch": 3, "optimizer": optimizer, "ema": {"x": STATE["conv1.weight"]}}
+    tree["best"] = torch.zeros(1)
+    tables = tensor_tables(tree)
+    assert choose(tables, tree, None, None, Path("a.pth"), Hints()).score[0] == floats
+    assert leftovers(tree, {"state_dict": tables["state_dict"]}) == {
+        "epoch": "not weights (training state or settings)", "optimizer.*": "another part of the file",
+        "ema.*": "another part of the file", "best": "another part of the file",
+    }  # fmt: skip
+
+
+def test_what_is_asked_of_a_file_counts_before_the_metadata_that_this_project_wrote_into_it(tmp_path):
+    path = tmp_path / "own.safetensors"
+    write_backbone(path, STATE, TINY, {})
+    assert load_backbone(path).architecture == TINY
+    assert load_backbone(path, str(TINY)).architecture == TINY
+    for asked in ({"architecture": "resnet18"}, {"family": "dino"}):
+        with pytest.raises(InputError, match=r"own\.safetensors"):
+            load_backbone(path, **asked)
+    assert load_backbone(path, family="torchvision").family == "torchvision"

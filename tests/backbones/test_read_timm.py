@@ -14,9 +14,13 @@ from timm.models import vision_transformer
 from momentum_transfer.backbones import timm_models
 from momentum_transfer.backbones.build import build_backbone, expected_shapes
 from momentum_transfer.backbones.convert_file import convert_file
+from momentum_transfer.backbones.matching import OWN_FORMAT
+from momentum_transfer.backbones.model_config import clues_of, input_in, timm_architecture_in
 from momentum_transfer.backbones.read import load_backbone
 from momentum_transfer.backbones.source import CoverageError
+from momentum_transfer.backbones.timm_layouts import is_openai_order, layout_of
 from momentum_transfer.backbones.timm_network import TimmArchitecture
+from momentum_transfer.backbones.understanding import Hints
 from momentum_transfer.core.errors import InputError
 from tests.backbones import timm_family_writers as writers
 from tests.backbones.test_read import in_group, tensor_paths
@@ -260,3 +264,67 @@ def test_position_embeddings_of_no_grid_or_of_another_width_are_refused_as_such(
     torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, tmp_path / "vit.pth")
     with pytest.raises(InputError, match=message):
         load_backbone(tmp_path / "vit.pth")
+
+
+SHAPES = {"patch_embed.proj.weight": (48, 3, 16, 16)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "config", "found"),
+    [
+        ("transformers-vit", {}, {"eps": 1e-12, "activation": "gelu"}),
+        ("transformers-vit", {"hidden_size": 64, "layer_norm_eps": 1e-5}, {"eps": 1e-12, "activation": "gelu"}),
+        ("transformers-vit", {"hidden_size": 48, "layer_norm_eps": 1e-5}, {"eps": 1e-5, "activation": "gelu"}),
+        ("transformers-vit", {"hidden_size": 48, "layer_norm_eps": True}, {"eps": 1e-12, "activation": "gelu"}),
+        ("transformers-vit", {"hidden_size": 48, "num_attention_heads": 3, "hidden_act": "gelu_new", "image_size": 64},
+         {"eps": 1e-12, "activation": "gelu_tanh", "heads": 3, "side": 64}),
+        ("transformers-vit", {"vision_config": {"hidden_size": 48, "num_attention_heads": 4}, "hidden_size": 9},
+         {"eps": 1e-12, "activation": "gelu", "heads": 4}),
+        ("transformers-swin", {"embed_dim": 48, "hidden_size": 9, "num_heads": [1, 2], "window_size": 4},
+         {"heads": (1, 2), "window": 4}),
+        ("transformers-convnext", {"hidden_sizes": [48, 96], "layer_norm_eps": 1e-6},
+         {"final_eps": 1e-6, "activation": "gelu"}),
+        ("transformers-dinov3", {"hidden_size": 48, "rope_theta": 100.0}, {"rope_temperature": 100.0}),
+        ("timm", {"hidden_size": 48, "num_attention_heads": 3}, {}),
+    ],
+)  # fmt: skip
+def test_a_config_gives_clues_of_a_network_of_its_width(layout: str, config: dict, found: dict):
+    clues = clues_of(layout, "family", True, SHAPES, config)
+    assert {key: value for key, value in vars(clues).items() if value not in (None, "", False)} == {
+        "layout": layout, "family": "family", "classifier": True, **found
+    }  # fmt: skip
+
+
+def test_a_config_of_timm_names_its_network_and_its_normalisation():
+    config = {
+        "architecture": "vit_tiny_patch16_224",
+        "pretrained_cfg": {"tag": "augreg_in21k", "mean": [0.5, 0, 1], "std": [0.5, 1, 0.1]},
+        "model_args": {"depth": 2, "dims": [1, 2], "num_classes": 3, "x": None},
+    }
+    named = timm_architecture_in(config)
+    assert named == TimmArchitecture("vit_tiny_patch16_224.augreg_in21k", (("depth", 2), ("dims", (1, 2))))
+    assert Hints(known=named).known is named
+    unknown = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"tag": "none"}}
+    assert timm_architecture_in(unknown) == TimmArchitecture("vit_tiny_patch16_224")
+    for other in ({}, {"architecture": "none"}, {**config, "model_type": "vit"}, {"architecture": 3}):
+        assert timm_architecture_in(other) is None
+    found = input_in(config)
+    assert (found.mean, found.std) == ((0.5, 0, 1), (0.5, 1, 0.1))
+    for wrong in ([0.5, 0.5], [0.5, 0.5, 1.5], [0.5, -0.1, 0], ["a", 0, 0], 0.5, None, [True, 0, 0]):
+        assert input_in({"pretrained_cfg": {"mean": wrong, "std": [1, 1, 1]}}) is None
+        assert input_in({"pretrained_cfg": {"mean": [0, 0, 0], "std": wrong}}) is None
+    assert input_in({"pretrained_cfg": {"mean": [0, 0, 0], "std": [0, 1, 1]}}) is None
+    assert OWN_FORMAT == "momentum-transfer/1"
+
+
+BLOCK = "transformer.resblocks.0."
+OPENAI = ["class_embedding", f"{BLOCK}attn.in_proj_weight", f"{BLOCK}ln_1.weight", "ln_post.weight"]
+
+
+def test_clips_tensors_in_openais_order_are_openais():
+    assert is_openai_order(OPENAI)
+    assert layout_of(OPENAI).name == "clip"
+    assert not is_openai_order([OPENAI[0], OPENAI[2], OPENAI[1], OPENAI[3]])
+    assert not is_openai_order(sorted(OPENAI, key=lambda name: name != "ln_post.weight"))
+    for absent in range(4):
+        assert not is_openai_order([name for place, name in enumerate(OPENAI) if place != absent])

@@ -78,7 +78,7 @@ def test_a_name_is_known_with_its_own_tags_alone():
     check_name("resnet50.a1_in1k")
     with pytest.raises(InputError, match=r"a tag of .*a1_in1k.* of timm's resnet50, found 'none'"):
         check_name("resnet50.none")
-    with pytest.raises(InputError, match="one of timm's .* networks, found 'resnetfifty'"):
+    with pytest.raises(InputError, match=r"one of timm's .* networks, found 'resnetfifty'"):
         check_name("resnetfifty")
 
 

@@ -207,3 +207,17 @@ def test_normalisation_is_that_of_the_cpu_path():
     expected = build_views("rcf", 8, remove=none)(PIL.Image.fromarray(images[0]))[0]
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
     assert isinstance(build_views("rcf", 8).first, v2.Compose)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("height", "width", "shrunk"), [(20, 32, (20, 32)), (32, 20, (32, 20)), (48, 64, (24, 32)),
+                                                         (33, 10, (32, 10)), (400, 3, (32, 1))])  # fmt: skip
+def test_a_canvas_holds_the_image_in_its_corner_shrunk_where_it_does_not_fit(height, width, shrunk):
+    images = photographs(1, height, width)
+    canvas, size, label, index, key = CanvasDataset(ArrayImages(images, [3], ["a"] * 4), 32, seed=5).at(2, 0)
+    assert (tuple(size.tolist()), label, index, key) == (shrunk, 3, 0, sample_seed(5, 2, 0))
+    assert canvas.shape == (3, 32, 32)
+    whole = PIL.Image.fromarray(images[0])
+    wanted = whole if shrunk == (height, width) else whole.resize(shrunk[::-1], PIL.Image.Resampling.BILINEAR)
+    assert np.array_equal(canvas[:, : shrunk[0], : shrunk[1]].permute(1, 2, 0), np.asarray(wanted))
+    assert not canvas[:, shrunk[0] :].any()
+    assert not canvas[:, :, shrunk[1] :].any()

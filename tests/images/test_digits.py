@@ -223,3 +223,22 @@ def test_several_generators_draw_what_each_would_draw_alone():
     alone = [render_digits(glyphs[2 * n : 2 * n + 2], 24, VARIANTS["strokes"], np.random.default_rng(5 + n))
              for n in range(3)]  # fmt: skip
     np.testing.assert_array_equal(together, np.concatenate(alone))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_eight_random_numbers_of_an_image_are_its_light_size_and_place(seed: int):
+    """Whoever changes this order changes every cached feature: then `DigitVariant.drawing` has to grow."""
+    variant = DigitVariant(side=(0.3, 0.5), aspect=0.6, slant=0.0, contrast=0.4, unevenness=0.0, noise=0.0)
+    drawn = render_digits(np.ones((1, 8, 8), np.float32), 100, variant, np.random.default_rng(seed))[0] / 255
+    dark, light, tall, down, right, wide, _, _ = np.random.default_rng(seed).random((8, 1), dtype=np.float32)[:, 0]
+    level = 0.05 + 0.35 * dark
+    assert drawn.min() == pytest.approx(level, abs=0.003)
+    assert drawn.max() == pytest.approx(level + 0.4 + (0.6 - level) * light, abs=0.003)
+    height = 100 * (0.3 + 0.2 * tall)
+    width = height * 1.6 ** (2 * wide - 1)
+    inside = drawn > (drawn.min() + drawn.max()) / 2
+    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+    assert (rows[0] + rows[-1] + 1) / 2 == pytest.approx(down * (100 - height) + height / 2, abs=1)
+    assert (columns[0] + columns[-1] + 1) / 2 == pytest.approx(right * (100 - width) + width / 2, abs=1)
+    assert len(rows) == pytest.approx(height, abs=3)
+    assert len(columns) == pytest.approx(width, abs=3)

@@ -215,3 +215,12 @@ def test_of_two_points_or_one_place_there_is_no_regression():
     assert sweeps._regression([("a", 1.0, 2.0), ("b", 2.0, 3.0)]) is None
     assert sweeps._regression([("a", 1.0, 2.0), ("b", 1.0, 3.0), ("c", 1.0, 4.0)]) is None
     assert sweeps._regression([("a", 1.0, 2.0), ("b", 2.0, 4.0), ("c", 3.0, 6.0)]) == pytest.approx((2, 0, 1))
+
+
+def test_points_over_unlike_numbers_of_seeds_say_from_how_many_to_how_many():
+    lines = [line for line in records() if line["checkpoint"]["name"] not in ("BN-8_seed1", "BN-8_seed2")]
+    plot = PlotRequest("t", y="knn top1", x="GROUP", by="NORM")
+    (few,) = sweeps.sweep_figures([{"runs": RUNS, "plots": [plot]}], aggregate(lines), ())
+    assert "mean over 1 to 3 pretraining seed(s)" in few.caption
+    (all_of_them,) = figures(plot)
+    assert "mean over 3 pretraining seed(s)" in all_of_them.caption

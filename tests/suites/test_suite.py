@@ -25,7 +25,7 @@ from momentum_transfer.report.tables import DETECTION
 from momentum_transfer.suites.attempt import full_command, last_lines, last_word, run_local
 from momentum_transfer.suites.planning import plan
 from momentum_transfer.suites.suite import load_suite
-from momentum_transfer.suites.task import PRETRAIN
+from momentum_transfer.suites.task import PRETRAIN, read_task
 from tests.suites.suite_files import words, write_suite, write_weights
 
 with mock.patch.object(sys, "path", list(sys.path)):  # a tool replaces its first entry
@@ -280,3 +280,9 @@ def test_the_full_suite_has_every_kind_of_evaluation(tmp_path: Path, weights):
     dense = {item.protocol for item in published(load_tables()) if item.task.split("/")[0] in (*DETECTION, "semantic")}
     assert dense <= protocols
     assert "lvis_v1_mask_rcnn_fpn_2x" in protocols
+
+
+def test_a_task_that_says_nothing_more_asks_for_eight_cores_and_twelve_hours_of_a_cluster():
+    task = read_task({"name": "a", "command": "tools/lowshot.py knn"}, "here", ())
+    assert (task.cpus, task.minutes, task.needs, task.gpu_hours, task.distributed) == (8, 12 * 60, (), 0, False)
+    assert f"{task.cpus} by default" in (ROOT / "docs/cluster.md").read_text(encoding="utf-8")

@@ -139,3 +139,12 @@ def test_damaged_outcomes_are_refused():
             Ranked.from_arrays({**arrays, name: values})
     with pytest.raises(InputError, match="without"):
         Ranked.from_arrays({name: values for name, values in arrays.items() if name != "false_candidates"})
+
+
+@pytest.mark.parametrize("shift", [20, 24, 28, 30])
+def test_weights_count_by_their_ratios_however_large_they_are(shift):
+    """Sums beyond 32 bits, as of hundreds of millions of detections."""
+    truth, results = coco_set(3, images=8)
+    weights = multinomial_weights(8, 5)
+    for items in (coco.evaluate(truth, results, "bbox").items, voc.evaluate(truth, results, "area").items):
+        agree(replicates(items, weights.astype(np.int64) << shift), replicates(items, weights), 1e-9)

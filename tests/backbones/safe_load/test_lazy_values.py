@@ -109,13 +109,8 @@ def storage(folder: Path, count: int, offset: int = 0) -> FileStorage:
 def test_a_tensor_is_the_view_of_its_storage_that_is_described(offset: int, tmp_path: Path):
     held = storage(tmp_path, 12, offset)
     flat = torch.arange(12.0)
-    for start, size, stride in (
-        (0, (12,), (1,)),
-        (2, (2, 5), (5, 1)),
-        (0, (3, 4), (1, 3)),
-        (11, (), ()),
-        (3, (2, 2), (0, 8)),
-    ):
+    views = [(0, (12,), (1,)), (2, (2, 5), (5, 1)), (0, (3, 4), (1, 3)), (11, (), ()), (3, (2, 2), (0, 8))]
+    for start, size, stride in views:
         assert torch.equal(LazyTensor(held, start, size, stride).read(), flat.as_strided(size, stride, start))
     assert LazyTensor(held, 0, (0, 7), (7, 1)).read().shape == (0, 7)
     empty = FileStorage(torch.float32, 0)
@@ -128,11 +123,12 @@ def test_a_tensor_is_the_view_of_its_storage_that_is_described(offset: int, tmp_
 
 @pytest.mark.parametrize(
     ("start", "size", "stride"),
-    [(0, (13,), (1,)), (1, (12,), (1,)), (12, (), ()), (0, (2, 6), (7, 1)), (0, (7,), (2,)), (0, (2**62, 2**62), (0, 0)),
-     (-1, (1,), (1,)), (0, (-1,), (1,)), (0, (1,), (-1,)), (0, (True,), (1,)), (0.0, (1,), (1,))],
+    [(0, (13,), (1,)), (1, (12,), (1,)), (12, (), ()), (0, (2, 6), (7, 1)), (0, (7,), (2,)),
+     (0, (2**62, 2**62), (0, 0)), (-1, (1,), (1,)), (0, (-1,), (1,)), (0, (1,), (-1,)),
+     (0, (True,), (1,)), (0.0, (1,), (1,))],
 )  # fmt: skip
 def test_a_view_beyond_its_storage_is_refused(start, size, stride, tmp_path: Path):
-    with pytest.raises(InputError, match="expected (tensors that fit their storage|a storage, a size and a stride)"):
+    with pytest.raises(InputError, match=r"expected (tensors that fit their storage|a storage, a size and a stride)"):
         LazyTensor(storage(tmp_path, 12), start, size, stride).read()
 
 

@@ -12,8 +12,8 @@ from momentum_transfer.suites.choose.stages import CLASSIFICATION, DETECTION, Ca
 
 
 def asked(folder: Path, **changes) -> Question:
-    candidates = (Candidate("a", "/a.pth", "1", "resnet50", "random_1"), Candidate("b", "/b.pth", "2", "resnet18", "r_2"),
-                  Candidate("c", "/c.pth", "3", "resnet18", "r_2"))  # fmt: skip
+    small = (Candidate(name, f"/{name}.pth", name, "resnet18", "random_2") for name in "bc")
+    candidates = (Candidate("a", "/a.pth", "a", "resnet50", "random_1"), *small)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for part in ("train", "val"):
         (folder / "images" / f"{part}.txt").write_text(f"{part}.png 0\n")
@@ -86,7 +86,7 @@ def test_an_epoch_takes_all_that_a_search_tries_and_the_rest_of_the_command_is_a
     lines(folder / "two", 4.0)
     assert measured(question, "finetuned", question.candidates[0], 17.0) == Times(10.0, 7.0)
     assert measured(question, "finetuned", question.candidates[0], 5.0) == Times(0.0, 7.0)
-    with pytest.raises(InputError, match="expected metrics of the timed training in .*probes/b/finetuned, found none"):
+    with pytest.raises(InputError, match=r"expected metrics of the timed training in .*probes/b/finetuned, found none"):
         measured(question, "finetuned", question.candidates[1], 17.0)
 
 
@@ -159,3 +159,13 @@ def test_too_few_minutes_leave_no_plan(timed, tmp_path: Path):
     with pytest.raises(InputError, match="expected --minutes of at least 2 for 5 starts"):
         make_plan(asked(tmp_path, minutes=1.0), {"resnet50": None, "resnet18": None}, tested=3)
     assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(("name", "text"), [("metrics.jsonl", ""), ("metrics.json", '{"loss": 1.0}\n')])
+def test_a_probe_that_measured_no_time_is_refused(name: str, text: str, tmp_path: Path):
+    question = asked(tmp_path, kind=DETECTION)
+    folder = tmp_path / "probes/a/frozen"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(text)
+    with pytest.raises(InputError, match="expected metrics of the timed training"):
+        measured(question, "frozen", question.candidates[0], 17.0)
