@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; the same names as in _P
     from momentum_transfer.core.records import read as read_records
     from momentum_transfer.lowshot.library import evaluate, extract_features, knn, linear, svm
     from momentum_transfer.pretrain.own_loop import build_method, train_step
+    from momentum_transfer.report.file_verdict import verdict
     from momentum_transfer.report.page import make_report, write_report
-    from momentum_transfer.report.verdict import verdict
     from momentum_transfer.transfer.detector_run import load_run as load_detector
     from momentum_transfer.transfer.detectron2_engine.models import add_momentum_transfer_config
     from momentum_transfer.transfer.scores.coco import evaluate as score_coco
@@ -61,7 +61,7 @@ _PUBLIC = {
     "score_voc": "momentum_transfer.transfer.scores.voc:evaluate",
     "svm": "momentum_transfer.lowshot.library:svm",
     "train_step": "momentum_transfer.pretrain.own_loop:train_step",
-    "verdict": "momentum_transfer.report.verdict:verdict",
+    "verdict": "momentum_transfer.report.file_verdict:verdict",
     "write_report": "momentum_transfer.report.page:write_report",
 }
 

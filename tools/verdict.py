@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> None:
     truth, files = (None, [*args.files, *args.outcomes]) if records else (args.files[0], args.files[1:])
     _check_written(args, [file for file in (truth, *files, args.groups) if file])
     say(f"comparing {', '.join(files[1:])} with {files[0]}")
-    from momentum_transfer.report.verdict import verdict  # here: scipy takes most of a second
+    from momentum_transfer.report.file_verdict import verdict  # here: scipy takes most of a second
 
     score = {name: value for name in _SCORE if (value := getattr(args, name)) is not None}
     found = verdict(*files, ground_truth=truth, kind=args.kind, groups=args.groups, margin=args.margin,

@@ -17,7 +17,7 @@ from momentum_transfer.report.aggregate import Measure, Results
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.summary import mean_ranks, ranking
 from momentum_transfer.report.tables import CellView, RowView, TableView
-from momentum_transfer.verdicts.comparison import BETTER, LEVEL, NOT_COMPARED, ONE_TRIAL, WORSE, points
+from momentum_transfer.verdicts.comparison import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, points
 from momentum_transfer.verdicts.ranking import FEWEST_CHECKPOINTS, Agreement, agreement
 
 #: Baselines of the sentences, in this order, and what they are called there.
@@ -30,7 +30,7 @@ _KINDS = {
 }
 
 #: The parts of a bar from left to right, with their words.
-_PARTS = {"up-clear": BETTER, "even": LEVEL, "down-clear": WORSE, "none": ONE_TRIAL, "other": NOT_COMPARED}
+_PARTS = {"up-clear": BETTER, "even": NOT_SIGNIFICANT, "down-clear": WORSE, "none": ONE_TRIAL, "other": NOT_COMPARED}
 
 #: Families that train for GPU hours; a pair of one of these and another kind comes first.
 _COSTLY = ("coco", "lvis", "voc", "semantic", "finetune", "fixmatch")
@@ -121,11 +121,11 @@ def _sentence(comparisons: Comparisons, name: str, base: str, called: str) -> st
         return f"{name} and {base} ({called}) have no measure in common."
     counts, total, about = Counter(words.values()), len(words), comparisons.subject(name, base)
     parts: list[str] = []
-    for word in (BETTER, WORSE, LEVEL):
+    for word in (BETTER, WORSE, NOT_SIGNIFICANT):
         if counts[word]:
             count = f"all {total}" if counts[word] == total > 1 else f"{counts[word]} of {total}"
             parts.append(f"{word} on {count} measure{'s' * (total > 1)}" if not parts else f"{word} on {counts[word]}")
-    hidden = [change.detectable for measure, word in words.items() if word == LEVEL
+    hidden = [change.detectable for measure, word in words.items() if word == NOT_SIGNIFICANT
               and (change := comparisons.of(measure, name, base)) and change.detectable]  # fmt: skip
     rest = [f"{points(max(hidden))} points would have been seen on each"] if hidden else []
     rest += [f"{counts[word]} with {word}" for word in (ONE_TRIAL, NOT_COMPARED) if counts[word]]

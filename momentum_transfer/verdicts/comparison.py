@@ -36,7 +36,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.verdicts import power
 
 #: The words of a verdict, and the level at which a difference is significant.
-BETTER, WORSE, EQUAL, LEVEL = "better", "worse", "equal within", "not significant"
+BETTER, WORSE, EQUAL, NOT_SIGNIFICANT = "better", "worse", "equal within", "not significant"
 ONE_TRIAL, NOT_COMPARED = "one trial: no verdict", "other settings: not compared"
 ALPHA = 0.05
 
@@ -179,7 +179,7 @@ def verdicts(
     adjusted = max_t(list(tested.values())) if joint else holm([one.p or 0.0 for one in tested.values()])
     for (key, one), p in zip(tested.items(), adjusted, strict=True):
         direction = BETTER if one.value > 0 else WORSE
-        found[key] = (direction if p <= ALPHA and one.value else LEVEL, p)
+        found[key] = (direction if p <= ALPHA and one.value else NOT_SIGNIFICANT, p)
     wished = {
         key: (margin, equal_within(tested[key], margin)) for key, margin in (margins or {}).items() if key in tested
     }
@@ -191,7 +191,7 @@ def verdicts(
 
 def word(verdict: str, comparison: Comparison | None) -> str:
     """A word of ``verdicts`` for readers: "not significant" with the smallest difference that would have been seen."""
-    if verdict != LEVEL or comparison is None or comparison.detectable is None:
+    if verdict != NOT_SIGNIFICANT or comparison is None or comparison.detectable is None:
         return verdict
     return f"{verdict} ({points(comparison.detectable)} would have been seen)"
 

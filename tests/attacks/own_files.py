@@ -20,7 +20,7 @@ from momentum_transfer.images.groups import read_groups
 from momentum_transfer.images.subsets import read_taxonomy
 from momentum_transfer.images.taxonomies import read_hierarchy
 from momentum_transfer.lowshot.labelled_data import from_file_list
-from momentum_transfer.report.verdict import verdict
+from momentum_transfer.report.file_verdict import verdict
 from momentum_transfer.suites.choose.run import keep_question, make_plan
 from momentum_transfer.suites.choose.stages import DETECTION, Candidate, Question, rows, training_steps
 from momentum_transfer.suites.progress import PLAN, standings

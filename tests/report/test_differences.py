@@ -14,7 +14,7 @@ from momentum_transfer.core.settings import config_hash, keep
 from momentum_transfer.report.aggregate import Measure, aggregate
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
-from momentum_transfer.verdicts.comparison import BETTER, LEVEL, NOT_COMPARED, ONE_TRIAL, WORSE, holm
+from momentum_transfer.verdicts.comparison import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, holm
 from momentum_transfer.verdicts.outcomes import PerItem, label_hash, multinomial_weights
 from tests.report.report_records import record
 
@@ -67,7 +67,13 @@ def test_words_are_by_rule_after_holm():
         )
     )  # fmt: skip
     words = {measure.task: word for measure, word in comparisons.words("a", "random").items()}
-    expected = {"svm/k=4": BETTER, "knn/k=20": ONE_TRIAL, "linear": NOT_COMPARED, "svm/k=8": LEVEL, "svm/k=2": WORSE}
+    expected = {
+        "svm/k=4": BETTER,
+        "knn/k=20": ONE_TRIAL,
+        "linear": NOT_COMPARED,
+        "svm/k=8": NOT_SIGNIFICANT,
+        "svm/k=2": WORSE,
+    }
     assert words == expected
 
 
@@ -79,7 +85,7 @@ def test_holm_takes_back_what_one_test_alone_would_find():
     alone = Comparisons(aggregate(records(["svm/k=4"]))).words("a", "random")
     many = Comparisons(aggregate(records([f"svm/k={k}" for k in range(1, 9)]))).words("a", "random")
     assert set(alone.values()) == {BETTER}
-    assert set(many.values()) == {LEVEL}
+    assert set(many.values()) == {NOT_SIGNIFICANT}
 
 
 def test_one_trial_with_outcomes_is_compared_by_mcnemar_and_the_items(tmp_path):
@@ -182,9 +188,9 @@ def test_the_family_is_every_headline_measure_and_baseline_of_the_page():
     keys = [(measure, base) for measure in page.results.headlines() for base in ("random", "pixels")]
     p = holm([page.of(measure, "a", base).p for measure, base in keys])
     found = {key: page.words("a", key[1])[key[0]] for key in keys}
-    assert found == {key: BETTER if each <= 0.05 else LEVEL for key, each in zip(keys, p, strict=True)}
+    assert found == {key: BETTER if each <= 0.05 else NOT_SIGNIFICANT for key, each in zip(keys, p, strict=True)}
     alone = Comparisons(aggregate([each for each in records if each["checkpoint"]["name"] != "pixels"]))
-    assert (found[SVM4, "random"], alone.words("a", "random")[SVM4]) == (LEVEL, BETTER)
+    assert (found[SVM4, "random"], alone.words("a", "random")[SVM4]) == (NOT_SIGNIFICANT, BETTER)
 
 
 def test_correlated_measures_with_outcomes_are_corrected_by_max_t(tmp_path):

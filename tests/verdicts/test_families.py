@@ -8,7 +8,7 @@ from momentum_transfer.core.errors import InputError
 from momentum_transfer.verdicts import outcomes
 from momentum_transfer.verdicts.comparison import (
     BETTER,
-    LEVEL,
+    NOT_SIGNIFICANT,
     WORSE,
     Comparison,
     ItemEvidence,
@@ -173,7 +173,7 @@ def test_within_a_margin_is_equal_though_a_difference_is_seen():
     assert small.p < 0.001
     words = verdicts({"small": small, "wide": wide, "one": None}, {"small": 0.5, "wide": 0.5, "one": 0.5})
     assert words["small"][0] == "equal within 0.5"
-    assert (words["wide"][0], verdicts({"small": small})["small"][0]) == (LEVEL, BETTER)
+    assert (words["wide"][0], verdicts({"small": small})["small"][0]) == (NOT_SIGNIFICANT, BETTER)
     assert verdicts({"small": of_items(-0.3 + random.normal(0, 0.5, 400))})["small"][0] == WORSE
     p = [equal_within(one, margin) for one, margin in ((small, 0.36), (small, 0.5))]
     assert p[0] <= 0.05 < 2 * p[0]  # one alone would be equal, of two not
@@ -184,6 +184,10 @@ def test_within_a_margin_is_equal_though_a_difference_is_seen():
 
 def test_not_significant_says_what_would_have_been_seen():
     wide = of_items(np.random.default_rng(0).normal(0, 9, 40))
-    assert word(LEVEL, wide) == f"not significant ({wide.detectable:.1f} would have been seen)"
+    assert word(NOT_SIGNIFICANT, wide) == f"not significant ({wide.detectable:.1f} would have been seen)"
     assert word(BETTER, wide) == BETTER
-    assert word(LEVEL, None) == word(LEVEL, compare({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})) == LEVEL
+    assert (
+        word(NOT_SIGNIFICANT, None)
+        == word(NOT_SIGNIFICANT, compare({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}))
+        == NOT_SIGNIFICANT
+    )

@@ -16,7 +16,7 @@ from scipy import stats
 import momentum_transfer as mt
 from momentum_transfer.core import records as records_file
 from momentum_transfer.core.errors import InputError
-from momentum_transfer.report.verdict import kind_of
+from momentum_transfer.report.file_verdict import kind_of
 from momentum_transfer.transfer.scores import lvis, voc
 from momentum_transfer.verdicts.outcomes import PerItem
 from momentum_transfer.verdicts.power import trials_needed
