@@ -118,8 +118,9 @@ def test_boxes_are_limited_to_the_image():
 
 
 def test_distances_are_from_the_centre_in_sides_of_the_reference():
-    references = torch.tensor([[4.0, 8.0, 12.0, 12.0]])  # centre (8, 10), sides 8 and 4
-    wanted = torch.tensor([[2.0, 4.0, 20.0, 30.0]])
+    references = torch.tensor([[4.0, 8.0, 12.0, 16.0], [4.0, 8.0, 8.0, 16.0]])  # centres (8, 12), (6, 12)
+    wanted = torch.tensor([[2.0, 4.0, 20.0, 30.0]]).repeat(2, 1)
     coder = boxes.DistanceCoder()
-    assert coder.encode(references, wanted).tolist() == [[6 / 8, 6 / 4, 12 / 8, 20 / 4]]
+    distances = [[6 / 8, 8 / 8, 12 / 8, 18 / 8], [4 / 4, 8 / 8, 14 / 4, 18 / 8]]
+    assert coder.encode(references, wanted).tolist() == distances
     torch.testing.assert_close(coder.decode(coder.encode(references, wanted), references), wanted)
