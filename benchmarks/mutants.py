@@ -5,7 +5,7 @@ python benchmarks/mutants.py [--number 300] [--seed 0] [--jobs 2] [--root CHECKO
 python benchmarks/mutants.py --again FILE.jsonl --out NEW.jsonl     only those that survived before
 
 A mutant is one change in one product file: a comparison, arithmetic or Boolean operator, a number or truth value, or
-the condition of a branch; all places have the same chance. It is made in a copy of the repository, where the tests that
+the condition of a branch, but for ``zip``'s ``strict``; all places have the same chance. It is made in a copy of the repository, where the tests that
 import its module run until one fails. A mutant that runs out of time counts as killed. Tests run in forks of a process
 that has imported torch. Run it on a machine that does nothing else.
 """
@@ -69,6 +69,8 @@ def mutants(text: str) -> Iterator[tuple[int, int, str]]:
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.AnnAssign) and node.annotation):
             inside = ast.walk(node if isinstance(node, ast.JoinedStr) else node.annotation)
             skipped |= {id(part) for part in inside}
+        if isinstance(node, ast.keyword) and node.arg == "strict":  # zip's, of what is equally long
+            skipped.add(id(node.value))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             for annotation in [argument.annotation for argument in arguments] + [node.returns]:
@@ -102,6 +104,7 @@ def tests_of(path: str, root: Path, texts: dict[str, str]) -> list[str]:
     for name in names:
         parent, _, leaf = name.rpartition(".")
         patterns += [rf"(?<![\w.]){re.escape(name)}(?!\w)", rf"from {re.escape(parent)} import [^\n]*\b{leaf}\b"]
+    texts = {file: text for file, text in texts.items() if Path(file).name.startswith("test_")}
     users = [file for file, text in texts.items() if any(re.search(pattern, text) for pattern in patterns)]
     own = [file for file in texts if Path(file).name == f"test_{stem}.py"]
     room = path.replace("momentum_transfer/", "").split("/")[0]
@@ -109,9 +112,9 @@ def tests_of(path: str, root: Path, texts: dict[str, str]) -> list[str]:
     ordered = list(dict.fromkeys([file for file in own if file in users or f"/{room}/" in file] + near + users))
     folder = Path("tests", path.removeprefix("momentum_transfer/")).parent
     while not ordered:  # no test imports the module itself: those of its folder, or of the nearest one above
-        ordered = [file for file in texts if Path(file).parent == folder and Path(file).name.startswith("test_")]
+        ordered = [file for file in texts if Path(file).parent == folder]
         folder = folder.parent
-    return [file for file in ordered if Path(file).name.startswith("test_")][:MOST_TESTS]
+    return ordered[:MOST_TESTS]
 
 
 def described(text: str, file: str, start: int, end: int, new: str) -> tuple[str, int, str, str]:
