@@ -5,9 +5,9 @@ python benchmarks/mutants.py [--number 300] [--seed 0] [--jobs 2] [--root CHECKO
 python benchmarks/mutants.py --again FILE.jsonl --out NEW.jsonl     only those that survived before
 
 A mutant is one change in one product file: a comparison, arithmetic or Boolean operator, a number or truth value, or
-the condition of a branch, but for ``zip``'s ``strict``; all places have the same chance. It is made in a copy of the repository, where the tests that
-import its module run until one fails. A mutant that runs out of time counts as killed. Tests run in forks of a process
-that has imported torch. Run it on a machine that does nothing else.
+the condition of a branch, but for ``zip``'s ``strict``; all places have the same chance. It is made in a copy of the
+repository, where the tests that import its module run until one fails. A mutant that runs out of time counts as killed.
+Tests run in forks of a process that has imported torch. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
