@@ -55,7 +55,13 @@ def run(words: Sequence[str]) -> int:
         print(f"{COMMAND} {__version__}")
         return 0
     if name == "--configs":
-        print("\n".join(config for config in shipped_configs() if all(word in config for word in arguments)))
+        configs = shipped_configs()
+        found = [config for config in configs if all(word in config for word in arguments)]
+        if not found:
+            nearest = ", ".join(difflib.get_close_matches(arguments[-1], configs, n=3, cutoff=0))
+            print(f"error: no config has {' '.join(arguments)}; the nearest are {nearest}", file=sys.stderr)
+            return 2
+        print("\n".join(found))
         return 0
     if name == "--settings":
         lines = settings(arguments)

@@ -43,8 +43,10 @@ def main(args: argparse.Namespace) -> None:
     table(view.title, (view.first, *view.columns), rows)
     for notice in found.notices:
         warn(notice)
-    for line in (*found.sentences, *(line for line, _ in found.gate)):
+    for line in found.sentences:
         say(line)
+    for line, met in found.gate:
+        (say if met else warn)(line)
     for out, text in ((args.json, found.as_json), (args.html, found.as_html)):
         if out:
             write_text(out, text())

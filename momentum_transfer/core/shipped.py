@@ -81,9 +81,11 @@ def take_variants(content: dict[str, Any], file: Path) -> dict[str, dict[str, An
     """Take ``_VARIANTS_`` out of a file's content: name -> settings; InputError if it holds anything else."""
     found = content.pop(VARIANTS, {})
     for name, settings in found.items() if isinstance(found, dict) else [(VARIANTS, found)]:
-        if not isinstance(name, str) or not isinstance(settings, dict) or "_BASE_" in settings:
+        odd = not isinstance(name, str) or name == file.stem or name.endswith(_SUFFIXES) or "/" in name
+        if odd or not isinstance(settings, dict) or {"_BASE_", VARIANTS} & set(settings):
             raise InputError(
-                f"expected {VARIANTS} in {file} as names with their settings, without _BASE_ (the file is their base), "
+                f"expected {VARIANTS} in {file} as names, other than its own and without folder and suffix, with their "
+                f"settings, without _BASE_ (the file is their base) and {VARIANTS}, "
                 f"found {shown({name: settings})}; write NAME: {{KEY: value}}, the name quoted if it is a number"
             )
     return found
@@ -101,7 +103,10 @@ def shipped_configs() -> list[str]:
 
 
 def _names_in(file: Path) -> list[str]:
-    return [file.name, *(f"{name}.yaml" for name in variants(file))]
+    try:
+        return [file.name, *(f"{name}.yaml" for name in variants(file))]
+    except InputError:  # a broken file beside the one that is looked for
+        return [file.name]
 
 
 def _yaml_files(folder: Path) -> list[Path]:

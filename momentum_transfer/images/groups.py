@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def image_groups(files: Sequence[str]) -> np.ndarray | None:
     Its rows are an image (its path from the file's folder, or its name alone) and a group; a first row ``image,group``
     is a heading. None if there is no such file; InputError if an image is not in it.
     """
+    if not files:
+        return None
     folder = Path(os.path.commonpath({os.path.dirname(os.path.abspath(file)) for file in files}))
     path = next((place / FILE for place in (folder, folder.parent) if (place / FILE).is_file()), None)
     if path is None:
@@ -32,10 +35,14 @@ def read_groups(path: Path, names: Sequence[Sequence[str]]) -> np.ndarray:
     """[N] the number of each image's group by the rows of ``path``; ``names``: all that each image may be called."""
     groups: dict[str, str] = {}
     try:
-        rows = list(csv.reader(read_lines(path, "images with their groups")))
+        lines = read_lines(path, "images with their groups")
+        semicolons = bool(lines) and lines[0].count(";") > lines[0].count(",")
+        rows = list(csv.reader(lines, delimiter=";" if semicolons else ","))
     except csv.Error as error:  # a cell without end
         raise InputError(f"expected images and their groups in {path}, found: {error}; correct it") from error
     for number, row in enumerate(rows, start=1):
+        if not any(cell.strip() for cell in row):
+            continue
         if len(row) != 2 or not row[1].strip() or groups.setdefault(row[0].strip(), row[1].strip()) != row[1].strip():
             raise InputError(f"expected an image and its one group in {path}:{number}, found {shown(row)}; correct it")
     found = [next((groups[name] for name in each if name in groups), None) for each in names]
@@ -43,4 +50,10 @@ def read_groups(path: Path, names: Sequence[Sequence[str]]) -> np.ndarray:
         raise InputError(
             f"expected every test image in {path}, found none of {len(missing)}, first {shown(missing[0])}"
         )
-    return group_numbers([str(group) for group in found])
+    used = Counter(next(name for name in each if name in groups) for each in names)
+    if twice := [name for name, count in used.items() if count > 1]:
+        raise InputError(f"expected each image once in {path}, found {shown(twice[0])} to be several; give their paths")
+    try:
+        return group_numbers([str(group) for group in found])
+    except InputError as error:
+        raise InputError(f"{error} ({path})") from error

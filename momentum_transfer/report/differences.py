@@ -10,9 +10,8 @@ import numpy as np
 from momentum_transfer.core import records
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.report.aggregate import BASELINES, DESCRIPTIVE, Cell, Measure, Results
-from momentum_transfer.verdicts.comparison import Comparison, ItemEvidence, compare, verdicts
+from momentum_transfer.verdicts.comparison import FEW_GROUPS, Comparison, ItemEvidence, compare, verdicts
 from momentum_transfer.verdicts.outcomes import (
-    FEW_GROUPS,
     Outcomes,
     PerItem,
     check_paired,
@@ -69,7 +68,8 @@ class Comparisons:
         key = measure, name, base
         if key not in self._comparisons:
             cells = self.results.cells[measure]
-            comparable = name in cells and base in cells and measure.metric not in DESCRIPTIVE
+            ours = bool(measure.task)  # a measure of another tool has no task, and may have any name
+            comparable = name in cells and base in cells and not (ours and measure.metric in DESCRIPTIVE)
             if comparable and cells[name].configs and cells[base].configs:
                 comparable = cells[name].configs == cells[base].configs
             self._comparisons[key] = self._compare(measure, name, base) if comparable else None

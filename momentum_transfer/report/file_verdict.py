@@ -14,6 +14,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
@@ -24,8 +25,8 @@ from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
 from momentum_transfer.report.outcome_tables import paired, read_outcomes
 from momentum_transfer.report.read_inputs import read_records
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
-from momentum_transfer.verdicts.comparison import Comparison, verdicts, word
-from momentum_transfer.verdicts.outcomes import FEW_GROUPS, Outcomes, group_numbers, in_groups
+from momentum_transfer.verdicts.comparison import FEW_GROUPS, Comparison, verdicts, word
+from momentum_transfer.verdicts.outcomes import Outcomes, group_numbers, in_groups
 from momentum_transfer.verdicts.power import trials_needed
 
 #: Kinds of predictions, and the settings of their scores that may be given.
@@ -122,16 +123,20 @@ class _Verdicts:
 
     def __call__(
         self, *given: Any, ground_truth: str | Path | None = None, kind: str | None = None, groups: Any = None,
-        margin: float | None = None, require: Sequence[str] = (), resamples: int = RESAMPLES, seed: int = 0,
+        margin: float | None = None, require: str | Sequence[str] = (), resamples: int = RESAMPLES, seed: int = 0,
         **score: Any,
     ) -> Verdict:  # fmt: skip
-        called, requirements = _names(given), [_requirement(text) for text in require]
+        required = [require] if isinstance(require, str) else require
+        called, requirements = _names(given), [_requirement(text) for text in required]
+        if resamples < 100 or seed < 0:
+            raise InputError(f"expected 100 resamples or more and a seed from 0, found {resamples} and {seed}")
         of_records = all(isinstance(each, (str, Path)) and Path(each).suffix == ".jsonl" for each in given)
         if ground_truth is not None:
             what, results, outcomes, names = _of_predictions(Path(ground_truth), given, called, kind, score)
         elif score or kind or (groups is not None and of_records):
             odd = next(iter(score), "kind" if kind else "groups")
-            raise InputError(f"expected {odd} with predictions and their ground truth, found it without")
+            where = "outcomes or with " if odd == "groups" else ""
+            raise InputError(f"expected {odd} with {where}predictions and their ground truth, found it without")
         else:
             what, results, outcomes, names = (_of_records if of_records else _of_outcomes)(given, called)
         labels = {measure: label.strip() for measure, label in tables.short_labels(list(results.cells)).items()}
@@ -140,7 +145,7 @@ class _Verdicts:
         said = [about({}) if of_records else _ABOUT]
         if groups is not None:
             is_file = isinstance(groups, (str, Path))
-            numbers = read_groups(Path(groups), names) if is_file else group_numbers(np.asarray(groups))
+            numbers = read_groups(Path(groups), names) if is_file else group_numbers(_listed(groups))
             outcomes = {name: in_groups(side, numbers) for name, side in outcomes.items()}
             what += f" in {(count := int(numbers.max()) + 1)} groups"
             if count < FEW_GROUPS:
@@ -214,17 +219,51 @@ def _of_predictions(
     return _of_items(f"{kind} images of {truth.name}", [side.items for side in sides], scores, called, names)
 
 
+class _ImageKey(msgspec.Struct):
+    neg_category_ids: Any = None
+
+
+class _ObjectKey(msgspec.Struct):
+    difficult: Any = None
+
+
+class _Keys(msgspec.Struct):
+    images: list[_ImageKey] = []
+    annotations: list[_ObjectKey] = []
+
+
 def kind_of(truth: Path) -> str:
-    """The kind of a ground truth by its words: LVIS' lists of absent classes, VOC's flag ``difficult``, else COCO."""
-    content = truth.read_bytes() if truth.is_file() else b""
-    words = {"lvis": b'"neg_category_ids"', "voc": b'"difficult"', "coco": b""}
-    return next(kind for kind, known in words.items() if known in content) if truth.suffix == ".json" else "semantic"
+    """The kind of a ground truth: LVIS' images list absent classes, VOC's objects have a flag ``difficult``."""
+    if truth.suffix != ".json":
+        return "semantic"
+    try:
+        keys = msgspec.json.decode(truth.read_bytes() if truth.is_file() else b"", type=_Keys)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "coco"  # whose reader says what is wrong
+    if any(image.neg_category_ids is not None for image in keys.images):
+        return "lvis"
+    return "voc" if any(each.difficult is not None for each in keys.annotations) else "coco"
+
+
+def _listed(groups: Any) -> np.ndarray:
+    """Groups [n] given in Python, in the order of the items; a frame's index or a mapping's keys are not looked at."""
+    if isinstance(groups, Mapping) or (hasattr(groups, "index") and not isinstance(groups, (list, tuple))):
+        raise InputError("expected groups as a CSV file or an array [items], found a mapping or series; order it first")
+    found = np.asarray(groups)
+    if found.ndim != 1 or any(each is None or each != each for each in found.tolist()):
+        raise InputError("expected a group of every item, found none of some; name one, each its own if need be")
+    return found
 
 
 def _of_outcomes(given: Sequence[Any], called: Sequence[str]) -> _Given:
     where = [str(each) if isinstance(each, (str, Path)) else name for each, name in zip(given, called, strict=True)]
-    ids, outcomes, scores = paired(where, [read_outcomes(*each) for each in zip(given, where, strict=True)])
-    return _of_items("items", outcomes, scores, called, [(item,) for item in ids])
+    tables_read = [read_outcomes(*each) for each in zip(given, where, strict=True)]
+    ids, outcomes, scores = paired(where, tables_read)
+    what, results, by_name, names = _of_items("items", outcomes, scores, called, [(item,) for item in ids])
+    for file, (_, columns) in zip(where, tables_read, strict=True):
+        if alone := [name for name in columns if name not in scores[0]]:
+            results.notices.append(f"not in every file, and left out: {', '.join(map(shown, alone))} of {file}")
+    return what, results, by_name, names
 
 
 def _of_items(
@@ -283,7 +322,8 @@ def _rows(comparisons: Comparisons, labels: Mapping[Measure, str], margin: float
 
 def _requirement(text: str) -> tuple[str, str, float]:
     """Measure, >= or >, and the points of ``AP >= -0.5``."""
-    found = re.fullmatch(r"\s*(.*?\S)\s*(>=?)\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*", text)
+    plain = text.replace("\u2212", "-").replace("\u2265", ">=")  # as tables and people write them
+    found = re.fullmatch(r"\s*(.*?\S)\s*(>=?)\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*%?\s*", plain)
     if found is None:
         raise InputError(f'expected a requirement such as "AP >= -0.5" or "AP > 0", found {shown(text)}')
     return found[1], found[2], float(found[3])

@@ -21,10 +21,14 @@ from momentum_transfer.core.untrusted import read_text
 from momentum_transfer.verdicts.outcomes import PerItem
 
 #: What columns that name the item, and columns of labels, are called, without case and all that is no letter.
-_ITEM = ("imageid", "image", "id", "imgid", "filename", "file", "path", "imagename", "imagepath", "item", "itemid")
+_ITEM = ("imageid", "image", "img", "id", "imgid", "filename", "fname", "file", "path", "imagename", "imagepath",
+         "item", "itemid", "sample", "sampleid", "key", "name")  # fmt: skip
 _LABEL = ("label", "labels", "target", "class", "category", "y", "ytrue", "truth", "gt", "pred", "prediction", "ypred")
 #: pandas' index without a name, as it writes it and as it calls it when it reads that again.
 _INDEX = re.compile(r"(Unnamed: \d+)?")
+
+#: Greater values are no measure; their squares would overflow.
+_HUGE = 1e100
 
 _Rows = list[tuple[int, list[str]]]  # line and cells
 _Table = tuple[list[str], dict[str, np.ndarray]]  # ids of the items, and the columns of numbers, each [N] float64
@@ -33,7 +37,7 @@ _Table = tuple[list[str], dict[str, np.ndarray]]  # ids of the items, and the co
 def read_outcomes(source: Any, where: str) -> _Table:
     """Outcomes of a CSV file, a pandas frame, a mapping of measures to arrays [n], or one array [n]; see the module."""
     header, rows = _cells(source, where)
-    item, others = _roles(header, where)
+    item, others = _roles(header, rows, where)
     ids, columns = _ids(rows, item, where), {}
     for place in others:
         if _called(header[place]) in _LABEL:
@@ -42,7 +46,7 @@ def read_outcomes(source: Any, where: str) -> _Table:
         if None in values and not any(value is not None and math.isfinite(value) for value in values):
             continue
         for value, (line, row) in zip(values, rows, strict=True):
-            if value is None or not math.isfinite(value):
+            if value is None or not abs(value) < _HUGE:
                 raise InputError(
                     f"expected a number in {header[place]} of {where}, found {shown(row[place])} in line {line} "
                     f"(item {row[item]}); give it a value, or leave that item out everywhere"
@@ -77,6 +81,11 @@ def paired(where: Sequence[str], tables: Sequence[_Table]) -> tuple[list[str], l
     for name in names:
         values = np.concatenate([side[name] for side in sides])
         hits, fractions = np.isin(values, (0, 1)).all(), values.min() >= 0 and values.max() <= 1
+        inside = [side[name].min() >= 0 and side[name].max() <= 1 and bool((side[name] % 1).any()) for side in sides]
+        if not fractions and any(inside):
+            one, other = where[inside.index(True)], where[inside.index(False)] if False in inside else where[-1]
+            found = f"fractions in {one} and values beyond 1 in {other}"
+            raise InputError(f"expected {name} in one unit, found {found}; give both as fractions or both in percent")
         for side in sides:
             side[name] = side[name].astype(bool) if hits else side[name] if fractions else side[name] / 100
     test_set = sha256_of_text("\n".join(ids))
@@ -108,13 +117,28 @@ def _cells(source: Any, where: str) -> tuple[list[str], _Rows]:
     return found[0][1], found[1:]
 
 
-def _roles(header: Sequence[str], where: str) -> tuple[int, list[int]]:
-    """The column of the items, and all others but an index without a name."""
+def _roles(header: Sequence[str], rows: _Rows, where: str) -> tuple[int, list[int]]:
+    """The column of the items, and all others but an index without a name.
+
+    No column with an item's name: the first; but an index without a name is one only if no column is of unique texts.
+    """
     if twice := next((name for name in header if header.count(name) > 1), None):
         raise InputError(f"expected each column of {where} once, found {twice!r} more often; rename one")
     called = list(map(_called, header))
     item = next((called.index(name) for name in _ITEM if name in called), 0)
+    if _INDEX.fullmatch(header[item]):
+        texts = [place for place in range(len(header)) if place != item and _are_names([row[place] for _, row in rows])]
+        if len(texts) > 1:
+            found = ", ".join(header[place] for place in texts)
+            raise InputError(
+                f"expected one column of item names in {where}, found {found}; call the right one image_id"
+            )
+        item = texts[0] if texts else item
     return item, [place for place, name in enumerate(header) if place != item and not _INDEX.fullmatch(name)]
+
+
+def _are_names(cells: Sequence[str]) -> bool:
+    return len(set(cells)) == len(cells) and all(cell and _number(cell) is None for cell in cells)
 
 
 def _called(name: str) -> str:

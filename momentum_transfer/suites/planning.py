@@ -196,7 +196,9 @@ def _configs_of(command: Iterable[str]) -> str:
     """What a command's cost depends on: its tool, evaluation and configs, not its weights and folders."""
     tool, *words = command
     evaluation = [word for word in words[:1] if not word.startswith("-")]
-    return " ".join([Path(tool).stem, *evaluation, *(word for word in words if word.endswith((".yaml", ".yml")))])
+    configs = [word for before, word in zip(["", *words], words, strict=False)
+               if before == "--config" or word.endswith((".yaml", ".yml"))]  # fmt: skip
+    return " ".join([Path(tool).stem, *evaluation, *configs])
 
 
 def read_measured(paths: Sequence[str | Path]) -> dict[str, tuple[float, float]]:

@@ -196,7 +196,8 @@ def _suite_file(name: str | Path) -> Path:
     try:
         for spelling in (name, Path("suites", name)):
             with contextlib.suppress(InputError):
-                return find_config(spelling)
+                if (file := find_config(spelling)).is_file():  # and no variant of a config
+                    return file
         path = Path(name).expanduser()
         known = {file.stem: file.stem for file in sorted((CONFIGS / "suites").glob("*.yaml"))}
         known |= {file.stem: str(path.parent / file.name) for file in sorted(path.parent.glob("*.y*ml"))}

@@ -82,8 +82,8 @@ def per_item(values: np.ndarray, renderings: int) -> np.ndarray:
     return values if renderings == 1 else values.reshape(renderings, -1).mean(axis=0)
 
 
-#: Groups of items below which nothing is said of the items, and below which intervals are rough.
-FEWEST_GROUPS, FEW_GROUPS = 3, 10
+#: Groups of items below which nothing is said of the items.
+FEWEST_GROUPS = 3
 
 
 def group_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:

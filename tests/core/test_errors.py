@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from momentum_transfer.core.errors import (
-    MOST,
+    MAX_MESSAGE,
     InputError,
     counted,
     extra,
@@ -90,8 +90,8 @@ def test_messages_are_one_printable_line_of_readable_length():
     assert (one_line(" a\n b "), one_line(KeyError())) == ("a b", "KeyError")
     assert first_line(ValueError(f"{'x' * 200}\nsecond")) == f"ValueError: {'x' * 160}"
     assert first_line(ValueError()) == "ValueError"
-    assert shortened("a" * MOST) == "a" * MOST
-    assert shortened("a\n" + "b" * MOST) == "a " + "b" * (MOST - 2) + "… (all of it with --debug)"
+    assert shortened("a" * MAX_MESSAGE) == "a" * MAX_MESSAGE
+    assert shortened("a\n" + "b" * MAX_MESSAGE) == "a " + "b" * (MAX_MESSAGE - 2) + "… (all of it with --debug)"
 
 
 def test_values_are_shown_short():

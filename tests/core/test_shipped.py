@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from momentum_transfer.core import shipped
-from momentum_transfer.core.errors import InputError
+from momentum_transfer.core.errors import ConfigNotFound, InputError
+from momentum_transfer.core.shipped import find_config, take_variants
 
 
 @pytest.fixture
@@ -112,3 +113,18 @@ def test_other_files_of_the_folder_do_not_stand_in_the_way_of_a_variant(tmp_path
     (tmp_path / "d.yaml").mkdir()
     (tmp_path / "e.yml").write_text("_VARIANTS_: {mine: {}}", encoding="utf-8")
     assert shipped.listing_of(shipped.find_config("mine", beside=tmp_path)) == tmp_path / "e.yml"
+
+
+def test_a_broken_file_beside_does_not_hide_that_a_config_is_missing(tmp_path):
+    (tmp_path / "broken.yaml").write_text("_VARIANTS_: [", encoding="utf-8")
+    with pytest.raises(ConfigNotFound, match="config file not found: nosuch; the nearest names are"):
+        find_config("nosuch", beside=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mine", "x.yaml", "a/b"])
+def test_a_variant_that_could_not_be_found_by_its_name_is_refused(tmp_path, name):
+    file = tmp_path / "mine.yaml"
+    with pytest.raises(InputError, match="as names, other than its own and without folder and suffix"):
+        take_variants({"_VARIANTS_": {name: {"SEED": 1}}}, file)
+    with pytest.raises(InputError, match="and _VARIANTS_, found"):
+        take_variants({"_VARIANTS_": {"inner": {"_VARIANTS_": {"m": {}}}}}, file)

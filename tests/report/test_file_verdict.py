@@ -243,7 +243,7 @@ def test_results_files_are_compared_in_the_measures_that_both_have(tmp_path: Pat
     other = results_file(tmp_path, "c", {"knn": b}, test_set="other")
     with pytest.raises(InputError, match="expected the same test items in the same order"):
         mt.verdict(files[0], other)
-    with pytest.raises(InputError, match="groups with predictions"):
+    with pytest.raises(InputError, match="groups with outcomes or with predictions"):
         mt.verdict(*files, groups=np.arange(300))
     with pytest.raises(InputError, match="a measure that every results file has"):
         mt.verdict(files[1], results_file(tmp_path, "d", {"svm/k=1": b}))
@@ -359,7 +359,12 @@ def test_a_wrong_table_is_refused_by_its_line(tmp_path: Path, second: str, messa
         ({"iou_type": "bbox"}, "iou_type with predictions and their ground truth"),
         ({"kind": "coco"}, "kind with predictions and their ground truth"),
         ({"margin": -1.0}, "a margin above 0"),
-        ({"resamples": 0}, "expected resamples of the outcomes"),
+        ({"resamples": 2}, "100 resamples or more and a seed from 0, found 2 and 0"),
+        ({"seed": -1}, "100 resamples or more and a seed from 0, found 1000 and -1"),
+        ({"groups": [None] * 25 + list(range(275))}, "a group of every item, found none of some"),
+        ({"groups": {"image 1": 0}}, r"groups as a CSV file or an array \[items\], found a mapping"),
+        ({"given": [1e150 * hits(0, 0.5), hits(1, 0.5)]}, "expected a number in value of A, found '1e"),
+        ({"given": [np.linspace(0, 1, 300), np.linspace(0, 100, 300)]}, "value in one unit, found fractions in A and"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(arguments: dict, message: str):
@@ -403,3 +408,46 @@ def test_files_of_one_content_are_no_mistake_and_differ_by_nothing(tmp_path: Pat
     copy = write(tmp_path / "copy.json", first.read_text())
     found = mt.verdict(first, copy, ground_truth=truth, require=["AP >= -0.5"])
     assert (found.rows[0].change.low, found.rows[0].change.high, found.met) == (0.0, 0.0, True)
+
+
+def test_an_index_without_a_name_gives_way_to_the_column_that_names_the_items(tmp_path: Path):
+    order = np.random.default_rng(0).permutation(40)
+    values = np.linspace(0.1, 0.9, 40) + np.random.default_rng(1).normal(0, 0.01, 40)
+    a = "\n".join([",frame,iou", *(f"{i},f{i},{i / 80}" for i in range(40))])
+    b = "\n".join([",frame,iou", *(f"{row},f{i},{values[i] / 2}" for row, i in enumerate(order))])
+    (row,) = mt.verdict(write(tmp_path / "a.csv", a), write(tmp_path / "b.csv", b)).rows
+    expected = 100 * (values / 2 - np.arange(40) / 80)
+    assert row.change.value == pytest.approx(expected.mean())
+    assert row.change.se == pytest.approx(expected.std(ddof=1) / math.sqrt(40), rel=0.1)
+    two = "\n".join([",frame,other,iou", *(f"{i},f{i},g{i},{i / 80}" for i in range(40))])
+    with pytest.raises(InputError, match=r"one column of item names in .*two\.csv, found frame, other"):
+        mt.verdict(write(tmp_path / "two.csv", two), tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize("name", ["loss", "seconds", "lr"])
+def test_a_measure_may_be_called_as_a_descriptive_one_of_this_suite(name: str):
+    a = np.random.default_rng(0).normal(size=50)
+    (row,) = mt.verdict({name: a}, {name: a + 0.5}).rows
+    assert row.word == "better"
+
+
+def test_a_word_in_a_name_makes_no_other_kind(tmp_path: Path):
+    truth, _ = coco_set(3)
+    truth["categories"][0]["name"] = "difficult"
+    truth["annotations"][0]["attributes"] = {"difficult": False}
+    assert kind_of(write(tmp_path / "gt.json", json.dumps(truth))) == "coco"
+    truth["annotations"][0]["difficult"] = 0
+    assert kind_of(write(tmp_path / "gt.json", json.dumps(truth))) == "voc"
+
+
+def test_a_requirement_is_read_as_people_write_it():
+    a = np.random.default_rng(0).normal(size=50)
+    for rule in ("value >= -0.5", "value \u2265 \u22120.5", "value>=-.5 %"):
+        assert mt.verdict(a, a + 1.0, require=rule).met
+
+
+def test_a_measure_of_one_file_alone_is_named(tmp_path: Path):
+    a, b = hits(0, 0.7), hits(1, 0.8)
+    files = csv_of(tmp_path / "a.csv", {"top1": a * 1, "top5": a * 1}), csv_of(tmp_path / "b.csv", {"top1": b * 1})
+    (notice,) = mt.verdict(*files).notices
+    assert notice.startswith("not in every file, and left out: 'top5' of ")

@@ -169,3 +169,16 @@ def test_a_task_of_unknown_hours_is_not_shown_as_free(tmp_path: Path, capsys: py
     assert "0.00" not in rows["unknown"]
     assert "cost 10.00" in said
     assert "1 of them have no known hours" in said
+
+
+def test_hours_of_configs_with_short_names_are_kept_apart(tmp_path):
+    path = tmp_path / "r.jsonl"
+    hours = {"1": 1.0, "10": 3.0}
+    path.write_text("".join(
+        json.dumps({"task": "t", "metric": "m", "value": 1, "checkpoint": {"name": "", "sha256": ""}, "hours": spent,
+                    "command": f"python tools/lowshot.py linear --config lowshot/eman_table2_linear_{percent}",
+                    "gpu_hours": spent}) + "\n"
+        for percent, spent in hours.items()
+    ))  # fmt: skip
+    names = {percent: f"lowshot linear lowshot/eman_table2_linear_{percent}" for percent in hours}
+    assert read_measured([path]) == {names[percent]: (spent, spent) for percent, spent in hours.items()}

@@ -286,3 +286,9 @@ def test_a_task_that_says_nothing_more_asks_for_eight_cores_and_twelve_hours_of_
     task = read_task({"name": "a", "command": "tools/lowshot.py knn"}, "here", ())
     assert (task.cpus, task.minutes, task.needs, task.gpu_hours, task.distributed) == (8, 12 * 60, (), 0, False)
     assert f"{task.cpus} by default" in (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+
+
+def test_a_variant_in_the_folder_does_not_hide_a_suite_that_ships(tmp_path: Path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("_VARIANTS_: {quick: {SEED: 5}}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load_suite("quick").name == "quick"

@@ -6,7 +6,7 @@ import pytest
 
 from momentum_transfer.transfer import config
 from momentum_transfer.transfer.data.annotations import DetectionData
-from momentum_transfer.transfer.fit import Machine, Setting, _aspect, _batch, fit, settings_of_data
+from momentum_transfer.transfer.fit import FittedSetting, Machine, _aspect, _batch, fit, settings_of_data
 
 
 def dataset(
@@ -149,5 +149,5 @@ def test_masks_are_left_out_where_the_set_has_boxes_only():
 
 
 def test_settings_are_words_of_a_command_line():
-    assert Setting("A.B", [1, 2], "").words == ["A.B", "[1, 2]"]
-    assert Setting("A.B", "bitmask", "").words == ["A.B", "bitmask"]
+    assert FittedSetting("A.B", [1, 2], "").words == ["A.B", "[1, 2]"]
+    assert FittedSetting("A.B", "bitmask", "").words == ["A.B", "bitmask"]
