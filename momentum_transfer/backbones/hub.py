@@ -83,7 +83,7 @@ def origin(weights: str | Path, file: Path) -> str:
 
 
 def mirror() -> Path | None:
-    """The folder of ``$MOMENTUM_TRANSFER_HUB``; None if it is not set, InputError if it is no folder."""
+    """The folder that ``$MOMENTUM_TRANSFER_HUB`` names, None if it is not set. Raises InputError if it is no folder."""
     chosen = os.environ.get(MIRROR)
     if not chosen:
         return None

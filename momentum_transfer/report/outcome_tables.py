@@ -20,7 +20,7 @@ from momentum_transfer.core.files import sha256_of_text
 from momentum_transfer.core.untrusted import read_text
 from momentum_transfer.verdicts.outcomes import PerItem
 
-#: What columns that name the item, and columns of labels, are called, without case and all that is no letter.
+#: Headings of the column that names the item, and of label columns: in lower case, letters alone.
 _ITEM = ("imageid", "image", "img", "id", "imgid", "filename", "fname", "file", "path", "imagename", "imagepath",
          "item", "itemid", "sample", "sampleid", "key", "name")  # fmt: skip
 _LABEL = ("label", "labels", "target", "class", "category", "y", "ytrue", "truth", "gt", "pred", "prediction", "ypred")

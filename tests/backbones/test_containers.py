@@ -1,4 +1,4 @@
-"""Dicts of tensors in a file, and what is no backbone, by names alone."""
+"""Which dicts of tensors a file holds, and which files hold no backbone, by names alone."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""COCO JSON of one's own: which files of a folder are read, and what of an entry is taken as it is."""
+"""COCO JSON of your own: which files of a folder are read, and which fields of an entry are kept."""
 
 import json
 from pathlib import Path

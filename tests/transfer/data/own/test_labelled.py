@@ -1,4 +1,4 @@
-"""What all readers of one's own labels share: images by name, splits by folder, checks of boxes, EXIF's turns."""
+"""Readers of your own labels: images by name, splits by folder, checks of boxes, EXIF orientation."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""VOC XML of one's own: lists of splits, names of images, corners, and the line of what is wrong."""
+"""VOC XML of your own: lists of splits, image names, corners, and the line that an error names."""
 
 from pathlib import Path
 from typing import Any
