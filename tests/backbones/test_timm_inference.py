@@ -61,6 +61,7 @@ def test_a_network_of_timms_catalogue_is_named_by_its_shapes(name):
     network = built(name)
     found = infer_timm(shapes_of(network), timm_clues(name))
     assert found.name == name
+    assert not found.options
     assert_equal_networks(built(found.name, **dict(found.options)), network)
 
 
@@ -122,3 +123,29 @@ def test_heads_of_a_width_that_no_project_uses_are_asked_for():
         infer_timm(shapes, timm_clues("vit"))
     found = infer_timm(shapes, Clues("timm", "timm", classifier=True, heads=5))
     assert dict(found.options) == {"embed_dim": 320, "num_heads": 5}
+
+
+@pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6), (768, 12), (1024, 16)])
+def test_a_usual_width_has_heads_of_64_channels_where_the_project_has_no_network_of_it(width, heads):
+    """I-JEPA, of no class token, is published in ViT-H and ViT-g alone."""
+    ijepa = built("vit_huge_patch14_gap_224", depth=1, embed_dim=width, num_heads=heads)
+    found = infer_timm(shapes_of(ijepa), Clues("timm", "ijepa"))
+    assert heads == width // 64
+    assert_equal_networks(built(found.name, **dict(found.options)), ijepa)
+
+
+@pytest.mark.parametrize(
+    ("clues", "own"),
+    [
+        (Clues("timm", "timm", classifier=True), True),
+        (Clues("timm", "named", classifier=True), True),
+        (Clues("timm", "timm"), False),
+        (Clues("timm", "mae", classifier=True), False),
+        (Clues("transformers-vit", "transformers"), True),
+        (Clues("transformers-vit", "transformers", classifier=True), True),
+    ],
+)
+def test_a_plain_vit_is_timms_own_name_of_it_with_a_classifier_and_a_self_supervised_one_without(clues, own):
+    found = infer_timm(shapes_of(built("vit_base_patch16_224", depth=1)), clues)
+    assert found.name.split(".")[0] == "vit_base_patch16_224"
+    assert ("." in found.name) != own

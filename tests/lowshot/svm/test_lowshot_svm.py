@@ -322,3 +322,18 @@ def test_settings_that_mean_nothing_are_refused(arguments, message):
 def test_protocol_that_does_not_fit_the_labels_is_refused():
     with pytest.raises(InputError, match="voc07 does not fit set 1, which has one class an image"):
         list(svm.scores(svm.LowShot(protocol="voc07"), TRAIN, TEST, always))
+
+
+@pytest.mark.parametrize("fit", [fit_batched, fit_liblinear])
+def test_images_left_out_of_a_class_make_it_neither_shown_nor_hidden(fit):
+    """Targets of VISSL's shots: 0 is no negative and no positive."""
+    features = normalized(TRAIN.features[:12])
+    targets = np.array([[1, -1] * 6, [1, 0] * 6, [-1, 0] * 6, [0] * 12, [1, -1, 0] * 4], dtype=np.int8).T
+    found = svm._fit_present(fit, features, targets, [0.5, 2.0], 1.0)
+    assert found.weights.shape == (2, 5, features.shape[1])
+    decisions = np.einsum("nd,skd->snk", features, found.weights) + found.biases[:, None]
+    assert (decisions[:, :, 1] == 1).all()  # all images that count show it
+    assert (decisions[:, :, [2, 3]] == -np.inf).all()
+    alone = fit(features, targets[:, [0, 4]], [0.5, 2.0], 1.0)
+    np.testing.assert_array_equal(found.weights[:, [0, 4]], alone.weights)
+    np.testing.assert_array_equal(found.biases[:, [0, 4]], alone.biases)

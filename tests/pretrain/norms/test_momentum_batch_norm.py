@@ -151,3 +151,14 @@ def test_bfloat16_input_keeps_float_statistics():
 def test_a_single_value_per_channel_is_refused_in_training():
     with pytest.raises(ValueError, match="more than 1 value"), torch.no_grad():
         MomentumBatchNorm(3)(torch.zeros(1, 3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3, 2, 1)])
+def test_two_values_per_channel_are_enough_and_count_half_their_squared_difference(shape):
+    x, layer = torch.randn(shape), MomentumBatchNorm(3, alpha=1.0)
+    layer(x)
+    commit_pair([layer])
+    first, second = x.transpose(0, 1).reshape(3, 2).unbind(1)
+    torch.testing.assert_close(layer.running_mean, (first + second) / 2)
+    torch.testing.assert_close(layer.running_var, (first - second) ** 2 / 2)
