@@ -261,3 +261,50 @@ def test_a_step_ends_where_the_objective_is_least_along_its_direction(cost, scal
         assert size[k] > 0
         assert abs(slope(float(size[k]))) <= 1e-3 * abs(slope(0)) * (1 + 1e-9)
         assert float(size[k]) == pytest.approx(least, rel=0.05)
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """Number type and threads of every fit."""
+    seen = []
+
+    def spied(features, dtype, device):
+        seen.append((dtype, torch.get_num_threads()))
+        return shared_basis(features, dtype, device)
+
+    monkeypatch.setattr(solvers, "shared_basis", spied)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("costs", "positive_weight", "double"),
+    [([1.0, 5000.0], 1.0, False), ([5000.1, 1.0], 1.0, True), ([2500.0], 2.0, False), ([2500.1], 2.0, True),
+     ([5000.0], 0.5, False), ([10_000.0], 0.5, True)],
+)  # fmt: skip
+def test_only_what_float32_would_not_solve_is_solved_in_float64(looked_at, costs, positive_weight, double):
+    features, targets = problem(2, 3, 4)
+    found = fit_batched(features, targets, costs, positive_weight)
+    assert [dtype for dtype, _ in looked_at] == [torch.float64 if double else torch.float32]
+    assert found.weights.dtype == (np.float64 if double else np.float32)
+    assert fit_batched(features, targets, costs, positive_weight, double=True).weights.dtype == np.float64
+
+
+def test_positives_weigh_as_much_as_negatives_unless_it_is_said():
+    features, targets = problem(3, 8, 10, overlap=2.0)
+    for fit in (fit_batched, fit_liblinear):
+        np.testing.assert_array_equal(fit(features, targets, [1.0]).weights, fit(features, targets, [1.0], 1.0).weights)
+
+
+def test_small_problems_take_one_thread_and_give_the_others_back(looked_at, monkeypatch):
+    features, targets = problem(5, 3, 4)  # 60 numbers, 5 classes
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for work, batch in ((300, 9), (301, 9), (180, 3), (181, 3)):
+            monkeypatch.setattr(solvers, "_WORK_FOR_THREADS", work)
+            monkeypatch.setattr(solvers, "_CLASS_BATCH", batch)
+            fit_batched(features, targets, [1.0])
+            assert torch.get_num_threads() == 2
+        assert [threads for _, threads in looked_at] == [2, 1, 2, 1]
+    finally:
+        torch.set_num_threads(before)

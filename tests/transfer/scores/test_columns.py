@@ -42,7 +42,9 @@ def read(how: str, *values: object) -> np.ndarray:
     read_as = columns("bbox" if how == "boxes" else "field", *values)
     if how == "boxes":
         return read_as.boxes()
-    return read_as.lookup("field", Positions([1, 2, 4]), "a.json") if how == "lookup" else getattr(read_as, how)("field")
+    return (
+        read_as.lookup("field", Positions([1, 2, 4]), "a.json") if how == "lookup" else getattr(read_as, how)("field")
+    )
 
 
 @pytest.mark.parametrize("how", GOOD)
