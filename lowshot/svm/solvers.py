@@ -282,8 +282,6 @@ class _Step:
             bend = bend0 + 2 * self.cost * (weighted * drift * (hinge > 0)).sum(1)
             low, high = torch.where(slope < 0, size, low), torch.where(slope > 0, size, high)
             newton = size - slope / bend
-            inside = (newton > low) & (
-                newton < high
-            )  # always, as long as no slope was above 0 and ``high`` is infinite
+            inside = (newton > low) & (newton < high)  # always where ``high`` is infinite: there the slope is below 0
             size = torch.where(slope.abs() <= accuracy, size, torch.where(inside, newton, (low + high) / 2))
         return size

@@ -141,8 +141,9 @@ def test_every_build_is_a_new_copy_and_its_batch_norms_are_those_asked_for():
         ModuleArchitecture("mine", lambda width: module).build()
 
 
-@pytest.mark.parametrize("text", ["module:", "module::f", "module:a..b:f", "module:torch", "module:torch:", "module:torch:1",
-                                  "module:torch:f()"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["module:", "module::f", "module:a..b:f", "module:torch", "module:torch:", "module:torch:1", "module:a:f()"]
+)
 def test_a_text_without_a_package_or_a_name_is_refused(text):
     with pytest.raises(InputError, match=r"expected module:package\.path:factory, found"):
         of_text(text)

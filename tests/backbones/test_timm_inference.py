@@ -23,7 +23,8 @@ SWINS_V2 = ["tiny_window8_256", "tiny_window16_256", "small_window8_256", "base_
 VITS = ["vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch8_224", "vit_base_patch16_384",
         "deit_base_distilled_patch16_224", "deit3_small_patch16_224", "vit_small_patch14_dinov2",
         "vit_base_patch14_reg4_dinov2", "vit_base_patch16_siglip_384", "vit_small_patch16_dinov3",
-        "vit_small_plus_patch16_dinov3", "vit_base_patch16_dinov3_qkvb", "vit_small_plus_patch16_dinov3_qkvb"]  # fmt: skip
+        "vit_small_plus_patch16_dinov3", "vit_base_patch16_dinov3_qkvb",
+        "vit_small_plus_patch16_dinov3_qkvb"]  # fmt: skip
 
 
 def built(name: str, **options: object) -> torch.nn.Module:

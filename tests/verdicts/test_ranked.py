@@ -21,10 +21,10 @@ def made(**changes: object) -> Ranked:
                      for key, value in values.items()})  # fmt: skip
 
 
-EMPTY: dict[str, object] = dict.fromkeys(
-    ("image", "false_candidates", "match", "counted", "ignored", "limit", "object_image", "object_category",
-     "object_areas"), [],
-)  # fmt: skip
+NO_DETECTIONS: dict[str, object] = {
+    name: [] for name in ("image", "false_candidates", "match", "counted", "ignored", "limit")
+} | {"starts": [0, 0, 0]}
+NO_OBJECTS: dict[str, object] = {name: [] for name in ("object_image", "object_category", "object_areas")}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,9 @@ EMPTY: dict[str, object] = dict.fromkeys(
         {},
         {"rule": "voc area", "groups": {}},
         {"starts": [0, 0, 3]},  # a category without detections
-        {**EMPTY, "starts": [0, 0, 0]},
+        NO_DETECTIONS,
+        NO_OBJECTS,
+        {**NO_DETECTIONS, **NO_OBJECTS},
         {"match": [1, 2]},
         {"thresholds": 63, "counted": [1 << 62, 1 << 8], "ignored": [(1 << 62) - 1, 1 << 31]},
         {"thresholds": 1},
