@@ -282,6 +282,7 @@ class _Step:
             bend = bend0 + 2 * self.cost * (weighted * drift * (hinge > 0)).sum(1)
             low, high = torch.where(slope < 0, size, low), torch.where(slope > 0, size, high)
             newton = size - slope / bend
-            inside = (newton > low) & (newton < high)  # always where ``high`` is infinite: there the slope is below 0
-            size = torch.where(slope.abs() <= accuracy, size, torch.where(inside, newton, (low + high) / 2))
+            middle = torch.where(high.isinf(), 2 * size, (low + high) / 2)
+            inside = (newton > low) & (newton < high)
+            size = torch.where(slope.abs() <= accuracy, size, torch.where(inside, newton, middle))
         return size

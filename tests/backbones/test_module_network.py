@@ -1,5 +1,7 @@
 """A module of one's own as a backbone: which of its maps are which stage, what its images are, what is refused."""
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -155,3 +157,13 @@ def test_a_text_names_a_function_of_a_package():
         of_text("module:torch.nn:nothing")
     with pytest.raises(InputError, match=r"expected a Python module torch\.nothing, found none"):
         of_text("module:torch.nothing:f")
+
+
+def test_the_current_folder_is_looked_in_last_and_added_once(tmp_path, monkeypatch):
+    (tmp_path / "network_of_mine.py").write_text("from torch.nn import Flatten\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", before := list(sys.path))
+    for _ in range(2):
+        assert of_text("module:network_of_mine:Flatten").factory is nn.Flatten
+    assert before.count(str(tmp_path)) == 1
+    assert before[-1] == str(tmp_path)
