@@ -230,7 +230,8 @@ def _convnext(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     stages = _depth(shapes, "stages")
     depths = tuple(_depth(shapes, f"stages.{stage}.blocks") for stage in range(stages))
     dims = tuple(shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][0] for stage in range(stages))
-    second = "stages.0.blocks.0.mlp.grn.weight" in shapes
+    grn = "stages.0.blocks.0.mlp.grn.weight" in shapes
+    second = grn or "stages.0.blocks.0.gamma" not in shapes  # timm leaves LayerScale out under V2's names alone
     options: dict[str, Any] = {}
     size = _CONVNEXT.get((depths, dims[0]), "") if dims == tuple(dims[0] * 2**stage for stage in range(stages)) else ""
     if size in (("xlarge", "xxlarge") if second else ("huge",)):
@@ -238,8 +239,8 @@ def _convnext(shapes: Shapes, clues: Clues) -> TimmArchitecture:
     if not size:
         size, options = "tiny", {"depths": depths, "dims": dims}
     name = f"convnext{'v2' if second else ''}_{size}"
-    if not second and "stages.0.blocks.0.gamma" not in shapes:
-        options["ls_init_value"] = 0.0
+    if second and not grn:
+        options["use_grn"] = False
     if len(shapes["stages.0.blocks.0.mlp.fc1.weight"]) == 4 and size not in _CONVOLUTIONAL_MLP:
         options["conv_mlp"] = True
     if "head.pre_logits.fc.weight" in shapes:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from momentum_transfer.backbones.build import expected_shapes
-from momentum_transfer.backbones.containers import leftovers, tensor_tables
+from momentum_transfer.backbones.containers import Entry, leftovers, tensor_tables
 from momentum_transfer.backbones.convert import write as write_backbone
 from momentum_transfer.backbones.families import FAMILIES
 from momentum_transfer.backbones.matching import choose
@@ -451,6 +451,21 @@ def test_the_score_is_the_backbones_tensors_and_the_keys_that_a_rule_explains():
     assert leftovers(tree, {"state_dict": tables["state_dict"]}) == {
         "epoch": "not weights (training state or settings)", "optimizer.*": "another part of the file",
         "ema.*": "another part of the file", "best": "another part of the file",
+    }  # fmt: skip
+
+
+def test_names_that_no_rule_explains_are_told_by_where_they_lie_and_leave_the_score_as_it_was():
+    tree = {"state_dict": {f"encoder_q.{name}": tensor for name, tensor in STATE.items()}}
+    tables, alone = tensor_tables(tree), torch.zeros(3)
+    before = choose(tables, tree, None, None, Path("a.pth"), Hints())
+    (container,) = tables
+    tables = {container: [*tables[container], Entry("state_dict.strange", "strange", alone)],
+              "other": [Entry("other.a", "a", alone), Entry("other.b", "b", alone)]}  # fmt: skip
+    found = choose(tables, tree, None, None, Path("a.pth"), Hints())
+    assert (found.family, found.score, found.unexplained) == (before.family, before.score, 3)
+    assert found.report.dropped == {
+        **before.report.dropped, "state_dict.strange": "outside the backbone's prefix",
+        "other.a": "another part of the file", "other.b": "another part of the file",
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
-from momentum_transfer.backbones.batch_statistics import distances, statistics_noise
+from momentum_transfer.backbones.batch_statistics import distances, replace_batch_norm, statistics_noise
 from momentum_transfer.backbones.resnet import Architecture, build_backbone
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.pretrain.norms import Norm, set_alpha
@@ -84,3 +84,28 @@ def test_what_has_no_such_noise_is_refused():
         statistics_noise(nn.BatchNorm2d(3), torch.zeros(4, 3, 2, 2), 2, 1.0, sets=1)
     with pytest.raises(InputError, match="with running statistics"):
         statistics_noise(nn.BatchNorm2d(3, track_running_stats=False), torch.zeros(4, 3, 2, 2), 2, 1.0)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("new", [nn.BatchNorm2d, nn.InstanceNorm2d, lambda channels: nn.GroupNorm(2, channels)])
+def test_a_replaced_norm_has_the_scale_shift_and_epsilon_of_the_old_one_where_both_have_them(affine, new):
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.BatchNorm2d(4, eps=0.25, affine=affine), nn.ReLU()))
+    old = network[1][0]
+    if affine:
+        nn.init.uniform_(old.weight)
+        nn.init.uniform_(old.bias)
+    replace_batch_norm(network, new)
+    made = network[1][0]
+    assert type(made) is type(new(4))
+    assert made.eps == 0.25
+    for name, start in (("weight", 1.0), ("bias", 0.0)):
+        value = getattr(made, name)
+        if value is not None:
+            assert torch.equal(value, getattr(old, name) if affine else torch.full((4,), start))
+
+
+def test_a_replaced_norm_of_timms_keeps_its_activation_and_one_without_parameters_needs_none():
+    layers = pytest.importorskip("timm.layers")
+    network, x = nn.Sequential(layers.BatchNormAct2d(4)), torch.randn(2, 4, 3, 3)
+    replace_batch_norm(network, lambda channels: nn.Identity())
+    assert torch.equal(network(x), x.relu())

@@ -10,6 +10,7 @@ from momentum_transfer.backbones.timm_inference import Clues, infer_timm
 from momentum_transfer.core.errors import InputError
 
 timm = pytest.importorskip("timm")
+ConvNeXt = pytest.importorskip("timm.models.convnext").ConvNeXt
 
 CONVNEXTS = [
     *(f"convnext_{size}" for size in ("atto", "femto", "pico", "nano", "tiny", "small", "base", "large", "xlarge")),
@@ -21,7 +22,9 @@ SWINS_V2 = ["tiny_window8_256", "tiny_window16_256", "small_window8_256", "base_
             "base_window12_192", "large_window12_192"]  # fmt: skip
 VITS = ["vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch8_224", "vit_base_patch16_384",
         "deit_base_distilled_patch16_224", "deit3_small_patch16_224", "vit_small_patch14_dinov2",
-        "vit_base_patch14_reg4_dinov2", "vit_base_patch16_siglip_384"]  # fmt: skip
+        "vit_base_patch14_reg4_dinov2", "vit_base_patch16_siglip_384", "vit_small_patch16_dinov3",
+        "vit_small_plus_patch16_dinov3", "vit_base_patch16_dinov3_qkvb",
+        "vit_small_plus_patch16_dinov3_qkvb"]  # fmt: skip
 
 
 def built(name: str, **options: object) -> torch.nn.Module:
@@ -61,6 +64,7 @@ def test_a_network_of_timms_catalogue_is_named_by_its_shapes(name):
     network = built(name)
     found = infer_timm(shapes_of(network), timm_clues(name))
     assert found.name == name
+    assert not found.options
     assert_equal_networks(built(found.name, **dict(found.options)), network)
 
 
@@ -70,7 +74,7 @@ CUSTOM = {
     "convnext_small": {"patch_size": 2},
     "convnextv2_tiny": {"conv_mlp": True},
     "convnext_base": {"head_hidden_size": 64},
-    "convnext_large": {"ls_init_value": None},
+    "convnextv2_large": {"use_grn": False},
     "swin_tiny_patch4_window7_224": {"embed_dim": 48, "depths": (2, 2), "num_heads": (2, 4), "img_size": 56},
     "swin_small_patch4_window7_224": {"patch_size": 2, "img_size": 112},
     "vit_tiny_patch16_224": {"depth": 3, "mlp_ratio": 2.0, "patch_size": 8, "img_size": 64},
@@ -122,3 +126,64 @@ def test_heads_of_a_width_that_no_project_uses_are_asked_for():
         infer_timm(shapes, timm_clues("vit"))
     found = infer_timm(shapes, Clues("timm", "timm", classifier=True, heads=5))
     assert dict(found.options) == {"embed_dim": 320, "num_heads": 5}
+
+
+@pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6), (768, 12), (1024, 16)])
+def test_a_usual_width_has_heads_of_64_channels_where_the_project_has_no_network_of_it(width, heads):
+    """I-JEPA, of no class token, is published in ViT-H and ViT-g alone."""
+    ijepa = built("vit_huge_patch14_gap_224", depth=1, embed_dim=width, num_heads=heads)
+    found = infer_timm(shapes_of(ijepa), Clues("timm", "ijepa"))
+    assert heads == width // 64
+    assert_equal_networks(built(found.name, **dict(found.options)), ijepa)
+
+
+@pytest.mark.parametrize(
+    ("clues", "own"),
+    [
+        (Clues("timm", "timm", classifier=True), True),
+        (Clues("timm", "named", classifier=True), True),
+        (Clues("timm", "timm"), False),
+        (Clues("timm", "mae", classifier=True), False),
+        (Clues("transformers-vit", "transformers"), True),
+        (Clues("transformers-vit", "transformers", classifier=True), True),
+    ],
+)
+def test_a_plain_vit_is_timms_own_name_of_it_with_a_classifier_and_a_self_supervised_one_without(clues, own):
+    found = infer_timm(shapes_of(built("vit_base_patch16_224", depth=1)), clues)
+    assert found.name.split(".")[0] == "vit_base_patch16_224"
+    assert ("." in found.name) != own
+
+
+@pytest.mark.parametrize(("depths", "dims"), [((3, 3, 9, 3), (96, 192, 384, 768)), ((1, 2, 1, 1), (8, 16, 32, 64))])
+def test_a_convnext_without_layer_scale_is_a_network_without_it(depths, dims):
+    with torch.device("meta"):
+        network = ConvNeXt(depths=depths, dims=dims, ls_init_value=None)
+    found = infer_timm(shapes_of(network), Clues("timm", "timm"))
+    assert_equal_networks(built(found.name, **dict(found.options)), network)
+
+
+@pytest.mark.parametrize(
+    ("name", "clues", "options"),
+    [
+        ("small", Clues("timm", activation="gelu"), {}),
+        ("small", Clues("dinov3", activation="silu"), {"global_pool": "token", "act_layer": "silu"}),
+        ("small_plus", Clues("transformers-dinov3", activation="silu"), {"global_pool": "token"}),
+        ("small_plus", Clues("timm", rope_temperature=100.0), {}),
+        ("small", Clues("timm", rope_temperature=50.0), {"rope_temperature": 50.0}),
+    ],
+)
+def test_what_no_tensor_of_dinov3_shows_comes_from_the_clues(name, clues, options):
+    found = infer_timm(shapes_of(built(f"vit_{name}_patch16_dinov3", depth=12)), clues)
+    assert found.name == f"vit_{name}_patch16_dinov3"
+    assert dict(found.options) == options
+
+
+def test_registers_of_dinov3_are_counted_and_other_evas_and_gates_are_refused():
+    shapes = shapes_of(built("vit_small_patch16_dinov3", num_reg_tokens=2))
+    assert dict(infer_timm(shapes, Clues("timm")).options) == {"num_reg_tokens": 2}
+    for other in ({**shapes, "pos_embed": (1, 197, 384)}, {k: v for k, v in shapes.items() if k != "reg_token"}):
+        with pytest.raises(InputError, match="expected DINOv3's names, found those of another EVA"):
+            infer_timm(other, Clues("timm"))
+    gated = shapes_of(built("vit_small_plus_patch16_dinov3"))
+    with pytest.raises(InputError, match=r"expected SwiGLU \(silu\), found gelu in the model config"):
+        infer_timm(gated, Clues("transformers-dinov3", activation="gelu"))

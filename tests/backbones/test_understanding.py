@@ -6,8 +6,9 @@ import torch
 from momentum_transfer.backbones.containers import Entry
 from momentum_transfer.backbones.families import BY_NAME
 from momentum_transfer.backbones.resnet import Architecture, build_backbone, to_detectron2
+from momentum_transfer.backbones.timm_inference import Clues
 from momentum_transfer.backbones.timm_models import TimmArchitecture
-from momentum_transfer.backbones.understanding import Hints, Understood, _fixed_by_buffers, understand
+from momentum_transfer.backbones.understanding import Hints, Understood, _assumed, _fixed_by_buffers, understand
 
 timm = pytest.importorskip("timm")
 
@@ -103,3 +104,22 @@ def test_an_architecture_of_another_kind_is_told():
     named = understood(vit, "timm", Hints(asked=TimmArchitecture("vit_small_patch16_224")))
     assert named.architecture == TimmArchitecture("vit_small_patch16_224")
     assert "_tiny_patch16_224?depth=1" in named.looks_like  # what the tensors are by themselves
+
+
+@pytest.mark.parametrize(
+    ("clues", "told"),
+    [
+        (Clues("clip"), "GELU, as open_clip's own networks"),
+        (Clues("clip", activation="gelu"), "GELU, as open_clip's own networks"),
+        (Clues("clip", activation="quick_gelu"), ""),
+        (Clues("transformers-clip", activation="quick_gelu"), "quick_gelu, transformers' default, as no config.json"),
+        (Clues("transformers-clip", activation="quick_gelu", heads=12), ""),
+        (Clues("dinov3"), "pooled by the class token"),
+        (Clues("transformers-dinov3", heads=6), "pooled by the class token"),
+        (Clues("dinov2"), ""),
+        (Clues("timm"), ""),
+    ],
+)
+def test_only_what_was_chosen_by_rule_is_told(clues, told):
+    note = _assumed(clues.layout, clues)
+    assert note.startswith(f"; {told}") if told else note == ""

@@ -10,7 +10,8 @@ from torch import nn
 
 from momentum_transfer.backbones.build import build_backbone, parse_architecture
 from momentum_transfer.backbones.convert import write
-from momentum_transfer.backbones.vitdet import describe, for_detectron2, to_vitdet
+from momentum_transfer.backbones.timm_layouts import Converted
+from momentum_transfer.backbones.vitdet import describe, for_detectron2, resize_positions, to_vitdet
 from momentum_transfer.core.errors import InputError
 
 pytest.importorskip("timm")
@@ -89,3 +90,30 @@ def test_detectron2_reads_the_pkl_and_computes_timms_function(tmp_path):
     with torch.no_grad():
         mine = network.network.forward_intermediates(x, indices=1, norm=False, intermediates_only=True)[0]
         torch.testing.assert_close(vit.eval()(x)["last_feat"], mine, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(10, 48), (26, 48), (2, 48), (9, 48), (10, 47), (1, 48)])
+def test_only_a_square_grid_of_the_networks_width_is_resampled(tokens, width):
+    """To 4 x 4 patches and a class token; what is no such grid keeps its bits, for the report of keys to refuse."""
+    architecture = parse_architecture(f"timm:vit_tiny_patch16_224?img_size=64&{_SMALL}")
+    positions = torch.randn(1, tokens, width)
+    converted = Converted(tensors={"pos_embed": positions})
+    resize_positions(converted, architecture)
+    found = converted.tensors["pos_embed"]
+    if tokens not in (10, 26, 2) or width != 48:
+        assert found is positions
+        assert not converted.notes
+        return
+    side = int((tokens - 1) ** 0.5)
+    grid = positions[:, 1:].reshape(1, side, side, 48).permute(0, 3, 1, 2)
+    grid = nn.functional.interpolate(grid, (4, 4), mode="bicubic", antialias=True)
+    torch.testing.assert_close(found, torch.cat([positions[:, :1], grid.flatten(2).transpose(1, 2)], dim=1))
+    assert converted.notes == [f"position embeddings resampled from {side} x {side} to 4 x 4 patches, as asked"]
+
+
+def test_positions_of_the_right_shape_keep_their_bits():
+    positions = torch.randn(1, 17, 48)
+    converted = Converted(tensors={"pos_embed": positions})
+    resize_positions(converted, parse_architecture(f"timm:vit_tiny_patch16_224?img_size=64&{_SMALL}"))
+    assert converted.tensors["pos_embed"] is positions
+    assert not converted.notes

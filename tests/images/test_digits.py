@@ -242,3 +242,36 @@ def test_the_first_eight_random_numbers_of_an_image_are_its_light_size_and_place
     assert (columns[0] + columns[-1] + 1) / 2 == pytest.approx(right * (100 - width) + width / 2, abs=1)
     assert len(rows) == pytest.approx(height, abs=3)
     assert len(columns) == pytest.approx(width, abs=3)
+
+
+def test_backgrounds_are_interpolated_between_16_nodes_from_border_to_border():
+    level = np.array([0.2, 0.7], np.float32)
+    drawn = uneven_backgrounds(level, 0.1, 11, np.random.default_rng(4))
+    nodes = 0.1 * np.random.default_rng(4).standard_normal((2, 4, 4), dtype=np.float32)
+    places = np.linspace(0, 3, 11)
+    for image, grid, own in zip(drawn, nodes, level, strict=True):
+        rows = np.stack([np.interp(places, range(4), column) for column in grid.T], axis=1)
+        naive = np.stack([np.interp(places, range(4), row) for row in rows]) + own
+        np.testing.assert_allclose(image, naive, atol=1e-6)
+
+
+def test_every_pixel_is_covered_by_its_distance_to_a_stroke():
+    """One of the fragments lies over the other; the random numbers are place, angle and length, in this order."""
+    size, width, shortest, longest = 24, 2.6, 4.0, 9.0
+    canvas, luminance = np.full((2, size, size), 0.3, np.float32), np.array([[0.9, 0.5], [0.1, 1.0]], np.float32)
+    draw_strokes(canvas, luminance, width, (shortest, longest), np.random.default_rng(3))
+    rng = np.random.default_rng(3)
+    centres, angles, lengths = (rng.random((2, 2, *more), dtype=np.float32) for more in ((2,), (), ()))
+    for n in range(2):
+        naive = np.full((size, size), 0.3)
+        for k in range(2):
+            middle, angle = size * centres[n, k], np.pi * angles[n, k]
+            half = (shortest + (longest - shortest) * lengths[n, k]) / 2
+            along = np.array([np.sin(angle), np.cos(angle)])
+            for y in range(size):
+                for x in range(size):
+                    there = np.array([y + 0.5, x + 0.5]) - middle
+                    nearest = np.clip(there @ along, -half, half) * along
+                    covered = np.clip(width / 2 + 0.5 - np.linalg.norm(there - nearest), 0, 1)
+                    naive[y, x] += covered * (luminance[n, k] - naive[y, x])
+        np.testing.assert_allclose(canvas[n], naive, atol=1e-5)

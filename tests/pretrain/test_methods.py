@@ -214,3 +214,15 @@ def test_a_predictors_hidden_layer_is_as_wide_as_the_projectors_unless_told(own,
         student = build_method(tiny_cfg({"METHOD.NAME": name, "HEAD.PREDICTOR_HIDDEN": own}), 10).student
         assert student.predictor[0].out_features == student.predictor[3].in_features == width
         assert student.predictor[3].out_features == 8
+
+
+@pytest.mark.parametrize("norm", ["ShuffleBN", "BN"])
+def test_only_under_shuffle_bn_a_teacher_sees_the_images_in_another_order(norm, tiny_cfg):
+    built = method(tiny_cfg, METHOD__NAME="moco", MOCO__QUEUE=8, NORM__TEACHER=norm, NORM__GROUP=2)
+    view, seen = torch.arange(8.0).view(8, 1), []
+    built.teacher = torch.nn.Sequential(torch.nn.Identity())
+    built.teacher.register_forward_pre_hook(lambda _, images: seen.append(images[0]))
+    torch.manual_seed(0)
+    assert torch.equal(built.targets(view), view)
+    assert torch.equal(seen[0], view) == (norm == "BN")
+    assert torch.equal(seen[0].sort(dim=0).values, view)

@@ -138,3 +138,18 @@ def test_hits_that_never_differ_still_say_how_large_a_difference_would_have_been
 def test_trials_or_outcomes_without_any_spread_do_not_promise_to_see_every_difference():
     assert compare({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).detectable is None
     assert compare({0: 0.0}, {0: 0.0}, evidence=evidence(0.0)).detectable is None
+
+
+@pytest.mark.parametrize("power", [-480, -40, 40])
+def test_a_verdict_is_the_same_in_any_unit(power):
+    """Powers of two round nothing; the squares of variances of 2^-960 would vanish."""
+    unit = 2.0**power
+    there = evidence(2.0)
+    small = ItemEvidence(there.items, *(unit * part for part in (there.first, there.second, there.first_left_out,
+                                                                 there.second_left_out)))  # fmt: skip
+    found = compare({trial: unit * value for trial, value in SEVERAL.items()}, {0: unit * 60.0}, evidence=small)
+    expected = compare(SEVERAL, {0: 60.0}, evidence=there)
+    assert (found.p, found.df) == pytest.approx((expected.p, expected.df))
+    assert (found.low, found.high, found.se) == pytest.approx(
+        (unit * expected.low, unit * expected.high, unit * expected.se), abs=0
+    )

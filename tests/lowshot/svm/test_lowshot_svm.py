@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from sklearn.svm import LinearSVC
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.core.neighbours import normalized
+from momentum_transfer.lowshot.config import SETTINGS
 from momentum_transfer.lowshot.features.feature_set import FeatureSet
 from momentum_transfer.lowshot.labelled_data import sample_classes, sample_negatives, set_aside
 from momentum_transfer.lowshot.svm import lowshot_svm as svm
@@ -322,3 +323,61 @@ def test_settings_that_mean_nothing_are_refused(arguments, message):
 def test_protocol_that_does_not_fit_the_labels_is_refused():
     with pytest.raises(InputError, match="voc07 does not fit set 1, which has one class an image"):
         list(svm.scores(svm.LowShot(protocol="voc07"), TRAIN, TEST, always))
+
+
+@pytest.mark.parametrize("fit", [fit_batched, fit_liblinear])
+def test_images_left_out_of_a_class_make_it_neither_shown_nor_hidden(fit):
+    """Targets of VISSL's shots: 0 is no negative and no positive."""
+    features = normalized(TRAIN.features[:12])
+    targets = np.array([[1, -1] * 6, [1, 0] * 6, [-1, 0] * 6, [0] * 12, [1, -1, 0] * 4], dtype=np.int8).T
+    found = svm._fit_present(fit, features, targets, [0.5, 2.0], 1.0)
+    assert found.weights.shape == (2, 5, features.shape[1])
+    decisions = np.einsum("nd,skd->snk", features, found.weights) + found.biases[:, None]
+    assert (decisions[:, :, 1] == 1).all()  # all images that count show it
+    assert (decisions[:, :, [2, 3]] == -np.inf).all()
+    alone = fit(features, targets[:, [0, 4]], [0.5, 2.0], 1.0)
+    np.testing.assert_array_equal(found.weights[:, [0, 4]], alone.weights)
+    np.testing.assert_array_equal(found.biases[:, [0, 4]], alone.biases)
+
+
+def test_without_arguments_the_settings_defaults_hold():
+    setup, names = svm.LowShot(), {"protocol": "PRESET"}
+    for field in fields(setup):
+        if (key := f"SVM.{names.get(field.name, field.name.upper())}") in SETTINGS:
+            value, default = getattr(setup, field.name), SETTINGS[key].default
+            assert (list(value) if isinstance(value, tuple) else value) == default, key
+    assert (setup.seed, setup.device, setup.name) == (0, "cpu", "imagenet/heldout")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "weights"),
+    [
+        ({"protocol": "voc07"}, "voc07/heldout", "vissl"),
+        ({"protocol": "voc07", "class_weights": "vissl"}, "voc07/heldout", "vissl"),
+        ({"protocol": "voc07-sklearn", "class_weights": "plain"}, "voc07-sklearn/heldout/plain", "plain"),
+        ({"protocol": "own", "class_weights": "plain", "select_c": "test"}, "own/test", "plain"),
+        (
+            {"protocol": "voc07", "voc_shots": "vissl", "class_weights": "plain"},
+            "voc07/heldout/plain/vissl-shots",
+            "plain",
+        ),
+    ],
+)
+def test_a_protocols_name_ends_in_what_is_not_its_own(arguments, name, weights):
+    setup = svm.LowShot(**arguments)
+    assert (setup.name, setup.weights) == (name, weights)
+
+
+def test_a_class_as_high_as_the_right_one_makes_an_image_wrong():
+    """Seven classes of which some have the right one's decision: it is among the best five where at most four do."""
+    weights = np.zeros((1, 7, 2))
+    weights[0, :, 0] = [3, 3, 2, 2, 2, 2, 1]
+    hits: dict[str, np.ndarray] = {}
+    features = np.tile(np.array([[1.0, 0.0], [-1.0, 0.0]], np.float32), (7, 1))
+    labels = np.repeat(np.arange(7), 2)
+    found = evaluate(LinearClassifiers(weights, np.zeros((1, 7))), features, labels, ("top5",), hits=hits)
+    assert hits["top1"][::2, 0].tolist() == [False] * 7
+    assert hits["top5"][::2, 0].tolist() == [True, True, False, False, False, False, False]
+    assert hits["top1"][1::2, 0].tolist() == [False] * 6 + [True]
+    assert hits["top5"][1::2, 0].tolist() == [False, False, True, True, True, True, True]
+    assert {name: values.tolist() for name, values in found.items()} == {"top1": [1 / 14], "top5": [0.5]}

@@ -3,6 +3,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 from sklearn.svm import LinearSVC
 
 from momentum_transfer.core.neighbours import normalized
@@ -234,3 +235,76 @@ def test_conjugate_gradients_solve_newtons_equation_in_as_many_steps_as_there_ar
         hessian = torch.eye(basis.rows.shape[1], dtype=torch.float64) + basis.rows.T @ (curvature[:, None] * basis.rows)
         torch.testing.assert_close(direction[k], torch.linalg.solve(hessian, -step.gradient[k]), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(change, direction @ basis.rows.T)
+
+
+@pytest.mark.parametrize("cost", [0.5, 1e3, 1e6])
+@pytest.mark.parametrize("scale", [0.2, 1.0, 30.0])
+def test_a_step_ends_where_the_objective_is_least_along_its_direction(cost, scale):
+    """Along a random direction the derivative has many kinks, so that Newton leaves its bracket and is bisected."""
+    features, targets = problem(6, 20, 30, overlap=2.0)
+    basis = shared_basis(features, torch.float64, "cpu")
+    classes = _Classes(basis, torch.from_numpy(targets.T.astype(np.float64)), 2.0)
+    generator = torch.Generator().manual_seed(0)
+    classes.weights += scale * torch.randn(classes.weights.shape, generator=generator, dtype=torch.float64)
+    classes.decisions = classes.weights @ basis.rows.T
+    step = _Step(classes, torch.arange(6), cost)
+    direction = -step.gradient * torch.rand(step.gradient.shape, generator=generator, dtype=torch.float64) ** 4
+    size = step.line_search(direction, direction @ basis.rows.T)
+    for k in range(6):
+
+        def slope(at, k=k):
+            weights = step.weights[k] + at * direction[k]
+            hinge = (1 - step.signs[k] * (basis.rows @ weights)).clamp(min=0) * step.sample_weights[k]
+            return float((weights - 2 * cost * basis.rows.T @ (hinge * step.signs[k])) @ direction[k])
+
+        least = optimize.brentq(slope, 0, 1e4, xtol=1e-12)
+        assert size[k] > 0
+        assert abs(slope(float(size[k]))) <= 1e-3 * abs(slope(0)) * (1 + 1e-9)
+        assert float(size[k]) == pytest.approx(least, rel=0.05)
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """Number type and threads of every fit."""
+    seen = []
+
+    def spied(features, dtype, device):
+        seen.append((dtype, torch.get_num_threads()))
+        return shared_basis(features, dtype, device)
+
+    monkeypatch.setattr(solvers, "shared_basis", spied)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("costs", "positive_weight", "double"),
+    [([1.0, 5000.0], 1.0, False), ([5000.1, 1.0], 1.0, True), ([2500.0], 2.0, False), ([2500.1], 2.0, True),
+     ([5000.0], 0.5, False), ([10_000.0], 0.5, True)],
+)  # fmt: skip
+def test_only_what_float32_would_not_solve_is_solved_in_float64(looked_at, costs, positive_weight, double):
+    features, targets = problem(2, 3, 4)
+    found = fit_batched(features, targets, costs, positive_weight)
+    assert [dtype for dtype, _ in looked_at] == [torch.float64 if double else torch.float32]
+    assert found.weights.dtype == (np.float64 if double else np.float32)
+    assert fit_batched(features, targets, costs, positive_weight, double=True).weights.dtype == np.float64
+
+
+def test_positives_weigh_as_much_as_negatives_unless_it_is_said():
+    features, targets = problem(3, 8, 10, overlap=2.0)
+    for fit in (fit_batched, fit_liblinear):
+        np.testing.assert_array_equal(fit(features, targets, [1.0]).weights, fit(features, targets, [1.0], 1.0).weights)
+
+
+def test_small_problems_take_one_thread_and_give_the_others_back(looked_at, monkeypatch):
+    features, targets = problem(5, 3, 4)  # 60 numbers, 5 classes
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for work, batch in ((300, 9), (301, 9), (180, 3), (181, 3)):
+            monkeypatch.setattr(solvers, "_WORK_FOR_THREADS", work)
+            monkeypatch.setattr(solvers, "_CLASS_BATCH", batch)
+            fit_batched(features, targets, [1.0])
+            assert torch.get_num_threads() == 2
+        assert [threads for _, threads in looked_at] == [2, 1, 2, 1]
+    finally:
+        torch.set_num_threads(before)

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from momentum_transfer.core import distributed
 from momentum_transfer.pretrain.norms import Norm
 from momentum_transfer.pretrain.norms.batch_norm import (
     BatchNorm,
@@ -92,3 +93,34 @@ def test_normalise_is_equation_2_of_any_shape():
         mean, var, weight, bias = torch.rand(4, 3) + 0.5
         wanted = F.batch_norm(x, mean, var, weight, bias, eps=0.1)
         torch.testing.assert_close(normalise(x, mean, var, weight, bias, 0.1), wanted)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2, 2)])
+def test_sync_bn_is_bn_of_all_processes_images_together(shape, monkeypatch):
+    """The other process is played by its statistics, which the mean over processes is told in their order."""
+    first, other = 3 * torch.randn(shape) + 1, torch.randn(shape)
+    dims = [0, *range(2, len(shape))]
+    own_var, own_mean = torch.var_mean(other, dims, correction=0)
+    joint = torch.cat([first, other]).mean(dims)
+    told = [own_mean, own_var + (own_mean - joint).square()]
+    monkeypatch.setattr(distributed, "is_distributed", lambda: True)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "differentiable_mean", lambda own: (own + told.pop(0)) / 2)
+    norm, whole = SyncBatchNorm(3), BatchNorm(3)
+    for layer in (norm, whole):
+        layer.momentum = 0.3
+        layer.weight.data, layer.bias.data = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([0.0, 1.0, -1.0])
+    torch.testing.assert_close(norm(first), whole(torch.cat([first, other]))[:4])
+    torch.testing.assert_close(norm.running_mean, whole.running_mean)
+    torch.testing.assert_close(norm.running_var, whole.running_var)
+    assert norm.num_batches_tracked == 1
+    torch.testing.assert_close(norm.eval()(first), whole.eval()(first))  # exchanges nothing
+    assert not told
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2, 2)])
+def test_sync_bn_alone_is_bn_and_exchanges_nothing(shape, monkeypatch):
+    monkeypatch.setattr(distributed, "differentiable_mean", lambda own: pytest.fail("exchanged with nobody"))
+    x, norm, plain = torch.randn(shape), SyncBatchNorm(3), BatchNorm(3)
+    assert torch.equal(norm(x), plain(x))
+    assert torch.equal(norm.running_var, plain.running_var)

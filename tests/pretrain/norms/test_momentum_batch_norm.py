@@ -151,3 +151,31 @@ def test_bfloat16_input_keeps_float_statistics():
 def test_a_single_value_per_channel_is_refused_in_training():
     with pytest.raises(ValueError, match="more than 1 value"), torch.no_grad():
         MomentumBatchNorm(3)(torch.zeros(1, 3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3, 2, 1)])
+def test_two_values_per_channel_are_enough_and_count_half_their_squared_difference(shape):
+    x, layer = torch.randn(shape), MomentumBatchNorm(3, alpha=1.0)
+    layer(x)
+    commit_pair([layer])
+    first, second = x.transpose(0, 1).reshape(3, 2).unbind(1)
+    torch.testing.assert_close(layer.running_mean, (first + second) / 2)
+    torch.testing.assert_close(layer.running_var, (first - second) ** 2 / 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("policy", ["local", "broadcast", "reduce"])
+def test_virtual_processes_keep_their_histories_take_the_firsts_or_share_the_mean(policy):
+    layer, alone = MomentumBatchNorm(3, alpha=0.25, groups=2), [MomentumBatchNorm(3, alpha=0.25) for _ in range(2)]
+    x = torch.randn(8, 3, 2, 2)
+    layer(x)
+    commit_pair([layer], policy)
+    for group, own in enumerate(alone):
+        own(x[group::2])
+        commit_pair([own], policy)  # one process: nothing to exchange
+    for name in ("mean", "var"):
+        histories = [getattr(own, f"running_{name}") for own in alone]
+        shared = {"local": histories, "broadcast": histories[:1] * 2, "reduce": [sum(histories) / 2] * 2}[policy]
+        torch.testing.assert_close(getattr(layer, f"group_{name}"), torch.cat(shared))
+        torch.testing.assert_close(getattr(layer, f"running_{name}"), shared[0])

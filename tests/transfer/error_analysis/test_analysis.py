@@ -9,7 +9,9 @@ import pytest
 
 from momentum_transfer.core.errors import InputError
 from momentum_transfer.transfer.error_analysis.analysis import analyse, write_analysis
+from momentum_transfer.transfer.error_analysis.kinds import _greedy
 from momentum_transfer.transfer.scores import coco
+from momentum_transfer.transfer.scores.greedy_matching import Pairs
 from tests.transfer.error_analysis import naive_tide
 from tests.transfer.scores.random_sets import HEIGHT, WIDTH, rectangle
 
@@ -227,3 +229,56 @@ def test_a_set_of_crowds_alone_has_no_curve_and_no_ap():
     assert found["curve"] == []
     assert found["ap50"] is None
     assert len(analyse("coco", *crowded_set(0))["curve"]) > 9
+
+
+def one_class(objects: int, detections: list[tuple[int, float]], apart: int = 40):
+    """``objects`` in a row of one image, and a detection (which object, score) each; objects beyond the last are not
+    there."""
+    truth = {
+        "images": [{"id": 1, "height": 99, "width": 99_999}], "categories": [{"id": 1, "name": "cat"}],
+        "annotations": [
+            {"id": n + 1, "image_id": 1, "category_id": 1, "bbox": [apart * n, 0, 20, 20], "area": 400.0, "iscrowd": 0}
+            for n in range(objects)
+        ],
+    }  # fmt: skip
+    results = [
+        {"image_id": 1, "category_id": 1, "bbox": [apart * n, 0, 20, 20], "score": score} for n, score in detections
+    ]
+    return truth, results
+
+
+def test_precision_recall_and_f1_are_those_at_the_best_threshold():
+    detections = [(0, 0.9), (7, 0.8), (1, 0.7), (2, 0.6), (8, 0.5), (9, 0.4), (3, 0.1)]
+    (found,) = analyse("coco", *one_class(5, detections))["classes"]
+    assert found["threshold"] == 0.6  # 3 of 4 are right there, of 5 objects
+    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx([75, 60, 100 * 6 / 9])
+    assert (found["objects"], found["detections"]) == (5, 7)
+
+
+@pytest.mark.parametrize(("kind", "hits"), [("coco", 0), ("voc", 1)])
+def test_the_101st_detection_of_an_image_and_class_counts_for_voc_alone(kind: str, hits: int):
+    nothing = [(n, 0.9) for n in range(3, 103)]
+    (found,) = analyse(kind, *one_class(1, [*nothing, (0, 0.1)]))["classes"]
+    assert found["detections"] == 100 + hits
+    assert found["kinds"]["missed"] == 1 - hits
+    (found,) = analyse(kind, *one_class(1, [*nothing[:99], (0, 0.1)]))["classes"]
+    assert (found["detections"], found["kinds"]["missed"]) == (100, 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_detection_takes_the_best_free_object_as_in_a_naive_loop(seed: int):
+    """Equal overlaps, crowds that are never used up, and objects that are taken only if none that counts is left."""
+    random = np.random.default_rng(seed)
+    objects = int(random.integers(1, 6))
+    overlap = random.choice([0.2, 0.5, 0.5, 0.7, 0.9], (6, objects))
+    crowd, counts = random.random((2, objects)) < [[0.2], [0.7]]
+    counts &= ~crowd
+    detection, other = np.nonzero(overlap > 0.3)
+    eligible = overlap[detection, other] >= 0.5
+    found = _greedy(Pairs(detection, other, overlap[detection, other]), eligible, 6, counts, crowd)
+    used: set[int] = set()
+    for d in range(6):
+        free = [g for g in range(objects) if overlap[d, g] >= 0.5 and (g not in used or crowd[g])]
+        best = max(free, key=lambda g: (counts[g], overlap[d, g], g), default=-1)
+        used.add(best)
+        assert found[d] == best

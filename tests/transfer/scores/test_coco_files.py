@@ -295,3 +295,17 @@ def test_what_was_read_for_masks_is_not_scored_as_boxes():
     with pytest.raises(InputError, match="read for bbox, found it read for segm"):
         load_detections(detections, boxes, "bbox")
     assert load_ground_truth(boxes, "bbox") is boxes
+
+
+def test_objects_of_negative_and_infinite_area_are_counted_and_those_of_none_are_not(tmp_path: Path, caplog):
+    files = small_files(tmp_path, [BOX] * 3, [(k, BOX) for k in (1, 2, 3)])
+    truth = json.loads(files[0].read_text())
+    areas = [-0.5, INFINITY, -INFINITY, 0.0, 0.5, 1e12]
+    truth["annotations"] = [
+        {**truth["annotations"][0], "id": number, "area": area} for number, area in enumerate(areas, start=1)
+    ]
+    files[0].write_text(json.dumps(truth))
+    load_ground_truth(files[0], "bbox")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{files[0]}: 3 objects with a negative or infinite area, which no range of sizes holds"
+    ]

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from momentum_transfer.transfer.scores import coco, greedy_matching, lvis, precision
+from momentum_transfer.verdicts.average_precision import replicates
 from tests.transfer.scores.random_sets import coco_set, federated
+from tests.transfer.scores.references import pycocotools_eval
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 200])
@@ -79,3 +81,16 @@ def test_the_curve_at_matches_equals_the_curve_over_all_detections(seed: int):
         levels = [max((p for r, p in points if r >= level), default=0.0) for level in greedy_matching.RECALL_THRESHOLDS]
         np.testing.assert_array_equal(found[area], np.tile(levels, (greedy_matching.THRESHOLDS, 1)))
         np.testing.assert_array_equal(recall[area], true / positives[area])
+
+
+@pytest.mark.parametrize("segm", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_tables_of_every_limit_are_pycocotools_and_outcomes_hold_all_of_them(seed: int, segm: bool):
+    truth, results = coco_set(seed, segm)
+    iou_type = "segm" if segm else "bbox"
+    expected = pycocotools_eval(truth, results, iou_type).eval
+    found = coco.evaluate(truth, results, iou_type)
+    np.testing.assert_array_equal(found.precision, expected["precision"])
+    np.testing.assert_array_equal(found.recall, expected["recall"])
+    again = replicates(found.items, np.ones((1, found.items.images), np.int32))
+    np.testing.assert_array_equal([again[name][0] for name in found.metrics], list(found.metrics.values()))

@@ -1,4 +1,6 @@
 import math
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -195,3 +197,20 @@ def test_labels_far_beyond_any_number_of_classes_are_refused(tmp_path: Path):
         InputError, match=r"expected labels below 4096 or the ignore label 255 in .*ids\.png.* found 65535"
     ):
         semantic.evaluate([tmp_path / "ids.png"], [tmp_path / "ids.png"])
+
+
+def test_no_image_takes_a_table_of_more_than_32_mib_and_sorting_counts_the_same():
+    """Labels up to 2048 on both sides would take 2049 x 2049 counters, just over 2^22."""
+    random = np.random.default_rng(0)
+    truth, predicted = random.integers(0, 2049, (2, 30, 40))
+    truth[0, 0] = predicted[0, 0] = 2048
+    tracemalloc.start()
+    label, other, pixels = semantic._joint(truth, predicted)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    expected = Counter(zip(truth.ravel().tolist(), predicted.ravel().tolist(), strict=True))
+    assert dict(zip(zip(label.tolist(), other.tolist(), strict=True), pixels.tolist(), strict=True)) == expected
+    few = [column.tolist() for column in semantic._joint(truth % 3, predicted % 4)]  # by a table
+    expected = Counter(zip((truth % 3).ravel().tolist(), (predicted % 4).ravel().tolist(), strict=True))
+    assert dict(zip(zip(few[0], few[1], strict=True), few[2], strict=True)) == expected

@@ -214,3 +214,16 @@ def test_no_predictions_score_zero_and_no_objects_leave_scores_undefined():
 def test_an_unknown_interpolation_is_refused():
     with pytest.raises(InputError, match="expected interpolation 11-point"):
         voc.evaluate(*voc_set(0), interpolation="101-point")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_boxes_side_by_side_overlap_in_no_pixel(side: int):
+    """Each a pixel thick: a row or column of overlap too many would make two neighbours one."""
+    truth, _ = one_object()
+    box, neighbour = [10, 10, 1, 1], [10, 10, 1, 1]
+    box[3 - side] = neighbour[3 - side] = 50
+    neighbour[side] += 1
+    truth["annotations"] = [{"id": 1, "image_id": 1, "category_id": 1, "bbox": box}]
+    found = {"image_id": 1, "category_id": 1, "bbox": neighbour, "score": 0.5}
+    assert voc.evaluate(truth, [found]).metrics["AP50"] == 0
+    assert voc.evaluate(truth, [{**found, "bbox": box}]).metrics["AP50"] == pytest.approx(100)
