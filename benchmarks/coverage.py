@@ -26,8 +26,9 @@ import numpy as np
 
 from momentum_transfer.core.command import run_tool
 from momentum_transfer.core.log import say, table
-from momentum_transfer.verdicts.comparison import ALPHA, Comparison, ItemEvidence, compare, holm, max_t
-from momentum_transfer.verdicts.outcomes import jackknife_weights, multinomial_weights
+from momentum_transfer.verdicts.comparison import ALPHA, Comparison, ItemEvidence, compare
+from momentum_transfer.verdicts.corrections import holm, max_t
+from momentum_transfer.verdicts.outcomes import item_weights
 
 IMAGES, FRAMES, CLASSES, PAIR_RESAMPLES = 100, 5, 3, 300
 MEASURES, ITEMS, RESAMPLES = 9, 200, 1000
@@ -74,16 +75,14 @@ def ours(truth: dict[str, Any], results: list[list[dict[str, Any]]], films: bool
     values, n, found = [{0: each.metrics["AP"]} for each in (a, b)], PAIR_RESAMPLES, {}
     ways = {"ours": None, **({"ours, films resampled": np.arange(IMAGES) // FRAMES} if films else {})}
     for name, groups in ways.items():
-        weights = np.concatenate(
-            [multinomial_weights(IMAGES, n, groups=groups), jackknife_weights(IMAGES, groups=groups)]
-        )
+        weights = item_weights(IMAGES, n, groups=groups, blocks=100)
         first, second = (replicates(each.items, weights)["AP"] for each in (a, b))
         clusters = None if groups is None else int(groups.max()) + 1
         evidence = ItemEvidence(IMAGES, first[:n], second[:n], first[n:], second[n:], clusters=clusters)
         change = compare(*values, evidence=evidence)
         found[name] = (change.low or 0.0, change.high or 0.0)
         if groups is None:
-            apart = replicates(b.items, multinomial_weights(IMAGES, n, seed=1))["AP"]
+            apart = replicates(b.items, item_weights(IMAGES, n, seed=1))["AP"]
             low, high = np.percentile(first[:n] - apart, [2.5, 97.5])
             found["unpaired bootstrap"] = (float(low), float(high))
     return found
@@ -123,7 +122,7 @@ def families(runs: int, rho: float, shift: float) -> dict[str, np.ndarray]:
         shift: true difference of every measure, in standard errors.
     """
     random = np.random.default_rng([runs, int(100 * rho)])
-    weights = np.concatenate([multinomial_weights(ITEMS, RESAMPLES), jackknife_weights(ITEMS)]).astype(np.float64)
+    weights = item_weights(ITEMS, RESAMPLES, blocks=100).astype(np.float64)
     weights /= weights.sum(axis=1, keepdims=True)
     corrections: dict[str, Callable[[list[Comparison]], list[float]]] = {
         "none": lambda found: [one.p or 0.0 for one in found],

@@ -72,6 +72,7 @@ def build(
     times: Sequence[tuple[str, str, float]] = (),
     methods: Mapping[str, Sequence[str]] | None = None,
     baseline: str = "",
+    margin: float | None = None,
     costs: Sequence[TableView] = (),
 ) -> Report:
     """Turn records (and what run folders hold) into the report; ``methods``: see ``inputs.merge_methods``."""
@@ -79,7 +80,7 @@ def build(
     if methods:
         records = merge_methods(records, methods)
     results = aggregate(records, baseline)
-    comparisons = Comparisons(results, resamples, methods or {})
+    comparisons = Comparisons(results, resamples, methods or {}, margin=margin)
     colours = {name: index for index, name in enumerate(results.checkpoints)}
     notices: list[str] = []
     figures, views = analysis_figures(records)
@@ -131,8 +132,9 @@ def make_report(
     resamples: int = RESAMPLES,
     methods: Mapping[str, Sequence[str]] | None = None,
     baseline: str = "",
+    margin: float | None = None,
 ) -> Report:
-    """Read everything from disk and build the report.
+    """Read everything from disk and build the report; ``margin``: points within which a difference counts as none.
 
     Raises:
         InputError: a results file or run folder is missing, there is no record, a reference table is damaged, or the
@@ -155,6 +157,7 @@ def make_report(
         costs=origin.cost_tables(results),
         methods=methods,
         baseline=baseline,
+        margin=margin,
     )
 
 

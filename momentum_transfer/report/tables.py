@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from momentum_transfer.report.aggregate import DESCRIPTIVE, Cell, Measure, Results
-from momentum_transfer.verdicts.comparison import ALPHA, BETTER, WORSE, Comparison
-from momentum_transfer.verdicts.comparison import word as for_readers
+from momentum_transfer.report.aggregate import Cell, Measure, Results
+from momentum_transfer.verdicts.comparison import ALPHA, Comparison
+from momentum_transfer.verdicts.corrections import BETTER, WORSE
+from momentum_transfer.verdicts.corrections import word as for_readers
 
 #: Families of tasks in the order of the page, with their headings.
 FAMILIES = {
@@ -97,7 +98,7 @@ def with_interval(value: float, interval: tuple[float, float], digits: int = 1) 
 def cell_views(results: Results, measure: Measure, names: Sequence[str], counted: bool) -> list[CellView]:
     """The cells of a measure for these checkpoints, with their numbers of trials where ``counted``."""
     cells, unlike = results.cells[measure], results.unlike.get(measure, frozenset())
-    top = set() if measure.metric in DESCRIPTIVE else _best(cells)
+    top = set() if measure.metric in results.descriptive else _best(cells)
     views = []
     for name in names:
         if (cell := cells.get(name)) is None:

@@ -14,8 +14,8 @@ from momentum_transfer.core.settings import config_hash, keep
 from momentum_transfer.report.aggregate import Measure, aggregate
 from momentum_transfer.report.differences import Comparisons
 from momentum_transfer.report.page import build, make_report, render_html
-from momentum_transfer.verdicts.comparison import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, holm
-from momentum_transfer.verdicts.outcomes import PerItem, label_hash, multinomial_weights
+from momentum_transfer.verdicts.corrections import BETTER, NOT_COMPARED, NOT_SIGNIFICANT, ONE_TRIAL, WORSE, holm
+from momentum_transfer.verdicts.outcomes import PerItem, item_weights, label_hash
 from tests.report.report_records import record
 
 SVM4 = Measure("svm/k=4", "top1", "digits", "imagenet/heldout", "scikit-learn")
@@ -95,7 +95,7 @@ def test_one_trial_with_outcomes_is_compared_by_mcnemar_and_the_items(tmp_path):
     only = [int((outcomes[0] & ~outcomes[1]).sum()), int((outcomes[1] & ~outcomes[0]).sum())]
     assert found.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue)
     assert (found.items, found.n) == (400, (1, 1))
-    weights = multinomial_weights(400, 1000)
+    weights = item_weights(400, 1000)
     spread = (100 * weights @ (outcomes[0] * 1.0 - outcomes[1]) / 400).std(ddof=1) * (400 / 399) ** 0.5
     assert found.se == pytest.approx(spread)
     assert found.low < found.value < found.high
@@ -222,10 +222,10 @@ def test_images_in_groups_are_resampled_by_group_and_few_groups_are_told(tmp_pat
     report = build([in_films(tmp_path, "a", a, films), in_films(tmp_path, "random", b, films)])
     found = Comparisons(report.results).of(SVM4, "a", "random")
     assert (found.items, found.clusters, found.df, found.discordant) == (400, 8, 7, None)
-    weights = multinomial_weights(8, 1000)[:, films]
+    weights = item_weights(8, 1000)[:, films]
     spread = (100 * weights @ (a * 1.0 - b) / weights.sum(axis=1)).std(ddof=1) * (8 / 7) ** 0.5
     assert found.se == pytest.approx(spread)
-    assert "svm/k=4: 8 groups of test images are few; intervals are rough" in report.notices
+    assert "svm/k=4: 8 groups of test images are few; intervals are wide, and rough" in report.notices
     assert report.evidence[0].rows[0].cells[2].main == "400 in 8 groups"
     other = [in_films(tmp_path, "a", a, films), in_films(tmp_path, "random", b)]
     assert any("same groups of test items" in notice for notice in build(other).notices)
