@@ -72,7 +72,7 @@ def read_lines(path: Path, holds: str) -> list[str]:
 
 
 def csv_rows(text: str, where: str) -> list[tuple[int, list[str]]]:
-    """Line numbers and stripped cells of CSV ``text``, with commas, semicolons or tabs, of which its first line has most.
+    """Line numbers and stripped cells of CSV ``text``, by commas, semicolons or tabs, of which its first line has most.
 
     Lines without content are left out. InputError (naming ``where``) for a cell without end, or uneven lines.
     """

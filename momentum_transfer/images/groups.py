@@ -4,10 +4,11 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from momentum_transfer.core.errors import InputError, counted, shown
+from momentum_transfer.core.errors import InputError, shown
 from momentum_transfer.core.untrusted import csv_rows, item_id, read_text
 from momentum_transfer.verdicts.outcomes import group_numbers
 
@@ -30,41 +31,58 @@ def image_groups(files: Sequence[str]) -> np.ndarray | None:
     return read_groups(path, names)
 
 
-def read_groups(path: Path, names: Sequence[Sequence[str]]) -> np.ndarray:
-    """[N] the number of each image's group by the rows of ``path``: an image and its group; a heading is no image.
-
-    The only row ``folder,1`` means the folder that an image lies in (``film_03/0001.jpg``), ``folder,2`` the one above.
+def read_groups(source: Any, names: Sequence[Sequence[str]]) -> np.ndarray:
+    """[N] the number of each image's group.
 
     Args:
-        names: all that each image may be called.
+        source: a CSV file of images and groups (a heading is no image), a mapping or pandas series of groups by image,
+            or an array [N]. The only row ``folder,1`` of a file means the folder that an image lies in
+            (``film_03/0001.jpg``), ``folder,2`` the one above.
+        names: all that each image may be called. A path counts before the name at its end.
+
+    Raises:
+        InputError: an image has no group or two; a name is of several images, or the id of one and the file of another.
     """
-    rows = csv_rows(read_text(path, "images with their groups"), str(path))
-    for line, row in rows:
+    where = str(source) if isinstance(source, (str, Path)) else "groups"
+    groups = _of_file(Path(source)) if isinstance(source, (str, Path)) else source
+    if not hasattr(groups, "items"):
+        found = np.asarray(groups).tolist()
+    elif list(groups.keys()) == ["folder"]:
+        found = _by_folder(groups["folder"], names, where)
+    else:
+        found = _by_name({item_id(str(item)): group for item, group in groups.items()}, names, where)
+    if any(isinstance(each, list) or each is None or each != each for each in found):
+        raise InputError("expected a group of every item, found none of some; name one, each its own if need be")
+    try:
+        return group_numbers(found)
+    except InputError as error:
+        raise InputError(f"{error} ({where})") from error
+
+
+def _of_file(path: Path) -> dict[str, str]:
+    groups: dict[str, str] = {}
+    for line, row in csv_rows(read_text(path, "images with their groups"), str(path)):
         if len(row) != 2 or not all(row):
             found = f"{shown(row)} in line {line}"
             raise InputError(f"expected two columns in {path}, an image and its group, found {found}; correct it")
-    if len(rows) == 1 and rows[0][1][0].lower() == "folder" and rows[0][1][1] in "123456789":
-        return _by_folder(path, names, int(rows[0][1][1]))
-    groups: dict[str, str] = {}
-    for line, (name, group) in rows:
-        if groups.setdefault(item_id(name), group) != group:
-            found = f"{groups[item_id(name)]} and, in line {line}, {group}"
-            raise InputError(f"expected one group of {shown(name)} in {path}, found {found}; correct it")
-    return numbers_of(groups, names, str(path))
+        item, group = item_id(row[0]), row[1]
+        if groups.setdefault(item, group) != group:
+            found = f"{groups[item]} and, in line {line}, {group}"
+            raise InputError(f"expected one group of {shown(item)} in {path}, found {found}; correct it")
+    return groups
 
 
-def _by_folder(path: Path, names: Sequence[Sequence[str]], level: int) -> np.ndarray:
+def _by_folder(level: str, names: Sequence[Sequence[str]], where: str) -> list[str]:
     folders = [max((Path(name).parent.parts for name in each), key=len) for each in names]
-    if short := [each[0] for each, parts in zip(names, folders, strict=True) if len(parts) < level]:
-        raise InputError(f"expected images in {counted(level, 'folder')} for {path}, found {shown(short[0])}")
-    return _numbers([parts[-level] for parts in folders], str(path))
+    least = min(map(len, folders), default=0)
+    if level not in map(str, range(1, least + 1)):
+        raise InputError(
+            f"expected folder,1 to folder,{least} in {where}, as all images have them, found folder,{level}"
+        )
+    return [parts[-int(level)] for parts in folders]
 
 
-def numbers_of(groups: Mapping[str, str], names: Sequence[Sequence[str]], where: str) -> np.ndarray:
-    """[N] the number of each image's group, from group by name; a path counts before the name at its end.
-
-    InputError where a name is of several images, or the id of one and the file name of another.
-    """
+def _by_name(groups: Mapping[str, Any], names: Sequence[Sequence[str]], where: str) -> list[Any]:
     called = [[name for name in dict.fromkeys(each) if name in groups] for each in names]
     if missing := [each[0] for each, own in zip(names, called, strict=True) if not own]:
         found = f"none of {len(missing)}, first {shown(missing[0])}"
@@ -78,11 +96,4 @@ def numbers_of(groups: Mapping[str, str], names: Sequence[Sequence[str]], where:
     if several := [own for own in others if len({groups[name] for name in own}) > 1]:
         found = " and ".join(f"{shown(name)} in {groups[name]}" for name in dict.fromkeys(several[0]))
         raise InputError(f"expected one group of each image in {where}, found one that is {found}; give their paths")
-    return _numbers([groups[own[0]] for own in called], where)
-
-
-def _numbers(groups: Sequence[str], where: str) -> np.ndarray:
-    try:
-        return group_numbers(groups)
-    except InputError as error:
-        raise InputError(f"{error} ({where})") from error
+    return [groups[own[0]] for own in called]

@@ -23,8 +23,8 @@ RULE = (
 )
 
 _ABOUT = (
-    "Where a checkpoint was pretrained once, this is about the checkpoint, not about its method: another seed of "
-    "pretraining would give another one."
+    "Where a checkpoint was trained once, this is about the checkpoint, not about its method: another seed of the "
+    "training would give another one."
 )
 
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ import numpy as np
 
 from momentum_transfer.core.errors import InputError, counted, shown
 from momentum_transfer.core.files import weights_name
-from momentum_transfer.core.untrusted import item_id
-from momentum_transfer.images.groups import numbers_of, read_groups
+from momentum_transfer.images.groups import read_groups
 from momentum_transfer.report import tables
 from momentum_transfer.report.aggregate import Cell, Measure, Results, aggregate
 from momentum_transfer.report.differences import RESAMPLES, Comparisons, about
@@ -29,7 +28,7 @@ from momentum_transfer.report.read_inputs import merge_methods, read_records
 from momentum_transfer.report.tables import CellView, RowView, TableView, number
 from momentum_transfer.verdicts.comparison import Comparison
 from momentum_transfer.verdicts.corrections import word
-from momentum_transfer.verdicts.outcomes import Outcomes, group_numbers, in_groups
+from momentum_transfer.verdicts.outcomes import Outcomes, in_groups
 from momentum_transfer.verdicts.power import trials_needed
 
 #: Kinds of predictions, and the settings of their scores that may be given.
@@ -39,10 +38,6 @@ KINDS = {"coco": ("iou_type", "max_dets"), "lvis": ("iou_type", "max_dets"), "vo
 #: Fewer items do not show how they spread.
 FEWEST_ITEMS = 10
 
-_ABOUT = (
-    "This is about what made these files, as it was trained once: another training gives others, and it takes several "
-    "trainings a side to say something of a method."
-)
 _NUMBERS = ("value", "low", "high", "p", "se", "df", "items", "clusters", "detectable")
 
 
@@ -113,12 +108,7 @@ class Verdict:
 
     def as_html(self) -> str:
         """One page in one file, in the report's style."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
-        loader = PackageLoader("momentum_transfer.report", ".")
-        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-        style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
-        return environment.get_template("verdict.html.j2").render(verdict=self, style=style)
+        return tables.rendered("verdict.html.j2", verdict=self)
 
 
 class _Verdicts:
@@ -169,7 +159,7 @@ class _Verdicts:
             found = _of_outcomes(given, called, chosen)
         labels = _labels(found.results, chosen, [name for name, *_ in requirements])
         if groups is not None:
-            numbers = _group_numbers(groups, found.names)
+            numbers = read_groups(groups, found.names)
             found.outcomes = {name: in_groups(side, numbers) for name, side in found.outcomes.items()}
             found.what += f" in {int(numbers.max()) + 1} groups"
         comparisons = Comparisons(
@@ -178,7 +168,7 @@ class _Verdicts:
         rows = _rows(comparisons, labels)
         by_file = [[row for row in rows if row.name == name] for name in called[1:]]
         sentences = [_sentence(comparisons, each, found.what) for each in by_file]
-        sentences.append(about(found.methods) if of_records else _ABOUT)
+        sentences.append(about(found.methods))
         gate = tuple(_gate(*each, row) for each in requirements for row in rows if row.measure == each[0])
         notices = *found.results.notices, *comparisons.notices
         return Verdict(called[0], found.what, tuple(rows), tuple(sentences), gate, notices, resamples, seed)
@@ -278,19 +268,6 @@ def kind_of(truth: Path) -> str:
     if any(image.neg_category_ids is not None for image in keys.images):
         return "lvis"
     return "voc" if any(each.difficult is not None for each in keys.annotations) else "coco"
-
-
-def _group_numbers(groups: Any, names: Sequence[Sequence[str]]) -> np.ndarray:
-    """[items] of a file, of a mapping or pandas series by item, or of an array in the order of the items."""
-    if isinstance(groups, (str, Path)):
-        return read_groups(Path(groups), names)
-    by_item = dict(groups.items()) if hasattr(groups, "items") else None
-    listed = list(np.asarray(groups).tolist() if by_item is None else by_item.values())
-    if any(isinstance(each, list) or each is None or each != each for each in listed):
-        raise InputError("expected a group of every item, found none of some; name one, each its own if need be")
-    if by_item is None:
-        return group_numbers(listed)
-    return numbers_of({item_id(str(item)): str(group) for item, group in by_item.items()}, names, "groups")
 
 
 def _of_outcomes(given: Sequence[Any], called: Sequence[str], measures: Sequence[str]) -> _Given:

@@ -3,6 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from momentum_transfer.report.aggregate import Cell, Measure, Results
 from momentum_transfer.verdicts.comparison import ALPHA, Comparison
@@ -88,6 +92,16 @@ class TableView:
 def number(value: float, digits: int = 1) -> str:
     """A rounded number with a true minus sign."""
     return f"{value:.{digits}f}".replace("-", "−")
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page in one file, with the style inside it. Undefined names in the template are errors."""
+    environment = Environment(
+        loader=PackageLoader("momentum_transfer.report", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    style = resources.files("momentum_transfer.report").joinpath("style.css").read_text(encoding="utf-8")
+    return environment.get_template(template).render(style=style, number=number, **values)
 
 
 def with_interval(value: float, interval: tuple[float, float], digits: int = 1) -> CellView:

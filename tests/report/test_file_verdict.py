@@ -481,11 +481,7 @@ def test_groups_of_a_mapping_or_a_series_are_by_item_and_of_an_array_by_place(tm
     files = [csv_of(tmp_path / f"{name}.csv", {"acc": side}, ids) for name, side in (("a", a), ("b", b))]
     expected = mt.verdict(a, b, groups=[int(name) // 8 for name in ids]).rows[0].change
 
-    class Series:  # as pandas' has it
-        def items(self):
-            return ((float(n), f"film {n // 8}") for n in range(40))
-
-    for groups in ({n: n // 8 for n in range(40)}, Series()):
+    for groups in ({n: n // 8 for n in range(40)}, {float(n): f"film {n // 8}" for n in range(40)}):
         assert mt.verdict(*files, groups=groups).rows[0].change == expected
 
 
@@ -522,7 +518,7 @@ def test_several_pretrainings_a_side_are_a_method_by_welch_and_one_is_a_checkpoi
     expected = stats.ttest_ind(list(sides[1].values()), list(sides[0].values()), equal_var=False)
     assert row.change.p == pytest.approx(expected.pvalue)
     assert "about methods, 3 pretrainings" in found.sentences[0]
-    with pytest.raises(InputError, match="one checkpoint in .*, found b0, b1, b2"):
+    with pytest.raises(InputError, match=r"one checkpoint in .*, found b0, b1, b2"):
         mt.verdict(*files, methods={"one": methods["one"]})
     with pytest.raises(InputError, match="records of the methods, found none of three"):
         mt.verdict(*files, methods={**methods, "three": ["c0", "c1"]})
