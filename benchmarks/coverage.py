@@ -7,7 +7,7 @@ Pairs of detectors that find every object with the same chance, so that their AP
 one by one or as 20 films of 5 frames, on each of which either detector has good or bad luck of its own. Then nine
 measures (means over 200 images) whose outcomes correlate by rho: how often any one of them is called different where
 none is, and how many are found where all differ by three standard errors, by Holm and by max-t. hotcoco is in the extra
-``benchmark``.
+``benchmark``. About ten CPU minutes.
 """
 
 import argparse
@@ -109,6 +109,8 @@ def coverage(places: range, films: bool, folder: Path) -> dict[str, np.ndarray]:
     """The intervals of every method, [pairs, 2], over new pairs, of which each number is another."""
     found: dict[str, list[tuple[float, float]]] = {}
     for place in places:
+        if place % 50 == 0:
+            say(f"pair {place} of {len(places)}, {'films' if films else 'images'} drawn")
         truth, results = pair(np.random.default_rng([place, films]), films)
         for name, interval in (ours(truth, results, films) | hotcoco(truth, results, folder)).items():
             found.setdefault(name, []).append(interval)
@@ -157,6 +159,7 @@ def main(args: argparse.Namespace) -> None:
     table(f"{args.pairs} pairs of equal detectors, {IMAGES} images, {PAIR_RESAMPLES} resamples, in %", heads, rows)
     rows = []
     for rho in (0.0, 0.5, 0.9):
+        say(f"{2 * args.runs} runs at rho {rho:g}")
         null, real = families(args.runs, rho, 0.0), families(args.runs, rho, 3.0)
         rows.append([f"{rho:g}", *(f"{100 * null[name].any(axis=1).mean():.1f}" for name in null),
                      *(f"{100 * real[name].mean():.1f}" for name in real)])  # fmt: skip
