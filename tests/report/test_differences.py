@@ -1,6 +1,7 @@
 """Differences by the rule: paired or not, one trial, other settings, outcomes per test item, Holm, untrusted files."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -235,3 +236,22 @@ def test_damaged_groups_in_an_items_file_are_a_notice(tmp_path):
     found = np.arange(400) % 2 == 0
     records = [in_films(tmp_path, name, found, np.arange(399) % 5) for name in ("a", "random")]
     assert any("the group of each of 400 test items, found 399" in notice for notice in build(records).notices)
+
+
+def test_within_the_pages_margin_the_word_is_equal_and_sentence_and_bar_count_it():
+    values = {"a": (50.1, 50.2, 50.3), "random": (50.0, 50.2, 50.2)}
+    records = [record(n, "svm/k=4", "top1", v, trial=t) for n, listed in values.items() for t, v in enumerate(listed)]
+    assert "not significant on 1 of 1" in build(records).verdicts[0]
+    report = build(records, margin=1.0)
+    assert "a is equal within 1 on 1 of 1 measure;" in report.verdicts[0]
+    assert report.balances[0].parts == (("even", "equal within 1", 1),)
+    assert "equal within 1" in render_html(report)
+
+
+def test_a_measure_is_descriptive_where_the_results_say_so():
+    results = aggregate(
+        [record(name, "svm/k=4", "loss", value, trial=t) for name in "ab" for t, value in ((0, 1.0), (1, 2.0))]
+    )
+    (measure,) = results.cells
+    assert Comparisons(results).of(measure, "a", "b") is None
+    assert Comparisons(replace(results, descriptive=())).of(measure, "a", "b") is not None
