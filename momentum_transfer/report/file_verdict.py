@@ -144,13 +144,15 @@ class _Verdicts:
         called, requirements = _names(given), [_requirement(text) for text in required]
         if resamples < 100 or seed < 0:
             raise InputError(f"expected 100 resamples or more and a seed from 0, found {resamples} and {seed}")
-        of_records = all(isinstance(each, (str, Path)) and Path(each).suffix == ".jsonl" for each in given)
+        of_records = ground_truth is None and all(
+            isinstance(each, (str, Path)) and Path(each).suffix == ".jsonl" for each in given
+        )
         if (score or kind) and ground_truth is None:
             odd = next(iter(score), "kind")
             raise InputError(f"expected {odd} with predictions and their ground truth, found it without")
         if (of_records and groups is not None) or (methods and not of_records):
             odd = "groups with outcomes or predictions" if of_records else "methods with results files"
-            raise InputError(f"expected {odd}, found {', '.join(map(str, given))}")
+            raise InputError(f"expected {odd}, found {', '.join(called)}")
         if ground_truth is not None:
             found = _of_predictions(Path(ground_truth), given, called, kind, score)
         elif of_records:
@@ -309,7 +311,7 @@ def _of_records(files: Sequence[Any], called: Sequence[str], methods: Mapping[st
         columns = [each for each in found.checkpoints if not found.kinds[each]] or found.checkpoints
         if len(columns) != 1 or problems:
             odd = ", ".join(problems[:1] or columns)
-            todo = "call them pretrainings of one method, or take `report`"
+            todo = "say which are of one method (--method NAME=CKPT,CKPT), or take `report`"
             raise InputError(f"expected whole records of one checkpoint in {file}, found {odd}; {todo}")
         notices += found.notices
         of_method |= {name: own[columns[0]]} if columns[0] in own else {}
